@@ -7,7 +7,8 @@ which travels as a keyword argument of the model's call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,47 +36,108 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Keys [start, end) of some decoding rows; they lie in the row `source`, or in each one's own."""
+class Own:
+    """Keys [start, end) of some decoding rows, each in its own row of the arena."""
 
     rows: Tensor | slice
-    source: int | None
     start: int
     end: int
 
-    @property
-    def quantum(self) -> int:
-        """What the number of rows in a product is padded to a multiple of."""
-        return DECODE_ROWS if self.source is None else SHARED_ROWS
+    def take(self, of_RhGx: Tensor) -> Tensor:
+        """The part's rows of something."""
+        return of_RhGx[self.rows]
+
+    def put(self, taken_nhGx: Tensor, into_RhGx: Tensor) -> None:
+        """Write back what `take` took, after a product."""
+        into_RhGx[self.rows] = taken_nhGx
+
+    def product(self, left: Tensor, kv_Rhxy: Tensor) -> Tensor:
+        """What was taken, multiplied by the keys or values that belong to it."""
+        rows = left.shape[-2]
+        padded = torch.nn.functional.pad(left, (0, 0, 0, -rows % DECODE_ROWS))
+        return torch.matmul(padded, kv_Rhxy[self.rows])[..., :rows, :]
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """Keys [start, end) of companies of decoding rows, each company's in the row of its first member.
+
+    Attributes:
+        members_CM: who sits where; a company's empty seats repeat its first member.
+        rows: all members, once each.
+        seats: where they sit, in the flattened `members_CM`.
+        sources: each company's first member.
+    """
+
+    members_CM: Tensor
+    rows: Tensor
+    seats: Tensor
+    sources: tuple[int, ...]
+    start: int
+    end: int
 
     def take(self, of_RhGx: Tensor) -> Tensor:
-        """The part's rows of something, as matrix products want them: (n, heads, G, x), or (heads, n * G, x)."""
-        mine_nhGx = of_RhGx[self.rows]
-        return mine_nhGx if self.source is None else mine_nhGx.transpose(0, 1).flatten(1, 2)
+        """The members' rows of something, a company's together as one matrix for each head: (C, heads, M * G, x)."""
+        return of_RhGx[self.members_CM].transpose(1, 2).flatten(2, 3)
 
-    def put(self, taken: Tensor, into_RhGx: Tensor) -> None:
+    def put(self, taken_ChTx: Tensor, into_RhGx: Tensor) -> None:
         """Write back what `take` took, after a product."""
-        if self.source is not None:
-            group = into_RhGx.shape[2]
-            taken = taken.view(taken.shape[0], -1, group, taken.shape[-1]).transpose(0, 1)
-        into_RhGx[self.rows] = taken
+        companies, heads, _, width = taken_ChTx.shape
+        seated = taken_ChTx.view(companies, heads, -1, into_RhGx.shape[2], width).transpose(1, 2).flatten(0, 1)
+        into_RhGx[self.rows] = seated[self.seats]
 
-    def read(self, kv_RhKd: Tensor) -> Tensor:
-        """The keys or values that belong to what was taken."""
-        return kv_RhKd[self.rows if self.source is None else self.source, ..., self.start : self.end, :]
+    def product(self, left: Tensor, kv_Rhxy: Tensor) -> Tensor:
+        """What was taken, multiplied by the keys or values that belong to it, which are read in place."""
+        out = left.new_empty(*left.shape[:-1], kv_Rhxy.shape[-1])
+        for index, source in enumerate(self.sources):
+            torch.matmul(left[index], kv_Rhxy[source], out=out[index])
+        return out
 
 
-def parts(rows: int, keys: int, shared: Sequence[Shared], device: torch.device) -> tuple[Part, ...]:
-    """What decoding attention reads, in the order of the keys: shared beginnings first, then what rows have alone."""
-    ends = dict.fromkeys(range(rows), 0)
+Part = Own | Common
+
+
+def parts(
+    decoding: Sequence[int], group: int, keys: int, shared: Sequence[Shared], device: torch.device
+) -> tuple[Part, ...]:
+    """What decoding attention reads, in the order of the keys: shared beginnings first, then what rows have alone.
+
+    Args:
+        decoding: the rows that do; others among them may be read too, which is of no use to anybody.
+        group: query heads for each key-value head.
+        keys: how far rows are read.
+        shared: rows that begin alike.
+        device: the arena's.
+    """
+    starts = dict.fromkeys(decoding, 0)
     for one in shared:
-        ends.update(dict.fromkeys(one.rows, one.length))
-    found = [Part(torch.tensor(one.rows, device=device), one.rows[0], 0, one.length) for one in shared]
-    for start in sorted(set(ends.values())):
-        own = [row for row, end in ends.items() if end == start]
-        place = slice(0, rows) if len(own) == rows else torch.tensor(own, device=device)
-        found.append(Part(place, None, start, keys))
+        starts.update(dict.fromkeys(one.rows, one.length))
+    lengths = sorted({one.length for one in shared})
+    found: list[Part] = [
+        _common([one.rows for one in shared if one.length == length], group, length, device) for length in lengths
+    ]
+    for start in sorted(set(starts.values())):
+        own = sorted(row for row, begun in starts.items() if begun == start)
+        reach = range(own[0], own[-1] + 1)
+        alone = all(starts.get(row, start) == start for row in reach)
+        place = slice(reach.start, reach.stop) if alone else torch.tensor(own, device=device)
+        found.append(Own(place, start, keys))
     return tuple(found)
+
+
+def _common(companies: Sequence[tuple[int, ...]], group: int, length: int, device: torch.device) -> Common:
+    quantum = SHARED_ROWS // math.gcd(group, SHARED_ROWS)
+    seats = -(-max(map(len, companies)) // quantum) * quantum
+    members = [[*rows, *[rows[0]] * (seats - len(rows))] for rows in companies]
+    taken = [at * seats + seat for at, rows in enumerate(companies) for seat in range(len(rows))]
+    return Common(
+        members_CM=torch.tensor(members, device=device),
+        rows=torch.tensor([row for rows in companies for row in rows], device=device),
+        seats=torch.tensor(taken, device=device),
+        sources=tuple(rows[0] for rows in companies),
+        start=0,
+        end=length,
+    )
 
 
 @dataclass(slots=True)
@@ -150,13 +212,14 @@ def decode(q_HRd: Tensor, keys: Tensor, values: Tensor, at: Layout) -> Tensor:
     assert at.decode_mask_R11K is not None
     score_RhGK = q_HRd.new_zeros(rows, kv_heads, group, at.decode_keys)
     for part in at.decode_parts:
-        score = _product(part.take(q_RhGd), part.read(keys).transpose(-1, -2), part.quantum)
-        part.put(score, score_RhGK[..., part.start : part.end])
-    weight_RhGK = torch.softmax(score_RhGK + at.decode_mask_R11K, -1)
+        mine = slice(part.start, part.end)
+        part.put(part.product(part.take(q_RhGd), keys[..., mine, :].transpose(-1, -2)), score_RhGK[..., mine])
+    weight_RhGK = torch.softmax(score_RhGK.add_(at.decode_mask_R11K), -1)
     out_RhGd = q_HRd.new_zeros(rows, kv_heads, group, width)
     for part in at.decode_parts:
-        weight = part.take(weight_RhGK[..., part.start : part.end])
-        part.put(_weigh(weight, part.read(values), part.take(out_RhGd), part.quantum), out_RhGd)
+        mine = slice(part.start, part.end)
+        weight = part.take(weight_RhGK[..., mine])
+        part.put(_weigh(weight, values[..., mine, :], part.product, part.take(out_RhGd)), out_RhGd)
     return out_RhGd.reshape(rows, heads, width)
 
 
@@ -176,17 +239,16 @@ def prefill(q_HTd: Tensor, keys: Tensor, values: Tensor, at: Layout) -> Tensor:
     return out.permute(0, 3, 1, 2, 4).reshape(held, heads, width)
 
 
-def _product(left: Tensor, right: Tensor, quantum: int) -> Tensor:
-    """A matrix product whose rows are padded to a multiple of `quantum`, for the sake of the kernel that it gets."""
-    rows = left.shape[-2]
-    return torch.matmul(torch.nn.functional.pad(left, (0, 0, 0, -rows % quantum)), right)[..., :rows, :]
-
-
-def _weigh(weight: Tensor, values: Tensor, total: Tensor | None = None, quantum: int = 1) -> Tensor:
+def _weigh(
+    weight: Tensor,
+    values: Tensor,
+    product: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
+    total: Tensor | None = None,
+) -> Tensor:
     """Sum values by weight, block by block over the keys: one long product would be split as its length suggests."""
     for start in range(0, values.shape[-2], BLOCK):
-        block = _product(weight[..., start : start + BLOCK], values[..., start : start + BLOCK, :], quantum)
-        total = block if total is None else total + block
+        block = product(weight[..., start : start + BLOCK], values[..., start : start + BLOCK, :])
+        total = block if total is None else total.add_(block)
     assert total is not None
     return total
 

@@ -77,11 +77,13 @@ class Runner:
         self.max_context = int(config.max_position_embeddings)
         self.vocab_size = int(config.vocab_size)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        self._group = heads // kv_heads
         recorder = Recorder(self.model) if routes else None
         self.recorder = recorder if recorder is not None and recorder.layers else None
         self.arena = Arena(
             layers=config.num_hidden_layers,
-            heads=getattr(config, "num_key_value_heads", None) or heads,
+            heads=kv_heads,
             width=getattr(config, "head_dim", None) or config.hidden_size // heads,
             rows=arena_rows,
             budget_bytes=arena_bytes,
@@ -167,7 +169,7 @@ class Runner:
                 _, _, layout = self._lay_out(company, [(row, start + 15, 0) for row in range(company)], [], 16)
                 layout.decode_keys = reach
                 layout.decode_mask_R11K = self._mask(layout.position_N[:company], reach)[:, None, None]
-                layout.decode_parts = parts(company, reach, shared, self.device)
+                layout.decode_parts = parts(range(company), self._group, reach, shared, self.device)
                 alike = decode(query[:, 15:].expand(-1, company, -1), keys, values, layout)
                 agree &= torch.equal(alike, segment[15].expand_as(alike))
         self.arena.clear()
@@ -208,7 +210,8 @@ class Runner:
         if rows:
             layout.decode_keys = bucket(1 + max((where for _, where, _ in decode), default=0))
             layout.decode_mask_R11K = self._mask(position_N[:rows], layout.decode_keys)[:, None, None]
-            layout.decode_parts = parts(rows, layout.decode_keys, shared, self.device)
+            decoding = [at for at, _, _ in decode]
+            layout.decode_parts = parts(decoding, self._group, layout.decode_keys, shared, self.device)
         if segments:
             layout.segment_row_S = torch.tensor([segment.row for segment in segments], device=self.device)
             layout.segment_keys = bucket(max(segment.start + len(segment.tokens) for segment in segments))

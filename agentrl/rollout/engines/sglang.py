@@ -265,6 +265,7 @@ class SGLangEngine(RemoteEngine):
         match mode:
             case PauseMode.ABORT:
                 await self.client.pause("abort")
+                await self.client.pause("retract")  # the first leaves the scheduler running, amid a batch perhaps
             case PauseMode.IN_PLACE:
                 await self.client.pause("in_place")
             case _:
@@ -274,10 +275,9 @@ class SGLangEngine(RemoteEngine):
         await self.client.resume()
 
     async def _load(self, folder: Path, version: int) -> None:
-        await self.client.update_from_disk(str(folder), version)
+        keeps = self._paused is PauseMode.IN_PLACE  # which goes on with the caches that it has
+        await self.client.update_from_disk(str(folder), version, flush=not keeps)
         self._version = version
-        if self._paused is not PauseMode.IN_PLACE:  # which goes on with the caches that it has
-            await self.client.flush()
 
     # ------------------------------------------------------------------------------------------ its state
 

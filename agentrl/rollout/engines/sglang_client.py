@@ -93,7 +93,12 @@ class SGLangClient(Http):
         )
 
     async def update_from_tensor(
-        self, serialized: Sequence[str], version: int | None = None, *, load_format: str | None = None
+        self,
+        serialized: Sequence[str],
+        version: int | None = None,
+        *,
+        flush: bool = False,
+        load_format: str | None = None,
     ) -> None:
         """Load tensors that are serialised as SGLang's `MultiprocessingSerializer` does, in base64, one a rank."""
         await self.do(
@@ -101,7 +106,7 @@ class SGLangClient(Http):
             {
                 "serialized_named_tensors": list(serialized),
                 "load_format": load_format,
-                "flush_cache": False,
+                "flush_cache": flush,
                 "weight_version": None if version is None else str(version),
             },
         )
@@ -131,6 +136,7 @@ class SGLangClient(Http):
         shapes: Sequence[Sequence[int]],
         version: int | None = None,
         *,
+        flush: bool = False,
         load_format: str | None = None,
     ) -> None:
         """Receive a bucket of broadcast tensors; the last bucket of a publication carries the version."""
@@ -141,7 +147,7 @@ class SGLangClient(Http):
                 "dtypes": list(dtypes),
                 "shapes": [list(shape) for shape in shapes],
                 "group_name": GROUP,
-                "flush_cache": False,
+                "flush_cache": flush,
                 "weight_version": None if version is None else str(version),
                 "load_format": load_format,
             },

@@ -7,7 +7,7 @@
     resume   those that hold the whole version; the others never run a forward pass on what they have
 
 What a mode means for running requests is in `types.PauseMode`. Only IN_PLACE keeps caches that the old weights
-computed; in every other mode they are flushed, so that tokens and caches are of one version.
+computed; in every other mode the last load flushes them, so that tokens and caches are of one version.
 
 The comparison with the trainer, by a probe prompt's log-probabilities, is the loop's (`train/probe.py`): the
 publisher has no trainer.
@@ -27,7 +27,7 @@ from typing import Protocol, TypeVar
 from agentrl.errors import AgentRLError, DeadlineExceeded, EngineError
 from agentrl.rollout.engines.folder import ModelFacts, check_tensors, tensors
 from agentrl.rollout.weights.buckets import Named, Weights
-from agentrl.rollout.weights.receiver import Receiver
+from agentrl.rollout.weights.receiver import Receiver, Seal
 from agentrl.rollout.weights.snapshot import write_snapshot
 from agentrl.rollout.weights.transports.base import Transport, each
 from agentrl.types import PauseMode
@@ -146,9 +146,6 @@ class Publisher:
         await self._deliver(broken, targets, version)
         sent = time.monotonic() - start
         refused = {n: broken.pop(n) for n in list(broken) if n not in lost and targets[n].receiver.whole}
-        if self.mode is not PauseMode.IN_PLACE:
-            new = {name: target for name, target in targets.items() if name not in refused}
-            await self._for(broken, new, lambda target: target.receiver.flush())
         await self._for(broken, targets, lambda target: target.resume(None if target.name in refused else version))
         refused = {name: error for name, error in refused.items() if name not in broken}
         if len(refused) + len(broken) < len(targets):
@@ -176,7 +173,7 @@ class Publisher:
             return {}
         try:
             async with asyncio.timeout(self.timeout):
-                sent = await self.transport.send(receivers, version)
+                sent = await self.transport.send(receivers, Seal(version, flush=self.mode is not PauseMode.IN_PLACE))
         except TimeoutError as error:
             late = DeadlineExceeded(f"weights of version {version} were not there within {self.timeout:g} s")
             late.__cause__ = error

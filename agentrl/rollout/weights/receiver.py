@@ -1,15 +1,16 @@
 """What an engine offers to a publisher beyond the `Engine` protocol, and SGLang's way of offering it.
 
-The order of calls is the publisher's business: `begin`, the loads, `end`, `flush`, between a pause and a resume.
-Nothing here flushes or names a version on the way: SGLang would refuse to flush while frozen requests hold
-their caches, and would then call an update failed whose weights are already in.
+The order of calls is the publisher's business: `begin`, the loads, `end`, between a pause and a resume. No load but
+the last names a version or flushes, as its `Seal` says, and where requests are frozen that one does not flush
+either: SGLang would refuse while they hold their caches, and would then call an update failed whose weights are in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from agentrl.errors import EngineError
 from agentrl.rollout.engines.remote import RemoteEngine
@@ -20,6 +21,20 @@ from agentrl.types import Engine
 
 PING_SECONDS = 30.0
 """How long a scheduler that is not computing may take to answer on a busy machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What the last load of a publication carries, and no load before it.
+
+    Attributes:
+        version: what the weights are called from now on.
+        flush: drop what older weights computed in the same call: a call of its own would make the pause longer.
+            Only where no request holds on to it.
+    """
+
+    version: int
+    flush: bool
 
 
 @runtime_checkable
@@ -36,20 +51,20 @@ class Receiver(Protocol):
         """Make ready for buckets."""
         ...
 
-    async def load_folder(self, folder: Path, version: int) -> None:
+    async def load_folder(self, folder: Path, seal: Seal) -> None:
         """Load a Hugging Face folder; needs neither `begin` nor `end`."""
         ...
 
-    async def load_bucket(self, payloads: Sequence[str], version: int | None) -> None:
-        """Load tensors that were serialised for each of the engine's ranks; `version` comes with the last bucket."""
+    async def load_bucket(self, payloads: Sequence[str], seal: Seal | None) -> None:
+        """Load tensors that were serialised for each of the engine's ranks; `seal` comes with the last bucket."""
         ...
 
     async def join(self, host: str, port: int, rank: int, world: int, backend: str) -> None:
         """Enter a process group as `rank` (the first of the engine's ranks); returns when all are there."""
         ...
 
-    async def receive(self, bucket: Bucket, version: int | None) -> None:
-        """Take a broadcast bucket, flat, and load it; `version` comes with the last one."""
+    async def receive(self, bucket: Bucket, seal: Seal | None) -> None:
+        """Take a broadcast bucket, flat, and load it; `seal` comes with the last one."""
         ...
 
     async def leave(self) -> None:
@@ -102,22 +117,22 @@ class SGLangReceiver:
             if "already open" not in str(error):
                 raise
 
-    async def load_folder(self, folder: Path, version: int) -> None:
+    async def load_folder(self, folder: Path, seal: Seal) -> None:
         """`/update_weights_from_disk`."""
-        await self.client.update_from_disk(str(folder), version)
+        await self.client.update_from_disk(str(folder), seal.version, flush=seal.flush)
 
-    async def load_bucket(self, payloads: Sequence[str], version: int | None) -> None:
+    async def load_bucket(self, payloads: Sequence[str], seal: Seal | None) -> None:
         """`/update_weights_from_tensor`, one payload for each tensor-parallel rank."""
-        await self.client.update_from_tensor(payloads, version)
+        await self.client.update_from_tensor(payloads, **_ending(seal))
 
     async def join(self, host: str, port: int, rank: int, world: int, backend: str) -> None:
         """`/init_weights_update_group`."""
         await self.client.init_group(host, port, rank, world, backend)
 
-    async def receive(self, bucket: Bucket, version: int | None) -> None:
+    async def receive(self, bucket: Bucket, seal: Seal | None) -> None:
         """`/update_weights_from_distributed` in its flat form: one broadcast for a bucket."""
         await self.client.update_from_distributed(
-            bucket.names, bucket.dtypes, bucket.shapes, version, load_format="flattened_bucket"
+            bucket.names, bucket.dtypes, bucket.shapes, load_format="flattened_bucket", **_ending(seal)
         )
 
     async def leave(self) -> None:
@@ -149,6 +164,11 @@ class SGLangReceiver:
         await self.client.resume_memory(tags)
 
 
+def _ending(seal: Seal | None) -> dict[str, Any]:
+    """What a load says beyond its tensors."""
+    return {} if seal is None else {"version": seal.version, "flush": seal.flush}
+
+
 class EngineReceiver:
     """`Receiver` by the `Engine` protocol alone: loads folders and streams through `publish`, knows no groups.
 
@@ -162,13 +182,13 @@ class EngineReceiver:
     async def begin(self) -> None:
         """Nothing to make ready."""
 
-    async def load_folder(self, folder: Path, version: int) -> None:
+    async def load_folder(self, folder: Path, seal: Seal) -> None:
         """Publish what lies in the folder."""
         from agentrl.rollout.weights.snapshot import read_snapshot
 
-        await self.engine.publish(read_snapshot(folder), version)
+        await self.engine.publish(read_snapshot(folder), seal.version)
 
-    async def load_bucket(self, payloads: Sequence[str], version: int | None) -> None:
+    async def load_bucket(self, payloads: Sequence[str], seal: Seal | None) -> None:
         """Not by this way."""
         raise self._refusal("ipc")
 
@@ -176,7 +196,7 @@ class EngineReceiver:
         """Not by this way."""
         raise self._refusal("distributed")
 
-    async def receive(self, bucket: Bucket, version: int | None) -> None:
+    async def receive(self, bucket: Bucket, seal: Seal | None) -> None:
         """Not by this way."""
         raise self._refusal("distributed")
 

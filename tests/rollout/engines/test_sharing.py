@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from hypothesis import given
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.models import tiny
 from agentrl.rollout.engines.arena import chain
-from agentrl.rollout.engines.flat import BLOCK
+from agentrl.rollout.engines.flat import BLOCK, Layout, Shared, decode, parts
 from agentrl.rollout.engines.request import Request
 from agentrl.rollout.engines.runner import Runner
 from agentrl.rollout.engines.scheduler import Scheduler
@@ -52,6 +56,40 @@ def test_each_row_shares_the_longest_run_of_blocks_that_it_has_in_common_with_an
             alike = next(n for n in range(blocks, -1, -BLOCK) if ids[:n] == others[:n])
             if other != row and alike:
                 assert max(lengths.get(row, 0), lengths.get(other, 0)) >= alike
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0, 1, 2]), st.booleans()), min_size=1, max_size=12),
+    st.sampled_from([1, 2, 3, 8]),
+    st.randoms(use_true_random=False),
+)
+def test_attention_over_companies_in_any_rows_is_attention_of_each_row_alone(
+    seating: list[tuple[int, int, bool]], group: int, dice: random.Random
+) -> None:
+    torch.manual_seed(dice.getrandbits(32))
+    rows, kv_heads, width, reach = len(seating), 2, 16, 320
+    keys, values = torch.randn(2, rows, kv_heads, reach, width)
+    decoding = [row for row, (_, _, decodes) in enumerate(seating) if decodes]
+    companies: dict[tuple[int, int], list[int]] = {}
+    for row in decoding:
+        companies.setdefault(seating[row][:2], []).append(row)
+    shared = [Shared(tuple(mine), n * BLOCK) for (_, n), mine in companies.items() if n and len(mine) > 1]
+    for one in shared:
+        for kv in (keys, values):
+            kv[list(one.rows), :, : one.length] = kv[one.rows[0], :, : one.length].clone()
+    query = torch.randn(kv_heads * group, rows, width)
+    position = torch.tensor([dice.randrange(2 * BLOCK, reach) for _ in range(rows)])
+
+    def attend(shared: list[Shared]) -> torch.Tensor:
+        seen = torch.arange(reach) <= position[:, None]
+        layout = cast(Layout, SimpleNamespace())
+        layout.decode_keys = reach
+        layout.decode_mask_R11K = torch.where(seen, 0.0, -torch.inf)[:, None, None]
+        layout.decode_parts = parts(decoding, group, reach, shared, torch.device("cpu"))
+        return decode(query, keys, values, layout)[decoding]
+
+    assert torch.equal(attend(shared), attend([]))
 
 
 @pytest.mark.parametrize("prompt", [150, 300, 520])

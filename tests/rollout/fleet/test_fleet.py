@@ -137,10 +137,10 @@ async def test_an_engine_that_is_lost_and_replaced_amid_a_publication_does_not_p
     member = fleet.engines["engine-0"]
     first, send = member.engine, fleet.publisher.transport.send
 
-    async def interrupted(receivers: Any, version: int) -> Any:
+    async def interrupted(receivers: Any, seal: Any) -> Any:
         await fleet._roster.lose(member, "a test")
         await until(lambda: member.engine is not first)
-        return await send({"engine-1": receivers["engine-1"]}, version)
+        return await send({"engine-1": receivers["engine-1"]}, seal)
 
     fleet.publisher.transport.send = interrupted  # type: ignore[method-assign]
     try:

@@ -21,6 +21,7 @@ from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.fleet.member import State
 from agentrl.rollout.weights import make_publisher
 from agentrl.rollout.weights.buckets import Bucket, Named
+from agentrl.rollout.weights.receiver import Seal
 from agentrl.sessions.drawing import draw
 from agentrl.types import Sampling, Turn, collect
 from tests.rollout.engines import servers
@@ -127,9 +128,30 @@ async def test_every_engine_moves_at_once_and_each_token_knows_its_version(
     assert not any(member.open for member in fleet.engines.values())
 
 
-@pytest.mark.parametrize(
-    "way", [{"transport": "distributed", "backend": "gloo"}, {"transport": "ipc"}, {"delta": True}], ids=str
-)
+WAYS = [{"mode": "drain"}, {"mode": "abort"}, {"mode": "retract"}, {"mode": "in_place"}, {"transport": "ipc"}]
+BROADCAST = {"transport": "distributed", "backend": "gloo"}
+
+
+@pytest.mark.parametrize("way", [*WAYS, BROADCAST], ids=str)
+async def test_what_the_old_weights_computed_is_gone_after_a_publication_but_where_requests_kept_it(
+    fleet: Fleet, folder: Path, policy: Policy, way: dict[str, Any]
+) -> None:
+    """The flush travels with the last load. Asked under a key of its own, since ours changes with each version."""
+    await until_ready(fleet)
+    clients: list[Any] = [member.receiver for member in fleet.engines.values()]
+    body = {"input_ids": list(range(40, 72)), "sampling_params": {"max_new_tokens": 1}, "extra_key": "a test's"}
+
+    async def cached() -> list[int]:
+        answers = [await receiver.client.generate_whole(body) for receiver in clients]
+        return [answer["meta_info"]["cached_tokens"] for answer in answers]
+
+    await cached()
+    assert all(await cached())
+    await publish(fleet, folder, policy, **way)
+    assert [bool(number) for number in await cached()] == [way.get("mode") == "in_place"] * 2
+
+
+@pytest.mark.parametrize("way", [BROADCAST, {"transport": "ipc"}, {"delta": True}], ids=str)
 async def test_engines_and_trainer_agree_after_two_publications_by(
     fleet: Fleet, folder: Path, policy: Policy, way: dict[str, Any]
 ) -> None:
@@ -153,13 +175,13 @@ async def test_a_broadcast_whose_receiver_dies_half_way_is_sent_again_to_the_oth
     name, victim = list(fleet.engines.items())[-1]
     receive, asked = victim.receiver.receive, 0
 
-    async def dying(bucket: Bucket, version: int | None) -> None:
+    async def dying(bucket: Bucket, seal: Seal | None) -> None:
         nonlocal asked
         asked += 1
         if asked == 2:
             server: Any = victim.engine
             await asyncio.to_thread(server.server.kill)
-        await receive(bucket, version)
+        await receive(bucket, seal)
 
     monkeypatch.setattr(victim.receiver, "receive", dying)
     policy.step()

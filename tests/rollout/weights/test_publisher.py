@@ -20,6 +20,7 @@ from agentrl.errors import EngineError
 from agentrl.models import tiny
 from agentrl.rollout.weights.buckets import Named
 from agentrl.rollout.weights.publisher import Outcome, Publisher
+from agentrl.rollout.weights.receiver import Seal
 from agentrl.rollout.weights.snapshot import read_snapshot
 from agentrl.rollout.weights.transports import DiskTransport
 from agentrl.types import PauseMode
@@ -53,7 +54,7 @@ class FakeEngine:
             self.version = version
             assert not self.cached or "pause in_place" in self.calls, "what the old weights computed is still used"
 
-    async def load_folder(self, folder: Path, version: int) -> None:
+    async def load_folder(self, folder: Path, seal: Seal) -> None:
         assert self.paused, "weights changed under running requests"
         fault = self.faults.pop(0) if self.faults else ""
         self.calls.append("load")
@@ -67,10 +68,7 @@ class FakeEngine:
             self.tensors[name] = float(tensor.flatten()[0])
         if fault == "rot":
             self.tensors = {name: value * 2 for name, value in self.tensors.items()}
-
-    async def flush(self) -> None:
-        assert self.paused
-        self.cached = False
+        self.cached = not seal.flush
 
     async def checksum(self) -> str:
         return str(sorted(self.tensors.items()))
@@ -214,7 +212,9 @@ async def test_what_lies_on_no_disk_is_kept_for_engines_that_start_anew(base: Pa
             for _ in weights:
                 pass
 
-        async def send(self, receivers: Any, version: int) -> dict[str, None]:
+        async def send(self, receivers: Any, seal: Seal) -> dict[str, None]:
+            for engine in receivers.values():
+                engine.cached = not seal.flush
             return dict.fromkeys(receivers)
 
         def folder(self) -> None:

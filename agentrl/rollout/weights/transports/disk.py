@@ -16,7 +16,7 @@ from pathlib import Path
 from agentrl.errors import EngineError
 from agentrl.rollout.weights.buckets import Named
 from agentrl.rollout.weights.delta import Replica
-from agentrl.rollout.weights.receiver import Receiver
+from agentrl.rollout.weights.receiver import Receiver, Seal
 from agentrl.rollout.weights.snapshot import write_snapshot
 from agentrl.rollout.weights.transports.base import Sent, each
 
@@ -52,12 +52,12 @@ class DiskTransport:
             shutil.rmtree(old, ignore_errors=True)
         del self.written[:-KEPT]
 
-    async def send(self, receivers: Mapping[str, Receiver], version: int) -> Sent:
+    async def send(self, receivers: Mapping[str, Receiver], seal: Seal) -> Sent:
         """Have every engine load it."""
         folder = self.folder()
         if folder is None:
             raise EngineError("nothing is staged: there is no snapshot to load")
-        return await each(receivers, lambda receiver: receiver.load_folder(folder, version))
+        return await each(receivers, lambda receiver: receiver.load_folder(folder, seal))
 
     def folder(self) -> Path | None:
         """The newest snapshot."""
