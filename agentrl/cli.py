@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -50,15 +51,28 @@ File = Annotated[Path | None, typer.Option("-c", "--config", help="A YAML file o
 class _WithSettings(typer.core.TyperCommand):
     """A command whose help lists every setting that there is."""
 
+    def settings(self) -> type[BaseModel]:
+        """What the command takes."""
+        from agentrl.config import RunConfig
+
+        return RunConfig
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super().format_help(ctx, formatter)
         from agentrl.overrides import fields
 
         table = Table("setting", "default", "what it is", title="Settings (key=value)", title_justify="left", box=None)
-        for name, field, doc in fields():
-            default = "required" if name == "env" else str(field.get_default())
+        for name, field, doc in fields(self.settings()):
+            default = "required" if field.is_required() else str(field.get_default())
             table.add_row(name, escape(default), escape(doc))
         out.print(table)
+
+
+class _WithServeSettings(_WithSettings):
+    def settings(self) -> type[BaseModel]:
+        from agentrl.rollout.serving import ServeConfig
+
+        return ServeConfig
 
 
 @app.command(cls=_WithSettings)
@@ -83,7 +97,7 @@ def evaluate(words: Words = None, config: File = None) -> None:
     out.print(str(result), highlight=False)
 
 
-@app.command()
+@app.command(cls=_WithServeSettings)
 def serve(words: Words = None, config: File = None) -> None:
     """Serve a model behind OpenAI's and Anthropic's APIs, each session a tree: agentrl serve model=PATH port=8000."""
     from agentrl.overrides import typed

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -20,6 +20,7 @@ from agentrl.config import NAMED, RunConfig
 from agentrl.errors import ConfigError, nearest
 
 Tree = dict[str, Any]
+M = TypeVar("M", bound=BaseModel)
 
 
 def parse_words(words: Iterable[str]) -> Tree:
@@ -101,12 +102,12 @@ def spread(dotted: Mapping[str, Any]) -> Tree:
     return tree
 
 
-def validate(tree: Mapping[str, Any]) -> RunConfig:
+def validate(tree: Mapping[str, Any], model: type[M]) -> M:
     """A typed configuration, or a ConfigError for everything that is wrong with the tree."""
     try:
-        return RunConfig.model_validate(tree)
+        return model.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(_sentence(detail) for detail in error.errors())) from None
+        raise ConfigError("\n".join(_sentence(detail, model) for detail in error.errors())) from None
 
 
 def fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, FieldInfo, str]]:
@@ -118,7 +119,7 @@ def fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tup
             yield prefix + name, field, docs.get(name, "")
             continue
         if NAMED in field.metadata:
-            yield prefix + name, section.model_fields["name"], docs.get(name, "")
+            yield prefix + name, field if field.is_required() else section.model_fields["name"], docs.get(name, "")
         for key, inner, doc in fields(section, f"{prefix}{name}."):
             if not key.endswith(".name"):
                 yield key, inner, doc
@@ -146,29 +147,29 @@ def _docs(model: type[BaseModel]) -> dict[str, str]:
     return docs
 
 
-def _sentence(detail: ErrorDetails) -> str:
+def _sentence(detail: ErrorDetails, model: type[BaseModel]) -> str:
     key = ".".join(str(part) for part in detail["loc"])
     value = detail["input"]
     match detail["type"]:
         case "extra_forbidden":
-            return _unknown(key, value)
+            return _unknown(key, value, model)
         case "missing" if key == "env":
             return "the setting 'env' is required, for example env=calculator; `agentrl envs` lists what there is"
         case "missing":
             return f"the setting {key!r} is required"
         case "model_type":
-            return f"{key}={value!r}: this is a section; set its fields: {', '.join(_below(key))}"
+            return f"{key}={value!r}: this is a section; set its fields: {', '.join(_below(key, model))}"
         case "value_error":  # a rule of ours, between fields
             return (f"{key}: " if key else "") + detail["msg"].removeprefix("Value error, ")
         case _:
             return f"{key}={value!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
 
 
-def _unknown(key: str, value: Any) -> str:
+def _unknown(key: str, value: Any, model: type[BaseModel]) -> str:
     section, _, last = key.rpartition(".")
-    known = _below(section) if section else list(RunConfig.model_fields)
+    known = _below(section, model) if section else list(model.model_fields)
     homes: dict[str, str] = {}
-    for name, _field, _doc in fields():
+    for name, _field, _doc in fields(model):
         homes.setdefault(name.rpartition(".")[2], name)
     guess = nearest(key, known) or homes.get(last)
     hint = f"; did you mean {guess!r}?" if guess else ""
@@ -176,5 +177,5 @@ def _unknown(key: str, value: Any) -> str:
     return f"unknown setting {key!r} (value {value!r}){hint} Known {where}: {', '.join(known)}"
 
 
-def _below(section: str) -> list[str]:
-    return [name for name, _, _ in fields() if name.startswith(section + ".")]
+def _below(section: str, model: type[BaseModel]) -> list[str]:
+    return [name for name, _, _ in fields(model) if name.startswith(section + ".")]

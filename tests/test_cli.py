@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
+from pydantic import BaseModel
+
+from agentrl.config import RunConfig
+from agentrl.models.tiny import build, render
+from agentrl.overrides import fields
+from agentrl.rollout.serving import ServeConfig
 
 
 def agentrl(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -26,6 +35,8 @@ def agentrl(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess
         (["train", "-c", "nowhere.yaml"], ["nowhere.yaml"]),
         (["check", "envv=calculator"], ["'envv'", "'env'"]),
         (["models", "get", "smollm"], ["'smollm'", "smollm2-135m"]),
+        (["serve", "prot=80", "model=tiny"], ["'prot'", "'port'", "admin_key"]),
+        (["serve", "fleet.engine=2"], ["'model' is required", "'fleet.engine'", "'fleet.engines'"]),
         (["bench", "forrest"], ["'forrest'", "'forest'"]),
         (["swe", "generate", "nowhere", "--out", "tasks"], ["package", "'nowhere'", "is no folder"]),
         (["swe", "generate", ".", "--out", "tasks"], ["package", "has no tests", "test_*.py"]),
@@ -43,11 +54,10 @@ def test_a_mistake_ends_with_code_2_and_a_sentence_and_no_traceback(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_lists_every_setting_with_what_it_is() -> None:
-    from agentrl.overrides import fields
-
-    text = agentrl("train", "--help").stdout
-    assert [name for name, _, _ in fields() if name not in text] == []
+@pytest.mark.parametrize(("command", "config"), [("train", RunConfig), ("eval", RunConfig), ("serve", ServeConfig)])
+def test_help_lists_every_setting_with_what_it_is(command: str, config: type[BaseModel]) -> None:
+    text = agentrl(command, "--help").stdout
+    assert [name for name, _, _ in fields(config) if name not in text] == []
 
 
 def test_envs_lists_the_built_in_worlds_and_their_options() -> None:
@@ -77,3 +87,21 @@ def test_scripted_policies_are_evaluated_without_a_model(policy: str, mean: str)
     assert mean in done.stdout, done.stderr
     assert "pass@2" in done.stdout
     assert "95% CI" in done.stdout
+
+
+def test_serve_answers_from_a_fleet_until_it_is_interrupted(tmp_path: Path) -> None:
+    build(tmp_path / "model", [render([{"role": "user", "content": "What is 2 + 2?"}])])
+    command = [sys.executable, "-u", "-m", "agentrl.cli", "serve", "model=model", "port=0", "fleet.engines=2"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = re.findall(r"http://\S+?:\d+", server.stdout.readline())[0]
+            asked = {"model": "model", "messages": [{"role": "user", "content": "What is 3 + 4?"}], "max_tokens": 4}
+            session = httpx.post(f"{url}/sessions", json={}, timeout=60).json()
+            key = {"Authorization": f"Bearer {session['api_key']}"}
+            answer = httpx.post(f"{session['base_url']}/chat/completions", json=asked, headers=key, timeout=60)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["completion_tokens"] == 4
+        finally:
+            server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 0

@@ -13,7 +13,7 @@ from agentrl.overrides import fields, merge, read_yaml, spread, typed, validate
 
 
 def build(*words: str) -> RunConfig:
-    return validate(typed(words))
+    return validate(typed(words), RunConfig)
 
 
 def complaint(*words: str) -> str:
@@ -69,7 +69,7 @@ def test_several_mistakes_are_told_at_once() -> None:
 def test_words_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("env: {name: shop, size: 3}\nalgo.lr: 0.5\nsteps: 7\n")
-    config = validate(typed(["steps=9", "env.size=4"], file))
+    config = validate(typed(["steps=9", "env.size=4"], file), RunConfig)
     assert (config.env.name, config.env.kwargs, config.algo.lr, config.steps) == ("shop", {"size": 4}, 0.5, 9)
 
 
@@ -89,7 +89,7 @@ def test_a_missing_file_is_refused_by_name() -> None:
 def test_a_saved_configuration_reads_back_as_itself() -> None:
     config = build("env=shop", "env.size=4", "rollout.n=3", "algo.betas=[0.8, 0.99]")
     saved = yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))
-    assert validate(saved) == config
+    assert validate(saved, RunConfig) == config
 
 
 def test_every_setting_has_a_line_that_says_what_it_is() -> None:

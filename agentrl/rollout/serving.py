@@ -1,4 +1,4 @@
-"""`agentrl serve`: the gateway by itself, over the engine of one model."""
+"""`agentrl serve`: the gateway by itself, over the engines of one model."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from rich.console import Console
 
-from agentrl.config import NAMED, EngineConfig, ModelConfig, Section
-from agentrl.errors import ConfigError
+from agentrl.config import NAMED, EngineConfig, FleetConfig, ModelConfig, Section, WeightsConfig
 from agentrl.models import resolve
-from agentrl.rollout.engines import make_engine
+from agentrl.overrides import validate
+from agentrl.rollout.fleet import make_engines
 
 
 class ServeConfig(Section):
@@ -23,6 +23,8 @@ class ServeConfig(Section):
     """A known model or a Hugging Face folder."""
     engine: Annotated[EngineConfig, NAMED] = EngineConfig()
     """What generates."""
+    fleet: FleetConfig = FleetConfig()
+    """How many engines, and what is done about those that fail."""
     host: str = "127.0.0.1"
     """The address to bind to; any other than loopback gets a key for opening sessions."""
     port: int = Field(default=8000, ge=0, le=65535)
@@ -39,12 +41,7 @@ def serve_words(tree: dict[str, Any], out: Console) -> None:
     Raises:
         ConfigError: a setting is unknown, missing, or of the wrong type.
     """
-    try:
-        config = ServeConfig.model_validate(tree)
-    except ValidationError as error:
-        words = (f"{'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg']}" for e in error.errors())
-        known = ", ".join(ServeConfig.model_fields)
-        raise ConfigError("\n".join(words) + f"\nagentrl serve takes: {known}") from None
+    config = validate(tree, ServeConfig)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(config, out))
 
@@ -55,7 +52,7 @@ async def _serve(config: ServeConfig, out: Console) -> None:
     from agentrl.sessions.store import Store
 
     path = resolve(config.model.name)
-    engine = make_engine(config.engine, path)
+    engine = make_engines(config.engine, config.fleet, WeightsConfig(), path)
     try:
         with Store(Path(config.store)) as store:
             await serve(

@@ -39,9 +39,9 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
     """
     if tree.get("resume"):
         saved = read_yaml(Path(tree["resume"]) / "config.yaml")
-        return validate(merge(saved, tree))
-    asked = validate(tree)
-    return validate(merge(spread(recipe(asked)), tree))
+        return validate(merge(saved, tree), RunConfig)
+    asked = validate(tree, RunConfig)
+    return validate(merge(spread(recipe(asked)), tree), RunConfig)
 
 
 def recipe(config: RunConfig) -> dict[str, Any]:

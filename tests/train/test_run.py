@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.overrides import typed, validate
 from agentrl.train.run import RunFolder, step_of
 
-CONFIG = validate(typed(["env=calculator", "algo.lr=0.5"]))
+CONFIG = validate(typed(["env=calculator", "algo.lr=0.5"]), RunConfig)
 
 
 def test_a_new_run_writes_its_settings_and_never_writes_over_another(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.config import EngineConfig
+from agentrl.config import EngineConfig, RunConfig
 from agentrl.errors import ConfigError, EngineError, MissingExtra
 from agentrl.overrides import typed, validate
 from agentrl.rollout.engines import options
@@ -26,7 +26,7 @@ def test_options_become_a_command_line() -> None:
 
 def test_words_on_the_command_line_reach_the_server_typed() -> None:
     words = ["env=calculator", "engine=sglang", "engine.server.mem_fraction_static=0.8", "engine.server.flag=true"]
-    config = validate(typed([*words, "engine.server.name=x", "engine.server.sizes=[1, 2]"])).engine
+    config = validate(typed([*words, "engine.server.name=x", "engine.server.sizes=[1, 2]"]), RunConfig).engine
     assert config.name == "sglang"
     assert config.server == {"mem_fraction_static": 0.8, "flag": True, "name": "x", "sizes": [1, 2]}
 
