@@ -1,9 +1,11 @@
 """What a publication costs: against the disk, against a bare broadcast, against the engine's own reload.
 
 One real SGLang server, and this process as the trainer. The model is a random Llama of 0.4 B parameters made on the
-spot (`--model` names another): what costs the same for any model, a dozen calls over HTTP, weighs on it as it would on
-a real one. In each round every baseline is measured beside what it
-is compared with, so that a busy machine slows both; medians of the rounds' ratios are reported.
+spot (`--model` names another): what costs the same for any model, calls over HTTP, weighs on it more than on a real
+one. In each round every baseline is measured beside what it is compared with, so that a busy machine slows both;
+medians of the rounds' ratios are reported. Between writing and loading or reading the disk may finish what it has, on
+every side, and the engine draws a few tokens, as it does in a run until it is paused. Neither is counted; they would
+fall on whoever comes next. A disk publication and a plain reload take turns in being first.
 
 - disk: writing the same bytes to plain files and reading them back, over writing a snapshot and the engine's
   loading it. Nobody calls fsync: a publication need not survive the machine.
@@ -27,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,7 @@ from agentrl.rollout.weights import group, make_publisher
 from agentrl.rollout.weights.buckets import Named, buckets
 from agentrl.rollout.weights.publisher import Publisher
 from agentrl.rollout.weights.snapshot import read_snapshot
+from agentrl.types import Engine, Sampling, collect
 from benchmarks.machine import machine
 
 BUCKET_MB = 128
@@ -57,13 +61,16 @@ def plain_disk(payload: list[bytes], folder: Path) -> float:
             view = memoryview(piece)
             while view:
                 view = view[file.write(view) :]
+    written = time.perf_counter() - began
+    os.sync()
+    began = time.perf_counter()
     sink = bytearray(max(map(len, payload)))
     for number, piece in enumerate(payload):
         with (folder / str(number)).open("rb", buffering=0) as file:
             got = 0
             while got < len(piece):
                 got += file.readinto(memoryview(sink)[got : len(piece)])
-    return time.perf_counter() - began
+    return written + time.perf_counter() - began
 
 
 class BareReceiver:
@@ -96,11 +103,18 @@ def receive(port: int, rounds: int, sizes: list[int]) -> None:
 
 async def publication(publisher: Publisher, member: Member, weights: list[Named], version: int) -> tuple[float, float]:
     """Seconds of a whole publication, and of the pause in it."""
+    staged = await timed(lambda: publisher.stage(weights, version))
+    await settle(member.engine)
     began = time.perf_counter()
-    await publisher.stage(weights, version)
     outcome = await publisher.send({member.name: member}, version)
     assert not outcome.broken, outcome
-    return time.perf_counter() - began, outcome.paused
+    return staged + time.perf_counter() - began, outcome.paused
+
+
+async def settle(engine: Engine) -> None:
+    """Let the disk finish, and the engine be at work again: what stands idle is cold."""
+    await asyncio.to_thread(os.sync)
+    await collect(engine.generate("settle/0", [1, 2, 3, 4], Sampling(max_new_tokens=8)))
 
 
 async def timed(work: Callable[[], Awaitable[Any]]) -> float:
@@ -108,6 +122,13 @@ async def timed(work: Callable[[], Awaitable[Any]]) -> float:
     began = time.perf_counter()
     await work()
     return time.perf_counter() - began
+
+
+async def plain_reload(engine: Any, model: Any, folder: Path) -> tuple[float, float]:
+    """Seconds of transformers' own saving, and of the server's loading it."""
+    saved = await timed(lambda: asyncio.to_thread(model.save_pretrained, folder))
+    await settle(engine)
+    return saved, await timed(lambda: engine.client.update_from_disk(str(folder), 0, flush=True))
 
 
 async def measure(folder: Path, engine: Any, args: argparse.Namespace) -> dict[str, list[float]]:
@@ -125,18 +146,22 @@ async def measure(folder: Path, engine: Any, args: argparse.Namespace) -> dict[s
     payload = [piece.numpy().tobytes() for piece in flat]
     print(f"{total / 1e6:.0f} MB of weights in {len(flat)} buckets", flush=True)
     bare = BareReceiver([len(piece) for piece in flat], args.rounds + 1)
-    common = {"bucket_mb": BUCKET_MB, "dtype": args.dtype, "keep": False, "verify": False}
+    common = {"dtype": args.dtype, "keep": False, "verify": False}
+    broadcasts = {"transport": "distributed", "backend": "gloo", "bucket_mb": BUCKET_MB}
     disk = make_publisher(WeightsConfig(transport="disk", **common), folder, engine.config)
-    wire = make_publisher(WeightsConfig(transport="distributed", backend="gloo", **common), folder, engine.config)
+    wire = make_publisher(WeightsConfig(**broadcasts, **common), folder, engine.config)
     ratios: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         where = Path(scratch)
         for number in range(args.rounds + 1):  # the first round warms up and is not counted
             version = 2 * number + 1
             raw = await asyncio.to_thread(plain_disk, payload, where)
-            whole, paused = await publication(disk, member, weights, version)
-            saved = await timed(lambda: asyncio.to_thread(model.save_pretrained, where / "saved"))
-            reload = await timed(lambda: engine.client.update_from_disk(str(where / "saved"), 0, flush=True))
+            sides = [
+                partial(publication, disk, member, weights, version),
+                partial(plain_reload, engine, model, where / "saved"),
+            ]
+            took = {side: await sides[side]() for side in ((1, 0) if number % 2 else (0, 1))}
+            (whole, paused), (saved, reload) = took[0], took[1]
             sent = await asyncio.to_thread(bare.send, flat)
             broadcast, _ = await publication(wire, member, weights, version + 1)
             row = {

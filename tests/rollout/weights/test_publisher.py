@@ -7,7 +7,7 @@ in the middle, refuse calls that come at the wrong time, and notice when they wo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +230,20 @@ async def test_what_lies_on_no_disk_is_kept_for_engines_that_start_anew(base: Pa
         if folder is not None:
             assert all(float(tensor.flatten()[0]) == 5 for _, tensor in read_snapshot(folder))
         await publisher.close()
+
+
+async def test_of_older_snapshots_only_the_last_lies_on_the_disk_while_the_next_is_written(
+    base: Path, tmp_path: Path
+) -> None:
+    transport = DiskTransport(base, tmp_path, 1 << 20)
+    there: list[list[str]] = []
+
+    def written(version: int) -> Iterator[Named]:
+        there.append(sorted(path.name for path in tmp_path.glob("version-*")))
+        yield from weights(base, version)
+
+    for version in (1, 2, 3):
+        await transport.stage(written(version), version)
+    assert there == [[], ["version-00000001"], ["version-00000002"]]
+    assert transport.folder() == tmp_path / "version-00000003"
+    await transport.close()

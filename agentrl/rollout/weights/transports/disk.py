@@ -1,7 +1,8 @@
 """Weights by way of a file system that trainer and engines share: whole snapshots, or deltas into a replica.
 
 All writing happens before the pause, so what a publication costs the engines is their own reload. Two snapshots
-are kept: the one that engines load, and the one before, which a slow reader may still have open.
+are kept: the one that engines load, and the one before, which a slow reader may still have open. What is older is
+removed before the next is written: the disk would still be busy with it while engines load.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class DiskTransport:
     async def stage(self, weights: Iterable[Named], version: int) -> None:
         """Write the snapshot."""
         folder = self.directory / f"version-{version:08d}"
+        for old in [path for path in self.written if path != folder][: 1 - KEPT]:
+            self.written.remove(old)
+            await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
         await asyncio.to_thread(write_snapshot, weights, folder, self.base, self.limit)
         self.staged_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         self.written = [path for path in self.written if path != folder] + [folder]
-        for old in self.written[:-KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
-        del self.written[:-KEPT]
 
     async def send(self, receivers: Mapping[str, Receiver], seal: Seal) -> Sent:
         """Have every engine load it."""
