@@ -119,6 +119,19 @@ def test_a_damaged_delta_is_refused_and_changes_nothing(
     assert Replica(replica.folder).identity == "first"
 
 
+def test_a_delta_whose_frame_names_exabytes_is_refused_before_memory_is_asked_for(tmp_path: Path) -> None:
+    """A flipped bit in a frame's size once ended in a MemoryError."""
+    (tmp_path / "base").mkdir()
+    write_snapshot(model(1).items(), tmp_path / "replica", tmp_path / "base", 1 << 20)
+    replica = Replica(tmp_path / "replica", "first")
+    replica.encode(nudged(model(1), 0.02).items(), tmp_path / "d")
+    data = bytearray((tmp_path / "d").read_bytes())
+    data[data.index(b"\n") + 8] ^= 0x10  # the highest byte of the first frame's size
+    (tmp_path / "d").write_bytes(data)
+    with pytest.raises(EngineError, match="longer than it is"):
+        replica.apply(tmp_path / "d")
+
+
 class Crash(BaseException):
     """The process is gone."""
 
