@@ -1,6 +1,8 @@
 # Two commands are enough: `make train` trains the tiny agent, `make test` passes the tests. Both set up .venv themselves.
 PYTHON ?= python3
 BIN := .venv/bin
+# Two workers; tests/conftest.py says what each takes.
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadgroup
 
 .PHONY: train test check clients engines format clean
 
@@ -8,13 +10,13 @@ train: .venv/installed
 	$(BIN)/agentrl train env=calculator
 
 test: .venv/installed clients
-	$(BIN)/pytest
+	$(PYTEST)
 
 check: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not slow and not hub"
+	$(PYTEST) -m "not slow and not hub"
 
 # Other people's clients pin other versions of the OpenAI SDK than ours: they live in an environment of their own.
 clients: .venv-clients/installed
@@ -39,4 +41,4 @@ format: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-clients .venv-sglang .venv-vllm .venv-uv .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-clients .venv-sglang .venv-vllm .venv-uv .venv-trl .venv-router .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

