@@ -1,4 +1,4 @@
-"""Real inference servers for tests: one of each kind, shared by everything that wants it."""
+"""Real inference servers for tests: one at a time, shared by what a module wants of it, and gone with it."""
 
 from __future__ import annotations
 

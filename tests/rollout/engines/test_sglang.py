@@ -22,7 +22,7 @@ from tests.rollout.engines.conftest import reference
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def url(folder: Path) -> Iterator[str]:
     yield from servers.served("sglang", folder)
 
