@@ -18,6 +18,7 @@ HEAVY = ("rollout", "train")
 """Folders that start inference servers and trainers: one worker takes them, so that no two are in memory at once."""
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of the same name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say what two workers (`make test`) share between them; what a folder's tests share is then made once."""
     for item in items:
