@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Two workers; tests/conftest.py says what each takes.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadgroup
+PYTEST := $(BIN)/pytest --numprocesses 2
 
 .PHONY: train test check clients engines format clean
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on two shared cores, spinning threads cost more than they give
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -14,16 +16,20 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
-HEAVY = ("rollout", "train")
-"""Folders that start inference servers and trainers: one worker takes them, so that no two are in memory at once."""
+HEAVY = ("tests/rollout/", "tests/train/")
+"""Where inference servers and trainers are started: one worker takes these, so that no two are in memory at once."""
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of the same name
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say what two workers (`make test`) share between them; what a folder's tests share is then made once."""
-    for item in items:
-        top = item.path.relative_to(Path(__file__).parent).parts[0]
-        item.add_marker(pytest.mark.xdist_group("heavy" if top in HEAVY else "light"))
+class ByFolder(LoadScopeScheduling):
+    """Two shares for two workers (`make test`); what a folder's tests have in common is then made once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "heavy" if nodeid.startswith(HEAVY) else "light"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
+    """Give xdist the shares. Its own `--dist loadgroup` (3.8) does nothing under pytest 9.2, which loses the groups."""
+    return ByFolder(config, log)
 
 
 def need(available: bool, reason: str) -> None:
