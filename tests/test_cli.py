@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -89,7 +88,7 @@ def test_scripted_policies_are_evaluated_without_a_model(policy: str, mean: str)
     assert "95% CI" in done.stdout
 
 
-def test_serve_answers_from_a_fleet_until_it_is_interrupted(tmp_path: Path) -> None:
+def test_serve_answers_from_a_fleet_until_it_is_terminated(tmp_path: Path) -> None:
     build(tmp_path / "model", [render([{"role": "user", "content": "What is 2 + 2?"}])])
     command = [sys.executable, "-u", "-m", "agentrl.cli", "serve", "model=model", "port=0", "fleet.engines=2"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
@@ -102,6 +101,7 @@ def test_serve_answers_from_a_fleet_until_it_is_interrupted(tmp_path: Path) -> N
             answer = httpx.post(f"{session['base_url']}/chat/completions", json=asked, headers=key, timeout=60)
             assert answer.status_code == 200, answer.text
             assert answer.json()["usage"]["completion_tokens"] == 4
+            server.terminate()
+            assert server.wait(60) == 0
         finally:
-            server.send_signal(signal.SIGINT)
-        assert server.wait(30) == 0
+            server.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,13 +37,13 @@ class ServeConfig(Section):
 
 
 def serve_words(tree: dict[str, Any], out: Console) -> None:
-    """Serve until interrupted.
+    """Serve until interrupted or terminated; then engines and store are closed in order.
 
     Raises:
         ConfigError: a setting is unknown, missing, or of the wrong type.
     """
     config = validate(tree, ServeConfig)
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         asyncio.run(_serve(config, out))
 
 
@@ -51,6 +52,9 @@ async def _serve(config: ServeConfig, out: Console) -> None:
     from agentrl.sessions.renderers import get_renderer
     from agentrl.sessions.store import Store
 
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     path = resolve(config.model.name)
     engine = make_engines(config.engine, config.fleet, WeightsConfig(), path)
     try:
