@@ -17,14 +17,7 @@ from agentrl.train.credit import Credit, Share
 from agentrl.train.packing import pack
 from agentrl.train.recorded import recorded
 from agentrl.types import Session
-from tests.train.trees import (
-    as_group,
-    environment_node,
-    leaf_credit,
-    linear_session,
-    path,
-    random_groups,
-)
+from tests.train.trees import as_group, environment_node, leaf_credit, linear_session, path, random_groups
 
 LAYERS, TOPK, EXPERTS = 2, 2, 300
 UNKNOWN = np.full((LAYERS, TOPK), -1)

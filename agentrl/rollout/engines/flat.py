@@ -60,7 +60,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """Keys [start, end) of companies of decoding rows, each company's in the row of its first member.
+    """Keys [0, end) of companies of decoding rows, each company's in the row of its first member.
 
     Attributes:
         members_CM: who sits where; a company's empty seats repeat its first member.
@@ -73,8 +73,8 @@ class Common:
     rows: Tensor
     seats: Tensor
     sources: tuple[int, ...]
-    start: int
     end: int
+    start: int = 0
 
     def take(self, of_RhGx: Tensor) -> Tensor:
         """The members' rows of something, a company's together as one matrix for each head: (C, heads, M * G, x)."""
@@ -135,7 +135,6 @@ def _common(companies: Sequence[tuple[int, ...]], group: int, length: int, devic
         rows=torch.tensor([row for rows in companies for row in rows], device=device),
         seats=torch.tensor(taken, device=device),
         sources=tuple(rows[0] for rows in companies),
-        start=0,
         end=length,
     )
 
