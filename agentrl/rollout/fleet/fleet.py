@@ -188,7 +188,7 @@ class Fleet:
             await self.publisher.stage(weights, version)
             self._held = True
             try:
-                targets = {name: Hold(member) for name, member in roster.having(*_RUNNING).items()}
+                targets = {name: Hold(member, version) for name, member in roster.having(*_RUNNING).items()}
                 outcome = self.outcome = await self.publisher.send(targets, version)
                 wrong = {**outcome.refused, **outcome.broken}
                 done = [hold.member for name, hold in targets.items() if name not in wrong]

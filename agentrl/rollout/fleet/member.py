@@ -88,6 +88,7 @@ class Member:
         self.engine, self.receiver = engine, receiver_of(engine)
         self.paused = self.updating = False
         self.strikes, self.progress = 0, time.monotonic()
+        self.versions: set[int] = set()  # which it has had, or is being given
 
     # -------------------------------------------------------------------------------------- generating
 
@@ -101,6 +102,8 @@ class Member:
         """
         if not self.open:
             self.progress = time.monotonic()
+        known = self.versions  # a successor's are others
+        known.add(self.engine.version())
         self.open.add(ticket)
         ticket.pump = asyncio.create_task(self._pump(ticket, input_ids, sampling, deadline))
         try:
@@ -108,7 +111,7 @@ class Member:
                 item = await ticket.inbox.get()
                 if isinstance(item, AgentRLError):
                     raise item
-                self._check(item, ticket)
+                self._check(item, ticket, known)
                 if isinstance(item, Turn):
                     self.strikes = 0
                     yield item
@@ -137,7 +140,7 @@ class Member:
         finally:
             await aclose(stream)
 
-    def _check(self, item: Chunk | Turn, ticket: Ticket) -> None:
+    def _check(self, item: Chunk | Turn, ticket: Ticket, known: set[int]) -> None:
         """Refuse what no engine in its right mind answers."""
         ids, logprobs = item.token_ids, item.logprobs
         if len(ids) != len(logprobs):
@@ -148,6 +151,9 @@ class Member:
                 raise Rubbish(f"{self.name} answered token {token}, outside the vocabulary of {vocab}")
             if not math.isfinite(logp) or logp > _POSITIVE:
                 raise Rubbish(f"{self.name} answered log-probability {logp}")
+        for version in {item.version} if isinstance(item, Chunk) else {span.version for span in item.versions}:
+            if version not in known:
+                raise Rubbish(f"{self.name} answered tokens of policy version {version}, which it never had")
         if isinstance(item, Turn) and list(ids[: len(ticket.token_ids)]) != ticket.token_ids:
             raise Rubbish(f"{self.name} answered a turn that is not what it streamed")
 
@@ -205,15 +211,16 @@ class Member:
 
 
 class Hold:
-    """A member's engine for the length of a publication.
+    """A member's engine for the length of a publication of `version`.
 
     Should the member lose it meanwhile, every call fails: its successor has other weights, and is brought up to
     date by whoever starts it.
     """
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, version: int) -> None:
         self.name, self.member = member.name, member
         self.engine, self.receiver = member.engine, member.receiver
+        member.versions.add(version)
 
     @property
     def lost(self) -> bool:

@@ -191,6 +191,11 @@ def spoilers() -> dict[str, Callable[[Chunk | Turn], Chunk | Turn]]:
         "a token outside the vocabulary": lambda item: replace(item, token_ids=tuple(10**6 for _ in item.token_ids)),
         "nan": logprobs(float("nan")),
         "a probability over 1": logprobs(0.5),
+        "a policy version that it never had": lambda item: (
+            replace(item, version=63)
+            if isinstance(item, Chunk)
+            else replace(item, versions=tuple(replace(span, version=63) for span in item.versions))
+        ),
         "fewer log-probabilities": lambda item: replace(item, logprobs=item.logprobs[1:]),
         "another turn than it streamed": lambda item: (
             replace(item, token_ids=tuple((t + 1) % 200 for t in item.token_ids)) if isinstance(item, Turn) else item
@@ -216,6 +221,7 @@ async def test_an_engine_that_answers_rubbish_is_started_anew_and_its_turns_end_
         turns = await asyncio.gather(*(turn(fleet, f"s{n}/0", 30, n) for n in range(9)))
         assert all(len(one.token_ids) == 30 and max(one.token_ids) < 288 for one in turns)
         assert all(max(one.logprobs) <= 0 for one in turns)
+        assert {span.version for one in turns for span in one.versions} == {0}
         await until(lambda: fleet.engines[name].state is State.READY)
         assert len(made) == 2
         assert fleet.lost == 1

@@ -214,6 +214,7 @@ async def test_turns_end_whole_though_the_way_to_an_engine_fails(fleet: Fleet, f
         for one in await asyncio.wait_for(asyncio.gather(*running), PATIENCE):
             assert len(one.token_ids) == len(one.logprobs) == 150
             assert one.versions[-1].end == 150
+            assert {span.version for span in one.versions} == {shaky.version()}
         assert shaky.lost
         proxy.misbehave(Fault.NONE)
         await until_ready(shaky)
