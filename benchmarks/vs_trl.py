@@ -11,7 +11,12 @@ Each runs in a process of its own and TRL in an environment of its own (`.venv-t
 absent), one after the other, in as many rounds as asked for. TRL runs as we would tune it for a CPU: float32
 and no gradient checkpointing, which is faster here than its defaults. A step's time is everything between two
 steps, the first (which warms up) left out: generating, scoring, learning; for us also publishing the weights
-and storing the sessions. Each round has a seed of its own. Rewards are means of the last steps.
+and storing the sessions. Each round has a seed of its own. Rewards are means of the last steps, and what one waits
+for is the time until a step's mean reward is at least 0.9.
+
+Rewards rise by a factor of two or more a step here, so a seed's luck in its first step shows to the end. That
+both learn the same from the same is therefore looked at by itself: our trainer takes TRL's own first batch, and
+the two updates of the weights are compared.
 """
 
 from __future__ import annotations
@@ -33,7 +38,8 @@ TRL, TRL_ENVIRONMENT = "trl==1.16.0", ROOT / ".venv-trl"
 STEPS, GROUPS, SAMPLES, TOKENS, RATE = 8, 8, 8, 32, 3e-4
 EXAMPLES = (0, 12)
 """How many examples a prompt shows; 12 make it about 800 tokens."""
-AIM = 4.0
+AIM, GOAL = 4.0, 0.9
+ALGO = {"lr": RATE, "betas": (0.9, 0.95), "normalize": "rollout"}
 
 
 def question(index: int, examples: int) -> str:
@@ -88,7 +94,7 @@ def ours(model: str, steps: int, examples: int, seed: int) -> dict[str, Any]:
             steps=steps,
             seed=seed,
             run_dir=f"{folder}/run",
-            algo={"lr": RATE, "betas": (0.9, 0.95), "normalize": "rollout"},
+            algo=ALGO,
             rollout={"groups": GROUPS, "n": SAMPLES, "turn_tokens": TOKENS, "temperature": 1.0},
             eval={"tasks": 1},
         )
@@ -99,17 +105,34 @@ def ours(model: str, steps: int, examples: int, seed: int) -> dict[str, Any]:
 
 
 def theirs(model: str, steps: int, examples: int, seed: int) -> dict[str, Any]:
-    """Train with TRL; rewards and seconds by step. Runs in TRL's environment, where agentrl is not."""
+    """Train with TRL; rewards and seconds by step, and what it drew in the first and made of it.
+
+    Runs in TRL's environment, where agentrl is not.
+    """
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     ends: list[float] = []
+    first: list[dict[str, Any]] = []
+    tokenizer = AutoTokenizer.from_pretrained(model)
+
+    def score(prompts: Any, completions: Any, completion_ids: Any, **_: Any) -> list[float]:
+        rewards = [share_of_digits(c[0]["content"]) for c in completions]
+        if not first:
+            asked = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=False)
+            first.extend(
+                {"prompt": p, "drawn": d, "reward": r} for p, d, r in zip(asked, completion_ids, rewards, strict=True)
+            )
+        return rewards
 
     class Clock(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, *_: Any, **__: Any) -> None:
+        def on_step_end(self, *_: Any, model: Any, **__: Any) -> None:
+            if not ends:
+                model.save_pretrained(after_first)
             ends.append(time.perf_counter())
 
+    after_first = f"{model}-after-trl"
     prompts = [[{"role": "user", "content": question(i, examples)}] for i in range(steps * GROUPS)]
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
@@ -137,8 +160,8 @@ def theirs(model: str, steps: int, examples: int, seed: int) -> dict[str, Any]:
         )
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(model),
-            processing_class=AutoTokenizer.from_pretrained(model),
-            reward_funcs=lambda completions, **_: [share_of_digits(c[0]["content"]) for c in completions],
+            processing_class=tokenizer,
+            reward_funcs=score,
             args=config,
             train_dataset=Dataset.from_dict({"prompt": prompts}),
             callbacks=[Clock()],
@@ -146,7 +169,47 @@ def theirs(model: str, steps: int, examples: int, seed: int) -> dict[str, Any]:
         began = time.perf_counter()
         trainer.train()
     rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
-    return {"rewards": rewards, "seconds": [b - a for a, b in zip([began, *ends], ends, strict=False)]}
+    seconds = [b - a for a, b in zip([began, *ends], ends, strict=False)]
+    return {"rewards": rewards, "seconds": seconds, "first": first, "after_first": after_first}
+
+
+def update_difference(model: Path, found: dict[str, Any]) -> float:
+    """How far our update on TRL's first batch is from TRL's, as a share of TRL's."""
+    from safetensors.torch import load_file
+
+    from agentrl.config import AlgoConfig
+    from agentrl.train.backends.torch import TorchTrainer
+    from agentrl.train.packing import pack
+    from agentrl.train.returns import group_relative
+    from agentrl.types import Group, Message, Node, Sampling, Session, Status, Task
+
+    asking, answering = Message(role="user", content=""), Message(role="assistant", content="")
+    groups: dict[str, Group] = {}
+    for number, sample in enumerate(found["first"]):
+        asked, drawn = sample["prompt"], sample["drawn"]
+        name = str(asked)
+        group = groups.setdefault(name, Group(name, Task(id=name)))
+        opening = Node(0, None, asking, asked, [False] * len(asked), [0.0] * len(asked))
+        turn = Node(1, 0, answering, drawn, [True] * len(drawn), [0.0] * len(drawn), sampling=Sampling())
+        session = Session(
+            str(number), group.task, name, nodes=[opening, turn], status=Status.COMPLETED, reward=sample["reward"]
+        )
+        group.sessions.append(session)
+    algo = AlgoConfig.model_validate(ALGO)
+    trainer = TorchTrainer(model, algo=algo)
+    batch = list(groups.values())
+    trainer.step(pack(batch, group_relative(batch, algo), trainer.config.token_budget))
+    before = load_file(model / "model.safetensors")
+    after = load_file(Path(found["after_first"]) / "model.safetensors")
+    ours = dict(trainer.weights())
+    apart = sum(float((ours[name] - after[name]).square().sum()) for name in after)
+    return float((apart / sum(float((after[name] - before[name]).square().sum()) for name in after)) ** 0.5)
+
+
+def seconds_to_goal(found: dict[str, Any]) -> float:
+    """Until the end of the first step whose mean reward reaches the goal; infinite where none does."""
+    reached = [step for step, reward in enumerate(found["rewards"]) if reward >= GOAL]
+    return sum(found["seconds"][: reached[0] + 1]) if reached else float("inf")
 
 
 def run(side: str, model: Path, *numbers: int) -> dict[str, Any]:
@@ -175,21 +238,27 @@ def ensure_trl() -> None:
 
 def compare(examples: int, steps: int, rounds: int) -> None:
     """Measure both sides at one length of prompt."""
-    seconds: dict[str, list[float]] = {"agentrl": [], "trl": []}
-    rewards: dict[str, list[float]] = {"agentrl": [], "trl": []}
+    results: dict[str, list[dict[str, Any]]] = {"agentrl": [], "trl": []}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         print(f"{examples} examples: prompts of about {build_model(model, examples)} tokens", flush=True)
         for seed in range(rounds):
-            for side in seconds:
-                result = run(side, model, steps, examples, seed)
-                seconds[side] += result["seconds"][1:]
-                rewards[side] += result["rewards"][-max(1, steps // 4) :]
-                print(f"  {side:8} rewards {' '.join(f'{r:.2f}' for r in result['rewards'])}", flush=True)
-    rate = {side: GROUPS * SAMPLES / statistics.median(values) for side, values in seconds.items()}
-    for side, value in rate.items():
-        print(f"  {side:8} {value:7.1f} samples/s, reward at the end {statistics.fmean(rewards[side]):.3f}")
+            for side, found in results.items():
+                found.append(run(side, model, steps, examples, seed))
+                print(f"  {side:8} rewards {' '.join(f'{r:.2f}' for r in found[-1]['rewards'])}", flush=True)
+        apart = update_difference(model, results["trl"][-1])
+    rate = {
+        side: GROUPS * SAMPLES / statistics.median(s for each in found for s in each["seconds"][1:])
+        for side, found in results.items()
+    }
+    goal = {side: statistics.median(map(seconds_to_goal, found)) for side, found in results.items()}
+    for side, found in results.items():
+        late = statistics.fmean(r for each in found for r in each["rewards"][-max(1, steps // 4) :])
+        print(f"  {side:8} {rate[side]:7.1f} samples/s, reward at the end {late:.3f}, {goal[side]:.0f} s to {GOAL}")
     print(f"  ratio agentrl / trl: {rate['agentrl'] / rate['trl']:.2f} (aim: at least {AIM} at equal or better reward)")
+    if max(goal.values()) < float("inf"):
+        print(f"  time to a mean reward of {GOAL}, trl / agentrl: {goal['trl'] / goal['agentrl']:.2f}")
+    print(f"  our update on TRL's first batch differs from TRL's by {apart:.1e} of its length")
 
 
 def main() -> None:
