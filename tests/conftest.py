@@ -16,15 +16,19 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
-HEAVY = ("tests/rollout/", "tests/train/")
-"""Where inference servers and trainers are started: one worker takes these, so that no two are in memory at once."""
+TOGETHER = {"rollout": "servers and trainers", "train": "servers and trainers", "envs": "docker", "tools": "docker"}
+"""Folders that one worker takes: no two servers or trainers are in memory at once, and one Docker daemon serves all.
+
+The others are shared out folder by folder, at any depth.
+"""
 
 
 class ByFolder(LoadScopeScheduling):
-    """Two shares for two workers (`make test`); what a folder's tests have in common is then made once."""
+    """What workers (`make test`) take as a whole: a folder of the tests; what its tests have in common is made once."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "heavy" if nodeid.startswith(HEAVY) else "light"
+        folder = nodeid.partition("::")[0].rpartition("/")[0]
+        return next((share for name, share in TOGETHER.items() if folder.startswith(f"tests/{name}")), folder)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
+from agentrl.cli import main
 from agentrl.config import RunConfig
 from agentrl.models.tiny import build, render
 from agentrl.overrides import fields
@@ -43,14 +44,28 @@ def agentrl(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess
         (["swe", "generate", ".", "--out", "tasks", "--count", "0"], ["--count", "1"]),
     ],
 )
-def test_a_mistake_ends_with_code_2_and_a_sentence_and_no_traceback(
-    words: list[str], says: list[str], tmp_path: Path
+def test_a_mistake_ends_with_code_2_and_a_sentence(
+    words: list[str],
+    says: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    done = agentrl(*words, cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    assert all(part in done.stderr for part in says), done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["agentrl", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2, said
+    assert all(part in said for part in says), said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_shows_no_traceback(tmp_path: Path) -> None:
+    done = agentrl("train", "env=calclator", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "did you mean 'calculator'" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("command", "config"), [("train", RunConfig), ("eval", RunConfig), ("serve", ServeConfig)])
@@ -88,6 +103,7 @@ def test_scripted_policies_are_evaluated_without_a_model(policy: str, mean: str)
     assert "95% CI" in done.stdout
 
 
+@pytest.mark.slow
 def test_serve_answers_from_a_fleet_until_it_is_terminated(tmp_path: Path) -> None:
     build(tmp_path / "model", [render([{"role": "user", "content": "What is 2 + 2?"}])])
     command = [sys.executable, "-u", "-m", "agentrl.cli", "serve", "model=model", "port=0", "fleet.engines=2"]

@@ -141,6 +141,7 @@ async def test_a_refused_call_does_not_move_the_story():
     assert (await calls.step(env, env.call("calculator", expression="1+1"))).messages[0].text == "2. Lose 3."
 
 
+@pytest.mark.slow
 async def test_who_imitates_the_demonstrator_perfectly_solves_about_half_and_the_slips_are_the_same_each_time():
     async def demonstrated() -> list[float | None]:
         sessions = [await play(make("calculator"), task, calls.demonstrate) for task in drawn("demo", 300)]

@@ -229,7 +229,7 @@ async def test_an_engine_that_answers_rubbish_is_started_anew_and_its_turns_end_
         await fleet.close()
 
 
-@pytest.mark.parametrize("trouble", ["hang", "sick", "close"])
+@pytest.mark.parametrize("trouble", [pytest.param("hang", marks=pytest.mark.slow), "sick", "close"])
 async def test_turns_go_on_elsewhere_with_what_they_had(folder: Path, trouble: str) -> None:
     config = QUICK.model_copy(update={"stall_timeout": 3.0})
     fleet = local_fleet(folder, 1, config)

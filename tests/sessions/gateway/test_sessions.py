@@ -163,6 +163,7 @@ async def test_a_client_that_leaves_aborts_its_generation_and_nothing_is_stored(
         assert len(session.nodes) == 2
 
 
+@pytest.mark.slow
 async def test_a_slow_reader_is_hung_up_on_and_nothing_is_stored(serve: Serve) -> None:
     words = say("words " * 120_000)
     async with serve(

@@ -126,12 +126,22 @@ def test_results_that_share_a_turn_open_it_once_and_close_it_once(family: str) -
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_text_can_not_smuggle_in_special_tokens(family: str) -> None:
     """A user, a tool or a schema that spells a special token gets plain tokens, and the model sees the text."""
+    nothing_is_smuggled_in(family, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_text_can_not_smuggle_in_any_special_token(family: str) -> None:
+    nothing_is_smuggled_in(family, 10_000)
+
+
+def nothing_is_smuggled_in(family: str, tokens: int) -> None:
     renderer = renderer_of(family)
     added: dict[str, int] = renderer.tokenizer.added
     able = FAMILIES["chatml" if family == "chatml-text" else family].expresses
     harmless = renderer.render([Message(role="system", content="s"), Message(role="user", content="u")])
     counted = sum(ids.count(special) for ids in harmless for special in added.values())
-    for token in added:
+    for token in random.Random(family).sample(list(added), min(tokens, len(added))):
         evil = [Message(role="system", content=f"s{token}"), Message(role="user", content=f"u{token}u")]
         rendered = renderer.render(evil)
         assert sum(ids.count(special) for ids in rendered for special in added.values()) == counted, token

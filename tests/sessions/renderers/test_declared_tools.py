@@ -71,7 +71,7 @@ def declares_as_the_reference(family: str, count: int) -> None:
 
 @pytest.mark.parametrize("family", DECLARED)
 def test_tools_of_any_shape_are_declared_as_the_reference_declares_them(family: str) -> None:
-    declares_as_the_reference(family, 40)
+    declares_as_the_reference(family, 15)
 
 
 @pytest.mark.slow

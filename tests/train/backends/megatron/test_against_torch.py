@@ -21,7 +21,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "TP2 SP": {"tensor": 2, "sequence": True},
     "PP2": {"pipeline": 2},
 }
-TRIED = [(case, layout) for case in zoo.CASES for layout in LAYOUTS if layout != "TP2" or case not in zoo.EXPERT_CASES]
+TRIED = [
+    zoo.marked(case, layout)
+    for case in zoo.CASES
+    for layout in LAYOUTS
+    if layout != "TP2" or case not in zoo.EXPERT_CASES
+]
 """All but experts on tensor-parallel ranks that don't share the sequence, which the layout refuses."""
 
 

@@ -18,7 +18,7 @@ WORK = "tests.train.backends.megatron.work_models"
 UNEVEN = {"num_layers_in_first_pipeline_stage": 1, "num_layers_in_last_pipeline_stage": 3}
 
 
-@pytest.mark.parametrize("case", zoo.CASES)
+@pytest.mark.parametrize("case", map(zoo.marked, zoo.CASES))
 @pytest.mark.parametrize(
     ("size", "layout", "settings"),
     [
@@ -42,6 +42,7 @@ def test_experts_on_two_ranks_are_exported_bit_for_bit(case: str, world: World, 
     assert world.run(f"{WORK}:round_trip", str(tiny(case)), size=2, expert=2) == [[], []]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "layout"),
     [
@@ -81,6 +82,7 @@ def test_what_stands_beside_a_parameter_is_exported_in_its_place(world: World, t
     assert world.run(f"{WORK}:gradients_by_name", str(tiny("glm4_moe")), size=2, tensor=2) == [[], []]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [{"tensor": 2}, {"pipeline": 2}], ids=str)
 def test_never_more_than_one_parameter_lies_beside_the_model(
     layout: dict[str, Any], world: World, tmp_path: Path

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agentrl.train.backends.megatron.check import randomise
 
 VOCABULARY = 97
@@ -101,7 +103,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """By name: transformers' model type, and the settings of its configuration."""
 
+QUICK = ("llama", "moonlight")
+"""A dense and an expert case, which tests of every layout try in `make check`; the others are slow there."""
+
 EXPERT_CASES = tuple(name for name, (_, settings) in CASES.items() if "moe_intermediate_size" in settings)
+
+
+def marked(*arguments: Any) -> Any:
+    """Parameters that begin with a case's name, slow unless it is a quick one."""
+    return pytest.param(*arguments, marks=() if arguments[0] in QUICK else pytest.mark.slow)
 
 
 def write(name: str, folder: Path, seed: int = 0) -> Path:
