@@ -265,6 +265,7 @@ class Pool:
                 return
         if len(shelf.idle) < max(shelf.target, 1 if self._recycle else 0):
             shelf.idle.append(sandbox)
+            self._balance()  # somebody may wait for another kind, in whose way it is
         else:
             self._discard(sandbox)
 

@@ -218,6 +218,15 @@ async def test_a_closed_pool_hands_out_nothing(house: House) -> None:
     await pool.close()
 
 
+async def test_who_waits_gets_the_place_of_another_kind_that_was_still_being_made() -> None:
+    house = House(delay=0.05)
+    pool = Pool(house.create, total=1, creates=1)
+    await pool.prepare(OTHER, 1)
+    held = await pool.acquire(SPEC, timeout=5)
+    assert held.spec == SPEC
+    await pool.close()
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("apru"), st.integers(0, 3)), max_size=25), st.booleans())
 def test_no_order_of_events_breaks_the_bound_or_loses_a_sandbox(events: list[tuple[str, int]], recycle: bool) -> None:
