@@ -1,8 +1,8 @@
 # Two commands are enough: `make train` trains the tiny agent, `make test` passes the tests. Both set up .venv themselves.
 PYTHON ?= python3
 BIN := .venv/bin
-# Two workers; tests/conftest.py says what they take as a whole, in the order of collection.
-PYTEST := $(BIN)/pytest --numprocesses 2 --no-loadscope-reorder
+# Two workers; tests/conftest.py says what they take as a whole, most tests first.
+PYTEST := $(BIN)/pytest --numprocesses 2
 
 .PHONY: train test check clients engines format clean
 

@@ -18,7 +18,7 @@ WORK = "tests.train.backends.megatron.work_models"
 UNEVEN = {"num_layers_in_first_pipeline_stage": 1, "num_layers_in_last_pipeline_stage": 3}
 
 
-@pytest.mark.parametrize("case", map(zoo.marked, zoo.CASES))
+@pytest.mark.parametrize("case", [zoo.marked(case) for case in zoo.CASES])
 @pytest.mark.parametrize(
     ("size", "layout", "settings"),
     [
