@@ -16,10 +16,14 @@ import orjson
 
 from agentrl.errors import InvalidInput, StoreError
 from agentrl.types import FinishReason, Message, Node, Sampling, Session, Status, Task, VersionSpan
+from agentrl.untrusted import safe_json
 
 Row = tuple[Any, ...]
 
 NODE_COLUMNS = "id, parent, agent, reply_id, message, token_ids, logprobs, trained_from, reward, turn, tools, routes"
+
+HEAD = ("sample", "seed", "rewards", "reward", "error", "counters", "timings", "info")
+"""A session's fields that are stored beside its task and its nodes."""
 
 
 def node_row(node: Node) -> Row:
@@ -36,7 +40,7 @@ def node_row(node: Node) -> Row:
         node.trainable.index(True) if any(node.trainable) else count,
         node.reward,
         _turn(node),
-        orjson.dumps(node.tools).decode() if node.tools else None,
+        _dumps(node.tools) if node.tools else None,
         node.routes,
     )
 
@@ -77,26 +81,38 @@ def node_from(row: Row) -> Node:
 
 
 def head_json(session: Session) -> str:
-    """Everything of a session but its nodes.
+    """Everything of a session but its nodes; untrusted text and numbers in it are made storable.
 
     Raises:
         InvalidInput: something in it is not JSON (say, an object in `info`).
     """
-    head = {
-        "task": session.task.model_dump(),
-        "sample": session.sample,
-        "seed": session.seed,
-        "rewards": session.rewards,
-        "reward": session.reward,
-        "error": session.error,
-        "counters": session.counters,
-        "timings": session.timings,
-        "info": session.info,
-    }
     try:
-        return orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+        return _dumps({"task": session.task.model_dump(), **{name: getattr(session, name) for name in HEAD}})
     except TypeError as error:
         raise InvalidInput(f"session {session.id!r} holds what JSON can't express: {error}") from None
+
+
+def make_storable(session: Session) -> str | None:
+    """Replace, in a session that can't be stored, what JSON can't express by its text.
+
+    Returns:
+        What was wrong; None where the session can be stored as it is.
+    """
+    try:
+        head_json(session)
+    except InvalidInput as error:
+        for name in HEAD:
+            setattr(session, name, safe_json(getattr(session, name), whole=True))
+        session.task = Task(id=session.task.id, data=safe_json(session.task.data, whole=True))
+        return str(error)
+    return None
+
+
+def _dumps(value: Any) -> str:
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    except TypeError:
+        return orjson.dumps(safe_json(value), option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
 def session_from(id_: str, group: str, status: str, head: str, nodes: list[Node]) -> Session:

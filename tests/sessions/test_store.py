@@ -171,7 +171,7 @@ def test_what_json_cannot_express_is_refused_by_name_and_nothing_is_stored(tmp_p
 
 @pytest.mark.slow
 def test_a_log_cut_at_any_byte_of_its_last_record_loses_that_record_only(tmp_path: Path) -> None:
-    """What kill -9 (or a torn write) can leave behind: every prefix of the write-ahead log."""
+    """What kill -9 (or a torn write) can leave behind: prefixes of the write-ahead log, around each frame's borders."""
     path, log = tmp_path / "s.db", tmp_path / "s.db-wal"
     session = small(nodes=2)
     store = Store(path)
@@ -184,12 +184,14 @@ def test_a_log_cut_at_any_byte_of_its_last_record_loses_that_record_only(tmp_pat
     assert before < after == len(written)
     copy = tmp_path / "copy"
     for cut in range(before, after + 1):
+        if min((cut - 32) % 4120, -(cut - 32) % 4120) > 30 and cut % 97:
+            continue
         copy.mkdir()
         (copy / "s.db").write_bytes(database)
         (copy / "s.db-wal").write_bytes(written[:cut])
         with Store(copy / "s.db") as again:
             assert again.load("s") == (session if cut == after else whole), f"cut at byte {cut}"
-            if cut % 997 == 0:
+            if cut % 970 == 0:
                 again.append("s", session.nodes[-1]) if cut != after else None
                 assert again.load("s") == session
         shutil.rmtree(copy)

@@ -13,16 +13,17 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from agentrl.errors import InvalidInput
+from agentrl.errors import InvalidInput, brief
 from agentrl.sessions.export import session_dict
 from agentrl.sessions.gateway import describe
 from agentrl.sessions.gateway.asks import Ask
@@ -34,8 +35,10 @@ from agentrl.sessions.gateway.gateway import Gateway, Seat
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.raw import RawExchange
 from agentrl.sessions.gateway.refusals import Refusal, Style, refusal_for
+from agentrl.sessions.gateway.repeats import Replay
 from agentrl.sessions.gateway.rewards import CloseBody, OpenBody, RewardBody
-from agentrl.sessions.gateway.wire import chat, chat_replies, completions, messages, responses
+from agentrl.sessions.gateway.sizes import check_length
+from agentrl.sessions.gateway.wire import chat, chat_replies, completions, messages, messages_replies, responses
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.store import Store
 from agentrl.types import Engine, Session, Status, Task
@@ -55,10 +58,11 @@ def create_app(
     limits: Limits | None = None,
     session_tokens: int | None = None,
     context_tokens: int | None = None,
-    retries_by_content: bool = True,
+    replay: Replay = "lost",
     strip_reasoning: bool = False,
     admin_key: str | None = None,
     url: str | None = None,
+    secret: bytes | None = None,
 ) -> FastAPI:
     """The application over an engine; `app.state.gateway` is the `Gateway` for whoever shares the process.
 
@@ -70,14 +74,16 @@ def create_app(
         limits: sizes, numbers and seconds.
         session_tokens: all of a session's tokens together.
         context_tokens: the longest path, where that is less than the engine's own limit.
-        retries_by_content: see `Parts`.
+        replay: which identical requests get the stored reply again; see `Replay`.
         strip_reasoning: see `Parts`.
         admin_key: what opening a session needs; None lets everybody who reaches the address open one.
         url: the address that clients are told; None takes it from the request.
+        secret: what sessions' keys follow from; see `Gateway`.
     """
     bounds = (limits or Limits(), session_tokens, context_tokens)
-    parts = Parts(engine, renderer, *bounds, retries_by_content, strip_reasoning)
-    gateway = Gateway(parts, store, model)
+    parts = Parts(engine, renderer, *bounds, replay, strip_reasoning)
+    check_length(renderer.tokenizer, 0, 1)  # the vocabulary is read now, and not while requests wait
+    gateway = Gateway(parts, store, model, secret)
     app = FastAPI(title="agentrl gateway", version="1", description=__doc__)
     app.state.gateway, app.state.url = gateway, url
     _sessions(app, gateway, admin_key)
@@ -89,10 +95,11 @@ def create_app(
 def _sessions(app: FastAPI, gateway: Gateway, admin_key: str | None) -> None:
     @app.get("/health", responses=describe.answers(200, 503))
     async def health() -> Response:
-        """Whether the engine answers."""
+        """Whether the engine answers, what is wrong where it doesn't, and whether it never will again (`gone`)."""
         state = await gateway.parts.engine.health()
-        busy = {"ok": state.ok, "running": state.running, "waiting": state.waiting, "in_flight": gateway.in_flight}
-        return answer(busy, 200 if state.ok else 503)
+        busy = {"running": state.running, "waiting": state.waiting, "in_flight": gateway.in_flight}
+        said = {"ok": state.ok, **busy, "gone": state.gone, "detail": brief(state.detail)}
+        return answer(said, 200 if state.ok else 503)
 
     @app.post("/sessions", status_code=201, **describe.body(OpenBody, 201, 400, 401, 413, 429))
     async def open_session(request: Request) -> Response:
@@ -140,11 +147,11 @@ def _protocols(app: FastAPI, gateway: Gateway) -> None:
     speak("chat/completions", chat.read, chat_replies.reply, chat_replies.stream, "openai", Exchange)
     speak("responses", responses.read, responses.reply, responses.stream, "openai", Exchange)
     speak("completions", completions.read, completions.reply, completions.stream, "openai", RawExchange)
-    speak("messages", messages.read, messages.reply, messages.stream, "anthropic", Exchange)
+    speak("messages", messages.read, messages_replies.reply, messages_replies.stream, "anthropic", Exchange)
 
     async def count(session_id: str, request: Request, path: str, read: Callable[[RequestBody], Ask]) -> int:
         seat, body = await _asked(gateway, session_id, request, INSIDE[path])
-        return Exchange(gateway.parts, seat.live, read(body)).count()
+        return await Exchange(gateway.parts, seat.live, read(body)).count()
 
     codes = (200, 400, 401, 404, 408, 410, 413)
 
@@ -178,12 +185,28 @@ def _protocols(app: FastAPI, gateway: Gateway) -> None:
 
 def _errors(app: FastAPI) -> None:
     async def refused(request: Request, error: Exception) -> Response:
-        style: Style = "anthropic" if "/v1/messages" in request.url.path else "openai"
-        refusal = refusal_for(error)
-        return answer(refusal.body(style), refusal.status, refusal.headers)
+        return _refused(request, refusal_for(error))
+
+    async def no_route(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        asked = f"{request.method} {request.url.path[:200]}"
+        if error.status_code == 405:
+            said, code = f"{asked}: this address takes another method", "method_not_allowed"
+        else:
+            spoken = ", ".join(f"{{base_url}}/{path}" for path in INSIDE)
+            said, code = f"{asked}: there is no such address; the protocols are spoken at {spoken}", "not_found"
+        return _refused(request, Refusal(error.status_code, said, code), error.headers)
 
     app.add_exception_handler(Refusal, refused)
     app.add_exception_handler(InvalidInput, refused)
+    app.add_exception_handler(HTTPException, no_route)
+
+
+def _refused(request: Request, refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response:
+    """A refusal in the shape of whichever protocol the request speaks."""
+    anthropic = "/v1/messages" in request.url.path or "anthropic-version" in request.headers
+    style: Style = "anthropic" if anthropic else "openai"
+    return answer(refusal.body(style), refusal.status, {**refusal.headers, **(headers or {})})
 
 
 async def _asked(gateway: Gateway, session_id: str, request: Request, inside: str) -> tuple[Seat, RequestBody]:
@@ -256,7 +279,7 @@ def addresses(request: Request, session_id: str) -> dict[str, str]:
 
 
 def public(session: Session) -> dict[str, Any]:
-    """A session for its client: without the key's hash."""
+    """A session for its client: without what the gateway keeps about it."""
     data = session_dict(session)
     data["info"] = {name: value for name, value in data["info"].items() if name != "gateway"}
     return data

@@ -38,6 +38,7 @@ class Ask:
         retry: how often the client has tried before, as its header says; None without one.
         extra: what only the protocol's encoder needs.
         count: the history's items, once they were counted.
+        ignored: fields that change nothing and were passed over, each with the name that it is counted under.
     """
 
     protocol: Protocol
@@ -56,3 +57,4 @@ class Ask:
     retry: int | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     count: int = 0
+    ignored: dict[str, str] = field(default_factory=dict)

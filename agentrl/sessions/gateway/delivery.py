@@ -25,6 +25,10 @@ from agentrl.sessions.gateway.wire.sse import event
 from agentrl.types import FinishReason, Status
 
 SOON = 60.0
+ON_RESET = "agentrl.on_reset"
+"""In a request's scope: what the server calls if the connection is reset after the reply was written."""
+HEADER_LENGTH = 1000
+"""Characters of the header that tells which fields were passed over."""
 log = logging.getLogger("agentrl.gateway")
 
 Reply = Callable[[Exchange], bytes]
@@ -56,6 +60,7 @@ class Delivery(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Produce the reply beside a watch over the client; whichever ends first ends the other."""
         session, limits = self.seat.live.session, self.gateway.parts.limits
+        self._scope = scope
         refusal = None
         if self.seat.in_flight >= limits.session_in_flight:
             refusal = Refusal(429, "too many requests in this session", "session_busy", retry_after=1)
@@ -80,14 +85,22 @@ class Delivery(Response):
             producing.cancel()
             watching.cancel()
             await asyncio.gather(producing, watching, return_exceptions=True)
+            await self._save()
             self.gateway.in_flight -= 1
             self.seat.in_flight -= 1
+
+    async def _save(self) -> None:
+        """Store what was handed over, and what was counted where nothing was."""
+        try:
+            await self.gateway.save(self.seat.live)
+        except StoreError:
+            log.exception("session %s could not be stored", self.seat.live.session.id)
 
     async def _produce(self, send: Send) -> None:
         timed = self._timed(send)
         exchange = self.exchange
         try:
-            exchange.prepare(self._give_up)
+            await exchange.prepare(self._give_up)
             if exchange.ask.stream:
                 await self._events(timed)
             else:
@@ -96,15 +109,13 @@ class Delivery(Response):
                 body = self.reply(exchange)
                 await self._start(timed, "application/json", len(body))
                 await self._last(timed, body)
-            await self.gateway.save(self.seat.live)
+            await self._save()
         except asyncio.CancelledError:
             if not self.given_up:
                 raise
             await self._fail(timed, Refusal(410, "the session was closed, or the request repeated", "request_ended"))
         except SlowReader:
             self.seat.live.session.count("gateway/slow_readers")
-        except StoreError:
-            log.exception("session %s could not be stored", self.seat.live.session.id)
         except Exception as error:
             refusal = refusal_for(error)
             self.seat.live.truncated = refusal.code == "context_length_exceeded"
@@ -133,8 +144,10 @@ class Delivery(Response):
         await self._last(send, held)
 
     async def _start(self, send: Send, kind: str, length: int | None = None) -> None:
-        sized = {} if length is None else {"content-length": str(length)}
-        await _start(send, 200, kind, **sized)
+        headers = {} if length is None else {"content-length": str(length)}
+        if self.exchange.ask.ignored:
+            headers["x-agentrl-ignored"] = ", ".join(sorted(self.exchange.ask.ignored))[:HEADER_LENGTH]
+        await _start(send, 200, kind, **headers)
         self.began = True
 
     async def _last(self, send: Send, data: bytes) -> None:
@@ -147,6 +160,7 @@ class Delivery(Response):
         live = self.seat.live
         if live.session.status is Status.OPEN:  # and was not closed in the last moment
             nodes = self.exchange.commit()
+            self._scope[ON_RESET] = self.exchange.lost
             live.truncated = any(node.finish_reason is FinishReason.LENGTH for node in nodes)
         self.exchange.end()
         await send({"type": "http.response.body", "body": b""})

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from agentrl.errors import OutOfRoom
@@ -21,22 +21,24 @@ from agentrl.sessions.conversation import warn_untrainable
 from agentrl.sessions.drawing import aclose, draw
 from agentrl.sessions.gateway.asks import Ask
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.sessions.gateway.live import Drawn, Flight, Live, Written
+from agentrl.sessions.gateway.live import Drawn, Live, Written
 from agentrl.sessions.gateway.matching import chain, tools_digest
 from agentrl.sessions.gateway.pieces import Event, cut_turn, deltas_of, detached, merged, turn_of
 from agentrl.sessions.gateway.reading import Reading, forced_tokens
 from agentrl.sessions.gateway.refusals import Refusal
+from agentrl.sessions.gateway.repeats import Flight, Replay
+from agentrl.sessions.gateway.sizes import LARGE, characters, check_beginning, check_length, off_loop
 from agentrl.sessions.renderers.base import Renderer, Span, parse
 from agentrl.sessions.renderers.strip import Stripped, count_stripped, strip_earlier_reasoning
-from agentrl.types import Chunk, Engine, Node, Sampling, Turn
+from agentrl.types import Chunk, Engine, Message, Node, Sampling, Turn
 
 
 @dataclass(frozen=True)
 class Parts:
     """What every exchange of a gateway shares.
 
-    `retries_by_content`: an identical request is a retry, unless its header says otherwise; else only the
-    SDKs' retry header makes one. `strip_reasoning`: a user's message leaves earlier reasoning behind, on a branch.
+    `replay`: which identical requests get the stored reply again. `strip_reasoning`: a user's message leaves earlier
+    reasoning behind, on a branch.
     """
 
     engine: Engine
@@ -44,7 +46,7 @@ class Parts:
     limits: Limits
     session_tokens: int | None = None
     context_tokens: int | None = None
-    retries_by_content: bool = True
+    replay: Replay = "lost"
     strip_reasoning: bool = False
 
 
@@ -63,12 +65,13 @@ class Exchange:
     def __post_init__(self) -> None:
         self.choices: list[Drawn] = []
         self.flight: Flight | None = None
+        self.committed: float | None = None
         self.malformed = 0
         self.branch: Stripped | None = None
 
     # ------------------------------------------------------------------------------------- before
 
-    def prepare(self, cancel: Callable[[], object] = lambda: None) -> None:
+    async def prepare(self, cancel: Callable[[], object] = lambda: None) -> None:
         """Find the request's place and write what is new.
 
         Args:
@@ -78,20 +81,22 @@ class Exchange:
             Refusal, RenderError: the request can't be served as it is.
             OutOfRoom: the context or the session's budget leaves no room for one token.
         """
-        self._write()
+        await self._write(self._limit())
+        self._identify(cancel)
         if not self._replays():
-            self._take_off(cancel)
+            self._take_off()
 
-    def count(self) -> int:
+    async def count(self) -> int:
         """How many tokens the prompt has; nothing is drawn.
 
         Raises:
             Refusal, RenderError: the request can't be served as it is.
         """
-        self._write()
+        await self._write()
         return self.prompt_tokens
 
-    def _write(self) -> None:
+    async def _write(self, limit: int | None = None) -> None:
+        """Find the place and write what is new; `limit` is how many tokens the whole prompt may have."""
         ask, live, renderer = self.ask, self.live, self.parts.renderer
         self.place, self.line = live.place(ask)
         after = live.session.nodes[self.place.parent] if self.place.parent is not None else None
@@ -99,7 +104,7 @@ class Exchange:
         self.new = self._stripped()
         if self.new:
             after = detached(self.new[-1])
-        tokens = renderer.render(messages, tools=ask.tools, after=after) if messages else []
+        tokens = await self._rendered(messages, after, limit) if messages else []
         self.new += [Written(message, ids) for message, ids in zip(messages, tokens, strict=True)]
         if self.new:
             after = detached(self.new[-1])
@@ -107,6 +112,20 @@ class Exchange:
             raise Refusal(400, "a conversation needs at least one message", param="messages")
         self.forced = forced_tokens(renderer, ask)
         self._open([*renderer.generation_prompt(after), *self.forced])
+
+    async def _rendered(self, messages: Sequence[Message], after: Node | None, limit: int | None) -> list[list[int]]:
+        renderer, tools = self.parts.renderer, self.ask.tools
+        size = characters(messages, tools if after is None else ())
+        room = None if limit is None else limit - len(self.live.path_ids(self.place.parent))
+
+        def render() -> list[list[int]]:
+            if room is not None and size >= LARGE:
+                check_beginning(renderer.tokenizer, max((message.text for message in messages), key=len), room)
+            return renderer.render(messages, tools=tools, after=after)
+
+        if room is not None:
+            check_length(renderer.tokenizer, size, room)
+        return await off_loop(size, render)
 
     def _stripped(self) -> list[Written]:
         """Where a user's message leaves earlier reasoning behind: the path told again, from a branching point on."""
@@ -127,8 +146,8 @@ class Exchange:
         self.ids = [*self.live.path_ids(self.place.parent), *new, *opening]
         self.prompt_tokens = len(self.ids)
 
-    def _replays(self) -> bool:
-        """Whether these very turns are stored already: then the client has lost its reply, and gets it again."""
+    def _identify(self, cancel: Callable[[], object]) -> None:
+        """Say what is asked for, so that the same request is known again."""
         ask = self.ask
         stops = tuple(dict.fromkeys((*ask.sampling.stop_token_ids, *self.parts.renderer.stop_token_ids)))
         self.wanted = replace(ask.sampling, stop_token_ids=stops)
@@ -136,39 +155,66 @@ class Exchange:
         for written in self.new:
             digest = chain(digest, written.token_ids)
         self.digest = digest
-        again = self.parts.retries_by_content or ask.retry is None or ask.retry > 0
-        if self.new or not again:
-            return False
-        stored = self._stored(0)
+        self.flight = Flight(digest, self._samplings(0), 0, cancel)
+
+    def _replays(self) -> bool:
+        """Whether the client has lost a reply that is stored, and gets it again."""
+        assert self.flight is not None
+        attempt = None if self.new else self._answered(self.flight)
+        stored = None if attempt is None else self._stored(attempt)
         for node in stored or ():
             start = node.versions[0].start
             turn = turn_of(node, start)
             assert node.sampling is not None
             self.choices.append(Drawn(node.token_ids[:start], turn, node.sampling, node.message, "", node=node))
-        if stored:
-            self.replayed = True
+        if stored and attempt is not None:
+            self.replayed, self.flight.attempt = True, attempt
             self.reply_id = (stored[0].reply_id or self.reply_id).partition("#")[0]
         return self.replayed
 
-    def _take_off(self, cancel: Callable[[], object]) -> None:
-        """Fix each choice's sampling; identical requests that run side by side get dice of their own."""
+    def _answered(self, asked: Flight) -> int | None:
+        """The attempt at this request whose stored reply answers it; None where it is to be drawn afresh."""
+        if self.ask.sampling.seed is not None:
+            return 0  # the same dice are the same draw
+        lost = self.live.repeats.take_lost(asked) if self.parts.replay == "lost" or self.ask.retry else None
+        if lost is not None:
+            return lost
+        if self.ask.retry and not self.live.repeats.take_unanswered(asked):
+            return self._newest()
+        if self.parts.replay == "lost" and (newest := self._newest()) is not None:
+            nodes = self._stored(newest)
+            if nodes and nodes[-1] is self.live.session.nodes[-1] and self.live.repeats.take_reopened():
+                return newest
+        return 0 if self.parts.replay == "all" else None
+
+    def _newest(self) -> int | None:
+        """The last attempt at this request that is stored."""
+        attempt = 0
+        while self._stored(attempt):
+            attempt += 1
+        return attempt - 1 if attempt else None
+
+    def _take_off(self) -> None:
+        """Fix each choice's sampling; each fresh draw of the same request gets dice of its own."""
+        asked = self.flight
+        assert asked is not None
         room = self._room()
         if room < 1:
             raise OutOfRoom("no room for another token: the context or the session's token budget is used up")
         flights = self.live.flights
-        same = [f for f in flights if f.digest == self.digest and f.samplings == self._samplings(0)]
+        same = [flight for flight in flights if flight.same(asked)]
+        repeated = [f for f in same if self.ask.retry or (f.drawn and self.parts.replay == "lost")]
         attempt = 0
-        if self.ask.retry and same:
-            attempt = same[0].attempt
-            same[0].cancel()
+        if repeated:
+            attempt = repeated[0].supersede()
         elif self.ask.sampling.seed is None:
             taken = {flight.attempt for flight in same}
             while attempt in taken or (not self.new and self._stored(attempt)):
                 attempt += 1
         self.samplings = [replace(s, max_new_tokens=min(s.max_new_tokens, room)) for s in self._samplings(attempt)]
         self.call_ids = hashlib.blake2b(b"%d" % attempt + self.digest, digest_size=5).hexdigest()
-        self.flight = Flight(self.digest, self._samplings(0), attempt, cancel)
-        flights.append(self.flight)
+        asked.attempt = attempt
+        flights.append(asked)
 
     def _samplings(self, attempt: int) -> tuple[Sampling, ...]:
         """What each choice is drawn with: the client's seed counted up, or seeds from the session's own."""
@@ -182,9 +228,12 @@ class Exchange:
     def _stored(self, attempt: int) -> list[Node] | None:
         return self.live.stored_turns(self.place.parent, self.opening, self._samplings(attempt), self._room())
 
-    def _room(self) -> int:
+    def _limit(self) -> int:
         context = self.parts.engine.capabilities.max_context
-        room = min(context, self.parts.context_tokens or context) - len(self.ids)
+        return min(context, self.parts.context_tokens or context)
+
+    def _room(self) -> int:
+        room = self._limit() - len(self.ids)
         if self.parts.session_tokens is not None:
             new = len(self.opening) + sum(len(w.token_ids) for w in self.new)
             room = min(room, self.parts.session_tokens - self.live.size - new)
@@ -215,6 +264,8 @@ class Exchange:
         finally:
             await together.aclose()  # type: ignore[attr-defined]
         self.choices = [choice for choice in drawn if choice is not None]
+        if self.flight is not None:
+            self.flight.drawn = True
 
     async def _choice(self, place: int, deadline: float, drawn: list[Drawn | None]) -> AsyncIterator[Event]:
         sampling, ids = self.samplings[place], f"call_{self.call_ids}_{place}_"
@@ -255,6 +306,9 @@ class Exchange:
     def commit(self) -> list[Node]:
         """Store in the tree what was handed over, and count how it got there."""
         session, place = self.live.session, self.place
+        self.committed = time.monotonic()
+        for name in self.ask.ignored.values():
+            session.count(f"gateway/ignored/{name}")
         if self.replayed:
             session.count("gateway/retries")
             if place.parent is not None:
@@ -290,8 +344,15 @@ class Exchange:
 
     def end(self) -> None:
         """The request is over, whatever became of it; idempotent."""
-        if self.flight in self.live.flights:
+        if self.flight is not None and self.flight in self.live.flights:
             self.live.flights.remove(self.flight)
+            if self.committed is None:
+                self.live.repeats.note_unanswered(self.flight)
+
+    def lost(self) -> None:
+        """The connection broke that the reply went out on: whoever asks the same again soon has not read it."""
+        if self.flight is not None and self.committed is not None:
+            self.live.repeats.note_lost(self.flight, self.committed)
 
     def spans(self, choice: Drawn) -> list[Span]:
         """What each of a choice's sampled tokens is."""

@@ -8,13 +8,16 @@ All of it runs on one event loop; writing happens on one thread, in order, and i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
+import os
 import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeVar
 
 from agentrl.errors import DeadlineExceeded, InvalidInput, StoreError
@@ -27,6 +30,7 @@ from agentrl.sessions.store import Store
 from agentrl.types import Session, Status
 
 T = TypeVar("T")
+SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,6 @@ class Seat:
     """A session that is not sealed yet."""
 
     live: Live
-    key: str
     sealed: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None
     in_flight: int = 0
@@ -55,10 +58,12 @@ class Gateway:
         parts: the engine, the renderer and the bounds.
         store: where the sessions are kept.
         model: the name under which the model is listed.
+        secret: what sessions' keys follow from; None is one of its own, so that its keys end with it.
     """
 
-    def __init__(self, parts: Parts, store: Store, model: str = "agentrl") -> None:
+    def __init__(self, parts: Parts, store: Store, model: str = "agentrl", secret: bytes | None = None) -> None:
         self.parts, self.store, self.model = parts, store, model
+        self._secret = secret or secrets.token_bytes(SECRET_BYTES)
         self.in_flight = 0
         self._seats: dict[str, Seat] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="agentrl-store")
@@ -79,14 +84,21 @@ class Gateway:
             raise InvalidInput(f"session_id={session.id!r} is open already")
         if not session.id or not all(c.isalnum() or c in "-_.~" for c in session.id):
             raise InvalidInput(f"session_id={session.id!r} can't stand in a URL: use letters, digits, '-', '_', '.'")
-        key = f"sk-{secrets.token_urlsafe(24)}"
-        session.info["gateway"] = {"key": _hash(key)}
+        session.info["gateway"] = {"nonce": secrets.token_hex(16)}
         self._seat(session)
         await self.write(lambda: self.store.save(session, replace=True))
-        return Access(session.id, key)
+        return Access(session.id, self._key(session))
+
+    def _key(self, session: Session) -> str:
+        """The session's key: it follows from the gateway's secret, so the store need not keep anything of it."""
+        text = f"{session.id} {session.info['gateway'].get('nonce', '')}"
+        return f"sk-{hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()}"
+
+    def _fits(self, session: Session, key: str) -> bool:
+        return hmac.compare_digest(self._key(session).encode(), key.encode())
 
     def _seat(self, session: Session) -> Seat:
-        seat = Seat(Live(session), session.info["gateway"]["key"])
+        seat = Seat(Live(session))
         seat.live.stored = len(session.nodes)
         self._seats[session.id] = seat
         if session.status is Status.OPEN:
@@ -105,12 +117,14 @@ class Gateway:
         seat = self._seats.get(session_id)
         if seat is None:
             session = self._stored(session_id)
-            if session is None or not hmac.compare_digest(session.info["gateway"]["key"], _hash(key)):
+            if session is None or not self._fits(session, key):
                 raise Refusal(401, "no such session, or the key is not its own", "invalid_api_key")
             if session.info["gateway"].get("sealed"):
                 raise Refusal(410, f"session {session_id!r} is sealed", "session_sealed")
-            return self._seat(session)
-        if not hmac.compare_digest(seat.key, _hash(key)):
+            seat = self._seat(session)
+            seat.live.repeats.reopened = time.monotonic()
+            return seat
+        if not self._fits(seat.live.session, key):
             raise Refusal(401, "no such session, or the key is not its own", "invalid_api_key")
         return seat
 
@@ -122,7 +136,7 @@ class Gateway:
         """
         seat = self._seats.get(session_id)
         session = seat.live.session if seat else self._stored(session_id)
-        if session is None or not hmac.compare_digest(session.info["gateway"]["key"], _hash(key)):
+        if session is None or not self._fits(session, key):
             raise Refusal(401, "no such session, or the key is not its own", "invalid_api_key")
         return session
 
@@ -236,12 +250,13 @@ class Gateway:
     # --------------------------------------------------------------------------------------- storing
 
     async def save(self, live: Live) -> None:
-        """Write the nodes that were added; callers wait, so a store that is slow slows its clients."""
+        """Write what was added and counted; callers wait, so a store that is slow slows its clients."""
+        counted = live.uncounted()
         nodes = live.unstored()
-        if not nodes:
+        if not nodes and not counted:
             return
         try:
-            await self.write(lambda: self.store.append(live.session.id, *nodes))
+            await self.write(lambda: self.store.append(live.session.id, *nodes, head=live.session))
         except StoreError as error:
             live.broken = str(error)
             raise
@@ -269,5 +284,25 @@ def _saving(store: Store, live: Live) -> Callable[[], None]:
     return lambda: store.save(now)
 
 
-def _hash(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
+def lasting_secret(store: Path) -> bytes:
+    """A secret that is kept beside a store, readable by its owner alone.
+
+    With it a gateway that is started anew on the store knows the keys that it gave out before.
+
+    Raises:
+        StoreError: what is kept there is no whole secret; keys that follow from less could be guessed.
+    """
+    file = store.with_name(f"{store.name}.secret")
+    with contextlib.suppress(FileExistsError):
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as new:
+            new.write(secrets.token_bytes(SECRET_BYTES))
+            new.flush()
+            os.fsync(descriptor)
+    secret = file.read_bytes()
+    if len(secret) != SECRET_BYTES:
+        raise StoreError(
+            f"{file} has {len(secret)} bytes, not {SECRET_BYTES}: it is damaged; remove it, which ends the keys of "
+            "sessions that are open"
+        )
+    return secret

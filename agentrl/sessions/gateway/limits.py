@@ -1,4 +1,4 @@
-"""The gateway's bounds: sizes, numbers and seconds. Every wait in it ends by one of these."""
+"""The gateway's bounds: sizes, numbers, seconds and fields. Every wait in it ends by one of these."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ class Limits:
 
     body_bytes: int = 32 * 1024 * 1024
     """The largest request body."""
+    head_bytes: int = 64 * 1024
+    """The largest head of a request: its address and header fields."""
     body_timeout: float = 30.0
-    """Seconds in which a request's body must have arrived."""
+    """Seconds in which a request's head must have arrived, and then its body."""
     send_timeout: float = 30.0
     """Seconds a client may leave a piece of the reply unread before we hang up."""
     in_flight: int = 512
@@ -38,11 +40,13 @@ class Limits:
     """Seconds after its close during which a session still takes rewards."""
     sessions: int = 10_000
     """Sessions open at once; more get 429."""
+    strict_fields: bool = False
+    """Whether a request with a field that its protocol doesn't know is refused; else a harmless one is passed over."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if not (value > 0 or (name == "temperature" and value == 0)):
+            if not (value > 0 or (name == "temperature" and value == 0) or name == "strict_fields"):
                 raise ConfigError(f"{name}={value!r} must be above 0")
         if not self.turn_timeout < self.session_timeout:
             raise ConfigError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from agentrl.sessions.gateway.asks import Ask
 from agentrl.sessions.gateway.bodies import History
 from agentrl.sessions.gateway.matching import Above, Index, Place, same_draw, tools_digest
 from agentrl.sessions.gateway.refusals import Refusal
+from agentrl.sessions.gateway.repeats import Flight, Repeats
 from agentrl.types import FinishReason, Message, Node, Sampling, Session, Turn
 
 LINES = 8
@@ -56,16 +57,6 @@ class Written:
     repeats: int | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A request under way: what it would add, and how often the same was asked at the same time."""
-
-    digest: bytes
-    samplings: tuple[Sampling, ...]
-    attempt: int
-    cancel: Callable[[], object]
-
-
 @dataclass
 class Live:
     """One open session and its index.
@@ -78,6 +69,7 @@ class Live:
     index: Index = field(init=False)
     lines: list[Line] = field(default_factory=list)
     flights: list[Flight] = field(default_factory=list)
+    repeats: Repeats = field(default_factory=Repeats)
     stored: int = 0
     truncated: bool = False
     broken: str | None = None
@@ -86,6 +78,7 @@ class Live:
         self.index = Index(self.session)
         self._paths: OrderedDict[int, list[int]] = OrderedDict()
         self._agents: dict[int, str] = {}
+        self._counted = dict(self.session.counters)
         for node in self.session.nodes:
             self._speaker(node)
         self._size = tree.size(self.session)
@@ -223,6 +216,11 @@ class Live:
                 self._remember(choice.node.id, [*ids, *choice.turn.token_ids])
         self.draw_line(ask, line, above)
         return [choice.node for choice in choices if choice.node is not None]
+
+    def uncounted(self) -> bool:
+        """Whether something was counted since this was asked last."""
+        known, self._counted = self._counted, dict(self.session.counters)
+        return known != self._counted
 
     def unstored(self) -> list[Node]:
         """The nodes that are not in the store yet; they count as stored from now on."""

@@ -15,8 +15,9 @@ from agentrl.sessions.gateway.live import Written
 from agentrl.sessions.gateway.matching import Place, tools_digest
 from agentrl.sessions.gateway.reading import Reading
 from agentrl.sessions.gateway.refusals import Refusal
+from agentrl.sessions.gateway.sizes import LARGE, check_beginning, check_length, off_loop
 from agentrl.sessions.renderers.base import Delta, Parsed, Span, SpanKind
-from agentrl.types import FinishReason, Message, Node
+from agentrl.types import FinishReason, Message, Node, Tokenizer
 
 PROMPT = "prompt"
 
@@ -24,11 +25,17 @@ PROMPT = "prompt"
 class RawExchange(Exchange):
     """An exchange whose prompt is text or token ids: `ask.extra["prompt"]`."""
 
-    def _write(self) -> None:
+    async def _write(self, limit: int | None = None) -> None:
         prompt: str | list[int] = self.ask.extra["prompt"]
         tokenizer = self.parts.renderer.tokenizer
         parent, rest = self._stored_beginning(prompt)
-        ids = tokenizer.encode(rest) if isinstance(rest, str) else list(rest)
+        if isinstance(rest, str):
+            words, room = rest, None if limit is None else limit - len(self.live.path_ids(parent))
+            if room is not None:
+                check_length(tokenizer, len(words), room)
+            ids = await off_loop(len(words), lambda: _encoded(tokenizer, words, room))
+        else:
+            ids = list(rest)
         if isinstance(rest, list) and any(not 0 <= i < self.parts.engine.capabilities.vocab_size for i in rest):
             raise Refusal(400, "prompt: a token id is outside the vocabulary", "invalid_value", "prompt")
         text = rest if isinstance(rest, str) else tokenizer.decode(ids)
@@ -74,6 +81,12 @@ class RawExchange(Exchange):
     def spans(self, choice: Any) -> list[Span]:
         """All of a completion is content."""
         return [Span(SpanKind.CONTENT, 0, len(choice.turn.token_ids))]
+
+
+def _encoded(tokenizer: Tokenizer, text: str, room: int | None) -> list[int]:
+    if room is not None and len(text) >= LARGE:
+        check_beginning(tokenizer, text, room)
+    return tokenizer.encode(text)
 
 
 class _PlainParser:

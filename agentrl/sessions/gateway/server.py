@@ -16,8 +16,9 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from agentrl.errors import InfraError
+from agentrl.errors import EngineError, InfraError
 from agentrl.sessions.gateway.app import create_app
+from agentrl.sessions.gateway.connection import limited
 from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.store import Store
@@ -25,6 +26,8 @@ from agentrl.types import Engine
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10
+LOOK_EVERY = 2.0
+"""Seconds between two looks at whether there is an engine left."""
 
 
 @contextlib.asynccontextmanager
@@ -49,6 +52,7 @@ async def running(app: FastAPI, *, host: str = "127.0.0.1", port: int = 0) -> As
         timeout_keep_alive=120,
         timeout_graceful_shutdown=STOP_SECONDS,
         server_header=False,
+        http=limited(gateway_of(app).parts.limits),
     )
     server = _Server(config)
     serving = asyncio.ensure_future(server.serve(sockets=[bound]))
@@ -82,7 +86,7 @@ async def serve(
     announce: Any = print,
     **options: Any,
 ) -> None:
-    """Serve until cancelled.
+    """Serve until cancelled, or until no engine is left.
 
     Args:
         engine: draws the turns.
@@ -93,6 +97,10 @@ async def serve(
         admin_key: what opening a session needs.
         announce: is told the address, and the key if one was made up.
         **options: see `create_app`.
+
+    Raises:
+        InfraError: the address is taken.
+        EngineError: the engine is gone for good.
     """
     if admin_key is None and host not in ("127.0.0.1", "::1", "localhost"):
         admin_key = f"sk-{secrets.token_urlsafe(24)}"
@@ -100,7 +108,9 @@ async def serve(
     app = create_app(engine, renderer, store, admin_key=admin_key, **options)
     async with running(app, host=host, port=port) as url:
         announce(f"the gateway listens on {url} (POST {url}/sessions opens a session)")
-        await asyncio.Event().wait()
+        while not (health := await engine.health()).gone:  # noqa: ASYNC110 (engines have no event for it)
+            await asyncio.sleep(LOOK_EVERY)
+        raise EngineError(f"no engine is left to serve with: {health.detail}")
 
 
 def gateway_of(app: FastAPI) -> Gateway:

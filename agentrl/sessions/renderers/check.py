@@ -6,55 +6,27 @@ append-only, does the renderer that we would take write what the template writes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agentrl.errors import AgentRLError, UnknownName
+from agentrl.errors import AgentRLError
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
-from agentrl.sessions.renderers import grammars
+from agentrl.sessions.renderers.agreement import TRIALS, Verdict, agreements, both, judged
 from agentrl.sessions.renderers.base import Renderer
-from agentrl.sessions.renderers.deliberate import CHAT, DIFFERENCES, PARALLEL, REASONING, TOOLS, Difference, missing
-from agentrl.sessions.renderers.families import FAMILIES, PINNED_DATE, Expresses
-from agentrl.sessions.renderers.generic import expresses, unproven
-from agentrl.sessions.renderers.grammar import Grammar
-from agentrl.sessions.renderers.parsing import Bound
-from agentrl.sessions.renderers.probe import ProbeRenderer, Whole
-from agentrl.sessions.renderers.proof import CallId, Proof, kimi_id, nine_letters, prove
-from agentrl.sessions.renderers.registry import detect, get_renderer
-from agentrl.sessions.renderers.template import template_whole
-from agentrl.types import FunctionCall, Message, ToolCall
+from agentrl.sessions.renderers.deliberate import missing
+from agentrl.sessions.renderers.families import FAMILIES
+from agentrl.sessions.renderers.generic import UNREADABLE, expresses, unproven
+from agentrl.sessions.renderers.grammars import GRAMMARS
+from agentrl.sessions.renderers.proof import prove
+from agentrl.sessions.renderers.reading import fitting, misread
+from agentrl.sessions.renderers.registry import check_name, get_renderer
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-GRAMMARS: dict[str, Grammar] = {
-    "hermes": grammars.HERMES,
-    "qwen-xml": grammars.QWEN_CODER,
-    "glm": grammars.GLM,
-    "glm-5": grammars.GLM_5,
-    "minimax": grammars.MINIMAX,
-    "llama": grammars.LLAMA,
-    "mistral": grammars.MISTRAL,
-    "deepseek": grammars.DEEPSEEK,
-    "deepseek-v3.1": grammars.DEEPSEEK_V31,
-    "deepseek-v4": grammars.DSML,
-    "kimi": grammars.KIMI,
-    "gemma": grammars.GEMMA,
-    "harmony": grammars.HARMONY,
-}
-
-_KINDS: tuple[tuple[str, bool, float, Expresses], ...] = (
-    (CHAT, False, 0.0, Expresses()),
-    (TOOLS, True, 0.0, Expresses(parallel=False, content_with_calls=False)),
-    (PARALLEL, True, 0.0, Expresses()),
-    (REASONING, False, 0.8, Expresses()),
-)
-"""(name, with tools, how often they reason, what the conversations may hold)"""
-
-
-ON_PURPOSE = "differs on purpose"
+ON_PURPOSE = Verdict.ON_PURPOSE
+_OK = {Verdict.AGREES: True, Verdict.DIFFERS: False, Verdict.ON_PURPOSE: None, Verdict.NOT_EXPRESSIBLE: None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +52,15 @@ def check_renderer(model: Any, name: str = "auto", count: int = 50) -> list[Row]
         UnknownName: there is no renderer of that name.
     """
     tokenizer = load_tokenizer(model)
+    check_name(name)
     renderer: Renderer | None = None
     try:
-        name = detect(tokenizer) if name == "auto" else name
         renderer = get_renderer(tokenizer, name)
-        rows = [Row("renderer", name, True, "a known family" if name in FAMILIES else "the model's own template")]
-    except UnknownName:
-        raise
+        family = renderer.name in FAMILIES
+        rows = [Row("renderer", renderer.name, True, "a known family" if family else "the model's own template")]
     except AgentRLError as error:
         rows = [Row("renderer", name, False, str(error))]
-    rows += _template_rows(tokenizer, count, served=name in FAMILIES)
+    rows += _template_rows(tokenizer, count, served=renderer is not None)
     if renderer is not None:
         rows += _renderer_rows(renderer, tokenizer, count)
         rows.append(_reads_back(renderer))
@@ -114,125 +85,47 @@ def _template_rows(tokenizer: HFTokenizer, count: int, *, served: bool) -> Itera
     """What the template does by itself; that it rewrites history is a fault only where nothing else serves."""
     try:
         generic = unproven(tokenizer)
+        written = expresses(generic.whole)
     except AgentRLError as error:
         yield Row("template", "none", None, str(error))
         return
-    able = expresses(generic.whole)
-    for kind, tools, reasoning, holds in _KINDS:
+    for kind, tools, reasoning, holds in TRIALS:
         question = f"template append-only: {kind}"
-        if lacks := missing(kind, able):
+        if lacks := missing(kind, generic.able):
             yield Row(question, "not expressible", None, lacks.because.partition(",")[0])
             continue
-        proof = prove(generic, expresses=_both(able, holds), tools=tools, reasoning=reasoning, count=count)
-        row = _verdict(question, proof, count)
-        yield replace(row, ok=None) if row.ok is False and served else row
-    if not able.tools:
+        proof = prove(generic, expresses=both(generic.able, holds), tools=tools, reasoning=reasoning, count=count)
+        found = judged(kind, proof, count)
+        yield Row(question, found.verdict, _OK[found.verdict] or (None if served else False), found.detail)
+    if not written.tools:
         yield Row("parsers that fit the template", "none", None, "the template has no place for tool calls")
         return
-    fitting = [name for name, grammar in GRAMMARS.items() if _fits(generic, grammar)]
-    detail = "" if fitting else "no known parser reads back a call that the template wrote"
-    yield Row("parsers that fit the template", ", ".join(fitting) or "none", bool(fitting) or None, detail)
+    names = fitting(generic) if generic.able.tools else []
+    yield Row(
+        "parsers that fit the template", ", ".join(names) or "none", bool(names) or None, "" if names else UNREADABLE
+    )
 
 
 def _renderer_rows(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> Iterator[Row]:
     """The renderer against the template, or against itself where there is no template."""
-    family = FAMILIES.get(renderer.name)
-    able = family.expresses if family else Expresses()
-    reference: Whole | None = None
-    if tokenizer.chat_template:
-        reference = template_whole(tokenizer, date_string=PINNED_DATE, **(family.variables if family else {}))
-    if reference is None and not isinstance(renderer, ProbeRenderer):
-        return
-    against = "the template" if reference else "its own whole rendering"
-    for kind, tools, reasoning, holds in _KINDS:
-        question = f"{renderer.name} equals {against}: {kind}"
-        if (tools and not able.tools) or (reasoning and not able.reasoning) or (kind == PARALLEL and not able.parallel):
-            yield Row(question, "not expressible", None)
-            continue
-        trial = partial(
-            prove, renderer, reference, expresses=_both(able, holds), tools=tools, count=count, call_id=_ids(renderer)
-        )
-        row = _verdict(question, trial(reasoning=reasoning), count)
-        if row.ok is False:
-            known = [d for d in DIFFERENCES.get(renderer.name, ()) if kind in d.kinds]
-            known += [lacks] if reference and (lacks := missing(kind, expresses(reference))) else []
-            row = next((told for d in known if (told := _explained(row, d, renderer.name, trial, reasoning))), row)
-        yield row
-
-
-def _explained(
-    row: Row, difference: Difference, name: str, trial: Callable[..., Proof], reasoning: float
-) -> Row | None:
-    """The row with its reason, if the trial agrees where the difference can't show; None if it doesn't explain it."""
-    agreed = "nothing of it can be compared"
-    if not difference.everywhere:
-        often = reasoning if difference.reasoning is None else difference.reasoning
-        narrow: dict[str, Any] = {
-            "rounds": difference.rounds,
-            "system": difference.system,
-            "declared": difference.declared,
-        }
-        if difference.tools is not None and FAMILIES[name].expresses.tools:
-            narrow["tools"] = difference.tools
-        proof = trial(reasoning=often, **narrow)
-        if not proof.append_only:
-            return None
-        agreed = f"apart from that {proof.boundaries} turn boundaries agree"
-    return Row(row.question, ON_PURPOSE, None, f"{difference.because}; {agreed}")
-
-
-def _both(one: Expresses, other: Expresses) -> Expresses:
-    """What both can express of calls."""
-    return Expresses(
-        parallel=one.parallel and other.parallel,
-        content_with_calls=one.content_with_calls and other.content_with_calls,
-    )
-
-
-def _verdict(question: str, proof: Proof, count: int) -> Row:
-    if proof.boundaries == 0:
-        return Row(question, "not expressible", None, f"all of {count} conversations were refused")
-    refused = f" ({proof.refused} of {count} conversations refused)" if proof.refused else ""
-    if proof.append_only:
-        return Row(question, "yes", True, f"{proof.boundaries} turn boundaries agree{refused}")
-    return Row(question, "no", False, f"{proof.differing} of {proof.boundaries} differ{refused}; {proof.difference}")
-
-
-def _ids(renderer: Renderer) -> CallId:
-    return kimi_id if renderer.name.startswith("kimi") else nine_letters
-
-
-def _sample(call_id: str = "call00000") -> Message:
-    call = ToolCall(id=call_id, function=FunctionCall(name="search", arguments='{"limit": 3, "query": "tea"}'))
-    return Message(role="assistant", content=None, tool_calls=[call])
-
-
-def _same(one: Message, other: Message) -> bool:
-    """Whether two messages make the same calls, whatever their ids."""
-    calls = [[(c.function.name, c.function.arguments, c.error) for c in m.tool_calls or []] for m in (one, other)]
-    return one.text == other.text and calls[0] == calls[1]
-
-
-def _fits(renderer: ProbeRenderer, grammar: Grammar) -> bool:
-    try:
-        ids = renderer.turn(_sample())
-    except AgentRLError:
-        return False
-    parser = Bound(grammar, renderer.tokenizer, renderer.stop_token_ids).parser()
-    parser.feed(ids)
-    return _same(parser.finish()[1].message, _sample())
+    against = "the template" if tokenizer.chat_template else "its own whole rendering"
+    found = list(agreements(renderer, tokenizer, count))
+    for one in found:
+        yield Row(f"{renderer.name} equals {against}: {one.kind}", one.verdict, _OK[one.verdict], one.detail)
+    if not tokenizer.chat_template:
+        unknown = "this tokenizer brings no chat template: nothing says that its model was trained in this format"
+        yield Row("compared with the template", "nothing", False, unknown)
+    elif not any(one.compared for one in found):
+        yield Row("compared with the template", "nothing", False, "none of the conversations could be compared")
 
 
 def _reads_back(renderer: Renderer) -> Row:
     question = f"{renderer.name} reads back its own tool call"
-    message = _sample("functions.search:0") if renderer.name.startswith("kimi") else _sample()
     try:
-        parser = renderer.parser()
-        parser.feed(renderer.turn(message))
+        read = misread(renderer, renderer.parser)
     except AgentRLError as error:
         return Row(question, "not expressible", None, str(error))
-    read = parser.finish()[1].message
-    if not _same(read, message):
+    if read is not None:
         return Row(question, "no", False, repr(read))
     bound = getattr(renderer, "_grammar", None)
     name = next((name for name, grammar in GRAMMARS.items() if bound and bound.grammar.read is grammar.read), "")

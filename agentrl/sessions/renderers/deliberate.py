@@ -6,7 +6,7 @@ there, template and renderer must still agree token for token (docs/decisions/01
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.sessions.renderers.families import Expresses
 
@@ -57,11 +57,19 @@ _BLANK_LINE = Difference(
     "without a system message a blank line stands before the tools, as DeepSeek's encoder has it and the template not",
     system=True,
 )
+_PROMPTED = "revisions of the template differ in the default system prompt"
 _ASKED = "after a tool's result the template's prompt opens the reasoning, here the model does"
 _MOVED = "the template moves tools and system prompt to the last user message, here they stay with the first"
+_HARMONY = (
+    "OpenAI's own encoder is followed, not the template, which quotes results, adds blank lines and ends earlier turns "
+    "with another token"
+)
+_DEFAULT = "the template writes a system prompt of its own (with the day's date) where none is given"
+_MOVED_TOOLS = "the template moves the tools to the last user message, here they stay with the first"
 _REVISION = "revisions of the template list the tools in other words than the newest, which is written here"
 
 DIFFERENCES: dict[str, tuple[Difference, ...]] = {
+    "generic": (EARLIER, OPENED),
     "qwen3": (EARLIER,),
     "gemma-4": (
         Difference((TOOLS, PARALLEL), _ASKED, tools=False),
@@ -69,11 +77,20 @@ DIFFERENCES: dict[str, tuple[Difference, ...]] = {
     ),
     "glm-4.5": (EARLIER,),
     "glm-4.6": (EARLIER,),
-    **dict.fromkeys(("qwen3.5", "qwen3.6", "glm-5", "kimi-k2.5", "minimax-m2", "deepseek-r1"), (OPENED, EARLIER)),
+    **dict.fromkeys(("qwen3.5", "qwen3.6", "glm-5", "kimi-k2.5", "deepseek-r1"), (OPENED, EARLIER)),
+    "minimax-m2": tuple(replace(one, because=f"{one.because}; {_PROMPTED}", system=True) for one in (OPENED, EARLIER)),
     "deepseek-v3.1-thinking": (OPENED, EARLIER),
     "mistral": (
         Difference((CHAT,), _MOVED, system=False),
         Difference((TOOLS, PARALLEL), _MOVED, rounds=1, system=False),
+    ),
+    **dict.fromkeys(
+        ("mistral-v7", "mistral-v11", "mistral-v13"),
+        (
+            Difference((CHAT, REASONING), _DEFAULT, system=True),
+            Difference((TOOLS, PARALLEL), _DEFAULT, system=True),
+            Difference((TOOLS, PARALLEL), f"{_DEFAULT}; {_MOVED_TOOLS}", rounds=1, system=True),
+        ),
     ),
     "deepseek-v3": (
         Difference(
@@ -92,11 +109,8 @@ DIFFERENCES: dict[str, tuple[Difference, ...]] = {
     "kimi-k2": (Difference((TOOLS, PARALLEL), _REVISION, declared=False),),
     "qwen3-coder": (Difference((TOOLS, PARALLEL), _REVISION, declared=False),),
     "gpt-oss": (
-        Difference(
-            KINDS,
-            "OpenAI's own encoder is followed, not the template, which quotes results, adds blank lines and dates",
-            everywhere=True,
-        ),
+        Difference((CHAT, REASONING), _HARMONY, rounds=1, reasoning=0.0, tools=False, system=False),
+        Difference((TOOLS, PARALLEL), _HARMONY, everywhere=True),
     ),
 }
 """By renderer; the first one whose narrowed trial agrees explains a difference."""

@@ -26,7 +26,7 @@ from agentrl.sessions.renderers.library import (
     load_library_renderer,
     runs_merged,
 )
-from agentrl.sessions.renderers.mistral import Mistral
+from agentrl.sessions.renderers.mistral import Mistral, MistralV7
 from agentrl.sessions.renderers.probe import ProbeRenderer
 from agentrl.sessions.renderers.qwen_coder import QwenCoder
 from agentrl.types import Message
@@ -137,6 +137,7 @@ _STRIPPED = Expresses(stripped=True)
 _LLAMA = Expresses(reasoning=False, parallel=False, content_with_calls=False, stripped=True)
 _SILENT = Expresses(reasoning=False)
 _EOS = "<\uff5cend\u2581of\u2581sentence\uff5c>"
+_MISTRAL = ("[INST]", "[/INST]", "[TOOL_CALLS]", "[SYSTEM_PROMPT]")
 _GLM_STOPS = ("<|endoftext|>", "<|user|>", "<|observation|>")
 
 FAMILIES: dict[str, Family] = {
@@ -172,6 +173,16 @@ FAMILIES: dict[str, Family] = {
         Mistral,
         Expresses(reasoning=False, content_with_calls=False),
         marks=("[INST]", "[/INST]", "[TOOL_CALLS]"),
+    ),
+    "mistral-v7": Family(MistralV7, _SILENT, marks=_MISTRAL, template="[TOOL_CONTENT]"),
+    "mistral-v11": Family(
+        lambda tokenizer: MistralV7(tokenizer, 11), _SILENT, marks=(*_MISTRAL, "[CALL_ID]"), template="[CALL_ID]"
+    ),
+    "mistral-v13": Family(
+        lambda tokenizer: MistralV7(tokenizer, 13),
+        Expresses(),
+        marks=(*_MISTRAL, "[ARGS]", "[THINK]"),
+        template="[ARGS]",
     ),
     "deepseek-v3": Family(
         library("deepseek-v3", "DeepSeekV3", grammars.DEEPSEEK, (_EOS,), _SILENT), _SILENT, marks=(_EOS,)
@@ -250,7 +261,7 @@ FAMILIES: dict[str, Family] = {
         ),
         _STRIPPED,
         marks=("<|im_start|>", "<think>", "<|vision_start|>"),
-        auto=False,
+        template="<function=",
     ),
     "glm-5": Family(
         library("glm-5", "GLM5", grammars.GLM_5, _GLM_STOPS, _STRIPPED, ender=_glm_ender),

@@ -21,6 +21,7 @@ from agentrl.sessions.renderers.readers import (
     read_llama,
     read_minimax,
     read_mistral,
+    read_pythonic,
     read_qwen_xml,
 )
 
@@ -101,10 +102,34 @@ LLAMA = Grammar(
     read=read_llama,
 )
 
+_PYTHONIC = ("<function_calls>", "<|tool_call_start|>", "<|python_start|>")
+
+PYTHONIC = Grammar(
+    start="content",
+    regions={
+        "content": Region(
+            CONTENT,
+            {"<think>": Exit("reasoning", after="\n"), **{mark: Exit("tagged") for mark in _PYTHONIC}},
+            opens={"[": "call"},
+        ),
+        "reasoning": Region(REASONING, {"</think>": Exit("content", before="\n", after="\n\n")}),
+        "call": Region(CALL, open_end=True),
+        "tagged": Region(
+            CALL,
+            {mark: Exit("between") for mark in ("</function_calls>", "<|tool_call_end|>", "<|python_end|>")},
+            open_end=True,
+        ),
+        "between": Region(CONTENT, {mark: Exit("tagged") for mark in _PYTHONIC}, blank_is_markup=True),
+    },
+    read=read_pythonic,
+)
+"""Llama 4 writes a list, with or without tags around it, OLMo 3 a call on each line, LFM2 a list in tags."""
+
 MISTRAL = Grammar(
     start="content",
     regions={
-        "content": Region(CONTENT, {"[TOOL_CALLS]": Exit("calls")}),
+        "content": Region(CONTENT, {"[TOOL_CALLS]": Exit("calls"), "[THINK]": Exit("reasoning")}),
+        "reasoning": Region(REASONING, {"[/THINK]": Exit("content")}),
         "calls": Region(CALL, {mark: Exit("calls") for mark in ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")}, open_end=True),
     },
     read=read_mistral,
@@ -187,3 +212,21 @@ HARMONY = Grammar(
     read=read_harmony,
 )
 """`commentary` without a recipient is a preamble for the user, and so content."""
+
+GRAMMARS: dict[str, Grammar] = {
+    "hermes": HERMES,
+    "qwen-xml": QWEN_CODER,
+    "glm": GLM,
+    "glm-5": GLM_5,
+    "minimax": MINIMAX,
+    "llama": LLAMA,
+    "pythonic": PYTHONIC,
+    "mistral": MISTRAL,
+    "deepseek": DEEPSEEK,
+    "deepseek-v3.1": DEEPSEEK_V31,
+    "deepseek-v4": DSML,
+    "kimi": KIMI,
+    "gemma": GEMMA,
+    "harmony": HARMONY,
+}
+"""Every grammar by the name that `model.renderer=generic:NAME` and `agentrl check renderer=…` know it by."""

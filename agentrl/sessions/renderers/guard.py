@@ -18,6 +18,9 @@ from agentrl.models.tokenizers import HFTokenizer
 GUARD = "\U0010fffd"
 _GUARDS = re.compile(f"{GUARD}({GUARD}?)")
 
+_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+"""What the `tokenizers` library calls white space; `str.strip` without characters takes four control codes more."""
+
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """Text that renderers and templates look for in content, added token or not."""
 
@@ -49,10 +52,16 @@ class Guard:
         if GUARD not in text or self._added is None:
             return self._tokenizer.encode_markup(text)
         ids: list[int] = []
-        for place, piece in enumerate(self._added.split(text)):
+        pieces = self._added.split(text)
+        for place, piece in enumerate(pieces):
             if place % 2:
                 ids.append(self._tokenizer.added[piece])
-            elif piece:
+                continue
+            if place and pieces[place - 1] in self._tokenizer.eats_right:
+                piece = piece.lstrip(_SPACE)
+            if place + 1 < len(pieces) and pieces[place + 1] in self._tokenizer.eats_left:
+                piece = piece.rstrip(_SPACE)
+            if piece:
                 ids += self._tokenizer.encode(_GUARDS.sub(r"\1", piece))
         return ids
 

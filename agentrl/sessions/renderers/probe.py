@@ -21,7 +21,7 @@ from agentrl.errors import RenderError
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.grammar import Grammar, special_or_none
 from agentrl.sessions.renderers.parsing import Bound, RegionParser
-from agentrl.sessions.renderers.stand_ins import USER, calling, common, like, node_of
+from agentrl.sessions.renderers.stand_ins import USER, calling, common, like, node_of, run_around
 from agentrl.sessions.renderers.writer import Writer
 from agentrl.types import Message, Node, Tokenizer
 
@@ -45,6 +45,7 @@ class ProbeRenderer:
         ender: with `end` None, the token that a model would write to end this message's turn.
         refuse: says in words why a message has no place in the format; None where it has one.
         history: writes what history shows of a turn without its reasoning, where that is another mode of the format.
+        short: renders the stand-ins, where `whole` has no place for calls without tools on offer.
     """
 
     def __init__(
@@ -59,19 +60,21 @@ class ProbeRenderer:
         ender: Callable[[Message], int] | None = None,
         refuse: Callable[[Message], str | None] = lambda message: None,
         history: ProbeRenderer | None = None,
+        short: Whole | None = None,
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
         self.stop_token_ids: tuple[int, ...] = tuple(stop_token_ids)
         self.whole, self._end, self._ender, self._refuse, self._history = whole, end, ender, refuse, history
+        self._short = short or whole
         self._cache: dict[object, tuple[list[Message], list[int]]] = {}
         self._closing = self._find_closing()
-        self._prompt = self._beyond(self.whole([USER], (), True), self.whole([USER], (), False))
+        self._prompt = self._beyond(self._short([USER], (), True), self._short([USER], (), False))
         thinking = tokenizer.decode(self._prompt).rstrip("\n").endswith("<think>")
         self.thinks_in_prompt = thinking
-        opening, turn = self.whole([USER], (), True), self.whole([USER, calling(())], (), False)
+        opening, turn = self._short([USER], (), True), self._short([USER, calling(())], (), False)
         self._head = common(opening, turn)  # where a finished turn's content begins
-        self._grammar = Bound(replace(grammar, start="reasoning") if thinking else grammar, tokenizer, stop_token_ids)
+        self._grammar = Bound(self.in_prompt(grammar), tokenizer, stop_token_ids)
 
     def render(
         self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = (), after: Node | None = None
@@ -106,11 +109,23 @@ class ProbeRenderer:
             raise RenderError(f"{self.name} has no place for {problem} in an assistant message")
         if self.thinks_in_prompt:
             return self._turn_that_thinks(message)
-        opening = self.whole([USER], (), True)
+        opening = self._short([USER], (), True)
         ids = self._whole_turn(message)
-        if ids[: len(opening)] != opening:
+        return self._ended(self._behind_prompt(ids, opening), message)
+
+    def _behind_prompt(self, ids: list[int], opening: list[int]) -> list[int]:
+        """A turn without the prompt that opens it.
+
+        White space that begins it may have merged with the prompt's: it is encoded apart, since sampling starts there.
+        """
+        if ids[: len(opening)] == opening:
+            return ids[len(opening) :]
+        start = run_around(self.tokenizer, opening, len(opening))[0]
+        end = run_around(self.tokenizer, ids, start)[1]
+        run, prompt = self.tokenizer.decode(ids[start:end]), self.tokenizer.decode(opening[start:])
+        if ids[:start] != opening[:start] or not run.startswith(prompt) or self.tokenizer.encode(run) != ids[start:end]:
             raise RenderError(f"{self.name}: a finished turn does not begin with its generation prompt")
-        return self._ended(ids[len(opening) :], message)
+        return [*self.tokenizer.encode(run[len(prompt) :]), *ids[end:]]
 
     def past(self, message: Message, before: Node | None) -> list[int]:
         """What history shows of a turn without its reasoning; see `strip.Forgetful`."""
@@ -130,6 +145,11 @@ class ProbeRenderer:
         """A fresh parser for one turn."""
         return self._grammar.parser(tools)
 
+    def in_prompt(self, grammar: Grammar) -> Grammar:
+        """The grammar as a turn needs it that begins where this format's prompt ends: where that opens reasoning."""
+        opened = self.thinks_in_prompt and "reasoning" in grammar.regions
+        return replace(grammar, start="reasoning") if opened else grammar
+
     # ------------------------------------------------------------------------------- assistant turns
 
     def _whole_turn(self, message: Message) -> list[int]:
@@ -142,7 +162,7 @@ class ProbeRenderer:
                 return self._settled([USER, message], "user")
             except RenderError:
                 pass  # the format wants tool results behind this turn
-        return self.whole([USER, message], (), False)
+        return self._short([USER, message], (), False)
 
     def _settled(self, context: list[Message], role: Role) -> list[int]:
         """The context's tokens, up to the last turn's end, once a message of this role has followed."""
@@ -153,7 +173,7 @@ class ProbeRenderer:
 
     def _up_to_the_end(self, context: list[Message], followed: list[list[Message]]) -> list[int]:
         """The context's tokens, up to the last turn's end, where two different messages have followed."""
-        one, two = (self.whole([*context, *probes], (), False) for probes in followed)
+        one, two = (self._short([*context, *probes], (), False) for probes in followed)
         last = next((n for n in range(common(one, two) - 1, -1, -1) if one[n] in self.stop_token_ids), None)
         if last is None:
             raise RenderError(f"{self.name}: no token ends an assistant turn before a {followed[0][0].role} message")
@@ -173,8 +193,8 @@ class ProbeRenderer:
         Formats differ in what a finished turn shows of that: all of it, only the end of an empty one, or nothing
         (then reasoning and its end are written here).
         """
-        opening, ids = self.whole([USER], (), True), self.whole([USER, message], (), False)
-        silent = self.whole([USER, message.model_copy(update={"reasoning_content": None})], (), False)
+        opening, ids = self._short([USER], (), True), self._short([USER, message], (), False)
+        silent = self._short([USER, message.model_copy(update={"reasoning_content": None})], (), False)
         if ids[: len(opening)] == opening and not (message.reasoning_content and ids == silent):
             return self._ended(ids[len(opening) :], message)
         close = special_or_none(self.tokenizer, "</think>")
@@ -182,7 +202,7 @@ class ProbeRenderer:
         if not message.reasoning_content:
             if ids[self._head : self._head + 1] == [close]:
                 return self._ended(ids[self._head :], message)
-            thinking = self.whole([USER, message.model_copy(update={"reasoning_content": "r"})], (), False)
+            thinking = self._short([USER, message.model_copy(update={"reasoning_content": "r"})], (), False)
             if thinking[: len(opening)] == opening and close in thinking[len(opening) :]:
                 end = thinking.index(close, len(opening))
                 return self.tokenizer.encode(line) + self._ended(thinking[end:], message)
@@ -201,23 +221,24 @@ class ProbeRenderer:
         if after.message.role == "assistant":
             return self._behind(after, self._second_opening())
         context, stable = self._stand_in(after, ())
-        return self._beyond(self.whole(context, (), True), stable)
+        return self._beyond(self._short(context, (), True), stable)
 
     def _second_opening(self) -> list[int]:
         """What opens a turn directly after another one."""
         if self._end is None:
             return list(self._prompt)
-        full = self.whole([USER, calling(())], (), True)
+        full = self._short([USER, calling(())], (), True)
         head = full[: len(full) - len(self._prompt)]
         last = next((n for n in range(len(head) - 1, -1, -1) if head[n] in self.stop_token_ids), len(head) - 1)
         return full[last + 1 :]
 
     def _extend(self, after: Node | None, run: Sequence[Message], tools: Sequence[ToolSchema]) -> list[list[int]]:
         context, stable = self._stand_in(after, run) if after is not None else ([], [])
+        written = self.whole if after is None else self._short
         deltas: list[list[int]] = []
         for count in range(1, len(run) + 1):
             try:
-                full = self.whole([*context, *run[:count]], tools, False)
+                full = written([*context, *run[:count]], tools, False)
             except RenderError:
                 if after is not None or count == len(run):
                     raise
@@ -264,7 +285,7 @@ class ProbeRenderer:
             if message.role == "assistant":
                 stable = self._settled(context, run[0].role if run else "user")
             else:
-                stable = self._stable(self.whole(context, (), False), message.role)
+                stable = self._stable(self._short(context, (), False), message.role)
             self._cache[key] = context, stable
         return self._cache[key]
 
@@ -279,8 +300,8 @@ class ProbeRenderer:
         context = [USER, calling((("call_0", "f"), ("call_1", "f")))]
         results = [Message(role="tool", content="r", tool_call_id=f"call_{n}", name="f") for n in (0, 1)]
         try:
-            one = self.whole([*context, results[0]], (), False)
-            two = self.whole([*context, *results], (), False)
+            one = self._short([*context, results[0]], (), False)
+            two = self._short([*context, *results], (), False)
         except RenderError:
             return []  # the format knows no tool results, or no two of them
         return one[common(one, two) :]

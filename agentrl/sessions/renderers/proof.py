@@ -17,7 +17,8 @@ from agentrl.errors import RenderError
 from agentrl.sessions.renderers.base import Renderer, ToolSchema
 from agentrl.sessions.renderers.families import Expresses
 from agentrl.sessions.renderers.probe import ProbeRenderer, Whole
-from agentrl.types import FunctionCall, Message, Node, ToolCall
+from agentrl.sessions.renderers.stand_ins import run_around
+from agentrl.types import FunctionCall, Message, Node, Tokenizer, ToolCall
 
 _TEXTS = (
     "What is the weather?",
@@ -95,12 +96,14 @@ class Proof:
         differing: how many of them differed.
         difference: the first one, told in words and text.
         refused: conversations that the renderer or the reference could not express.
+        refusal: why, of the first one without tools on offer, else of the first.
     """
 
     boundaries: int
     differing: int
     difference: str
     refused: int
+    refusal: str = ""
 
     @property
     def append_only(self) -> bool:
@@ -213,6 +216,7 @@ def prove(
         reference = renderer.whole
     boundaries = differing = refused = 0
     difference = ""
+    refusals: list[tuple[bool, str]] = []
     for index in range(count):
         rng = random.Random(f"{seed}/{index}")
         able = expresses or Expresses()
@@ -227,11 +231,13 @@ def prove(
                     difference = difference or _describe(renderer, whole, extended, where)
         except RenderError as error:
             refused += 1
+            refusals.append((bool(offered), str(error)))
             if "append-only" in str(error):
                 boundaries += 1
                 differing += 1
                 difference = difference or str(error)
-    return Proof(boundaries, differing, difference, refused)
+    _, refusal = min(refusals, key=lambda told: told[0], default=(False, ""))
+    return Proof(boundaries, differing, difference, refused, refusal)
 
 
 def _boundaries(
@@ -240,12 +246,25 @@ def _boundaries(
     path: list[int] = []
     after: Node | None = None
     for place, node in nodes(renderer, messages, tools):
+        seam = len(path)
         if node.message.role == "assistant" and after is not None:
             prompt = renderer.generation_prompt(after)
             where = f"before message {place} (after {after.message.role})"
+            seam += len(prompt)
             yield reference(messages[:place], tools, True), path + prompt, where
         path += node.token_ids
+        if node.message.role == "assistant":
+            path = _merged(renderer.tokenizer, path, seam)
         after = node
+
+
+def _merged(tokenizer: Tokenizer, path: list[int], seam: int) -> list[int]:
+    """The path as a template encodes it, where white space meets the prompt's; what is sampled begins apart from it."""
+    before, behind = tokenizer.decode(path[:seam][-1:]), tokenizer.decode(path[seam : seam + 1])
+    if not (before[-1:].isspace() and behind[:1].isspace()):
+        return path
+    start, end = run_around(tokenizer, path, seam)
+    return [*path[:start], *tokenizer.encode(tokenizer.decode(path[start:end])), *path[end:]]
 
 
 def _describe(renderer: Renderer, whole: list[int], extended: list[int], where: str) -> str:

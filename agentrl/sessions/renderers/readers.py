@@ -12,7 +12,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.calls import array_slices, dumps, is_name, object_slices, read_json_call
@@ -157,24 +157,52 @@ def read_llama(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> 
     return calls or None
 
 
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+"""A quoted text, which may hold line feeds as they are: some templates write them so."""
+
+
+def read_pythonic(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> Calls | None:
+    """Calls spelt as Python, in a list or one on each line: Llama 4, OLMo 3, LFM2. Constants may be JSON's (true)."""
+    text = "".join(body)
+    if text.lstrip().startswith("[") and not _PYTHONIC.match(text.lstrip()):
+        return None
+    return _pythonic(text, index)
+
+
 def _pythonic(text: str, index: int) -> Calls:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(text.strip(), mode="eval").body
-            nodes = tree.elts if isinstance(tree, ast.List) else [tree]
-            return [_python_call(node, place) for place, node in enumerate(nodes, index)]
+            found: list[ast.expr] = []
+            for line in ast.parse(_QUOTED.sub(lambda found: found.group().replace("\n", "\\n"), text.strip())).body:
+                if not isinstance(line, ast.Expr):
+                    raise ValueError("a call is name(key=value, …)")
+                found += line.value.elts if isinstance(line.value, ast.List) else [line.value]
+            calls = [_python_call(node, place) for place, node in enumerate(found, index)]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         return [malformed(text, index, f"it is not a list of calls in Python's notation ({error})")]
+    return calls or [malformed(text, index, "there is no call in it")]
 
 
 def _python_call(node: ast.expr, index: int) -> ToolCall:
     if not isinstance(node, ast.Call) or node.args or any(k.arg is None for k in node.keywords):
         raise ValueError("a call is name(key=value, …)")
-    arguments = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
+    try:
+        arguments = {str(k.arg): ast.literal_eval(_Constants().visit(k.value)) for k in node.keywords}
+    except ValueError:  # its own words tell a memory address
+        raise ValueError("values are numbers, texts, lists and mappings") from None
     text = dumps(arguments)
     text.encode()  # a lone surrogate can't leave this process
     return ToolCall(id=f"call_{index}", function=FunctionCall(name=ast.unparse(node.func), arguments=text))
+
+
+class _Constants(ast.NodeTransformer):
+    """JSON's constants as Python's."""
+
+    values: ClassVar[dict[str, bool | None]] = {"true": True, "false": False, "null": None}
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(self.values[node.id]) if node.id in self.values else node
 
 
 # --------------------------------------------------------------------------------- XML without quotes

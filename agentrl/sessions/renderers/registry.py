@@ -1,21 +1,30 @@
-"""Which renderer serves which model: by name, or by what the model's own tokenizer says."""
+"""Which renderer serves which model: by name, or by what the model's own tokenizer and chat template say."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
-from agentrl.errors import ConfigError, unknown_name
+from agentrl.errors import AgentRLError, ConfigError, RenderError, unknown_name
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
+from agentrl.sessions.renderers.agreement import disagreement
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.renderers.families import FAMILIES
 from agentrl.sessions.renderers.generic import generic
+from agentrl.sessions.renderers.grammars import GRAMMARS
+from agentrl.types import Message
+
+_log = logging.getLogger(__name__)
 
 RENDERERS: dict[str, Callable[[HFTokenizer], Renderer]] = {
     **{name: family.make for name, family in FAMILIES.items()},
     "generic": generic,
 }
 """Every renderer by its name; add to it to register one."""
+TRIED = 8
+"""Conversations of each kind by which `auto` compares a renderer with a template: a foreign format shows in the first,
+and this takes some tenths of a second."""
 
 
 def get_renderer(tokenizer: Any, name: str = "auto") -> Renderer:
@@ -23,38 +32,98 @@ def get_renderer(tokenizer: Any, name: str = "auto") -> Renderer:
 
     Args:
         tokenizer: a Hugging Face folder, a `tokenizer.json`, or a tokenizer (see `load_tokenizer`).
-        name: a name out of `RENDERERS`; `auto` goes by the tokenizer's chat template and special tokens, and
-            takes the generic one (the model's own template, proven append-only) where no family fits.
+        name: a name out of `RENDERERS`, or `generic:GRAMMAR` with the grammar that reads the model's own format.
+            `auto` takes the family whose special tokens the tokenizer has, if it writes what the chat template writes,
+            and else the generic one (the template itself, proven append-only).
 
     Raises:
-        UnknownName: there is no renderer of that name.
+        UnknownName: there is no renderer, or no grammar, of that name.
         ConfigError: `auto` finds none that fits, or the generic one's proof fails.
     """
     loaded = load_tokenizer(tokenizer)
-    if name == "auto":
-        name = detect(loaded)
-    if name not in RENDERERS:
-        raise unknown_name("renderer", name, RENDERERS)
-    return RENDERERS[name](loaded)
+    check_name(name)
+    renderer = detect(loaded) if name == "auto" else _make(loaded, name)
+    if not _shows_system(renderer):
+        _log.warning(
+            "the chat template drops system messages: the model won't see them; put their text in a user message"
+        )
+    return renderer
 
 
-def detect(tokenizer: HFTokenizer) -> str:
-    """The name of the renderer that fits a tokenizer.
-
-    A family fits when the tokenizer has its special tokens and, where several share them, the chat template holds
-    the text that tells it apart.
+def check_name(name: str, setting: str = "renderer") -> None:
+    """Refuse a name that stands for no renderer.
 
     Raises:
-        ConfigError: none fits, and there is no chat template for the generic one.
+        UnknownName: it does not; the message lists those that do.
     """
-    template = tokenizer.chat_template or ""
-    fitting = [
+    base, colon, grammar = name.partition(":")
+    if colon and base == "generic":
+        if grammar not in GRAMMARS:
+            raise unknown_name(f"grammar of {setting}=generic:GRAMMAR", grammar, GRAMMARS)
+    elif name != "auto" and name not in RENDERERS:
+        raise unknown_name(setting, name, [*RENDERERS, "generic:GRAMMAR", "auto"])
+
+
+def candidates(tokenizer: HFTokenizer) -> list[str]:
+    """The families whose special tokens a tokenizer has, the most particular first.
+
+    Where several share them, the chat template must hold the text that tells the family apart.
+    """
+    template = tokenizer.tool_template or ""
+    return [
         name
-        for name, family in FAMILIES.items()
+        for name, family in reversed(FAMILIES.items())
         if family.auto and all(mark in tokenizer.added for mark in family.marks) and family.template in template
     ]
-    if fitting:
-        return fitting[-1]
-    if template:
-        return "generic"
-    raise ConfigError(f"renderer='auto' knows no format for this tokenizer; name one of {', '.join(RENDERERS)}")
+
+
+def detect(tokenizer: HFTokenizer) -> Renderer:
+    """The renderer that fits a tokenizer.
+
+    Raises:
+        ConfigError: no family writes what the chat template writes and the generic one can't serve it, or there is
+            no chat template and no family with the tokenizer's special tokens.
+    """
+    fitting = candidates(tokenizer)
+    if not tokenizer.templates:
+        if not fitting:
+            raise ConfigError(f"renderer='auto' knows no format for this tokenizer; name one of {', '.join(RENDERERS)}")
+        _log.warning(
+            "renderer='auto' takes %r by special tokens alone: this tokenizer brings no chat template to compare with; "
+            "if the model was trained in another format, name it with model.renderer=",
+            fitting[0],
+        )
+        return RENDERERS[fitting[0]](tokenizer)
+    against = []
+    for name in fitting:
+        try:
+            renderer = RENDERERS[name](tokenizer)
+            problem = disagreement(renderer, tokenizer, TRIED)
+        except AgentRLError as error:  # it lacks a token of the format, or its template can't be read
+            problem = str(error)
+        if problem is None:
+            return renderer
+        against.append(f"{name} does not fit ({problem})")
+    try:
+        renderer = generic(tokenizer)
+    except (ConfigError, RenderError) as error:
+        tried = f", and of the families with its special tokens {'; '.join(against)}" if against else ""
+        raise ConfigError(f"renderer='auto' finds none for this model: {error}{tried}") from error
+    if against:
+        _log.info("renderer='auto' takes the model's own chat template: %s", "; ".join(against))
+    return renderer
+
+
+def _make(tokenizer: HFTokenizer, name: str) -> Renderer:
+    base, colon, grammar = name.partition(":")
+    return generic(tokenizer, grammar) if colon and base == "generic" else RENDERERS[name](tokenizer)
+
+
+def _shows_system(renderer: Renderer) -> bool:
+    """Whether a system message's text makes a difference, or is refused, which tells as well."""
+    user = Message(role="user", content="u")
+    try:
+        one, other = (renderer.render([Message(role="system", content=text), user]) for text in ("s", "t"))
+    except RenderError:
+        return True
+    return one != other

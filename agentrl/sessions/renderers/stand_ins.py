@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.types import FunctionCall, Message, Node, ToolCall
+from agentrl.types import FunctionCall, Message, Node, Tokenizer, ToolCall
 
 USER = Message(role="user", content="u")
 
@@ -12,6 +12,14 @@ USER = Message(role="user", content="u")
 def common(one: Sequence[int], two: Sequence[int]) -> int:
     """How many tokens two lists begin with in common."""
     return next((n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+
+
+def run_around(tokenizer: Tokenizer, ids: Sequence[int], at: int) -> tuple[int, int]:
+    """Where the text around a place begins and ends: the added tokens before and behind it, or the list, bound it."""
+    added = frozenset(getattr(tokenizer, "added", {}).values())
+    start = next((n + 1 for n in range(min(at, len(ids)) - 1, -1, -1) if ids[n] in added), 0)
+    end = next((n for n in range(at, len(ids)) if ids[n] in added), len(ids))
+    return start, end
 
 
 def node_of(message: Message, ids: list[int]) -> Node:

@@ -19,6 +19,7 @@ from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.guard import Guard
 from agentrl.sessions.renderers.probe import Whole
+from agentrl.sessions.renderers.stand_ins import USER, common
 from agentrl.sessions.renderers.wire import as_wire
 from agentrl.types import Message
 
@@ -26,7 +27,10 @@ _GENERATION = re.compile(r"(\{%-?\s*)(end)?generation(\s*-?%\})")
 
 
 def template_whole(tokenizer: HFTokenizer, **variables: Any) -> Whole:
-    """The tokenizer's chat template as a function of whole conversations.
+    """The tokenizer's chat template as a function of whole conversations, without a constant tail.
+
+    Of several, the one named "tool_use" writes conversations with tools on offer and the default all others, as in
+    transformers. Calls have no place in the default then: where no tool is on offer, there are none.
 
     Args:
         tokenizer: brings the template.
@@ -37,12 +41,30 @@ def template_whole(tokenizer: HFTokenizer, **variables: Any) -> Whole:
         MissingExtra: jinja2 is not installed.
     """
     if not tokenizer.chat_template:
-        raise ConfigError("this tokenizer brings no chat template; name a renderer")
-    template = _compile(tokenizer.chat_template)
+        named = ", ".join(map(repr, tokenizer.templates))
+        brings = f"the chat templates {named} and none named 'default'" if named else "no chat template"
+        raise ConfigError(f"this tokenizer brings {brings}; name a renderer with model.renderer=")
+    plain = _whole(tokenizer, tokenizer.chat_template, variables)
+    if tokenizer.tool_template in (None, tokenizer.chat_template):
+        return plain
+    calling = _whole(tokenizer, tokenizer.tool_template or "", variables)
+
+    def whole(messages: Sequence[Message], tools: Sequence[ToolSchema], prompt: bool) -> list[int]:
+        if tools:
+            return calling(messages, tools, prompt)
+        if any(message.role == "tool" or message.tool_calls for message in messages):
+            raise RenderError("the chat template named 'default' has no place for calls; they need tools on offer")
+        return plain(messages, tools, prompt)
+
+    return whole
+
+
+def _whole(tokenizer: HFTokenizer, source: str, variables: dict[str, Any]) -> Whole:
+    template = _compile(source)
     guard = Guard(tokenizer)
     given = {**_special_tokens(tokenizer.config), **variables}
 
-    def whole(messages: Sequence[Message], tools: Sequence[ToolSchema], prompt: bool) -> list[int]:
+    def written(messages: Sequence[Message], tools: Sequence[ToolSchema], prompt: bool) -> list[int]:
         wire = [as_wire(message, guard) for message in messages]
         offered = [guard.value(dict(tool)) for tool in tools] or None
         try:
@@ -50,6 +72,31 @@ def template_whole(tokenizer: HFTokenizer, **variables: Any) -> Whole:
         except Exception as error:  # a template may fail in any way
             raise RenderError(f"the chat template refuses these messages: {error}") from error
         return guard.encode(text)
+
+    return _without_tail(written)
+
+
+def _without_tail(written: Whole) -> Whole:
+    """A template without what it writes behind every conversation that it opens no turn after.
+
+    Some templates (Phi-3.5's, Phi-4-mini's) end with `{% else %}{{ eos_token }}`: training data ends there, a
+    conversation that goes on has no such token in it. It is subtracted where it is the same tokens behind every trial.
+    """
+    answer = Message(role="assistant", content="a")
+    tails = set()
+    for messages in ([USER], [USER, answer], [USER, answer, USER]):
+        try:
+            closed, opened = (written(messages, (), prompt) for prompt in (False, True))
+        except RenderError:
+            return written
+        tails.add(tuple(closed[common(closed, opened) :]))
+    tail = list(tails.pop())
+    if tails or not tail:
+        return written
+
+    def whole(messages: Sequence[Message], tools: Sequence[ToolSchema], prompt: bool) -> list[int]:
+        ids = written(messages, tools, prompt)
+        return ids[: -len(tail)] if not prompt and ids[-len(tail) :] == tail else ids
 
     return whole
 

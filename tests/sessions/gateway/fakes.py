@@ -58,6 +58,7 @@ class Talker:
     script: Callable[[str], Message | str] = lambda prompt: say("hello")
     max_context: int = 100_000
     latency: float = 0.0
+    held: asyncio.Event | None = None  # nothing is said before it is set
     chunk: int = 3
     json_schema: bool = False
     routes: bool = False
@@ -89,6 +90,8 @@ class Talker:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
+            if self.held is not None:
+                await self.held.wait()
             for start in range(0, len(ids), self.chunk):
                 if self.latency:
                     await asyncio.sleep(self.latency)

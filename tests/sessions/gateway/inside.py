@@ -24,7 +24,7 @@ async def exchange(gateway: Gateway, seat: Seat, asked: Ask) -> tuple[Exchange, 
     """A request from its placing to its storing."""
     made = Exchange(gateway.parts, seat.live, asked)
     try:
-        made.prepare()
+        await made.prepare()
         async for _ in made.events():
             pass
         nodes = made.commit()

@@ -78,7 +78,9 @@ async def test_a_streamed_response_is_the_whole_one_in_events_that_the_sdk_accep
             final = await stream.get_final_response()
         assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == "let me"
         assert [item.type for item in final.output] == ["reasoning", "message", "function_call", "function_call"]
-        again = await client(access).responses.create(model="m", input="1+2?", tools=[TOOL])
+        again = await client(access).responses.create(
+            model="m", input="1+2?", tools=[TOOL], extra_headers={"x-stainless-retry-count": "1"}
+        )
         assert [i.model_dump(exclude_none=True) for i in again.output] == [
             {k: v for k, v in i.model_dump(exclude_none=True).items() if k != "parsed_arguments"}
             for i in (_plain(item) for item in final.output)
@@ -108,9 +110,13 @@ async def test_a_response_that_was_cut_is_incomplete(serve: Serve) -> None:
     ("fields", "named"),
     [
         ({"background": True}, "background"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"reasoning": {"context": "all_turns"}}, "reasoning.context"),
+        ({"extra_body": {"max_tokens": 5}}, "did you mean 'max_output_tokens'"),
+        ({"extra_body": {"min_p": 0.1}}, "min_p"),
+        ({"max_output_tokens": True}, "max_output_tokens"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),
-        ({"tools": [{"type": "web_search"}]}, r"tools\[0\].type"),
+        ({"tools": [{"type": "local_shell"}]}, r"tools\[0\].type"),
         ({"truncation": "auto"}, "truncation"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, r"input\[0\].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "detail": "auto"}]}]}, "takes text only"),
@@ -147,7 +153,8 @@ async def test_anthropic_turns_with_tools_and_thinking_make_one_path(serve: Serv
         assert (second.content[-1].text, second.stop_reason) == ("it is 3", "end_turn")
         roles = [("system", None), ("user", 0), ("assistant", 1), ("tool", 2), ("tool", 3), ("assistant", 4)]
         assert shape(served, access) == roles
-        assert served.session(access["id"]).counters == {"gateway/clean": 1}
+        counted = {"gateway/clean": 1, "gateway/ignored/thinking.budget_tokens": 2}
+        assert served.session(access["id"]).counters == counted
 
 
 async def test_an_anthropic_stream_is_the_whole_reply_in_blocks(serve: Serve) -> None:
@@ -159,7 +166,7 @@ async def test_an_anthropic_stream_is_the_whole_reply_in_blocks(serve: Serve) ->
             text = "".join([piece async for piece in stream.text_stream])
             final = await stream.get_final_message()
         assert text == "let me"
-        whole = await claude(access).messages.create(**given)
+        whole = await claude(access).messages.create(**given, extra_headers={"x-stainless-retry-count": "1"})
         assert [b.model_dump(exclude_none=True) for b in whole.content] == [
             {k: v for k, v in b.model_dump(exclude_none=True).items() if k != "parsed_output"} for b in final.content
         ]
@@ -206,6 +213,19 @@ async def test_anthropic_stop_sequences_limits_choices_and_counting(serve: Serve
         ({"max_tokens": 0}, "max_tokens"),
         ({"extra_body": {"temprature": 1}}, "did you mean 'temperature'"),
         ({"extra_body": {"container": "x"}}, "container"),
+        ({"extra_body": {"stop": ["x"]}}, "did you mean 'stop_sequences'"),
+        ({"extra_body": {"maxTokens": 3}}, "did you mean 'max_tokens'"),
+        ({"extra_body": {"temperature": True}}, "temperature=True"),
+        ({"extra_body": {"temperature": "0.5"}}, "temperature='0.5'"),
+        ({"extra_body": {"top_k": 1.5}}, "top_k=1.5 must be a whole number"),
+        ({"max_tokens": True}, "max_tokens"),
+        (
+            {"extra_body": {"output_config": {"task_budget": {"type": "tokens", "total": 9}}}},
+            "output_config.task_budget",
+        ),
+        ({"extra_body": {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}}, r"edits\[0\]"),
+        ({"extra_body": {"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}}, r"edits\[0\]"),
+        ({"extra_body": {"output_config": {"format": {"type": "json_schema", "schema": {}}}}}, "output_config.format"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
     ],
 )

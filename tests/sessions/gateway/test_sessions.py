@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import socket
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,15 @@ import httpx
 import openai
 import pytest
 
-from agentrl.errors import DeadlineExceeded, InvalidInput
-from agentrl.sessions.gateway.gateway import Gateway
+from agentrl.errors import DeadlineExceeded, InvalidInput, StoreError
+from agentrl.sessions.gateway.gateway import Gateway, lasting_secret
 from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.refusals import Refusal
 from agentrl.sessions.gateway.rewards import CloseBody
 from agentrl.sessions.store import Store
 from agentrl.types import Session, Status, Task
 from tests.sessions.gateway.conftest import Serve, Served
-from tests.sessions.gateway.fakes import Talker, in_turn, say
+from tests.sessions.gateway.fakes import Talker, in_turn, renderer, say
 from tests.sessions.gateway.test_chat import HI, client
 
 ASK = {"model": "m", "messages": HI}
@@ -39,7 +42,7 @@ async def get(served: Served, access: dict[str, str], key: str | None = None) ->
         return await http.get(f"{served.url}/sessions/{access['id']}", headers=headers)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -47,6 +50,11 @@ async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
 
 def read(path: str) -> bytes:
     return Path(path).read_bytes()
+
+
+def read_all(folder: Path) -> list[bytes]:
+    """A store's file, and its log, which goes when the last connection is closed."""
+    return [path.read_bytes() for path in (folder / "sessions.db", folder / "sessions.db-wal") if path.exists()]
 
 
 def lay_out(path: Path, database: bytes, log: bytes) -> None:
@@ -130,18 +138,25 @@ async def test_a_body_that_never_comes_and_one_that_is_no_json_are_refused(serve
 
 async def test_a_flood_is_refused_with_429_and_retry_after_and_the_rest_is_served(serve: Serve) -> None:
     limits = Limits(session_in_flight=4, in_flight=6)
-    async with serve(Talker(latency=0.05), limits=limits) as served:
+    talker = Talker(held=asyncio.Event())
+    async with serve(talker, limits=limits) as served:
         one, other = await served.open(), await served.open()
 
         async def ask(access: dict[str, str], number: int) -> Any:
             return await post(served, access, "v1/chat/completions", **{**ASK, "seed": number})
 
-        answers = await asyncio.gather(*(ask(one, i) for i in range(10)), *(ask(other, i) for i in range(10)))
-        refused = [a for a in answers if a.status_code == 429]
-        assert {a.status_code for a in answers} == {200, 429}
-        assert {a.json()["error"]["code"] for a in refused} == {"session_busy", "queue_full"}
-        assert all(int(a.headers["retry-after"]) >= 1 for a in refused)
-        assert served.engine.most_running <= 6
+        asked = [asyncio.create_task(ask(one, number)) for number in range(10)]
+        await until(lambda: sum(task.done() for task in asked) == 6)  # four of its own wait for the engine
+        asked += [asyncio.create_task(ask(other, number)) for number in range(10)]
+        await until(lambda: sum(task.done() for task in asked) == 14)
+        refused = [task.result() for task in asked if task.done()]
+        assert Counter(a.json()["error"]["code"] for a in refused) == {"session_busy": 6, "queue_full": 8}
+        assert all(a.status_code == 429 and int(a.headers["retry-after"]) >= 1 for a in refused)
+        assert talker.held is not None
+        talker.held.set()
+        answers = await asyncio.gather(*asked)
+        assert Counter(a.status_code for a in answers) == {200: 6, 429: 14}
+        assert served.engine.most_running == 6
         assert (await ask(one, 99)).status_code == 200
 
 
@@ -157,7 +172,7 @@ async def test_a_client_that_leaves_aborts_its_generation_and_nothing_is_stored(
         assert served.engine.aborted == 2
         session = served.session(access["id"])
         assert session.nodes == []
-        assert session.counters == {"gateway/disconnects": 2}
+        await until(lambda: session.counters == {"gateway/disconnects": 2})
         served.engine.latency = 0
         assert (await post(served, access, "v1/chat/completions", **ASK)).status_code == 200
         assert len(session.nodes) == 2
@@ -336,7 +351,7 @@ async def test_a_gateway_reopens_a_log_that_was_cut_at_any_byte_of_the_last_turn
 
     parts = Parts(Talker(in_turn(say("one"), say("two"))), renderer(), Limits())  # type: ignore[arg-type]
     store = Store(tmp_path / "s.db")
-    gateway = Gateway(parts, store)
+    gateway = Gateway(parts, store, secret=b"kept")
     access = await gateway.open(Session("s", Task(id="t")))
     seat = gateway.seat("s", access.api_key)
     await exchange(gateway, seat, ask(HI))
@@ -350,7 +365,7 @@ async def test_a_gateway_reopens_a_log_that_was_cut_at_any_byte_of_the_last_turn
     for cut in [*range(before, len(written), 7), len(written)]:
         lay_out(copy, database, written[:cut])
         with Store(copy) as again:
-            reopened = Gateway(parts, again)
+            reopened = Gateway(parts, again, secret=b"kept")
             session = reopened.seat("s", access.api_key).live.session
             assert len(session.nodes) == (4 if cut == len(written) else 2), cut
             if cut % 1001 == 0:
@@ -368,7 +383,7 @@ async def test_a_store_that_fails_ends_the_session_as_our_own_fault(serve: Serve
         raw.execute("CREATE TRIGGER full BEFORE INSERT ON nodes BEGIN SELECT RAISE(ABORT, 'disk full'); END")
         raw.close()
         await client(access).chat.completions.create(**ASK)
-        for _ in range(100):
+        for _ in range(6000):
             await asyncio.sleep(0.01)
             answer = await post(served, access, "v1/chat/completions", **ASK)
             if answer.status_code == 503:
@@ -378,3 +393,127 @@ async def test_a_store_that_fails_ends_the_session_as_our_own_fault(serve: Serve
         raw.execute("DROP TRIGGER full")
         raw.close()
         assert (await post(served, access, "close")).json()["status"] == "infra_error"
+
+
+async def test_nothing_of_a_sessions_key_lies_in_the_store_and_each_opening_has_another(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """Keys (later their hashes) lay in sessions.db, which people share."""
+    async with serve() as served:
+        one = await served.gateway.open(Session("s", Task(id="t")))
+        other = await served.gateway.open(Session("t", Task(id="t")))
+        assert served.gateway.seat("s", one.api_key)
+        assert one.api_key != other.api_key
+        with pytest.raises(Refusal):
+            served.gateway.seat("s", other.api_key)
+        served.gateway._seats.clear()
+        again = await served.gateway.open(Session("s", Task(id="t")))
+        assert again.api_key != one.api_key, "who worked on the first attempt could speak in the second"
+    for data in read_all(tmp_path):
+        for key in (one.api_key, other.api_key):
+            for told in (key, key.removeprefix("sk-"), hashlib.sha256(key.encode()).hexdigest()):
+                assert told.encode() not in data
+    assert (tmp_path / "sessions.db.secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_secret_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    """Of an empty file, as a crash may leave one, anybody could compute the keys."""
+    store = tmp_path / "sessions.db"
+    assert lasting_secret(store) == lasting_secret(store)
+    (tmp_path / "sessions.db.secret").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"sessions\.db\.secret has 0 bytes, not 32"):
+        lasting_secret(store)
+
+
+async def test_a_gateway_without_the_secret_of_another_refuses_the_keys_that_it_gave_out(serve: Serve) -> None:
+    async with serve() as served:
+        access = await served.gateway.open(Session("s", Task(id="t")))
+        with pytest.raises(Refusal, match="key is not its own"):
+            Gateway(served.gateway.parts, served.store).seat("s", access.api_key)
+
+
+async def test_a_gateway_whose_engines_are_gone_says_so_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from agentrl.errors import EngineError
+    from agentrl.sessions.gateway import server
+    from agentrl.types import Health
+
+    class Mortal(Talker):
+        died = False
+
+        async def health(self) -> Health:
+            return Health(ok=not self.died, gone=self.died, detail="no engine is left\n  CUDA error" * self.died)
+
+    monkeypatch.setattr(server, "LOOK_EVERY", 0.2)
+    engine, said = Mortal(), asyncio.Queue[str]()
+    with Store(tmp_path / "s.db") as store:
+        serving = asyncio.create_task(server.serve(engine, renderer(), store, port=0, announce=said.put_nowait))
+        url = (await said.get()).split()[4]
+        async with httpx.AsyncClient() as http:
+            assert (await http.get(f"{url}/health")).json()["ok"] is True
+            engine.died = True
+            health = await http.get(f"{url}/health")
+        assert (health.status_code, health.json()["gone"]) == (503, True)
+        assert "CUDA error" in health.json()["detail"]
+        with pytest.raises(EngineError, match="no engine is left"):
+            await serving
+
+
+async def test_counters_are_in_the_store_after_each_request_whatever_became_of_it(serve: Serve) -> None:
+    """A gateway that was killed had the turns, but had counted nothing."""
+    from agentrl.errors import EngineError
+
+    async with serve() as served:
+        access = await served.open()
+        chat = client(access).chat.completions
+        await chat.create(**ASK, extra_body={"service_tier": "auto"})
+        served.engine.fail = EngineError("no")
+        with pytest.raises(openai.InternalServerError):
+            await chat.create(**ASK)
+        async with asyncio.timeout(20):
+            while served.gateway.in_flight:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        live = served.session(access["id"])
+        stored = served.store.load(access["id"])
+        assert stored.counters == live.counters == {"gateway/ignored/service_tier": 1, "gateway/failures": 1}
+        assert stored.nodes == live.nodes
+
+
+async def raw(served: Served, *pieces: bytes) -> bytes:
+    """What the server answers to these bytes."""
+    reader, writer = await asyncio.open_connection(*served.url.removeprefix("http://").split(":"))
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        async with asyncio.timeout(30):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: x\r\nx-a: "])
+async def test_a_head_that_never_comes_whole_is_cut(serve: Serve, sent: bytes) -> None:
+    async with serve(limits=Limits(body_timeout=0.5)) as served:
+        assert (await raw(served, sent)).startswith(b"HTTP/1.1 408")
+
+
+async def test_a_second_head_on_a_kept_connection_has_its_time_from_its_first_byte(serve: Serve) -> None:
+    async with serve(limits=Limits(body_timeout=0.5)) as served:
+        whole = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+        said = await raw(served, whole, whole[:20])
+        assert said.startswith(b"HTTP/1.1 200")
+        assert b"HTTP/1.1 408" in said
+
+
+@pytest.mark.parametrize("fields", [[b"x-a: " + b"a" * 5000], [b"x-%d: %s" % (i, b"a" * 100) for i in range(50)]])
+async def test_a_head_is_bounded_in_size_whole_or_not(serve: Serve, fields: list[bytes]) -> None:
+    async with serve(limits=Limits(head_bytes=4000)) as served:
+        head = b"\r\n".join([b"GET /health HTTP/1.1", b"host: x", *fields])
+        for sent in (head + b"\r\n\r\n", head):
+            said = await raw(served, sent)
+            assert said.startswith(b"HTTP/1.1 431")
+            assert b"head_too_large" in said
+        async with httpx.AsyncClient() as http:
+            assert (await http.get(f"{served.url}/health", headers={"x-a": "a" * 3000})).status_code == 200

@@ -50,7 +50,7 @@ class State(RuleBasedStateMachine):
         self.sealed: dict[str, Session] = {}
 
     def new_gateway(self) -> Gateway:
-        return Gateway(Parts(self.engine, renderer(), Limits()), self.store)  # type: ignore[arg-type]
+        return Gateway(Parts(self.engine, renderer(), Limits()), self.store, secret=b"kept")  # type: ignore[arg-type]
 
     def run(self, work: Any) -> Any:
         return self.loop.run_until_complete(work)
@@ -97,7 +97,7 @@ class State(RuleBasedStateMachine):
             return
         calls, nodes = len(self.engine.calls), len(self.live(id_).nodes)
         marked = history[-1]["_asked"]
-        made, _ = self.run(self.exchange(id_, marked["messages"], marked["tools"], marked["n"]))
+        made, _ = self.run(self.exchange(id_, marked["messages"], marked["tools"], marked["n"], retry=1))
         assert made.replayed
         assert (len(self.engine.calls), len(self.live(id_).nodes)) == (calls, nodes)
 
@@ -172,11 +172,11 @@ class State(RuleBasedStateMachine):
         history = self.histories[id_][line % len(self.histories[id_])]
         return history if cut is None else history[: 1 + cut % len(history)]
 
-    async def exchange(self, id_: str, messages: list[Any], tools: bool, n: int) -> Any:
+    async def exchange(self, id_: str, messages: list[Any], tools: bool, n: int, retry: int | None = None) -> Any:
         plain = [{k: v for k, v in message.items() if k != "_asked"} for message in messages]
         seat = self.gateway.seat(id_, self.keys[id_])
         fields = {"tools": TOOLS} if tools else {}
-        return await exchange(self.gateway, seat, ask(plain, n=n, **fields))
+        return await exchange(self.gateway, seat, ask(plain, retry, n=n, **fields))
 
     async def request(self, id_: str, messages: list[Any], tools: bool, n: int) -> None:
         _, nodes = await self.exchange(id_, messages, tools, n)

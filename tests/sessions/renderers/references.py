@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import UserString
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -113,13 +113,13 @@ def _kimi_k25(tokenizer: HFTokenizer) -> Whole:
         assert template.count(prompt) == template.count("{{ tools | tojson }}") == 1
         return template.replace("{{ tools | tojson }}", "{{ declared }}").replace(prompt, f"{prompt[:-1]}<think>\n")
 
-    @lru_cache
-    def made(tools: str) -> Whole:
-        declared = kimi_declares()(json.loads(tools))
-        return _collected("llama.cpp/Kimi-K2-Thinking", edit, mutable=True, declared=declared)(tokenizer)
+    declared = UserString("")  # of the tools at hand: the template is compiled once for all of them
+    written = _collected("llama.cpp/Kimi-K2-Thinking", edit, mutable=True, declared=declared)(tokenizer)
 
     def whole(messages: Sequence[Message], tools: Sequence[ToolSchema], prompt: bool) -> list[int]:
-        return made(json.dumps(tools, sort_keys=True))(messages, tools, prompt)  # K2.5's tokenizer sorts keys, too
+        plain = json.loads(json.dumps(tools, sort_keys=True))  # K2.5's tokenizer sorts keys, too
+        declared.data = kimi_declares()(plain)
+        return written(messages, tools, prompt)
 
     return whole
 

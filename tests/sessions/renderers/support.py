@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,6 +36,8 @@ NPM = {
     "deepseek-v4": "deepseek_v4",
 }
 BORROWED = {
+    "mistral-v7": "mistral-v13",
+    "mistral-v11": "mistral-v13",
     "deepseek-r1": "deepseek-v3.1",
     "deepseek-v3.1-thinking": "deepseek-v3.1",
     "deepseek-v4-thinking": "deepseek-v4",
@@ -67,6 +69,17 @@ KIMI_TOKENS = (
 )  # fmt: skip
 KIMI_MEDIA = ("<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>")
 MINIMAX_TOKENS = ("]~!b[", "]~b]", "[e~[", "<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>")
+TEKKEN_13 = {
+    "<SPECIAL_17>": "[SYSTEM_PROMPT]",
+    "<SPECIAL_18>": "[/SYSTEM_PROMPT]",
+    "<SPECIAL_19>": "[TOOL_CONTENT]",
+    "<SPECIAL_32>": "[ARGS]",
+    "<SPECIAL_33>": "[CALL_ID]",
+    "<SPECIAL_34>": "[THINK]",
+    "<SPECIAL_35>": "[/THINK]",
+}
+"""What later versions of Mistral's tokenizer have in the place of Nemo's reserved tokens."""
+LLAMA_4 = {"<|start_header_id|>": "<|header_start|>", "<|end_header_id|>": "<|header_end|>", "<|eot_id|>": "<|eot|>"}
 GEMMA_TOKENS = (
     "<pad>", "<eos>", "<bos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>", "<|tool>", "<tool|>",
     "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>', "<|image>", "<|image|>",
@@ -95,6 +108,8 @@ def tokenizer(family: str) -> HFTokenizer:
         "kimi-k2.5": lambda: trained((*KIMI_TOKENS, "<think>", "</think>", *KIMI_MEDIA)),
         "gemma-4": lambda: trained(GEMMA_TOKENS),
         "minimax-m2": lambda: trained(MINIMAX_TOKENS),
+        "mistral-v13": lambda: renamed("mistral", TEKKEN_13),
+        "llama-4": lambda: renamed("llama-3", LLAMA_4),
         "chatml": lambda: trained(CHATML_TOKENS),
         "chatml-text": lambda: trained(CHATML_TOKENS[:2]),
     }
@@ -103,7 +118,11 @@ def tokenizer(family: str) -> HFTokenizer:
 
 def with_template(plain: HFTokenizer, template: str, **config: str) -> HFTokenizer:
     """The same tokenizer with this chat template."""
-    return HFTokenizer(plain._published.to_str(), {**plain.config, **config, "chat_template": template})
+    made = copy.copy(plain)  # building one anew takes up to a second
+    made.config = {**plain.config, **config, "chat_template": template}
+    made.templates = {"default": template}
+    made.chat_template = made.tool_template = template
+    return made
 
 
 @lru_cache(maxsize=8)
@@ -202,6 +221,18 @@ def _from_ranks(text: bytes) -> dict[str, Any]:
         "decoder": byte_level,
         "model": {"type": "BPE", "vocab": vocab, "merges": [pair for _, pair in merges], "ignore_merges": True},
     }
+
+
+def renamed(family: str, tokens: Mapping[str, str]) -> HFTokenizer:
+    """A real tokenizer with other special tokens in the place of some of its own."""
+    plain = tokenizer(family)
+    spec = json.loads(plain._source)
+    for entry in spec["added_tokens"]:
+        entry["content"] = tokens.get(entry["content"], entry["content"])
+    vocab = spec["model"]["vocab"]
+    spec["model"]["vocab"] = {tokens.get(token, token): index for token, index in vocab.items()}
+    spec["post_processor"] = None
+    return HFTokenizer(json.dumps(spec))
 
 
 def _deepseek_v31() -> HFTokenizer:

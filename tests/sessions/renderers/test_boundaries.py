@@ -13,6 +13,7 @@ from agentrl.sessions.renderers import get_renderer, parse
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.renderers.check import ON_PURPOSE, as_table, check_renderer
 from agentrl.sessions.renderers.families import FAMILIES
+from agentrl.sessions.renderers.guard import Guard
 from agentrl.sessions.renderers.proof import TOOLS, conversation, kimi_id, nine_letters, nodes
 from agentrl.types import FunctionCall, Message, Node, Part, ToolCall
 from tests.sessions.renderers import support
@@ -20,6 +21,7 @@ from tests.sessions.renderers.published import published
 from tests.sessions.renderers.support import CHATML_TOKENS, tokenizer, trained
 from tests.sessions.renderers.test_parsing import FAMILY_NAMES, renderer_of
 
+pytestmark = pytest.mark.timeout(600)  # a first run fetches what it compares with, which may take its own 300 s
 SHARED_TURN = ("chatml", "smollm2", "qwen2.5", "qwen3", "qwen3-coder", "glm-4.5", "deepseek-v3")
 TOOLED = [name for name in FAMILY_NAMES if name == "chatml-text" or FAMILIES[name].expresses.tools]
 
@@ -273,6 +275,121 @@ def test_any_append_only_template_is_served_by_the_generic_renderer() -> None:
 def test_a_template_that_rewrites_history_is_refused_with_the_place(template: str) -> None:
     with pytest.raises(ConfigError, match=r"not append-only: .*"):
         get_renderer(with_template(template), "generic")
+
+
+CALLING = (
+    "<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>\n"
+    "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}\n</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+WITH_ACTION = CALLING.replace("{% if add_gen", "<|im_start|>system\nWrite 'Action:'<|im_end|>\n{% if add_gen")
+
+
+def named(**templates: str) -> HFTokenizer:
+    """A tokenizer with several templates, as Command-R and Hermes have them."""
+    listed = [{"name": name, "template": template} for name, template in templates.items()]
+    return HFTokenizer(trained(CHATML_TOKENS)._published.to_str(), {"chat_template": listed})
+
+
+def test_of_named_templates_tools_choose_the_one_for_tools_and_all_else_the_default() -> None:
+    tokens = named(tool_use=CALLING, default=APPENDING, rag="{{ documents }}")
+    renderer, user = get_renderer(tokens, "generic"), Message(role="user", content="u")
+    [plain], [offered] = renderer.render([user]), renderer.render([user], tools=TOOLS[1:])
+    assert tokens.decode(plain) == "<|im_start|>user\nu<|im_end|>\n"
+    assert tokens.decode(offered).startswith('<|im_start|>system\n{"type": "function", "function": {"name": "add_2"')
+    assert offered[-len(plain) :] == plain
+    call = calling("chatml")
+    assert [c.function.name for c in parse(renderer, renderer.turn(call)).message.tool_calls or []] == ["f"]
+    turn, result = renderer.render([call, *results(call)], after=node(user, offered))
+    assert tokens.decode(turn).startswith("<|im_start|>assistant\n<tool_call>")
+    assert tokens.decode(result) == "\n<|im_start|>tool\nr0<|im_end|>\n"
+
+
+def test_where_only_the_template_for_tools_rewrites_history_the_default_is_served_without_tools(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    renderer = get_renderer(named(default=APPENDING, tool_use=WITH_ACTION), "generic")
+    assert "tools are refused" in caplog.text
+    assert "'tool_use'" in caplog.text
+    user = Message(role="user", content="u")
+    assert renderer.tokenizer.decode(renderer.render([user])[0]) == "<|im_start|>user\nu<|im_end|>\n"
+    with pytest.raises(RenderError, match="no place for tools"):
+        renderer.render([user], tools=TOOLS)
+
+
+def test_named_templates_without_a_default_are_named_in_the_refusal() -> None:
+    with pytest.raises(ConfigError, match=r"'tool_use', 'rag' and none named 'default'.*model\.renderer="):
+        get_renderer(named(tool_use=CALLING, rag=APPENDING), "generic")
+
+
+PHI_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>")
+PHI_35 = (
+    "{% for m in messages %}{% if m['role'] in ('system', 'user', 'assistant') %}{{ '<|' + m['role'] + '|>\\n' + "
+    "m['content'] + '<|end|>\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"
+)
+PHI_4_MINI = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(("template", "line"), [(PHI_35, "\n"), (PHI_4_MINI, "")], ids=["phi-3.5", "phi-4-mini"])
+def test_a_template_that_ends_every_conversation_with_the_same_token_is_served_without_it(
+    template: str, line: str
+) -> None:
+    phi = support.with_template(trained(PHI_TOKENS), template, eos_token="<|endoftext|>")
+    renderer = get_renderer(phi)
+    assert renderer.name == "generic"
+    assert [phi.decode([stop]) for stop in renderer.stop_token_ids] == ["<|end|>"]
+    user, answer = Message(role="user", content="hi <|endoftext|>"), Message(role="assistant", content="yes")
+    deltas = renderer.render([user, answer, user])
+    assert not any(phi.special("<|endoftext|>") in ids for ids in deltas)
+    asked = f"<|user|>{line}hi <|endoftext|><|end|>{line}"
+    assert [phi.decode(ids) for ids in deltas] == [asked, f"<|assistant|>{line}yes<|end|>", f"{line}{asked}"]
+
+
+@pytest.mark.parametrize("side", ["lstrip", "rstrip"])
+@pytest.mark.parametrize("content", ["<think> x", " a<think>\n", "\x1c<think>\u2003", "\n </think>"])
+def test_guarded_text_loses_the_white_space_that_added_tokens_take_along(side: str, content: str) -> None:
+    """Phi-3's `<|user|>` took the line feed behind it along, but not where a user wrote `<think>`."""
+    spec = json.loads(trained(PHI_TOKENS)._source)
+    for entry in spec["added_tokens"]:
+        entry[side] = True
+    phi = HFTokenizer(json.dumps(spec))
+    guard = Guard(phi)
+    rendered = "<|user|>\n{}<|end|>\n <|assistant|>\n"
+    assert guard.text(content) != content
+    assert guard.encode(rendered.format(guard.text(content))) == phi.encode_markup(rendered.format(content))
+
+
+def test_a_template_that_drops_system_messages_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    silent = APPENDING.replace(
+        "%}<|im_start|>{{", "%}{% if m.role == 'system' %}{% continue %}{% endif %}<|im_start|>{{", 1
+    )
+    get_renderer(with_template(APPENDING), "generic")
+    assert "system" not in caplog.text
+    get_renderer(with_template(silent), "generic")
+    assert "drops system messages" in caplog.text
+
+
+def test_a_template_that_refuses_every_conversation_is_refused_with_its_reason_and_a_remedy() -> None:
+    picky = "{% if messages[0].content != 'u' %}{{ raise_exception('only u') }}{% endif %}" + APPENDING
+    with pytest.raises(ConfigError, match=r"none of 30 .*only u.*model\.renderer="):
+        get_renderer(with_template(picky), "generic")
+
+
+def test_an_end_token_that_only_assistants_write_is_no_tail() -> None:
+    """Llama 2's and Mistral's turns end with the token that others put behind every conversation."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}{{ eos_token }}"
+        "{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}"
+    )
+    plain = support.with_template(trained(("[INST]", "[/INST]", "</s>")), template, eos_token="</s>")
+    renderer = get_renderer(plain, "generic")
+    assert plain.decode(renderer.turn(Message(role="assistant", content="yes"))) == "yes</s>"
 
 
 def test_the_generic_renderer_refuses_what_its_template_would_drop() -> None:

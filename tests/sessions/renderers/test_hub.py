@@ -57,8 +57,8 @@ def test_the_published_template_is_what_we_write(family: str) -> None:
 
 # ------------------------------------------------------------------------------ a hub on the loopback
 
-SERVED = ("qwen2.5", "qwen3", "llama-3", "deepseek-v3")
-"""Families whose own files a package has; a hub of ours serves them."""
+SERVED = ("qwen3", "llama-3")
+"""Families that a hub of ours serves: that the others equal their templates is `test_conformance`'s to prove."""
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -113,6 +113,7 @@ def loopback() -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_gate_for_published_files_passes_against_a_hub_on_the_loopback(loopback: str, tmp_path: Path) -> None:
     """What `pytest -m hub` does where a hub is reachable: download, check, compare."""
     fresh = {"HF_ENDPOINT": loopback, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
@@ -120,7 +121,7 @@ def test_the_gate_for_published_files_passes_against_a_hub_on_the_loopback(loopb
     command = [sys.executable, "-m", "pytest", "-q", "-m", "hub", "-k", wanted, "-p", "no:cacheprovider", __file__]
     root = Path(__file__).parents[3]
     done = subprocess.run(
-        command, cwd=root, env={**os.environ, **fresh}, capture_output=True, text=True, timeout=170, check=False
+        command, cwd=root, env={**os.environ, **fresh}, capture_output=True, text=True, timeout=580, check=False
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert done.stdout.startswith("." * len(SERVED)), done.stdout[-3000:]

@@ -15,8 +15,10 @@ from agentrl.sessions.renderers import SpanKind, get_renderer, parse
 from agentrl.sessions.renderers.base import Delta, Parsed, Renderer
 from agentrl.sessions.renderers.calls import canonical
 from agentrl.sessions.renderers.families import FAMILIES
+from agentrl.sessions.renderers.grammars import GRAMMARS
+from agentrl.sessions.renderers.parsing import Bound
 from agentrl.types import FunctionCall, Message, ToolCall
-from tests.sessions.renderers.support import tokenizer
+from tests.sessions.renderers.support import tokenizer, trained
 
 FAMILY_NAMES = [*FAMILIES, "chatml-text"]
 UNQUOTED = ("glm-4.5", "glm-4.6", "glm-5", "qwen3-coder", "qwen3.5", "qwen3.6", "minimax-m2")
@@ -83,7 +85,8 @@ def turns(draw: st.DrawFn, family: str) -> Message:
 
 def _id(family: str, name: str, index: int) -> str:
     kimi = f"functions.{name}:{index}"
-    return {"kimi-k2": kimi, "kimi-k2.5": kimi, "mistral": f"call0000{index}"}.get(family, f"call_{index}")
+    nine = dict.fromkeys(("mistral", "mistral-v7", "mistral-v11"), f"call0000{index}")
+    return {"kimi-k2": kimi, "kimi-k2.5": kimi, **nine}.get(family, f"call_{index}")
 
 
 def _schemas(message: Message) -> list[dict]:
@@ -333,3 +336,48 @@ def test_newer_mistral_calls_are_read_too() -> None:
         ("g", "{}", None),
     ]
     assert calls[0].id == "abcdefghi"
+
+
+OLMO = trained(("<|im_start|>", "<|im_end|>", "<function_calls>", "</function_calls>"))
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ('[f(a=1, b="x"), g()]', [("f", {"a": 1, "b": "x"}), ("g", {})]),
+        ('<function_calls>f(a=[1, null], b=true)\ng(c={"k": false})</function_calls>',
+         [("f", {"a": [1, None], "b": True}), ("g", {"c": {"k": False}})]),
+        ('<|python_start|>[a.b(x=-1.5)]<|python_end|>', [("a.b", {"x": -1.5})]),
+        ("<|tool_call_start|>[f(q='one\ntwo \\'x\\'', n=None)]<|tool_call_end|>",
+         [("f", {"q": "one\ntwo 'x'", "n": None})]),
+    ],
+    ids=["bare list", "a line each", "llama 4", "lfm2"],
+)  # fmt: skip
+def test_calls_spelt_as_python_are_read_with_pythons_constants_or_jsons(text: str, calls: list) -> None:
+    read = _pythonic("I look. " * (not text.startswith("[")) + text)
+    assert [(c.function.name, json.loads(c.function.arguments)) for c in read.tool_calls or []] == calls
+    assert not any(c.error for c in read.tool_calls or [])
+
+
+@pytest.mark.parametrize("text", ["[1, 2] are numbers", "[link](f)", "f(a=1) is a call", "[ ]"])
+def test_content_that_begins_like_a_pythonic_call_stays_content(text: str) -> None:
+    assert (_pythonic(text).content, _pythonic(text).tool_calls) == (text, None)
+
+
+@pytest.mark.parametrize("body", ["f(1)", "f(a=g())", "x = f()", "f(a=b)", "", "f(a=1", "import os", "f(**{})", "é("])
+def test_a_tagged_call_that_is_no_python_call_is_malformed_and_says_so(body: str) -> None:
+    read = _pythonic(f"<function_calls>{body}</function_calls>")
+    assert [bool(c.error) for c in read.tool_calls or []] == [True]
+
+
+def _pythonic(text: str) -> Message:
+    """The text read whole; token by token it must read the same."""
+    ids = [*OLMO.encode_markup(text), OLMO.special("<|im_end|>")]
+    bound = Bound(GRAMMARS["pythonic"], OLMO, ids[-1:])
+    whole, pieces = bound.parser(), bound.parser()
+    whole.feed(ids)
+    for token in ids:
+        pieces.feed([token])
+    read = whole.finish()[1]
+    assert pieces.finish()[1] == read
+    return read.message

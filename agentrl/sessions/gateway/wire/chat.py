@@ -26,6 +26,11 @@ from agentrl.sessions.gateway.wire.validation import Parameters, check, number, 
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import FunctionCall, Message, Sampling, ToolCall
 
+HARMLESS = {
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier"),
+    *("store", "user"),
+}
+"""What OpenAI's protocols have for caching, billing and book-keeping."""
 PARAMETERS = Parameters(
     [completion_create_params.CompletionCreateParamsNonStreaming],
     honoured=(
@@ -33,8 +38,8 @@ PARAMETERS = Parameters(
         *("n", "parallel_tool_calls", "response_format", "seed", "stop", "stream_options", "temperature"),
         *("tool_choice", "tools", "top_p"),
     ),
-    harmless=["metadata", "prompt_cache_key", "safety_identifier", "user", "store"],
-    fixed={"modalities": (["text"],), "top_logprobs": (0,), "service_tier": ("auto", "default"), "functions": ([],)},
+    harmless=HARMLESS | {"metadata", "prediction", "verbosity"},
+    fixed={"modalities": (["text"],), "top_logprobs": (0,), "functions": ([],), "reasoning_effort": ("medium",)},
     inside="messages",
 )
 _MESSAGES = {
@@ -45,7 +50,7 @@ _MESSAGES = {
     "tool": validator(ChatCompletionToolMessageParam),
 }
 _ECHOED = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning"}
-_IGNORED = {"annotations", "provider_specific_fields", "thinking_blocks", "reasoning_details"}
+_IGNORED = {"annotations", "provider_specific_fields", "thinking_blocks", "reasoning_details", "cache_control"}
 """What clients add to messages of ours that they send back: it says nothing that the message doesn't."""
 
 
@@ -61,7 +66,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> As
     Raises:
         Refusal: a parameter is wrong, unknown or not supported.
     """
-    given = PARAMETERS.check(body)
+    given, ignored = PARAMETERS.check(body, limits.strict_fields)
     tools = tools_of(given.get("tools", []))
     force, offered = choice_of(given.get("tool_choice", "auto"), bool(tools))
     logprobs = given.get("logprobs", False)
@@ -73,12 +78,13 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> As
         convert=convert,
         tools=tools if offered else (),
         sampling=sampling_of(given, limits, given.get("response_format"), json_schema),
-        n=number(given, "n", 1, 1, limits.choices),
+        n=number(given, "n", 1, 1, limits.choices, whole=True),
         stream=given.get("stream", False),
         force=force,
         parallel=given.get("parallel_tool_calls", True),
         retry=retry,
         extra={"logprobs": logprobs, "usage": given.get("stream_options", {}).get("include_usage", False)},
+        ignored=ignored,
     )
 
 
@@ -98,7 +104,7 @@ def sampling_of(given: Mapping[str, Any], limits: Limits, form: Any, json_schema
         top_p=number(given, "top_p", 1.0, 1e-6, 1),
         max_new_tokens=most,
         stop=stops_of([stop] if isinstance(stop, str) else stop),
-        seed=number(given, "seed", None, -(2**62), 2**62),
+        seed=number(given, "seed", None, -(2**62), 2**62, whole=True),
         presence_penalty=number(given, "presence_penalty", 0.0, -2, 2),
         frequency_penalty=number(given, "frequency_penalty", 0.0, -2, 2),
         logit_bias=pairs,
@@ -113,13 +119,13 @@ def stops_of(stops: Sequence[str]) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def schema_of(form: Any, can: bool) -> str | None:
+def schema_of(form: Any, can: bool, name: str = "response_format") -> str | None:
     """The JSON schema that a reply must keep to."""
     kind = form["type"] if form else "text"
     if kind == "text":
         return None
     if not can:
-        raise unsupported("response_format", f"{kind} needs an engine that can keep to a JSON schema; this one can't")
+        raise unsupported(name, f"{kind} needs an engine that can keep to a JSON schema; this one can't")
     schema = form.get("json_schema", form).get("schema", {"type": "object"})
     return json.dumps(schema, sort_keys=True)
 

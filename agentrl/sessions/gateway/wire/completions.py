@@ -25,7 +25,7 @@ PARAMETERS = Parameters(
         *("frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "max_tokens", "n", "seed", "stop"),
         *("stream_options", "temperature", "top_p", "prompt"),
     ),
-    harmless=("user",),
+    harmless=("user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"),
     fixed={"best_of": (1,), "echo": (False,), "suffix": ("",), "logprobs": (0,)},
     inside="prompt",
 )
@@ -37,7 +37,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> As
     Raises:
         Refusal: a parameter is wrong, unknown or not supported.
     """
-    given = PARAMETERS.check(body)
+    given, ignored = PARAMETERS.check(body, limits.strict_fields)
     return Ask(
         protocol="completions",
         model=given["model"],
@@ -45,7 +45,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> As
         history=None,
         convert=_no_messages,
         sampling=sampling_of({"max_tokens": 16, **given}, limits, None, False),
-        n=number(given, "n", 1, 1, limits.choices),
+        n=number(given, "n", 1, 1, limits.choices, whole=True),
         stream=given.get("stream", False),
         retry=retry,
         extra={
@@ -53,6 +53,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> As
             "logprobs": "logprobs" in given,
             "usage": given.get("stream_options", {}).get("include_usage", False),
         },
+        ignored=ignored,
     )
 
 

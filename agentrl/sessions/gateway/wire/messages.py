@@ -1,55 +1,52 @@
 """Anthropic Messages (https://docs.anthropic.com/en/api/messages).
 
 The model's reasoning is handed over as thinking blocks where the request enables thinking; their signature is
-the reply's id. `budget_tokens` is part of `max_tokens`, which alone is enforced.
+the reply's id. `budget_tokens` is part of `max_tokens`, which alone is enforced. Marks for a prompt cache
+(`cache_control`) may stand on every block, tool and system text: the engine keeps what it has computed anyway.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anthropic.types import (
-    Message as Reply,
-)
-from anthropic.types import (
     MessageCountTokensParams,
     MessageParam,
-    RawContentBlockDeltaEvent,
-    RawContentBlockStartEvent,
-    RawContentBlockStopEvent,
-    RawMessageDeltaEvent,
-    RawMessageStartEvent,
-    RawMessageStopEvent,
     message_create_params,
 )
-from pydantic import BaseModel
+from anthropic.types import beta as beta_types
 
 from agentrl.sessions.gateway.asks import Ask
-from agentrl.sessions.gateway.bodies import Body, History
-from agentrl.sessions.gateway.exchange import Exchange
+from agentrl.sessions.gateway.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.refusals import Refusal, unsupported
-from agentrl.sessions.gateway.wire.chat import stops_of, tools_of
-from agentrl.sessions.gateway.wire.sse import event
+from agentrl.sessions.gateway.wire.chat import schema_of, stops_of, tools_of
 from agentrl.sessions.gateway.wire.validation import Parameters, check, number, validator
 from agentrl.sessions.renderers.base import ToolSchema
-from agentrl.types import FinishReason, FunctionCall, Message, Sampling, ToolCall
+from agentrl.types import FunctionCall, Message, Sampling, ToolCall
 
 _COMMON: dict[str, Any] = {
     "honoured": (
         *("max_tokens", "stop_sequences", "system", "temperature", "thinking", "tool_choice", "tools"),
-        *("top_p", "top_k"),
+        *("top_p", "top_k", "context_management", "output_config"),
     ),
-    "harmless": ("metadata", "user_profile_id"),
-    "fixed": {"service_tier": ("auto", "standard_only")},
+    "harmless": (
+        *("betas", "billing_policy", "cache_control", "diagnostics", "fallback_credit_token", "inference_geo"),
+        *("metadata", "output_config.effort", "service_tier", "speed", "thinking.block_binding", "thinking.display"),
+        *("user_profile_id", "workspace_id"),
+    ),
+    "fixed": {"output_config.task_budget": ()},
     "extra": ("temperature", "top_p", "top_k", "stream"),
     "inside": "messages",
 }
-PARAMETERS = Parameters([message_create_params.MessageCreateParamsNonStreaming], **_COMMON)
-COUNTING = Parameters([MessageCountTokensParams], **_COMMON)
+_BETA = beta_types.message_create_params.MessageCreateParamsNonStreaming
+PARAMETERS = Parameters([message_create_params.MessageCreateParamsNonStreaming, _BETA], **_COMMON)
+COUNTING = Parameters([MessageCountTokensParams, _BETA], **_COMMON)
 _MESSAGE = validator(MessageParam)
+_MARKED = ("system", "tools")
 
 
 def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Ask:
@@ -58,15 +55,21 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> As
     Raises:
         Refusal: a parameter is wrong, unknown or not supported.
     """
-    return _ask(PARAMETERS.check(body), body.history, limits, retry)
+    return _ask(PARAMETERS, body, limits, retry, json_schema)
 
 
 def read_counting(body: Body, limits: Limits) -> Ask:
     """A request to count a prompt's tokens."""
-    return _ask({**COUNTING.check(body), "max_tokens": 1}, body.history, limits, None)
+    fields = {name: value for name, value in body.fields.items() if name != "max_tokens"}
+    return _ask(COUNTING, Body(fields, body.history), limits, None, True)
 
 
-def _ask(given: dict[str, Any], history: History | None, limits: Limits, retry: int | None) -> Ask:
+def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Ask:
+    marks = dict[str, str]()
+    fields = {name: _unmarked(value, marks) if name in _MARKED else value for name, value in body.fields.items()}
+    given, ignored = parameters.check(Body(fields, body.history), limits.strict_fields)
+    ignored |= marks
+    _keeps_all(given.get("context_management", {}))
     choice = given.get("tool_choice", {"type": "auto"})
     offered = choice["type"] != "none"
     tools = _tools(given.get("tools", [])) if offered else []
@@ -74,9 +77,12 @@ def _ask(given: dict[str, Any], history: History | None, limits: Limits, retry: 
     if force is not None and not tools:
         raise Refusal(400, "tool_choice demands a call, but there are no tools", "invalid_value", "tool_choice")
     thinking = given.get("thinking", {"type": "disabled"})
-    budget = thinking.get("budget_tokens", 0)
-    if given["max_tokens"] < 1 or budget >= max(given["max_tokens"], 1):
-        raise Refusal(400, "max_tokens: must be at least 1 and above thinking.budget_tokens", param="max_tokens")
+    if "budget_tokens" in thinking:
+        ignored["thinking.budget_tokens"] = "thinking.budget_tokens"
+    most = given.get("max_tokens", 1)
+    if most < 1:
+        raise Refusal(400, f"max_tokens={most} must be at least 1", "invalid_value", "max_tokens")
+    form = given.get("output_config", {}).get("format")
     system = given.get("system")
     prompt = system if isinstance(system, str) else "".join(block["text"] for block in system or ())
     return Ask(
@@ -84,22 +90,59 @@ def _ask(given: dict[str, Any], history: History | None, limits: Limits, retry: 
         model=given["model"],
         head=(system, given.get("tools"), offered),
         prelude=[Message(role="system", content=prompt)] if prompt else [],
-        history=history,
-        convert=convert,
+        history=body.history,
+        convert=functools.partial(convert, ignored=ignored),
         tools=tools,
         sampling=Sampling(
             temperature=number(given, "temperature", limits.temperature, 0, 2),
             top_p=number(given, "top_p", 1.0, 1e-6, 1),
-            top_k=number(given, "top_k", None, 1, 1 << 20),
-            max_new_tokens=given["max_tokens"],
+            top_k=number(given, "top_k", None, 1, 1 << 20, whole=True),
+            max_new_tokens=most,
             stop=stops_of(given.get("stop_sequences", ())),
+            json_schema=schema_of(form, json_schema, "output_config.format"),
         ),
         stream=given.get("stream", False),
         force=force,
         parallel=not choice.get("disable_parallel_tool_use", False),
         retry=retry,
         extra={"thinking": thinking["type"] != "disabled"},
+        ignored=ignored,
     )
+
+
+def _unmarked(blocks: Any, ignored: dict[str, str]) -> Any:
+    """Blocks, tools or system texts without their marks for a prompt cache; what a tool is called with stays whole."""
+    if not isinstance(blocks, list):
+        return blocks
+    plain = []
+    for block in blocks:
+        if isinstance(block, dict):
+            if "cache_control" in block:
+                ignored["cache_control"] = "cache_control"
+            block = {name: value for name, value in block.items() if name != "cache_control"}
+            if "content" in block:
+                block["content"] = _unmarked(block["content"], ignored)
+        plain.append(block)
+    return plain
+
+
+def _keeps_all(management: Any) -> None:
+    """Refuse what would take something out of the conversation.
+
+    Raises:
+        Refusal: an edit does more than keep all thinking.
+    """
+    edits = management.get("edits") or [] if isinstance(management, dict) else management
+    if not isinstance(edits, list):
+        raise Refusal(400, "context_management: must be an object with edits", "invalid_value", "context_management")
+    for place, edit in enumerate(edits):
+        keep = edit.get("keep") if isinstance(edit, dict) else None
+        kind = edit.get("type") if isinstance(edit, dict) else edit
+        if kind != "clear_thinking_20251015" or keep not in ("all", {"type": "all"}):
+            where = f"context_management.edits[{place}]"
+            raise unsupported(
+                where, "only clear_thinking_20251015 that keeps 'all': a session's turns stay as they are"
+            )
 
 
 def _tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
@@ -112,8 +155,13 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
     return tools_of(shaped)
 
 
-def convert(items: Sequence[Any], start: int) -> list[Message]:
+def convert(items: Sequence[Any], start: int, ignored: dict[str, str]) -> list[Message]:
     """Validated messages, from item `start` on; a user's tool results become tool messages.
+
+    Args:
+        items: the messages.
+        start: the first one's place in the conversation.
+        ignored: takes the names of fields that were passed over.
 
     Raises:
         Refusal: one can't be read; it names the item.
@@ -121,6 +169,7 @@ def convert(items: Sequence[Any], start: int) -> list[Message]:
     messages: list[Message] = []
     for place, item in enumerate(items):
         where = f"messages[{start + place}]"
+        (item,) = _unmarked([item], ignored)
         check(_MESSAGE, item, where)
         content = item["content"]
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -129,7 +178,7 @@ def convert(items: Sequence[Any], start: int) -> list[Message]:
         elif item["role"] == "user":
             messages += _user(blocks, where)
         else:
-            raise unsupported(f"{where}.role", repr(item["role"]))
+            messages.append(Message(role="system", content=_texts(blocks, f"{where}.content")))
     if messages and messages[-1].role == "assistant":
         raise unsupported("messages", "ending in an assistant message (a prefilled reply)")
     return messages
@@ -174,114 +223,12 @@ def _user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[Message]:
 
 def _result(block: Mapping[str, Any], where: str) -> str:
     content = block.get("content") or ""
-    if isinstance(content, str):
-        text = content
-    else:
-        for place, part in enumerate(content):
-            if part["type"] != "text":
-                raise unsupported(f"{where}.content[{place}].type", f"{part['type']!r}; this model takes text only")
-        text = "".join(part["text"] for part in content)
+    text = content if isinstance(content, str) else _texts(content, f"{where}.content")
     return f"Error: {text}" if block.get("is_error") else text
 
 
-# ------------------------------------------------------------------------------------------- replies
-
-
-def reply(exchange: Exchange) -> bytes:
-    """The whole reply."""
-    (choice,) = exchange.choices
-    blocks: list[dict[str, Any]] = []
-    if choice.message.reasoning_content and exchange.ask.extra["thinking"]:
-        thinking = choice.message.reasoning_content
-        blocks.append({"type": "thinking", "thinking": thinking, "signature": exchange.reply_id})
-    if choice.message.text:
-        blocks.append({"type": "text", "text": choice.message.text})
-    for call in choice.message.tool_calls or ():
-        given = json.loads(call.function.arguments or "{}")
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.function.name, "input": given})
-    usage = {"input_tokens": exchange.prompt_tokens, "output_tokens": len(choice.turn.token_ids)}
-    built = Reply.model_validate({**_frame(exchange), **_stop(exchange), "content": blocks, "usage": usage})
-    return built.model_dump_json(exclude_unset=True).encode()
-
-
-async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
-    """The reply as server-sent events."""
-    usage = {"input_tokens": exchange.prompt_tokens, "output_tokens": 0}
-    message = {**_frame(exchange), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-    blocks = _Blocks(exchange.reply_id)
-    begun = False
-    async for _, delta in exchange.events():
-        if not begun:
-            begun = True
-            yield _event(RawMessageStartEvent, "message_start", message=message)
-        if delta.call is not None:
-            block = {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}}
-            pieces = blocks.open("tool_use", block, anew=True)
-            pieces.append(blocks.delta({"type": "input_json_delta", "partial_json": delta.arguments}))
-        elif delta.content:
-            pieces = blocks.open("text", {"type": "text", "text": ""})
-            pieces.append(blocks.delta({"type": "text_delta", "text": delta.content}))
-        elif exchange.ask.extra["thinking"]:
-            pieces = blocks.open("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-            pieces.append(blocks.delta({"type": "thinking_delta", "thinking": delta.reasoning}))
-        else:
-            continue
-        for piece in pieces:
-            yield piece
-    if not begun:
-        yield _event(RawMessageStartEvent, "message_start", message=message)
-    for piece in blocks.close():
-        yield piece
-    drawn = {"output_tokens": sum(len(choice.turn.token_ids) for choice in exchange.choices)}
-    yield _event(RawMessageDeltaEvent, "message_delta", delta=_stop(exchange), usage=drawn)
-    yield _event(RawMessageStopEvent, "message_stop")
-
-
-class _Blocks:
-    """The content blocks of a stream: one open at a time, numbered."""
-
-    def __init__(self, signature: str) -> None:
-        self._kind: str | None = None
-        self._place = -1
-        self._signature = signature
-
-    def open(self, kind: str, block: dict[str, Any], anew: bool = False) -> list[bytes]:
-        """Make sure that a block of this kind is open."""
-        if kind == self._kind and not anew:
-            return []
-        pieces = self.close()
-        self._kind, self._place = kind, self._place + 1
-        start = _event(RawContentBlockStartEvent, "content_block_start", index=self._place, content_block=block)
-        return [*pieces, start]
-
-    def delta(self, delta: dict[str, Any]) -> bytes:
-        """More of the open block."""
-        return _event(RawContentBlockDeltaEvent, "content_block_delta", index=self._place, delta=delta)
-
-    def close(self) -> list[bytes]:
-        """End the open block, if there is one; thinking ends with its signature."""
-        if self._kind is None:
-            return []
-        signed = self._kind == "thinking"
-        pieces = [self.delta({"type": "signature_delta", "signature": self._signature})] if signed else []
-        self._kind = None
-        return [*pieces, _event(RawContentBlockStopEvent, "content_block_stop", index=self._place)]
-
-
-def _event(kind: type[BaseModel], name: str, **fields: Any) -> bytes:
-    return event(kind.model_validate({"type": name, **fields}).model_dump_json(exclude_unset=True), name)
-
-
-def _frame(exchange: Exchange) -> dict[str, Any]:
-    return {"id": f"msg_{exchange.reply_id}", "type": "message", "role": "assistant", "model": exchange.ask.model}
-
-
-def _stop(exchange: Exchange) -> dict[str, Any]:
-    (choice,) = exchange.choices
-    if choice.turn.finish_reason is FinishReason.LENGTH:
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
-    if choice.message.tool_calls:
-        return {"stop_reason": "tool_use", "stop_sequence": None}
-    if isinstance(choice.turn.stopped_by, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": choice.turn.stopped_by}
-    return {"stop_reason": "end_turn", "stop_sequence": None}
+def _texts(blocks: Sequence[Mapping[str, Any]], where: str) -> str:
+    for place, block in enumerate(blocks):
+        if block["type"] != "text":
+            raise unsupported(f"{where}[{place}].type", f"{block['type']!r}; this model takes text only")
+    return "".join(block["text"] for block in blocks)

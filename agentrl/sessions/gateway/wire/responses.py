@@ -19,7 +19,7 @@ from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.live import Drawn
 from agentrl.sessions.gateway.refusals import Refusal, unsupported
-from agentrl.sessions.gateway.wire.chat import choice_of, sampling_of, tools_of
+from agentrl.sessions.gateway.wire.chat import HARMLESS, choice_of, sampling_of, tools_of
 from agentrl.sessions.gateway.wire.items import Items, output_items
 from agentrl.sessions.gateway.wire.validation import Parameters, check, validator
 from agentrl.sessions.renderers.base import ToolSchema
@@ -29,20 +29,26 @@ PARAMETERS = Parameters(
     [response_create_params.ResponseCreateParamsNonStreaming],
     honoured=(
         *("input", "instructions", "max_output_tokens", "parallel_tool_calls", "previous_response_id"),
-        *("stream_options", "temperature", "text", "tool_choice", "tools", "top_p"),
+        *("metadata", "stream_options", "temperature", "text", "tool_choice", "tools", "top_p"),
     ),
-    harmless=("metadata", "prompt_cache_key", "safety_identifier", "store", "user"),
+    harmless=HARMLESS
+    | {"client_metadata", "include", "reasoning.generate_summary", "reasoning.summary", "text.verbosity"},
     fixed={
         "background": (False,),
-        "include": ([],),
-        "service_tier": ("auto", "default"),
+        "reasoning.context": ("auto",),
+        "reasoning.effort": ("medium",),
+        "reasoning.mode": ("standard",),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
     },
     inside="input",
 )
 _ITEM = validator(ResponseInputItemParam)
-_SPOKEN = {"reasoning", "function_call"}
+_LEFT_OUT = {
+    *("namespace", "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"),
+}
+"""Tools that a client offers of its own accord, and that are run elsewhere than in the client."""
+_LOGPROBS = "message.output_text.logprobs"
 
 
 def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Ask:
@@ -51,7 +57,12 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> As
     Raises:
         Refusal: a parameter is wrong, unknown or not supported.
     """
-    given = PARAMETERS.check(body)
+    body, left_out = _completed(body)
+    given, ignored = PARAMETERS.check(body, limits.strict_fields)
+    ignored |= left_out
+    include = body.fields.get("include")
+    if isinstance(include, list) and _LOGPROBS in include:
+        raise unsupported("include", repr(_LOGPROBS))
     if "model" not in given:
         raise Refusal(400, "model: Field required", "invalid_value", "model")
     tools = _tools(given.get("tools", []))
@@ -60,8 +71,6 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> As
         choice = {"type": "function", "function": {"name": choice.get("name")}}
     force, offered = choice_of(choice, bool(tools))
     text = given.get("text", {})
-    if text.get("verbosity") not in (None, "medium"):
-        raise unsupported("text.verbosity")
     said = given.get("input")
     history = History.of([{"role": "user", "content": said}]) if isinstance(said, str) else body.history
     instructions = given.get("instructions")
@@ -83,7 +92,27 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> As
         follows=follows.removeprefix("resp_") if follows is not None else None,
         retry=retry,
         extra={"request": given},
+        ignored=ignored,
     )
+
+
+def _completed(body: Body) -> tuple[Body, dict[str, str]]:
+    """The request with what the SDK's types want of a tool, and without the tools that can't be had here.
+
+    Returns:
+        It, and what was left out, each with the name that it is counted under.
+    """
+    tools = body.fields.get("tools")
+    if not isinstance(tools, list):
+        return body, {}
+    kinds = [tool.get("type") if isinstance(tool, dict) else None for tool in tools]
+    left_out = {f"tools.{kind}": f"tools.{kind}" for kind in kinds if isinstance(kind, str) and kind in _LEFT_OUT}
+    kept = [
+        {"strict": None, "parameters": None, **tool} if kind == "function" else tool
+        for kind, tool in zip(kinds, tools, strict=True)
+        if f"tools.{kind}" not in left_out
+    ]
+    return Body({**body.fields, "tools": kept}, body.history), left_out
 
 
 def _tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
@@ -92,7 +121,9 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
         if tool.get("type") != "function":
             raise unsupported(f"tools[{place}].type", f"{tool.get('type')!r}; only functions")
         names = ("name", "description", "parameters")
-        shaped.append({"type": "function", "function": {name: tool[name] for name in names if name in tool}})
+        shaped.append(
+            {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
+        )
     return tools_of(shaped)
 
 
@@ -220,7 +251,7 @@ def _frame(exchange: Exchange, status: str, output: list[dict[str, Any]]) -> dic
         "temperature": exchange.ask.sampling.temperature,
         "top_p": exchange.ask.sampling.top_p,
         "tool_choice": request.get("tool_choice", "auto"),
-        "tools": [{"strict": None, "parameters": None, **tool} for tool in request.get("tools", [])],
+        "tools": request.get("tools", []),
         **{name: request.get(name) for name in names if name in request},
     }
 

@@ -16,6 +16,10 @@ from pydantic_core import ErrorDetails, SchemaValidator
 from agentrl.errors import nearest
 from agentrl.sessions.gateway.bodies import Body
 from agentrl.sessions.gateway.refusals import Refusal, unsupported
+from agentrl.sessions.gateway.wire.fields import CHANGE_TEXT, called_here, misspelt
+
+MOST_FIELDS = 200
+"""Fields of a request: several times what any protocol has, and few enough to look each up among known names."""
 
 
 def validator(kind: Any) -> SchemaValidator:
@@ -23,14 +27,20 @@ def validator(kind: Any) -> SchemaValidator:
     return SchemaValidator(_listed(TypeAdapter(kind).core_schema))
 
 
-def check(schema: SchemaValidator, value: Any, where: str) -> None:
+def check(schema: SchemaValidator, value: Any, where: str, strict: bool = False) -> None:
     """Validate a value.
+
+    Args:
+        schema: what it must fit.
+        value: what was given.
+        where: its place in the request.
+        strict: take no type for another: neither true for 1 nor "1".
 
     Raises:
         Refusal: it does not fit; it names the place, from `where` on.
     """
     try:
-        schema.validate_python(value)
+        schema.validate_python(value, strict=strict)
     except ValidationError as error:
         details = _telling(error.errors(include_url=False, include_input=False, include_context=False))
         place = where
@@ -45,12 +55,14 @@ def check(schema: SchemaValidator, value: Any, where: str) -> None:
 class Parameters:
     """What a protocol's request may hold: what we honour, what is harmless, what only has one value here.
 
+    Names may be of fields inside a parameter: "reasoning.summary".
+
     Args:
-        kinds: the SDK's types that list all parameters.
-        honoured: names that change what is generated, and do so here.
-        harmless: names that change nothing about what is generated.
-        fixed: names that are accepted with these values only.
-        extra: names that older clients send and the SDK's type lacks.
+        kinds: the SDK's types that list all parameters; the first one validates.
+        honoured: names that change the reply, and do so here.
+        harmless: names that change nothing about what is generated here; they are accepted whatever they hold.
+        fixed: names that are accepted with these values only; with none, refused.
+        extra: names that clients send and the SDK's types lack.
         inside: the parameter that holds the conversation; it is validated message by message.
     """
 
@@ -65,46 +77,101 @@ class Parameters:
         inside: str,
     ) -> None:
         kinds = list(kinds)
+        self._harmless, self._fixed, self.inside = frozenset(harmless), fixed, inside
+        self._taken = {*honoured, inside, "model", "stream"}
+        self._deep = {name.partition(".")[0] for name in (*self._harmless, *fixed) if "." in name}
         self.known = {name for kind in kinds for name in get_type_hints(kind)} | set(extra)
-        self._taken = {*honoured, *harmless, inside, "model", "stream"}
-        self._fixed, self.inside = fixed, inside
         self._schema = validator(kinds[0])
 
-    def check(self, body: Body) -> dict[str, Any]:
+    def check(self, body: Body, strict: bool = False) -> tuple[dict[str, Any], dict[str, str]]:
         """The request's parameters; those that are null are left out, and so is the conversation.
+
+        Args:
+            body: the request.
+            strict: refuse a parameter that the SDK doesn't know, even where it changes nothing.
+
+        Returns:
+            The parameters that count, and those that were passed over, each with the name to count it under.
 
         Raises:
             Refusal: a parameter is unknown, not supported, or of the wrong type.
         """
-        given = {name: value for name, value in body.fields.items() if value is not None}
-        for name, value in given.items():
-            if name not in self.known:
-                guess = nearest(name, self.known)
-                hint = f"; did you mean {guess!r}?" if guess else ""
-                raise Refusal(400, f"unknown parameter {name!r}{hint}", "unknown_parameter", name)
-            if name in self._fixed:
-                if not any(value == one and type(value) is type(one) for one in self._fixed[name]):
-                    allowed = " or ".join(map(repr, self._fixed[name]))
-                    raise unsupported(name, f"only {allowed}")
-            elif name not in self._taken:
+        if len(body.fields) > MOST_FIELDS:
+            raise Refusal(
+                400, f"the body has {len(body.fields)} fields; at most {MOST_FIELDS} are read", "invalid_value"
+            )
+        given, ignored = {}, dict[str, str]()
+        for name, value in body.fields.items():
+            if value is None:
+                continue
+            if name in self._harmless:
+                ignored[name] = name
+            elif name not in self.known and name not in self._taken:
+                self._unknown(name, strict)
+                ignored[_shown(name)] = "unknown"
+            elif name in self._fixed:
+                given[name] = self._only(name, value)
+            elif name in self._deep and isinstance(value, dict):
+                given[name] = self._within(name, value, ignored)
+            elif name not in self._taken and name not in self._deep:
                 raise unsupported(name)
+            else:
+                given[name] = value
         if not isinstance(given.get("stream", False), bool):
             raise Refusal(400, "stream: must be true or false", "invalid_value", "stream")
         inside = {} if body.history is None else {self.inside: list[Any]()}
-        check(self._schema, {**given, **inside, "stream": False}, "")
-        return given
+        check(self._schema, {**given, **inside, "stream": False}, "", strict=True)
+        return given, ignored
+
+    def _within(self, outer: str, value: Mapping[str, Any], ignored: dict[str, str]) -> dict[str, Any]:
+        """The fields inside a parameter, without those that change nothing."""
+        kept = {}
+        for inner, one in value.items():
+            name = f"{outer}.{inner}"
+            if one is None:
+                continue
+            if name in self._harmless:
+                ignored[name] = name
+            else:
+                kept[inner] = self._only(name, one) if name in self._fixed else one
+        return kept
+
+    def _only(self, name: str, value: Any) -> Any:
+        """A value that is one of those that are possible here."""
+        if any(value == one and type(value) is type(one) for one in self._fixed[name]):
+            return value
+        raise unsupported(name, "only " + " or ".join(map(repr, self._fixed[name])) if self._fixed[name] else "")
+
+    def _unknown(self, name: str, strict: bool) -> None:
+        """Refuse a parameter that the SDK doesn't know, where it would change the sampled text or all are refused."""
+        near = misspelt(name, (self.known - self._harmless) | CHANGE_TEXT)
+        if not strict and near is None:
+            return
+        guess = called_here(near or name, self.known) or (near if near in self.known else nearest(name, self.known))
+        hint = f"; did you mean {guess!r}?" if guess else ""
+        raise Refusal(400, f"unknown parameter {name[:100]!r}{hint}", "unknown_parameter", name[:100])
 
 
-def number(body: Mapping[str, Any], name: str, default: Any, low: float, high: float) -> Any:
+def number(body: Mapping[str, Any], name: str, default: Any, low: float, high: float, *, whole: bool = False) -> Any:
     """A number within bounds.
 
     Raises:
-        Refusal: it lies outside.
+        Refusal: it is none, not a whole one where it must be, or lies outside.
     """
     value = body.get(name, default)
-    if value is None or (low <= value <= high):
-        return value
-    raise Refusal(400, f"{name}={value} must be between {low:g} and {high:g}", "invalid_value", name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        kind = "a whole number" if whole else "a number"
+        raise Refusal(400, f"{name}={value!r:.100} must be {kind}", "invalid_value", name)
+    if not low <= value <= high:
+        raise Refusal(400, f"{name}={value} must be between {low:g} and {high:g}", "invalid_value", name)
+    return value
+
+
+def _shown(name: str) -> str:
+    """A client's own name for a field as it may stand in a header."""
+    return name if len(name) <= 64 and name.isascii() and name.replace("-", "_").isidentifier() else "unknown"
 
 
 def _listed(schema: Any) -> Any:

@@ -1,0 +1,105 @@
+"""A connection: requests' heads are bounded in size and time as their bodies are, and a reset is told.
+
+The server's own protocol waits for the rest of a head for ever, and keeps as much of one as is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from agentrl.sessions.gateway.delivery import ON_RESET
+from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.refusals import Refusal
+
+_REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection; a subclass brings the limits (see `limited`)."""
+
+    limits = Limits()
+    _timer: asyncio.TimerHandle | None = None
+    _reading_head = False
+    _head_bytes = 0
+    _refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has come, and its first head must follow."""
+        super().connection_made(transport)
+        self._head_begins()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a head that is still incomplete are counted as they come."""
+        reading = self._reading_head
+        super().data_received(data)
+        if reading and self._reading_head:
+            self._head_bytes += len(data)
+            self._check_size()
+
+    def on_message_begin(self) -> None:
+        """A head begins; on a connection that is kept, it has its time from here on."""
+        if not self._reading_head:
+            self._head_begins()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """A head is complete."""
+        self._head_ends()
+        self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        self._check_size()
+        if not self._refused:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """What follows a refused head is dropped."""
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """What follows a refused head is dropped."""
+        if not self._refused:
+            super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone; a reset tells the last request that its reply may be unread."""
+        self._head_ends()
+        on_reset = self.cycle.scope.get(ON_RESET) if self.cycle is not None else None
+        if exc is not None and callable(on_reset):
+            on_reset()
+        super().connection_lost(exc)
+
+    def _head_begins(self) -> None:
+        self._reading_head, self._head_bytes = True, 0
+        seconds = self.limits.body_timeout
+        refusal = Refusal(408, f"the request's head did not arrive within {seconds:g} s", "head_timeout")
+        self._timer = self.loop.call_later(seconds, self._refuse, refusal)
+
+    def _head_ends(self) -> None:
+        self._reading_head = False
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check_size(self) -> None:
+        if self._head_bytes > self.limits.head_bytes:
+            said = f"the request's head is larger than {self.limits.head_bytes} bytes"
+            self._refuse(Refusal(431, said, "head_too_large"))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Say no in HTTP's own words, since no request is there yet that could be answered, and hang up."""
+        self._refused = True
+        self._head_ends()
+        if self.transport.is_closing():
+            return
+        body = orjson.dumps(refusal.body("openai"))
+        head = f"HTTP/1.1 {refusal.status} {_REASONS[refusal.status]}\r\ncontent-type: application/json\r\n"
+        rest = f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(f"{head}{rest}".encode() + body)
+        self.transport.close()
+
+
+def limited(limits: Limits) -> type[Connection]:
+    """Connections under these limits."""
+    return type("Connection", (Connection,), {"limits": limits})

@@ -1,0 +1,175 @@
+"""Whether a family's renderer writes what a model's own chat template writes, outside the deliberate differences.
+
+Special tokens say which family a tokenizer comes from, not which format its model was trained in: many models keep
+the tokens of the one that they were made of. So `auto` takes a family only where these trials agree, and
+`agentrl check renderer=…` shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+from agentrl.errors import RenderError
+from agentrl.models.tokenizers import HFTokenizer
+from agentrl.sessions.renderers.base import Renderer
+from agentrl.sessions.renderers.deliberate import CHAT, DIFFERENCES, PARALLEL, REASONING, TOOLS, Difference, missing
+from agentrl.sessions.renderers.families import FAMILIES, PINNED_DATE, Expresses
+from agentrl.sessions.renderers.generic import GenericRenderer, expresses
+from agentrl.sessions.renderers.probe import ProbeRenderer, Whole
+from agentrl.sessions.renderers.proof import TOOLS as OFFERED
+from agentrl.sessions.renderers.proof import CallId, Proof, kimi_id, nine_letters, prove
+from agentrl.sessions.renderers.stand_ins import USER
+from agentrl.sessions.renderers.template import template_whole
+
+TRIALS: tuple[tuple[str, bool, float, Expresses], ...] = (
+    (CHAT, False, 0.0, Expresses()),
+    (TOOLS, True, 0.0, Expresses(parallel=False, content_with_calls=False)),
+    (PARALLEL, True, 0.0, Expresses()),
+    (REASONING, False, 0.8, Expresses()),
+)
+"""(name, with tools, how often they reason, what the conversations may hold)"""
+
+
+class Verdict(StrEnum):
+    """What a trial found."""
+
+    AGREES = "yes"
+    DIFFERS = "no"
+    ON_PURPOSE = "differs on purpose"
+    NOT_EXPRESSIBLE = "not expressible"
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """One kind of conversation. `compared`: turn boundaries that agree in it, or that were compared and differ."""
+
+    kind: str
+    verdict: Verdict
+    detail: str = ""
+    compared: int = 0
+
+
+def reference_of(renderer: Renderer, tokenizer: HFTokenizer) -> Whole | None:
+    """The tokenizer's chat template, told what makes it write as this renderer does; None where it brings none."""
+    if not tokenizer.chat_template:
+        return None
+    family = FAMILIES.get(renderer.name)
+    return template_whole(tokenizer, date_string=PINNED_DATE, **(family.variables if family else {}))
+
+
+def agreements(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> Iterator[Agreement]:
+    """Compare a renderer with the tokenizer's template, or with its own whole rendering where there is none.
+
+    Args:
+        renderer: what is tried.
+        tokenizer: brings the template.
+        count: conversations of each kind.
+    """
+    family = FAMILIES.get(renderer.name)
+    able = renderer.able if isinstance(renderer, GenericRenderer) else family.expresses if family else Expresses()
+    reference = reference_of(renderer, tokenizer)
+    if reference is None and not isinstance(renderer, ProbeRenderer):
+        return
+    template = expresses(reference) if reference else able
+    for kind, tools, reasoning, holds in TRIALS:
+        if (tools and not able.tools) or (reasoning and not able.reasoning) or (kind == PARALLEL and not able.parallel):
+            yield Agreement(kind, Verdict.NOT_EXPRESSIBLE)
+            continue
+        held = both(both(able, holds), template) if template.tools else both(able, holds)
+        trial = partial(prove, renderer, reference, tools=tools, count=count, call_id=call_ids(renderer))
+        found = judged(kind, trial(expresses=held, reasoning=reasoning), count)
+        if found.verdict is Verdict.AGREES:
+            yield found
+            continue
+        known = [d for d in DIFFERENCES.get(renderer.name, ()) if kind in d.kinds]
+        narrowed = partial(trial, expresses=held)
+        calls = able.tools and template.tools
+        told = next((told for d in known if (told := _explained(kind, d, narrowed, calls, reasoning))), None)
+        if told is None and reference and (lacks := missing(kind, template)):
+            told = _without(kind, lacks, trial, reference, tools=tools)
+        yield told or found
+
+
+def disagreement(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> str | None:
+    """What speaks against a renderer: the first kind that differs, or that nothing was compared; None if nothing does.
+
+    Args:
+        renderer: what is tried.
+        tokenizer: brings the template.
+        count: conversations of each kind.
+    """
+    compared = 0
+    for one in agreements(renderer, tokenizer, count):
+        if one.verdict is Verdict.DIFFERS:
+            return f"{one.kind}: {one.detail}"
+        compared += one.compared
+    return None if compared else "nothing of it could be compared with the chat template"
+
+
+def judged(kind: str, proof: Proof, count: int) -> Agreement:
+    """A proof as an agreement."""
+    if proof.boundaries == 0:
+        return Agreement(kind, Verdict.DIFFERS, f"all of {count} conversations were refused: {proof.refusal}")
+    refused = f" ({proof.refused} of {count} conversations refused)" if proof.refused else ""
+    if proof.append_only:
+        return Agreement(kind, Verdict.AGREES, f"{proof.boundaries} turn boundaries agree{refused}", proof.boundaries)
+    detail = f"{proof.differing} of {proof.boundaries} differ{refused}; {proof.difference}"
+    return Agreement(kind, Verdict.DIFFERS, detail, proof.boundaries)
+
+
+def _explained(
+    kind: str, difference: Difference, trial: Callable[..., Proof], calls: bool, reasoning: float
+) -> Agreement | None:
+    """The kind with its reason, if the trial agrees where the difference can't show; None if it doesn't explain it."""
+    if difference.everywhere:
+        return _purposely(kind, difference, 0)
+    narrow: dict[str, Any] = {
+        "rounds": difference.rounds,
+        "system": difference.system,
+        "declared": difference.declared,
+        "reasoning": reasoning if difference.reasoning is None else difference.reasoning,
+    }
+    if difference.tools is not None and calls:
+        narrow["tools"] = difference.tools
+    proof = trial(**narrow)
+    return _purposely(kind, difference, proof.boundaries) if proof.append_only else None
+
+
+def _without(
+    kind: str, lacks: Difference, trial: Callable[..., Proof], reference: Whole, *, tools: bool
+) -> Agreement | None:
+    """What the template has no place for can't be compared; but tools that it lists must be the renderer's."""
+    if not (tools and _lists_tools(reference)):
+        return _purposely(kind, lacks, 0)
+    proof = trial(expresses=Expresses(tools=False))
+    return _purposely(kind, lacks, proof.boundaries) if proof.append_only else None
+
+
+def _purposely(kind: str, difference: Difference, compared: int) -> Agreement:
+    agreed = f"apart from that {compared} turn boundaries agree" if compared else "nothing of it can be compared"
+    return Agreement(kind, Verdict.ON_PURPOSE, f"{difference.because}; {agreed}", compared)
+
+
+def _lists_tools(reference: Whole) -> bool:
+    """Whether tools on offer make a difference to what a template writes, or are refused."""
+    try:
+        return reference([USER], OFFERED, True) != reference([USER], (), True)
+    except RenderError:
+        return True
+
+
+def both(one: Expresses, other: Expresses) -> Expresses:
+    """What both can express of calls."""
+    return Expresses(
+        parallel=one.parallel and other.parallel,
+        content_with_calls=one.content_with_calls and other.content_with_calls,
+    )
+
+
+def call_ids(renderer: Renderer) -> CallId:
+    """Makes ids for calls as the renderer's format wants them."""
+    return kimi_id if renderer.name.startswith("kimi") else nine_letters

@@ -1,0 +1,206 @@
+"""What of a damaged store is whole, and saving it: `agentrl sessions FILE --check`, `--salvage NEW`.
+
+SQLite opens a damaged log by forgetting everything from the first broken frame on, and what it then writes is gone for
+good. So nothing here opens the store: its files are copied, and in the copy every frame of the log is given the
+checksums that SQLite expects, and a main file that was cut is made as long as it should be. Whether what is read there
+is what was written is for the rows' own checksums to say (`integrity`).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrl.errors import InvalidInput, StoreError
+from agentrl.sessions.integrity import CountFile, copy_files
+from agentrl.sessions.store import Store, read_session
+from agentrl.types import Session
+
+WAL_HEADER, FRAME_HEADER = 32, 24
+"""Bytes; see https://www.sqlite.org/fileformat2.html#the_write_ahead_log."""
+SHOWN = 20
+
+
+@dataclass(slots=True)
+class Report:
+    """What a check found.
+
+    Attributes:
+        whole: the ids of sessions that are as they were written.
+        damaged: what is wrong with each that isn't.
+        lost: sessions that were committed, and of which nothing was found.
+        faults: what is wrong with the file itself, in words.
+    """
+
+    whole: list[str] = field(default_factory=list)
+    damaged: dict[str, str] = field(default_factory=dict)
+    lost: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the store is as it was written."""
+        return not (self.damaged or self.lost or self.faults)
+
+    def lines(self) -> list[str]:
+        """The report in lines of text."""
+        said = [f"{len(self.whole)} sessions are whole, {len(self.damaged)} damaged, {self.lost} lost"]
+        said += self.faults
+        said += [f"  {reason}" for reason in list(self.damaged.values())[:SHOWN]]
+        if len(self.damaged) > SHOWN:
+            said.append(f"  … and {len(self.damaged) - SHOWN} more")
+        return said
+
+
+def check(path: Path, out: Path | None = None) -> Report:
+    """Look through a store without touching it.
+
+    Args:
+        path: the store's file.
+        out: a new store, for the sessions that are whole; None saves nothing.
+
+    Raises:
+        InvalidInput: there is no such file, or `out` exists.
+        StoreError: `out` can't be written.
+    """
+    if not path.is_file():
+        raise InvalidInput(f"{str(path)!r}: no such file; give a session store (sessions.db) or a run's folder")
+    if out is not None and out.exists():
+        raise InvalidInput(f"{str(out)!r} exists; salvage into a new file")
+    report = Report()
+    with tempfile.TemporaryDirectory(prefix="agentrl-check-") as folder:
+        copy = Path(folder) / "store.db"
+        copy_files(path, copy)
+        try:
+            report.faults += _mend(copy)
+            with closing(sqlite3.connect(copy)) as db:
+                found = _inspect(db, report, CountFile(str(copy)))
+                _save(found, out) if out is not None else all(found)
+        except (sqlite3.Error, struct.error) as error:
+            report.faults.append(f"the file can't be read on: {error}")
+    return report
+
+
+def _save(sessions: Iterator[Session], out: Path) -> None:
+    with Store(out) as store:
+        for session in sessions:
+            store.save(session)
+
+
+def _inspect(db: sqlite3.Connection, report: Report, count: CountFile) -> Iterator[Session]:
+    """The whole sessions, one after the other; all that is not goes into the report."""
+    faults = [row[0] for row in db.execute("PRAGMA integrity_check(3)")]
+    report.faults += [f"SQLite says: {fault}" for fault in faults if fault != "ok"]
+    ids = _ids(db)
+    for id_ in ids:
+        try:
+            session = read_session(db, id_)
+        except (StoreError, sqlite3.Error) as error:
+            report.damaged[id_] = str(error) if isinstance(error, StoreError) else f"session {id_!r}: {error}"
+            continue
+        if session is None:
+            report.damaged[id_] = f"session {id_!r} is named by an index, and is not there"
+            continue
+        report.whole.append(id_)
+        yield session
+    written = count.read()
+    try:
+        commits, sessions = db.execute("SELECT commits, sessions FROM totals").fetchone()
+    except (sqlite3.Error, TypeError):
+        commits, sessions = 0, 0
+        report.faults.append("how many sessions there were can't be read in the file")
+    if written.commits > commits:
+        report.faults.append(f"{written.commits - commits} of {written.commits} commits are gone")
+    expected = written.sessions if written.commits >= commits else sessions
+    report.lost = max(0, max(expected, sessions) - len(ids))
+
+
+def _ids(db: sqlite3.Connection) -> list[str]:
+    """Every session's id that any table or index still gives, however the others are broken."""
+    found: dict[str, None] = {}
+    for query in (
+        "SELECT id FROM sessions ORDER BY id",
+        "SELECT id FROM sessions ORDER BY id DESC",
+        "SELECT id FROM sessions INDEXED BY sessions_by_group WHERE group_id >= ''",
+        "SELECT session_id FROM counts ORDER BY session_id",
+        "SELECT session_id FROM counts ORDER BY session_id DESC",
+    ):
+        try:
+            for (id_,) in db.execute(query):
+                if isinstance(id_, str):
+                    found[id_] = None
+        except sqlite3.Error:
+            continue
+    return sorted(found)
+
+
+def _mend(copy: Path) -> list[str]:
+    """Make a copy readable as far as it goes; what was wrong with it."""
+    faults = []
+    data = copy.read_bytes()
+    page = int.from_bytes(data[16:18], "big")
+    page = 65536 if page == 1 else page
+    if data[:16] != b"SQLite format 3\0" or page < 512 or page & (page - 1):
+        raise sqlite3.DatabaseError("its first bytes are not a database's")
+    pages = int.from_bytes(data[28:32], "big")
+    if data[24:28] == data[92:96] and len(data) < pages * page:  # where the two differ, the number is not kept
+        faults.append(f"the file was cut: {len(data)} of {pages * page} bytes")
+        with copy.open("ab") as file:
+            file.truncate(pages * page)
+    log = Path(f"{copy}-wal")
+    if log.exists() and log.stat().st_size > WAL_HEADER:
+        mended, wrong = _mended_log(log.read_bytes(), page)
+        log.write_bytes(mended)
+        faults += wrong
+    return faults
+
+
+def _mended_log(log: bytes, page: int) -> tuple[bytes, list[str]]:
+    """A write-ahead log whose frames all have the checksums that SQLite expects, and where they had not."""
+    size = FRAME_HEADER + page
+    starts = range(WAL_HEADER, len(log) - size + 1, size)
+    if not starts:
+        return b"", []
+    magic, *_, salt1, salt2 = struct.unpack(">IIIIII", log[:24])
+    order = "<" if magic == 0x377F0682 else ">"
+    faults = []
+    if magic not in (0x377F0682, 0x377F0683) or _sums(log[:24], order, (0, 0)) != struct.unpack(">II", log[24:32]):
+        faults.append("the log's header is damaged")
+        salt1, salt2 = struct.unpack(">II", log[starts[0] + 8 : starts[0] + 16])
+        order = "<"
+    header = struct.pack(">IIIIII", 0x377F0682 + (order == ">"), 3007000, page, 0, salt1, salt2)
+    sums = true_sums = _sums(header, order, (0, 0))
+    if not faults:
+        true_sums = struct.unpack(">II", log[24:32])
+        header = log[:24]
+        sums = true_sums
+    mended, broken = [header + struct.pack(">II", *sums)], []
+    for number, at in enumerate(starts):
+        frame = log[at : at + size]
+        if struct.unpack(">II", frame[8:16]) != (salt1, salt2) and number:
+            break  # from before the log began anew
+        body = frame[:8] + frame[FRAME_HEADER:]
+        true_sums = _sums(body, order, true_sums)
+        if true_sums != struct.unpack(">II", frame[16:24]):
+            broken.append(number)
+            true_sums = struct.unpack(">II", frame[16:24])
+        sums = _sums(body, order, sums)
+        mended.append(frame[:8] + struct.pack(">IIII", salt1, salt2, *sums) + frame[FRAME_HEADER:])
+    if broken:
+        faults.append(f"the log is damaged at frame {broken[0] + 1} of {len(mended) - 1}")
+    return b"".join(mended), faults
+
+
+def _sums(data: bytes, order: str, before: tuple[int, int]) -> tuple[int, int]:
+    """SQLite's checksum of a log: two running sums over pairs of 32-bit numbers."""
+    a, b = before
+    numbers = struct.unpack(f"{order}{len(data) // 4}I", data)
+    for even, odd in zip(numbers[::2], numbers[1::2], strict=True):
+        a = (a + even + b) & 0xFFFFFFFF
+        b = (b + odd + a) & 0xFFFFFFFF
+    return a, b

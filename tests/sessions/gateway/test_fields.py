@@ -1,0 +1,192 @@
+"""Fields that change nothing: accepted, named in a header, counted; what would change the text is not among them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.wire import chat, completions, messages, responses
+from agentrl.sessions.gateway.wire.fields import CHANGE_TEXT
+from tests.sessions.gateway.conftest import Serve
+from tests.sessions.gateway.fakes import Talker, in_turn, renderer, say
+from tests.sessions.gateway.test_chat import client
+from tests.sessions.gateway.test_other_protocols import ATOOL, HI, claude
+
+MARK = {"type": "ephemeral", "ttl": "1h", "scope": "global"}
+FUNCTION = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
+NAMESPACE = {"type": "namespace", "name": "crm", "description": "customers", "tools": [FUNCTION]}
+CODEX: dict[str, Any] = {
+    "model": "m",
+    "instructions": "be kind",
+    "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+    "tools": [FUNCTION, {"type": "web_search", "external_web_access": False}, NAMESPACE],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "abc",
+    "client_metadata": {"x-installation-id": "abc"},
+    "text": {"verbosity": "low"},
+}
+CODEX_IGNORED = {
+    *("client_metadata", "include", "prompt_cache_key", "reasoning.summary", "store", "text.verbosity"),
+    *("tools.namespace", "tools.web_search"),
+}
+CLAUDE: dict[str, Any] = {
+    "model": "m",
+    "max_tokens": 500,
+    "system": [{"type": "text", "text": "be kind", "cache_control": MARK}],
+    "tools": [{**ATOOL, "cache_control": MARK, "eager_input_streaming": True}],
+    "thinking": {"type": "enabled", "budget_tokens": 31_999, "display": "updates"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "xhigh"},
+    "metadata": {"user_id": "x"},
+    "diagnostics": {"previous_message_id": None},
+    "speed": "fast",
+    "cache_control": MARK,
+}
+CLAUDE_IGNORED = {
+    *("cache_control", "diagnostics", "metadata", "output_config.effort", "speed"),
+    *("thinking.budget_tokens", "thinking.display"),
+}
+
+
+async def post(url: str, key: str, body: dict[str, Any], **headers: str) -> httpx.Response:
+    async with httpx.AsyncClient() as http:
+        return await http.post(url, json=body, headers={"authorization": f"Bearer {key}", **headers})
+
+
+def ignored(reply: httpx.Response) -> set[str]:
+    return set(reply.headers["x-agentrl-ignored"].split(", "))
+
+
+async def test_a_coding_agents_response_request_is_served_and_what_was_passed_over_is_told(serve: Serve) -> None:
+    async with serve() as served:
+        access = await served.open()
+        reply = await post(f"{access['base_url']}/responses", access["api_key"], CODEX)
+        assert reply.status_code == 200, reply.text
+        assert "response.completed" in reply.text
+        assert ignored(reply) == CODEX_IGNORED
+        assert served.session(access["id"]).counters == {f"gateway/ignored/{name}": 1 for name in CODEX_IGNORED}
+        prompt = renderer().tokenizer.decode(served.engine.calls[0].input_ids)
+        assert "add" in prompt
+        assert "crm" not in prompt
+        assert "web_search" not in prompt
+
+
+async def test_a_request_with_thousands_of_fields_is_refused_before_each_is_looked_up(serve: Serve) -> None:
+    """A body may hold millions; comparing each with the known names kept the gateway from everybody for minutes."""
+    async with serve() as served:
+        access = await served.open()
+        body = {"model": "m", "messages": HI, **{f"field_{number}": 1 for number in range(5000)}}
+        reply = await post(f"{access['base_url']}/chat/completions", access["api_key"], body)
+        assert reply.status_code == 400
+        assert "fields; at most 200" in reply.json()["error"]["message"]
+
+
+async def test_the_sdk_reads_a_reply_to_tools_of_which_some_were_left_out(serve: Serve) -> None:
+    async with serve() as served:
+        access = await served.open()
+        given: Any = {name: value for name, value in CODEX.items() if name not in ("client_metadata", "stream")}
+        reply = await client(access).responses.create(**given)
+        assert [tool.name for tool in reply.tools] == ["add"]
+
+
+async def test_cache_marks_that_move_from_turn_to_turn_keep_one_path(serve: Serve) -> None:
+    async with serve(Talker(in_turn(say("", None, [("add", '{"cache_control": 1}')]), say("done")))) as served:
+        access = await served.open()
+        url, key = f"{access['anthropic_base_url']}/v1/messages?beta=true", access["api_key"]
+        beta = {"anthropic-version": "2023-06-01", "anthropic-beta": "context-management-2025-06-27"}
+        hi: Any = {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": MARK}]}
+        first = await post(url, key, {**CLAUDE, "messages": [hi]}, **beta)
+        assert first.status_code == 200, first.text
+        assert ignored(first) == CLAUDE_IGNORED
+        (use,) = first.json()["content"]
+        assert use["input"] == {"cache_control": 1}
+        said: Any = {"type": "text", "text": "5", "cache_control": MARK}
+        result: Any = {"type": "tool_result", "tool_use_id": use["id"], "content": [said], "cache_control": MARK}
+        history: Any = [
+            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+            {"role": "assistant", "content": [{**use, "cache_control": MARK}]},
+            {"role": "user", "content": [result]},
+            {"role": "system", "content": "hurry"},
+        ]
+        second = await post(url, key, {**CLAUDE, "messages": history}, **beta)
+        assert second.status_code == 200, second.text
+        session = served.session(access["id"])
+        assert [(n.message.role, n.parent) for n in session.nodes] == [
+            *(("system", None), ("user", 0), ("assistant", 1), ("tool", 2), ("system", 3), ("assistant", 4)),
+        ]
+        counted = {f"gateway/ignored/{name}": 2 for name in CLAUDE_IGNORED}
+        assert session.counters == {"gateway/clean": 1, **counted}
+
+
+async def test_counting_takes_what_a_turn_takes(serve: Serve) -> None:
+    async with serve() as served:
+        access = await served.open()
+        fields = {name: value for name, value in CLAUDE.items() if name != "max_tokens"}
+        url = f"{access['anthropic_base_url']}/v1/messages/count_tokens"
+        reply = await post(url, access["api_key"], {**fields, "messages": HI})
+        assert reply.status_code == 200, reply.text
+        turn = await post(f"{access['anthropic_base_url']}/v1/messages", access["api_key"], {**CLAUDE, "messages": HI})
+        assert turn.json()["usage"]["input_tokens"] == reply.json()["input_tokens"]
+
+
+SPOKEN = {
+    "chat/completions": {"model": "m", "messages": HI},
+    "responses": {"model": "m", "input": "hi"},
+    "completions": {"model": "m", "prompt": "hi"},
+    "messages": {"model": "m", "max_tokens": 9, "messages": HI},
+}
+
+
+@pytest.mark.parametrize("path", SPOKEN)
+async def test_unknown_fields_are_passed_over_or_with_the_strict_setting_refused(serve: Serve, path: str) -> None:
+    odd = {"trace": {"id": 1}, "wölkchen": 2, "x" * 500: 3}
+    async with serve() as served:
+        access = await served.open()
+        reply = await post(f"{access['base_url']}/{path}", access["api_key"], {**SPOKEN[path], **odd})
+        assert reply.status_code == 200, reply.text
+        assert ignored(reply) == {"trace", "unknown"}
+        assert served.session(access["id"]).counters == {"gateway/ignored/unknown": 2}
+    async with serve(limits=Limits(strict_fields=True)) as served:
+        access = await served.open()
+        reply = await post(f"{access['base_url']}/{path}", access["api_key"], {**SPOKEN[path], "trace": 1})
+        assert (reply.status_code, "trace" in reply.text) == (400, True)
+
+
+@pytest.mark.parametrize("path", SPOKEN)
+async def test_no_field_that_changes_the_text_anywhere_is_passed_over(serve: Serve, path: str) -> None:
+    kind = {"chat/completions": chat, "responses": responses, "completions": completions, "messages": messages}[path]
+    known = kind.PARAMETERS.known | {"model", "stream"}
+    async with serve() as served:
+        access = await served.open()
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {access['api_key']}"}) as http:
+            for name in sorted(CHANGE_TEXT - known):
+                reply = await http.post(f"{access['base_url']}/{path}", json={**SPOKEN[path], name: 1})
+                assert (reply.status_code, f"'{name}'" in reply.text) == (400, True), name
+        assert served.engine.calls == []
+
+
+async def test_an_address_that_does_not_exist_answers_in_the_protocols_own_shape(serve: Serve) -> None:
+    async with serve() as served:
+        access = await served.open()
+        url, key = access["base_url"], access["api_key"]
+        for path in ("/nothing", "/v1/chat/completions"):
+            error = (await post(url + path, key, {})).json()["error"]
+            assert (error["code"], error["type"]) == ("not_found", "not_found_error")
+        for path, headers in (("/messages/batches", {}), ("/complete", {"anthropic-version": "2023-06-01"})):
+            reply = await post(url + path, key, {}, **headers)
+            assert (reply.status_code, reply.json()["type"]) == (404, "error")
+            assert reply.json()["error"]["type"] == "not_found_error"
+        async with httpx.AsyncClient() as http:
+            wrong = await http.get(f"{url}/chat/completions")
+        assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+        assert wrong.headers["allow"] == "POST"
+        with pytest.raises(Exception, match="no such address"):
+            await claude(access).messages.batches.retrieve("x")

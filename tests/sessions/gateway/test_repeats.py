@@ -1,0 +1,170 @@
+"""The same request again: a retry gets the stored reply, everything else is another sample."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from agentrl.config import AlgoConfig
+from agentrl.train.algorithms import get_algorithm
+from agentrl.types import Group, Session, Status
+from tests.sessions.gateway.conftest import Serve, Served
+from tests.sessions.gateway.fakes import Talker, in_turn, say
+from tests.sessions.gateway.test_chat import HI, client
+
+RETRY = {"x-stainless-retry-count": "1"}
+LETTERS = [say(letter) for letter in "abcdefg"]
+
+
+def texts(replies: Any) -> list[str | None]:
+    return [reply.choices[0].message.content for reply in replies]
+
+
+async def test_samples_asked_for_one_by_one_are_independent_draws(serve: Serve) -> None:
+    """dspy.LM(n=3) asks three times; it used to get three copies of one sample."""
+    async with serve(Talker(in_turn(*LETTERS))) as served:
+        access = await served.open()
+        chat = client(access).chat.completions
+        replies = [await chat.create(model="m", messages=HI) for _ in range(3)]
+        assert texts(replies) == ["a", "b", "c"]
+        async with httpx.AsyncClient() as plain:  # without any header of an SDK, each time on a connection of its own
+            for letter in "de":
+                answer = await plain.post(
+                    f"{access['base_url']}/chat/completions",
+                    json={"model": "m", "messages": HI},
+                    headers={"authorization": f"Bearer {access['api_key']}", "connection": "close"},
+                )
+                assert answer.json()["choices"][0]["message"]["content"] == letter
+        session = served.session(access["id"])
+        assert [n.parent for n in session.nodes] == [None, 0, 0, 0, 0, 0]
+        assert len({n.sampling.seed for n in session.nodes if n.sampled}) == 5
+        assert session.counters == {"gateway/branches/resampled": 4}
+
+
+async def test_a_request_that_says_it_is_a_retry_gets_the_newest_stored_reply(serve: Serve) -> None:
+    async with serve(Talker(in_turn(*LETTERS)), replay="marked") as served:
+        access = await served.open()
+        chat = client(access).chat.completions
+        first, second = [await chat.create(model="m", messages=HI) for _ in range(2)]
+        third = await chat.create(model="m", messages=HI, extra_headers=RETRY)
+        assert texts([first, second, third]) == ["a", "b", "b"]
+        assert third.id == second.id
+        assert served.session(access["id"]).counters == {"gateway/branches/resampled": 1, "gateway/retries": 1}
+
+
+async def test_the_same_seed_is_the_same_draw(serve: Serve) -> None:
+    async with serve(Talker(in_turn(*LETTERS))) as served:
+        access = await served.open()
+        chat = client(access).chat.completions
+        assert texts([await chat.create(model="m", messages=HI, seed=4) for _ in range(2)]) == ["a", "a"]
+        assert len(served.engine.calls) == 1
+
+
+async def test_where_it_is_so_set_every_identical_request_is_a_retry(serve: Serve) -> None:
+    async with serve(Talker(in_turn(*LETTERS), latency=0.01), replay="all") as served:
+        access = await served.open()
+        chat = client(access).chat.completions
+        replies = await asyncio.gather(*(chat.create(model="m", messages=HI) for _ in range(2)))
+        assert sorted(filter(None, texts(replies))) == ["a", "b"]  # side by side they are drawn apart
+        (again,) = texts([await chat.create(model="m", messages=HI)])
+        assert again in ("a", "b")
+        assert served.session(access["id"]).counters == {"gateway/branches/resampled": 1, "gateway/retries": 1}
+        assert len(served.engine.calls) == 2
+
+
+async def test_a_retry_after_a_failure_beside_other_samples_is_a_draw_of_its_own(serve: Serve) -> None:
+    from agentrl.errors import EngineError
+
+    async with serve(Talker(in_turn(*LETTERS))) as served:
+        access = await served.open()
+        chat = client(access).chat.completions
+        served.engine.fail = EngineError("for a moment")
+        with pytest.raises(Exception, match="for a moment"):
+            await chat.create(model="m", messages=HI)
+        served.engine.fail = None
+        other = await chat.create(model="m", messages=HI)
+        retried = await chat.create(model="m", messages=HI, extra_headers=RETRY)
+        assert texts([other, retried]) == ["a", "b"]
+
+
+def _reset_unread(access: dict[str, str], body: dict[str, Any]) -> None:
+    """Ask, wait until the whole reply is there, and reset the connection without having read it."""
+    host, port = access["base_url"].removeprefix("http://").partition("/")[0].split(":")
+    data = orjson.dumps(body)
+    head = (
+        f"POST /sessions/{access['id']}/v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+        f"authorization: Bearer {access['api_key']}\r\ncontent-length: {len(data)}\r\n\r\n"
+    )
+    with socket.create_connection((host, int(port))) as plain:
+        plain.sendall(head.encode() + data)
+        said = b""
+        while b"chatcmpl" not in said:
+            said = plain.recv(65_536, socket.MSG_PEEK)
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+async def until_lost(served: Served, id_: str) -> None:
+    async with asyncio.timeout(20):
+        while not served.gateway._seats[id_].live.repeats.lost:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_after_a_connection_that_broke_with_the_reply_unread_a_repeat_gets_that_reply_once(serve: Serve) -> None:
+    async with serve(Talker(in_turn(*LETTERS))) as served:
+        access = await served.open()
+        await client(access).chat.completions.create(model="m", messages=HI)
+        await asyncio.to_thread(_reset_unread, access, {"model": "m", "messages": HI})
+        await until_lost(served, access["id"])
+        replies = [await client(access).chat.completions.create(model="m", messages=HI) for _ in range(2)]
+        assert texts(replies) == ["b", "c"]
+        assert served.session(access["id"]).counters["gateway/retries"] == 1
+
+
+async def test_a_repeat_while_the_reply_is_still_being_handed_over_ends_the_first(serve: Serve) -> None:
+    """Between the draw and the last byte the client can't have the reply: it asks for the same sample again."""
+    async with serve(Talker(in_turn(*LETTERS))) as served:
+        access = await served.open()
+        live = served.gateway._seats[access["id"]].live
+        served.engine.held = asyncio.Event()
+        chat = client(access).chat.completions
+        first = asyncio.create_task(chat.create(model="m", messages=HI))
+        async with asyncio.timeout(20):
+            while not served.engine.running:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        live.flights[0].drawn = True
+        second = asyncio.create_task(chat.create(model="m", messages=HI))
+        with pytest.raises(Exception, match="repeated"):
+            await first
+        served.engine.held.set()
+        await second
+        assert len({call.sampling.seed for call in served.engine.calls}) == 1
+        assert sum(n.sampled for n in served.session(access["id"]).nodes) == 1
+
+
+async def test_samples_that_nothing_was_built_on_get_no_credit_unless_they_were_rewarded_themselves(
+    serve: Serve,
+) -> None:
+    async with serve(Talker(in_turn(*LETTERS))) as served:
+        made: list[Session] = []
+        for reward in (0.0, 1.0):
+            access = await served.open(group="g")
+            chat = client(access).chat.completions
+            replies = [(await chat.create(model="m", messages=HI)).choices[0].message for _ in range(3)]
+            await chat.create(model="m", messages=[*HI, replies[1], *HI])
+            session = served.session(access["id"])
+            session.reward, session.status = reward, Status.COMPLETED
+            made.append(session)
+        chosen, last = made[0].nodes[2].id, made[0].nodes[5].id
+        assert made[0].unused() == {1, 3}
+        for name in ("grpo", "rloo"):
+            credit = get_algorithm(name).credit([Group("g", made[0].task, made)], AlgoConfig())
+            assert {node for _, node in credit.shares} == {chosen, last}
+        made[0].nodes[1].reward = 0.5
+        assert made[0].unused() == {3}
+        assert [[node.id for node in path] for path in made[0].paths()] == [[0, 1], [0, chosen, 4, last]]

@@ -1,0 +1,175 @@
+"""Which renderer `auto` takes: a family's tokens are not its format, the chat template is."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.errors import ConfigError, RenderError, UnknownName
+from agentrl.models.tokenizers import HFTokenizer
+from agentrl.sessions.renderers import get_renderer, parse
+from agentrl.sessions.renderers.check import check_renderer
+from agentrl.sessions.renderers.families import FAMILIES
+from agentrl.sessions.renderers.proof import TOOLS
+from agentrl.sessions.renderers.registry import RENDERERS, candidates
+from agentrl.types import FunctionCall, Message, ToolCall
+from tests.sessions.renderers import minimal
+from tests.sessions.renderers.support import CHATML_TOKENS, tokenizer, trained, with_template
+from tests.sessions.renderers.table import BEGIN, DOCS, END, MODELS, Model, row
+
+pytestmark = pytest.mark.timeout(600)  # a first run fetches what it compares with
+BY_NAME = {model.name: model for model in MODELS}
+USER = Message(role="user", content="u")
+FOREIGN = (
+    "Phi 4", "OLMo 2", "OLMo 3", "SmolLM3", "Hermes 3", "Nemotron 3 Nano", "Functionary 3.2", "Falcon H1",
+    "LFM2", "MiMo VL", "QwQ 32B", "MiniCPM 3", "MiniCPM 5",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_model_with_a_familys_tokens_and_another_template_is_not_taken_for_the_family(name: str) -> None:
+    """All of these trained in a foreign format without a word: `auto` went by special tokens alone."""
+    model = BY_NAME[name]
+    assert candidates(model.tokenizer())
+    made = row(model)
+    assert (made.renderer, made.exact) in (("`generic`", "yes"), ("`generic`", "but for"), ("refused", ""))
+
+
+def test_a_refusal_names_what_was_tried_and_how_to_name_another() -> None:
+    with pytest.raises(ConfigError, match=r"chatml does not fit \(chat: .*differ") as caught:
+        get_renderer(BY_NAME["Bielik 11B"].tokenizer())
+    assert "model.renderer=" in str(caught.value)
+
+
+QUICK = tuple(model for model in MODELS if not model.real and model.name != "Devstral Small")
+"""Those whose tokenizer is small: a row takes some tenths of a second."""
+
+
+@pytest.mark.parametrize("model", QUICK, ids=lambda model: model.name)
+def test_the_table_in_the_docs_says_what_auto_makes_of_a_family(model: Model) -> None:
+    assert row(model).line() in DOCS.read_text().splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [model for model in MODELS if model not in QUICK], ids=lambda model: model.name)
+def test_the_table_in_the_docs_holds_for_the_real_tokenizers(model: Model) -> None:
+    assert row(model).line() in DOCS.read_text().splitlines()
+
+
+def test_the_table_in_the_docs_holds_every_family_and_no_other() -> None:
+    text = DOCS.read_text()
+    lines = text[text.index(BEGIN) : text.index(END)].strip().splitlines()[3:]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == [model.name for model in MODELS]
+
+
+@pytest.mark.parametrize(("old", "new"), [("<|im_end|>", "<|im_end|> "), ("<tools>", "<tool_list>")])
+def test_one_changed_word_in_a_familys_template_is_enough_for_auto_to_leave_it(old: str, new: str) -> None:
+    qwen = tokenizer("qwen2.5")
+    assert old in (qwen.chat_template or "")
+    assert get_renderer(qwen).name == "qwen2.5"
+    assert get_renderer(with_template(qwen, (qwen.chat_template or "").replace(old, new))).name == "generic"
+
+
+def test_tools_that_a_template_lists_in_other_words_are_a_difference_though_it_writes_no_calls() -> None:
+    listing = "{% if tools %}<|im_start|>system\nMy tools: {{ tools | tojson }}<|im_end|>\n{% endif %}" + minimal.YI
+    assert get_renderer(with_template(trained(CHATML_TOKENS), minimal.YI)).name == "chatml"
+    assert get_renderer(with_template(trained(CHATML_TOKENS), listing)).name == "generic"
+
+
+def test_without_a_template_auto_goes_by_tokens_and_says_so_and_the_check_does_not_pass(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plain = trained(CHATML_TOKENS)
+    assert get_renderer(plain).name == "chatml"
+    assert "no chat template to compare with" in caplog.text
+    failed = [row for row in check_renderer(plain, count=4) if row.ok is False]
+    assert [row.question for row in failed] == ["compared with the template"]
+
+
+def test_a_check_in_which_every_conversation_is_refused_does_not_pass() -> None:
+    """Hermes 3 and the newer Mistrals passed: every comparison was refused, and nothing was left to differ."""
+    picky = "{% if messages | length > 2 or messages[0].content != 'u' %}{{ raise_exception('no') }}{% endif %}"
+    rows = check_renderer(with_template(trained(CHATML_TOKENS), picky + minimal.YI), "chatml", count=4)
+    failed = {row.question for row in rows if row.ok is False}
+    assert {"chatml equals the template: chat", "compared with the template"} <= failed
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "chatml"])
+def test_every_family_shows_the_model_its_system_message(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    renderer = get_renderer(tokenizer(family), family)
+    assert "drops system messages" not in caplog.text
+    told = renderer.render([Message(role="system", content="Zebra"), USER])
+    assert "Zebra" in renderer.tokenizer.decode([token for ids in told for token in ids])
+
+
+def test_a_known_renderer_that_drops_system_messages_is_told_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deaf(tokens: HFTokenizer):
+        made = RENDERERS["chatml"](tokens)
+        render = made.render
+        made.render = lambda messages, **kw: render([m for m in messages if m.role != "system"], **kw)  # type: ignore[method-assign]
+        return made
+
+    monkeypatch.setitem(RENDERERS, "deaf", deaf)
+    get_renderer(trained(CHATML_TOKENS), "deaf")
+    assert "drops system messages" in caplog.text
+
+
+# ------------------------------------------------------------------------------------------ grammars
+
+
+UNREADABLE = minimal.YI.replace(
+    "{{ m['content'] }}", "{{ m['content'] }}{% if m['tool_calls'] %}!{{ m['tool_calls'] | tojson }}!{% endif %}"
+).replace("{% for", "{% if tools %}{{ tools | tojson }}{% endif %}{% for", 1)  # fmt: skip
+
+
+def test_tools_whose_calls_no_grammar_reads_back_are_refused_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    model = with_template(trained(CHATML_TOKENS), UNREADABLE)
+    renderer = get_renderer(model, "generic")
+    assert "tools are refused" in caplog.text
+    assert renderer.render([USER])
+    with pytest.raises(RenderError, match=r"no known grammar reads back.*model\.renderer=generic:GRAMMAR.*hermes"):
+        renderer.render([USER], tools=TOOLS)
+    named = get_renderer(model, "generic:hermes")
+    assert named.render([USER], tools=TOOLS)
+    assert "'hermes' does not read back" in caplog.text
+
+
+def test_a_grammar_is_found_by_reading_calls_back_where_no_clue_in_the_template_names_it() -> None:
+    spelt = minimal.FALCON_H1.replace("<tool_call>", "<tool' ~ '_call>")
+    model = with_template(trained(CHATML_TOKENS[:2]), spelt, bos_token="")
+    renderer = get_renderer(model, "generic")
+    call = ToolCall(id="c", function=FunctionCall(name="f", arguments='{"a": 1}'))
+    read = parse(renderer, renderer.turn(Message(role="assistant", content=None, tool_calls=[call]))).message
+    assert [(c.function.name, c.function.arguments) for c in read.tool_calls or []] == [("f", '{"a": 1}')]
+
+
+@pytest.mark.parametrize(("name", "says"), [("generic:hermse", "hermes"), ("qwen3:hermes", "qwen3"), ("qwen4", "qwen")])
+def test_a_renderer_or_grammar_that_is_not_known_is_refused_with_the_nearest_name(name: str, says: str) -> None:
+    with pytest.raises(UnknownName, match=says):
+        get_renderer(trained(CHATML_TOKENS), name)
+
+
+# -------------------------------------------------------------------------- white space at the front
+
+
+@pytest.mark.parametrize("text", ["\nyes", "\n\n  yes", " yes", "\n"])
+@pytest.mark.parametrize("line", ["\n", "\n\n"])
+def test_assistant_text_that_begins_with_white_space_is_written_behind_the_prompt(text: str, line: str) -> None:
+    """The template's text merged the prompt's line feed with the answer's, and the turn was refused."""
+    template = minimal.YI.replace("{{ '\\n' }}", "{{ '" + line.replace("\n", "\\n") + "' }}", 2).replace(
+        "<|im_start|>assistant{{ '\\n' }}", "<|im_start|>assistant{{ '" + line.replace("\n", "\\n") + "' }}"
+    )
+    model = with_template(_merging(), template)
+    renderer = get_renderer(model, "generic")
+    message = Message(role="assistant", content=text)
+    written = renderer.turn(message)
+    assert model.decode(written) == f"{text}<|im_end|>"
+    assert parse(renderer, written).message == message
+    [_, answered] = renderer.render([USER, message])
+    assert answered == renderer.generation_prompt() + written
+
+
+def _merging() -> HFTokenizer:
+    """ChatML's tokens on a tokenizer with a token for two line feeds."""
+    return tokenizer("qwen2.5")
