@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT = 30.0
 MAX_RESULT_CHARS = 100_000
 """A longer result keeps its head and its tail."""
+LEFT_OUT = re.compile(r"\n\[… (\d+) characters left out …\]\n")
+"""What stands between them."""
 _PARTS = TypeAdapter(list[Part])
 _reported: set[tuple[str, type[BaseException]]] = set()
 
@@ -226,5 +229,5 @@ def _clean(text: str) -> str:
     """Text that can be stored: no lone surrogates, and not without bound."""
     if len(text) > MAX_RESULT_CHARS:
         half = MAX_RESULT_CHARS // 2
-        text = f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
+        text = f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"  # see LEFT_OUT
     return text.encode("utf-8", "replace").decode("utf-8")

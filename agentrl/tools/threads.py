@@ -3,6 +3,8 @@
 The standard library's thread pools join their threads at exit and have few of them: a tool that never
 returns would first starve the others and then hang the process. Here a stuck thread costs only itself:
 idle threads are kept for the next call, a new one is started when none is idle, and none is ever joined.
+
+A forked child has none of its parent's threads, so it begins without idle ones, and with a lock that nobody holds.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -22,6 +25,19 @@ MAX_IDLE = 32
 
 _idle: list[_Worker] = []
 _lock = threading.Lock()
+
+
+def in_forked_child(begin_anew: Callable[[], None]) -> None:
+    """Have every forked child of this process call `begin_anew` first, where processes can fork."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=begin_anew)
+
+
+@in_forked_child
+def _forget_threads() -> None:
+    global _lock
+    _idle.clear()
+    _lock = threading.Lock()
 
 
 class _Worker(threading.Thread):
@@ -39,6 +55,15 @@ class _Worker(threading.Thread):
                 if len(_idle) >= MAX_IDLE:
                     return
                 _idle.append(self)
+
+
+def loop_is_running() -> bool:
+    """Whether this thread runs an event loop; asked apart, so that no later error has this one as its context."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def run_in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:

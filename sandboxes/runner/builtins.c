@@ -3,10 +3,6 @@
 
 #include <dirent.h>
 #include <stdio.h>
-#include <sys/ipc.h>
-#include <sys/msg.h>
-#include <sys/sem.h>
-#include <sys/shm.h>
 #include <sys/stat.h>
 
 int write_all(int fd, const void *data, size_t length) {
@@ -119,34 +115,6 @@ int remove_below(int top) {
     }
 }
 
-/* Leave nothing to the next tenant: the writable directories, and System V objects, which outlive processes. */
-static int wipe(struct command *c) {
-    struct shmid_ds shm;
-    struct semid_ds sem;
-    struct msqid_ds msg;
-    int failed = 0, id;
-    for (int i = 0; i < 4096; i++) {
-        if ((id = shmctl(i, SHM_STAT, &shm)) >= 0) shmctl(id, IPC_RMID, NULL);
-        if ((id = semctl(i, 0, SEM_STAT, &sem)) >= 0) semctl(id, 0, IPC_RMID);
-        if ((id = msgctl(i, MSG_STAT, &msg)) >= 0) msgctl(id, IPC_RMID, NULL);
-    }
-    for (uint32_t i = 0; i < c->argc; i++) {
-        int directory = open(c->argv[i], O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        if (directory < 0) {
-            if (errno != ENOENT) failed = errno;
-            continue;
-        }
-        struct stat st;
-        fstat(directory, &st);
-        fchmod(directory, st.st_mode | 0700);
-        int status = remove_below(directory);
-        close(directory);
-        if (status) failed = status;
-        chmod(c->argv[i], st.st_mode & 07777);
-    }
-    return failed;
-}
-
 int run_builtin(struct command *c) {
     switch (c->kind) {
     case READ_FILE: return c->argc < 3 ? EINVAL : read_file(c->argv[0], strtoull(c->argv[1], NULL, 10), strtoull(c->argv[2], NULL, 10));
@@ -154,6 +122,7 @@ int run_builtin(struct command *c) {
     case TAR_OUT: return tar_out(c->argv[0]);
     case TAR_IN: return tar_in(c->argv[0]);
     case WIPE: return wipe(c);
+    case DESCRIBE: return describe(c);
     }
     return ENOSYS;
 }

@@ -72,6 +72,7 @@ void channel_start(uint32_t id, struct command *command) {
         return;
     }
     c->flags = command->flags;
+    c->builtin = command->kind != RUN;
     c->head_limit = c->window = command->head;
     c->tail_limit = command->tail;
     c->deadline = command->timeout ? c->started + (int64_t)command->timeout : 0;
@@ -248,6 +249,10 @@ bool channel_status(struct channel *c) {
     }
     if (v.what == V_STARTED) {
         c->leader = v.a;
+        return true;
+    }
+    if (v.what == V_STOPPED || v.what == V_CONTINUED) {
+        c->stopped = v.what == V_CONTINUED || c->may_stop ? 0 : now_us() + (c->builtin ? 0 : STOPPED_US);
         return true;
     }
     if (c->ended) return true; /* what failed to start has also ended: the first word counts */

@@ -38,7 +38,10 @@ static void listen_on(uint32_t id, const uint8_t *payload) {
 
 static void signal_command(struct channel *c, int number) {
     if (number == SIGKILL) channel_stop(c);
-    else if (c->leader > 0 && !c->ended) kill(-c->leader, number);
+    else if (c->leader > 0 && !c->ended) {
+        c->may_stop = number != SIGCONT && (c->may_stop || number == SIGSTOP || number == SIGTSTP);
+        kill(-c->leader, number);
+    }
 }
 
 static void handle(uint32_t id, uint32_t type, uint8_t *payload, uint32_t length) {
@@ -108,7 +111,10 @@ static void supervisor_gone(struct channel *c) {
 static void reap(void) {
     for (int i = 0; i < MAX_CHANNELS; i++) {
         struct channel *c = &channels[i];
-        if (c->used && c->supervisor && waitpid(c->supervisor, NULL, WNOHANG) == c->supervisor) supervisor_gone(c);
+        int result;
+        if (!c->used || !c->supervisor || waitpid(c->supervisor, &result, WNOHANG | WUNTRACED) != c->supervisor) continue;
+        if (WIFSTOPPED(result)) channel_stop(c);
+        else supervisor_gone(c);
     }
     if (!killing) { /* strays' zombies stay while strays are killed: they hold slots */
         pid_t pid;
@@ -134,7 +140,11 @@ static int wait_ms(int64_t now) {
     int64_t until = heard + lease_us;
     if (killing) return dirty ? 1 : 0;
     for (int i = 0; i < MAX_CHANNELS; i++)
-        if (channels[i].used && channels[i].deadline && channels[i].deadline < until) until = channels[i].deadline;
+        if (channels[i].used && !channels[i].closing) {
+            struct channel *c = &channels[i];
+            if (c->deadline && c->deadline < until) until = c->deadline;
+            if (c->stopped && c->stopped < until) until = c->stopped;
+        }
     return until <= now ? 0 : (int)((until - now) / 1000) + 1;
 }
 
@@ -142,6 +152,11 @@ static void check_deadlines(int64_t now) {
     if (now - heard > lease_us) _exit(0);
     for (int i = 0; i < MAX_CHANNELS; i++) {
         struct channel *c = &channels[i];
+        if (c->used && !c->closing && c->stopped && now >= c->stopped) {
+            c->stopped = 0;
+            channel_stop(c);
+            continue;
+        }
         if (!c->used || !c->deadline || now < c->deadline || c->closing) continue;
         c->deadline = 0;
         while (channel_status(c)) continue;
@@ -181,6 +196,7 @@ static void serve(struct interest *i) {
 
 int main(void) {
     sigset_t child;
+    alone = getpid() == 1;
     prctl(PR_SET_DUMPABLE, 0);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     signal(SIGPIPE, SIG_IGN);

@@ -13,19 +13,20 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#define PROTOCOL 1
+#define PROTOCOL 2
 #define HEADER 20                /* nonce u64, channel u32, type u32, length u32; little endian */
 #define MAX_IN (1u << 20)        /* the longest frame that the controller may send */
 #define CHUNK 65536u             /* the longest frame that we send, and what one read takes */
 #define QUEUE_SOFT (1u << 20)    /* above this many unsent bytes, no output of a command is read */
 #define STDIN_MAX (2u << 20)     /* input that a command has not taken; the controller keeps far below it */
 #define MAX_CHANNELS 64
+#define STOPPED_US 5000000       /* a command that nobody continues for so long is ended */
 
 enum frame {
     HELLO = 1, EXEC, STDIN, STDIN_EOF, SIGNAL, WINDOW, PING, LISTEN,              /* from the controller */
     READY = 65, OUT, ERR, REPORT, EXIT, ACK, PONG, ACCEPT                         /* to the controller */
 };
-enum kind { RUN = 0, READ_FILE, WRITE_FILE, TAR_OUT, TAR_IN, WIPE };
+enum kind { RUN = 0, READ_FILE, WRITE_FILE, TAR_OUT, TAR_IN, WIPE, DESCRIBE };
 enum flags { F_STREAM = 1, F_REPORT = 2, F_STDIN = 4 };
 enum how { EXITED = 0, SIGNALED, TIMED_OUT, NOT_STARTED };
 enum phase { P_RESOURCES = 0, P_CWD, P_EXEC };
@@ -54,6 +55,8 @@ struct channel {
     uint64_t head_limit, tail_limit, window;
     int64_t started, deadline;   /* microseconds of CLOCK_MONOTONIC; 0 for no deadline */
     uint64_t oom_before;
+    int64_t stopped;             /* when the command has been stopped too long; 0 while it runs */
+    bool builtin, may_stop;      /* the controller itself has asked for a stop */
     bool ended, timed_out;       /* the supervisor has said how; the deadline passed before it did */
     uint8_t how, phase;
     int32_t code;
@@ -68,7 +71,7 @@ struct command {                 /* a parsed EXEC frame; pointers lead into the 
 };
 
 struct verdict { int32_t what, a, b; };          /* supervisor to runner; shorter than PIPE_BUF, so atomic */
-enum { V_STARTED = 1, V_FAILED, V_ENDED };
+enum { V_STARTED = 1, V_FAILED, V_ENDED, V_STOPPED, V_CONTINUED };
 
 /* wire.c */
 extern uint64_t nonce;
@@ -103,11 +106,13 @@ void channel_stop(struct channel *c);
 void channel_finish(struct channel *c);
 
 /* tree.c */
+extern bool alone;               /* whether we are a container's first process, and all that runs is below us */
 void supervise(struct command *command, int status, const int stdio[4]);
 bool kill_strays(void);
+int other_processes(bool end);
 uint64_t oom_kills(void);
 
-/* builtins.c, tar.c: run in a child of the supervisor, as the sandboxed user; the result is an exit code (errno) */
+/* builtins.c, empty.c, tar.c: run in a child of the supervisor, as the sandboxed user; the result is an exit code (errno) */
 int run_builtin(struct command *command);
 int write_all(int fd, const void *data, size_t length);
 int read_all(int fd, void *data, size_t length);
@@ -115,5 +120,7 @@ int make_parents(char *path);
 int remove_below(int directory);
 int tar_out(const char *path);
 int tar_in(const char *directory);
+int describe(struct command *command);
+int wipe(struct command *command);
 
 #endif

@@ -133,6 +133,19 @@ static int take(int fd, uint64_t size) {
     return failed;
 }
 
+/* Whether a directory on the way down from `directory`, itself not asked about, is a link: an archive never goes
+ * through one, whoever made it. */
+static bool through_link(char *path, size_t directory) {
+    struct stat st;
+    bool link = false;
+    for (char *slash = strchr(path + directory + 1, '/'); slash && !link; slash = strchr(slash + 1, '/')) {
+        *slash = 0;
+        link = lstat(path, &st) == 0 && S_ISLNK(st.st_mode);
+        *slash = '/';
+    }
+    return link;
+}
+
 static int entry_in(char *path, const char *link, char type, mode_t mode, uint64_t size, time_t mtime) {
     int failed = make_parents(path);
     if (failed) return failed;
@@ -176,7 +189,8 @@ int tar_in(const char *directory) {
         snprintf(path, sizeof path, "%s/%s", directory, name);
         size_t length = strlen(path);
         if (path[length - 1] == '/') path[length - 1] = 0;
-        if (type == '0' || type == '2' || type == '5')
+        if (through_link(path, strlen(directory))) failed = ELOOP;
+        else if (type == '0' || type == '2' || type == '5')
             failed = entry_in(path, link, type, (mode_t)number(h + 100, 8) & 07777, size, (time_t)number(h + 136, 12));
         else failed = take(-1, size);
         *name = *link = 0;

@@ -6,6 +6,9 @@
  * and below no living supervisor is a stray. Killing the supervisor is therefore how a tree is ended, and a
  * command that kills its own supervisor only ends itself.
  *
+ * Stopping is no way to hold a sandbox: a supervisor that is stopped is killed, as nobody of ours would stop one, and a
+ * command that is stopped, and that nothing continues, ends after a few seconds.
+ *
  * Strays are not reaped while they are being killed: each zombie holds a slot of the process limit, so a fork bomb
  * runs out of slots and the killing ends. */
 #include "runner.h"
@@ -14,6 +17,8 @@
 #include <stdio.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+
+bool alone;
 
 struct process { pid_t pid, parent; bool dead; };
 
@@ -87,12 +92,25 @@ bool kill_strays(void) {
     return clean;
 }
 
+/* Processes alive besides the runner, this builtin and its supervisor, whoever started them; killed where asked. */
+int other_processes(bool end) {
+    struct process *all;
+    size_t count = list_processes(&all);
+    int others = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (all[i].dead || all[i].pid == 1 || all[i].pid == getpid() || all[i].pid == getppid()) continue;
+        others++;
+        if (end) kill(all[i].pid, SIGKILL);
+    }
+    return others;
+}
+
 /* How often the kernel has killed for memory in this container's cgroup (version 2 or 1). */
 uint64_t oom_kills(void) {
     static int fd = -2;
     if (fd == -2) {
-        fd = getpid() == 1 ? open("/sys/fs/cgroup/memory.events", O_RDONLY | O_CLOEXEC) : -1;
-        if (fd < 0 && getpid() == 1) fd = open("/sys/fs/cgroup/memory/memory.oom_control", O_RDONLY | O_CLOEXEC);
+        fd = alone ? open("/sys/fs/cgroup/memory.events", O_RDONLY | O_CLOEXEC) : -1;
+        if (fd < 0 && alone) fd = open("/sys/fs/cgroup/memory/memory.oom_control", O_RDONLY | O_CLOEXEC);
         if (fd >= 0) noted(fd);
     }
     char text[512];
@@ -154,9 +172,13 @@ void supervise(struct command *c, int status, const int stdio[4]) {
     say(status, V_STARTED, leader, 0);
     for (;;) {
         int result;
-        pid_t pid = waitpid(-1, &result, 0);
+        pid_t pid = waitpid(-1, &result, WUNTRACED | WCONTINUED);
         if (pid < 0 && errno == ECHILD) _exit(1);
         if (pid != leader) continue;
+        if (WIFSTOPPED(result) || WIFCONTINUED(result)) {
+            say(status, WIFSTOPPED(result) ? V_STOPPED : V_CONTINUED, 0, 0);
+            continue;
+        }
         if (WIFEXITED(result)) say(status, V_ENDED, EXITED, WEXITSTATUS(result));
         else say(status, V_ENDED, SIGNALED, WTERMSIG(result));
         _exit(0);

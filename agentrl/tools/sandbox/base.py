@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from agentrl.errors import SandboxError, ToolError
+from agentrl.errors import SandboxError, ToolArguments, ToolError
 
 Command = str | Sequence[str]
 """A line for the sandbox's shell, or an argument vector that no shell sees."""
@@ -87,6 +87,22 @@ class SandboxMemory(ToolError, MemoryError):
 
 class PathError(ToolError, OSError):
     """A path inside the sandbox is missing, is of the wrong kind, or can't be read or written."""
+
+
+def body_of(data: bytes | str, what: str) -> bytes:
+    """Content for a sandbox, as bytes.
+
+    Raises:
+        ToolArguments: it is text with a lone surrogate, which no encoding writes.
+    """
+    if isinstance(data, bytes):
+        return data
+    try:
+        return data.encode()
+    except UnicodeEncodeError as error:
+        raise ToolArguments(
+            f"{what} holds a lone surrogate (U+{ord(data[error.start]):04X}), which is no text"
+        ) from None
 
 
 @runtime_checkable
@@ -190,7 +206,11 @@ class Sandbox(Protocol):
         ...
 
     async def reset(self) -> None:
-        """Kill everything and empty every writable tree, as if new; SandboxError where that can't be promised."""
+        """Kill everything and empty every writable tree, and prove that it is as it was before the first command.
+
+        Raises:
+            SandboxError: it is not, or that can't be proved: it must be thrown away.
+        """
         ...
 
     async def healthy(self) -> bool:

@@ -45,7 +45,9 @@ async def interleaved(steps: dict[str, Step], rounds: int) -> dict[str, list[flo
 
 async def bare_container(daemon: Daemon, spec: SandboxSpec) -> str:
     """A started container with the same limits, as plain docker-py makes it; nothing waits for it to be ready."""
-    body = container_config(spec.model_copy(update={"runner": "none"}), owner().labels(spec.key))
+    body = container_config(
+        spec.model_copy(update={"runner": "none"}), owner().labels(spec.key), await daemon.remapped()
+    )
     body["Cmd"] = list(IDLE)
     created = await daemon.call(daemon.api.create_container_from_config, body)
     await daemon.call(daemon.api.start, created["Id"])

@@ -173,10 +173,12 @@ async def _forks(s: Sandbox) -> None:
 
 
 async def _resets(s: Sandbox) -> None:
-    """A reset leaves neither files nor processes."""
+    """A reset leaves neither files nor processes, and a working directory that can be written to."""
     await s.write("left", "x")
     process = await s.start("sleep 300")
+    await s.exec("chmod 0500 .")
     await s.reset()
+    await s.write("new", "x")
     _expect(not (await s.exec(["ls", "left"])).ok, "a file is left")
     await process.wait(10.0)
 

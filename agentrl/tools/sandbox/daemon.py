@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from agentrl.errors import ConfigError, missing_extra
 from agentrl.tools.sandbox.base import DaemonError
 from agentrl.tools.sandbox.transport import AttachStream, daemon_address, default_daemon
+from agentrl.tools.threads import in_forked_child
 
 T = TypeVar("T")
 
@@ -25,6 +26,14 @@ CALL_TIMEOUT = 60.0
 
 _daemons: dict[str, Daemon] = {}
 _lock = threading.Lock()
+
+
+@in_forked_child
+def _forget_daemons() -> None:
+    """Their threads stayed in the parent, and two processes can't speak on one connection."""
+    global _lock
+    _daemons.clear()
+    _lock = threading.Lock()
 
 
 class ImageMissing(ConfigError):
@@ -49,6 +58,7 @@ class Daemon:
         except Exception as error:
             raise DaemonError(f"no Docker daemon at {address}: {error}") from None
         self.version: str = self.api.api_version
+        self._remapped: bool | None = None
 
     async def call(self, work: Callable[..., T], *args: Any, timeout: float = CALL_TIMEOUT, **kwargs: Any) -> T:
         """Run one blocking call.
@@ -67,6 +77,13 @@ class Daemon:
         except asyncio.CancelledError:
             under_way.add_done_callback(_ignore)
             raise
+
+    async def remapped(self) -> bool:
+        """Whether the daemon maps the containers' users to others (userns-remap, rootless); asked once."""
+        if self._remapped is None:
+            options = (await self.call(self.api.info)).get("SecurityOptions") or []
+            self._remapped = any("userns" in option or "rootless" in option for option in options)
+        return self._remapped
 
     async def attach(self, container: str, timeout: float) -> AttachStream:
         """The stream to a container's first process."""

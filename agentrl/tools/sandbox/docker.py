@@ -136,6 +136,7 @@ async def _create(spec: SandboxSpec) -> Sandbox:
             raise
         sandbox = DockerSandbox(container, spec, client, daemon)
         await _serve_egress(sandbox)
+        await sandbox.ready()
         return sandbox
     except (TimeoutError, SandboxDied):
         reason = await _why_not_ready(daemon, container)
@@ -155,7 +156,7 @@ async def create_container(daemon: Daemon, spec: SandboxSpec) -> str:
     us = owner()
     if us.timer is None:
         us.beat(asyncio.get_running_loop())
-    body = container_config(spec, us.labels(spec.key))
+    body = container_config(spec, us.labels(spec.key), await daemon.remapped())
     name = f"agentrl-{secrets.token_hex(8)}"
     try:
         return str((await daemon.call(daemon.api.create_container_from_config, body, name))["Id"])

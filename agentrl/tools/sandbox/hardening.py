@@ -11,7 +11,8 @@ import json
 from typing import Any
 
 from agentrl.tools.sandbox.build import runner_binary, seccomp_profile
-from agentrl.tools.sandbox.spec import SandboxSpec
+from agentrl.tools.sandbox.spec import AUTO, SandboxSpec
+from agentrl.tools.sandbox.users import is_own, own_user
 
 RUNNER_DIR = "/.agentrl"
 RUNNER = f"{RUNNER_DIR}/agentrl-runner"
@@ -19,6 +20,9 @@ MB = 1 << 20
 IDLE = ("/bin/sh", "-c", "trap '' TERM; while :; do sleep 3600 & wait $!; done")
 """What keeps a container without a runner alive, and reaps: as the first process it can't be killed from inside. So
 does the runner; Docker's own init would not do, since what it starts can be killed, and the container with it."""
+
+NO_TRACES = {"net.ipv4.tcp_max_tw_buckets": "0", "net.ipv4.tcp_no_metrics_save": "1", "net.ipv4.tcp_fastopen": "0"}
+"""What the kernel would remember of connections that are over; on a loopback alone, it protects from nothing."""
 
 
 def host_config(spec: SandboxSpec) -> dict[str, Any]:
@@ -52,7 +56,12 @@ def host_config(spec: SandboxSpec) -> dict[str, Any]:
             {"Name": "core", "Soft": 0, "Hard": 0},
             {"Name": "memlock", "Soft": MB, "Hard": MB},
         ],
-        "Sysctls": {"kernel.shmall": str(spec.shm_mb * 256), "kernel.msgmni": "16", "kernel.sem": "64 256 32 16"},
+        "Sysctls": {
+            "kernel.shmall": str(spec.shm_mb * 256),
+            "kernel.msgmni": "16",
+            "kernel.sem": "64 256 32 16",
+            **(NO_TRACES if spec.network == "none" else {}),
+        },
         "Mounts": [],
         "IpcMode": "private",
         "CgroupnsMode": "private",
@@ -70,15 +79,26 @@ def host_config(spec: SandboxSpec) -> dict[str, Any]:
     return config
 
 
-def container_config(spec: SandboxSpec, labels: dict[str, str]) -> dict[str, Any]:
-    """The whole body of the daemon's create call."""
+def container_config(spec: SandboxSpec, labels: dict[str, str], remapped: bool = False) -> dict[str, Any]:
+    """The whole body of the daemon's create call.
+
+    Args:
+        spec: what the container is made of; where its user is `auto`, it gets one of its own.
+        labels: the container's.
+        remapped: whether the daemon maps users, so that there are only 65,536.
+    """
     resident = spec.runner != "none"
+    variables = {"HOME": spec.workdir}
+    if spec.user == AUTO:
+        spec = spec.model_copy(update={"user": own_user(remapped)})
+        variables |= {"USER": "agent", "LOGNAME": "agent"}
+    variables |= spec.env
     return {
         "Image": spec.image,
         "User": spec.user,
         "Entrypoint": [],
         "Cmd": [RUNNER] if resident else list(IDLE),
-        "Env": [f"HOME={spec.workdir}", *(f"{key}={value}" for key, value in spec.env.items())],
+        "Env": [f"{key}={value}" for key, value in variables.items()],
         "WorkingDir": "/",
         "Labels": labels,
         "Tty": False,
@@ -113,7 +133,7 @@ def audit(inspection: dict[str, Any], spec: SandboxSpec) -> list[str]:
         "bounded layer": not spec.writable_root
         or spec.disk_mb is None
         or host.get("StorageOpt", {}).get("size") == f"{spec.disk_mb}m",
-        "user": config["User"] == spec.user,
+        "user": is_own(config["User"]) if spec.user == AUTO else config["User"] == spec.user,
         "memory": host["Memory"] == host["MemorySwap"] == spec.memory_mb * MB,
         "cpus": host["NanoCpus"] == int(spec.cpus * 1e9),
         "processes": host["PidsLimit"] == spec.pids,

@@ -9,24 +9,30 @@ about 0.1 ms.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
+
+from agentrl.tools.threads import in_forked_child
 
 T = TypeVar("T")
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
-_pid = 0
+
+
+@in_forked_child
+def _forget_loop() -> None:
+    global _loop, _lock
+    _loop, _lock = None, threading.Lock()
 
 
 def hub() -> asyncio.AbstractEventLoop:
     """The loop; a forked child gets its own."""
-    global _loop, _pid
+    global _loop
     with _lock:
-        if _loop is None or _pid != os.getpid() or _loop.is_closed():
-            _loop, _pid = asyncio.new_event_loop(), os.getpid()
+        if _loop is None or _loop.is_closed():
+            _loop = asyncio.new_event_loop()
             threading.Thread(target=_loop.run_forever, name="agentrl-sandboxes", daemon=True).start()
         return _loop
 

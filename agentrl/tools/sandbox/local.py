@@ -17,6 +17,7 @@ import tempfile
 import uuid
 from pathlib import Path
 
+from agentrl.errors import SandboxError
 from agentrl.tools.sandbox.base import Sandbox, SandboxDied
 from agentrl.tools.sandbox.build import runner_binary
 from agentrl.tools.sandbox.hub import on_hub
@@ -76,13 +77,16 @@ async def _create(spec: SandboxSpec) -> Sandbox:
     root = Path(tempfile.mkdtemp(prefix="agentrl-sandbox-"))
     for tree in {*spec.trees, spec.workdir}:
         (root / tree.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        (root / tree.lstrip("/")).chmod(0o755)
     env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     env["HOME"] = str(root / spec.workdir.lstrip("/"))
     client = RunnerClient(await PipeStream.open(program, root, env))
     try:
         await asyncio.wait_for(client.hello(spec.lease), spec.start_timeout)
-    except (TimeoutError, SandboxDied) as error:
+        sandbox = SubprocessSandbox(f"subprocess-{uuid.uuid4().hex[:12]}", spec, client, root)
+        await sandbox.ready()
+        return sandbox
+    except (TimeoutError, SandboxError) as error:
         client.close()
         shutil.rmtree(root, ignore_errors=True)
         raise SandboxDied(f"the runner did not start: {error}") from None
-    return SubprocessSandbox(f"subprocess-{uuid.uuid4().hex[:12]}", spec, client, root)

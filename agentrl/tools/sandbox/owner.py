@@ -19,6 +19,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.tools.threads import in_forked_child
+
 LABEL = "agentrl.sandbox"
 OWNER = "agentrl.owner"
 CREATED = "agentrl.created"
@@ -38,7 +40,6 @@ class Owner:
 
     id: str
     path: Path
-    pid: int
     descriptor: int
     timer: asyncio.TimerHandle | None = None
 
@@ -56,11 +57,17 @@ _lock = threading.Lock()
 _owner: Owner | None = None
 
 
+@in_forked_child
+def _forget_owner() -> None:
+    global _owner, _lock
+    _owner, _lock = None, threading.Lock()
+
+
 def owner() -> Owner:
     """This process's identity, made at first use; a forked child gets its own."""
     global _owner
     with _lock:
-        if _owner is None or _owner.pid != os.getpid():
+        if _owner is None:
             _owner = _register()
         return _owner
 
@@ -74,7 +81,7 @@ def _register() -> Owner:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.write(descriptor, f"{os.getpid()}\n".encode())
     _forget_dead(folder)
-    return Owner(id, path, os.getpid(), descriptor)
+    return Owner(id, path, descriptor)
 
 
 def alive(owner_id: str) -> bool | None:

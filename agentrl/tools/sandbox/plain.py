@@ -20,12 +20,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import SandboxError
+from agentrl.errors import SandboxError, ToolArguments
 from agentrl.tools.sandbox import archive
-from agentrl.tools.sandbox.base import Command, ExecResult, Outcome, PathError, Process, Sandbox, SandboxDied, Snapshot
+from agentrl.tools.sandbox.base import (
+    Command,
+    ExecResult,
+    Outcome,
+    PathError,
+    Process,
+    Sandbox,
+    SandboxDied,
+    Snapshot,
+    body_of,
+)
 from agentrl.tools.sandbox.daemon import Daemon, connect
 from agentrl.tools.sandbox.hub import on_hub
 from agentrl.tools.sandbox.spec import SandboxSpec
+from agentrl.tools.sandbox.wire import encoded
 
 logger = logging.getLogger(__name__)
 FILE_TIMEOUT = 120.0
@@ -58,7 +69,14 @@ class PlainSandbox:
     ) -> ExecResult:
         """See `Sandbox.exec`."""
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
-        data = stdin.encode() if isinstance(stdin, str) else stdin
+        if not argv or (isinstance(command, str) and not command.strip()):
+            raise ToolArguments("command is empty")
+        try:
+            for text in (*argv, cwd or "", *(f"{name}={value}" for name, value in (env or {}).items())):
+                encoded(text)
+        except ValueError as error:
+            raise PathError(str(error)) from None
+        data = body_of(stdin, "stdin")
         most = self.spec.output_bytes if limit is None else limit
         seconds = timeout or self.spec.timeout
         return await on_hub(self._exec(argv, seconds, self._path(cwd or self.workdir), dict(env or {}), data, most))
@@ -74,7 +92,6 @@ class PlainSandbox:
             "workdir": cwd,
             "environment": {**self.spec.env, **env},
             "stdin": bool(stdin),
-            "user": self.spec.user,
         }
         id = (await call(api.exec_create, self.id, argv, **options))["Id"]
         kept = (_HeadTail(limit), _HeadTail(limit))
@@ -103,7 +120,7 @@ class PlainSandbox:
 
     async def _kill_all(self) -> None:
         api, call = self.daemon.api, self.daemon.call
-        id = (await call(api.exec_create, self.id, ["sh", "-c", "kill -9 -1"], user=self.spec.user))["Id"]
+        id = (await call(api.exec_create, self.id, ["sh", "-c", "kill -9 -1"]))["Id"]
         await call(api.exec_start, id, timeout=20.0)
 
     async def start(
@@ -131,7 +148,7 @@ class PlainSandbox:
 
     async def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
         """See `Sandbox.write`."""
-        where = self._path(path)
+        where, data = self._path(path), body_of(data, "data")
         quoted, above = shlex.quote(where), shlex.quote(posixpath.dirname(where))
         line = (
             f"mkdir -p {above} && cat > {quoted}.part~ && chmod {mode:o} {quoted}.part~ && mv {quoted}.part~ {quoted}"

@@ -27,8 +27,8 @@ from agentrl.tools.sandbox.spec import SandboxSpec
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Create = Callable[[SandboxSpec], Awaitable[Sandbox]]
-BACKOFF = (0.1, 0.4, 1.6, 6.4)
-"""Seconds between a maker's tries, each times 0.5 to 1.5."""
+BACKOFF = (0.1, 0.4, 1.6, 5.0, 10.0, 15.0)
+"""Seconds between a maker's tries, each times 0.5 to 1.5: at the least 16, since a daemon's restart may take 11."""
 
 
 @dataclass(slots=True)
@@ -281,7 +281,7 @@ class Pool:
         try:
             await sandbox.reset()
         except (SandboxError, NotImplementedError) as error:
-            logger.debug("a sandbox can't be reused: %s", error)
+            logger.info("a sandbox is thrown away: %s", error)
             self._discard(sandbox)
             return
         self.counts["reused"] += 1

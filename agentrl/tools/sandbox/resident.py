@@ -10,13 +10,14 @@ import asyncio
 import errno
 import os
 import posixpath
+import re
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import AgentRLError, InvalidInput, SandboxError
+from agentrl.errors import AgentRLError, SandboxError, ToolArguments
 from agentrl.tools.sandbox import archive
 from agentrl.tools.sandbox.base import (
     Command,
@@ -28,15 +29,23 @@ from agentrl.tools.sandbox.base import (
     SandboxDied,
     SandboxMemory,
     Snapshot,
+    body_of,
 )
 from agentrl.tools.sandbox.egress import proxy_env
 from agentrl.tools.sandbox.hub import on_hub
 from agentrl.tools.sandbox.process import CWD, GRACE, ResidentProcess, check_file, result_of
 from agentrl.tools.sandbox.runner import Channel, RunnerClient
-from agentrl.tools.sandbox.spec import SandboxSpec
+from agentrl.tools.sandbox.spec import SandboxSpec, below
 from agentrl.tools.sandbox.wire import Exit, Flags, How, Kind
 
 FILE_TIMEOUT = 120.0
+DESCRIPTION_BYTES = 64 << 10
+MODE = re.compile(r"^(/.*): mode (\d+), ", re.MULTILINE)
+"""The writable directories in a description, and their modes."""
+PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, None)
+"""Seconds between looks at a sandbox that was emptied: the kernel takes a moment to close what processes held."""
+OURS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO})
+"""Why a file can't be put into a writable tree although nothing has run in the sandbox: not for what the file is."""
 OUT_OF_MEMORY = "the whole sandbox ran out of memory and ended; nothing more can be run in it"
 
 
@@ -53,6 +62,8 @@ class ResidentSandbox:
         self.client = client
         self._shell = spec.shell
         self._out_of_memory = False
+        self._untouched = True  # no command has run since it was made or emptied
+        self._empty: str | None = None  # the runner's description of it before the first command
         self._env = {**(proxy_env() if spec.egress else {}), **spec.env}
         self._end = asyncio.get_running_loop().call_later(spec.lifetime, client.fail, "the sandbox's lifetime is over")
 
@@ -69,7 +80,7 @@ class ResidentSandbox:
         limit: int | None = None,
     ) -> ExecResult:
         """See `Sandbox.exec`."""
-        data = stdin.encode() if isinstance(stdin, str) else stdin
+        data = body_of(stdin, "stdin")
         return await on_hub(self._exec(command, timeout or self.spec.timeout, cwd, env, data, limit))
 
     async def _exec(
@@ -107,26 +118,26 @@ class ResidentSandbox:
         timeout: float,
         flags: Flags,
     ) -> Channel:
+        self._untouched = False
         argv = [*self._shell, command] if isinstance(command, str) else list(command)
         if not argv or (isinstance(command, str) and not command.strip()):
-            raise InvalidInput("command is empty")
-        try:
-            return await self._open(
-                argv,
-                cwd=self._path(cwd or self.workdir),
-                env={**self._env, **(env or {})},
-                timeout=timeout,
-                limit=self.spec.output_bytes if limit is None else limit,
-                flags=flags,
-            )
-        except ValueError as error:
-            raise PathError(str(error)) from None  # a NUL, or longer than the kernel takes: the caller's doing
+            raise ToolArguments("command is empty")
+        return await self._open(
+            argv,
+            cwd=self._path(cwd or self.workdir),
+            env={**self._env, **(env or {})},
+            timeout=timeout,
+            limit=self.spec.output_bytes if limit is None else limit,
+            flags=flags,
+        )
 
     async def _open(self, argv: Sequence[str | bytes], **options: Any) -> Channel:
         try:
             return self.client.run(argv, **options)
         except SandboxDied as error:
             raise await self._explained(error) from None
+        except ValueError as error:  # a NUL, a lone surrogate, or longer than the kernel takes: the caller's doing
+            raise PathError(str(error)) from None
 
     async def _finish(self, channel: Channel, timeout: float, stdin: bytes | None = None) -> Exit:
         """Wait for a command's end; the caller's cancellation kills it."""
@@ -201,8 +212,7 @@ class ResidentSandbox:
 
     async def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
         """See `Sandbox.write`."""
-        body = data.encode() if isinstance(data, str) else data
-        await on_hub(self._give(Kind.WRITE_FILE, self._path(path), body, mode))
+        await on_hub(self._give(Kind.WRITE_FILE, self._path(path), body_of(data, "data"), mode))
 
     async def upload(self, source: Path | bytes, path: str) -> None:
         """See `Sandbox.upload`."""
@@ -220,7 +230,13 @@ class ResidentSandbox:
         channel = await self._open([path], kind=kind, flags=Flags.STDIN, timeout=FILE_TIMEOUT, mode=mode)
         if not body:
             channel.end_input()
-        check_file(await self._finish(channel, FILE_TIMEOUT + GRACE, body), path)
+        end = await self._finish(channel, FILE_TIMEOUT + GRACE, body)
+        try:
+            check_file(end, path)
+        except PathError as error:
+            if self._untouched and _is_ours(end) and any(below(path, self._tree(tree)) for tree in self.spec.trees):
+                raise SandboxError(f"in a sandbox where no command has run: {error}") from None
+            raise
 
     async def _take(self, kind: Kind, argv: list[str], most: int, file: Any = None) -> bytes:
         channel = await self._open(argv, kind=kind, flags=Flags.STREAM, timeout=FILE_TIMEOUT)
@@ -270,19 +286,37 @@ class ResidentSandbox:
     async def _another(self) -> Sandbox:
         raise NotImplementedError
 
+    async def ready(self) -> None:
+        """Describe the sandbox before its first command; `reset` holds every later one to that."""
+        self._empty = await self._described(Kind.DESCRIBE)
+
     async def reset(self) -> None:
         """See `Sandbox.reset`."""
-        if self.spec.writable_root:
-            raise SandboxError("a sandbox with a writable root can't be emptied: throw it away")
-        trees = [self._tree(tree) for tree in (*self.spec.trees, *self.shared_trees)]
-        await on_hub(self._reset(trees))
+        if self.spec.loosened:
+            raise SandboxError(f"with {', '.join(self.spec.loosened)}, no proof that it is empty: throw it away")
+        await on_hub(self._reset())
 
-    async def _reset(self, trees: list[str]) -> None:
-        self.client.kill_all()
-        channel = await self._open(trees, kind=Kind.WIPE, timeout=FILE_TIMEOUT)
+    async def _reset(self) -> None:
+        await self.client.kill_all(GRACE)
+        for pause in PAUSES:
+            found = await self._described(Kind.WIPE)
+            if found == self._empty and "\nwritable " not in found:
+                self._untouched = True
+                return
+            if pause is not None:
+                await asyncio.sleep(pause)
+        before = set((self._empty or "").splitlines())
+        changed = [line for line in found.splitlines() if line not in before or line.startswith("writable ")]
+        raise SandboxError(f"the sandbox is not as it was before its first command: {'; '.join(changed)[:500]}")
+
+    async def _described(self, kind: Kind) -> str:
+        trees = [self._tree(tree) for tree in (*self.spec.trees, *self.shared_trees)]
+        modes = dict(MODE.findall(self._empty or ""))
+        channel = await self._open(trees, kind=kind, timeout=FILE_TIMEOUT, limit=DESCRIPTION_BYTES, env=modes)
         end = await self._finish(channel, FILE_TIMEOUT + GRACE)
         if end.how is not How.EXITED or end.code:
-            raise SandboxError(f"the sandbox could not be emptied ({os.strerror(end.code)})")
+            raise SandboxError(f"the sandbox could not be emptied or described ({os.strerror(end.code)})")
+        return channel.outputs[0].decode(errors="replace")
 
     async def healthy(self) -> bool:
         """See `Sandbox.healthy`."""
@@ -295,3 +329,10 @@ class ResidentSandbox:
     async def _close(self) -> None:
         self._end.cancel()
         self.client.close()
+
+
+def _is_ours(end: Exit) -> bool:
+    """Whether a file operation in an untouched sandbox failed for no reason that lies in the file."""
+    if end.how is How.EXITED:
+        return end.code in OURS
+    return not end.out_of_memory

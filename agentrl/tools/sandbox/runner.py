@@ -198,10 +198,13 @@ class RunnerClient:
         if self.on_dead:
             self.on_dead(reason)
 
-    def kill_all(self) -> None:
-        """Kill every command under way."""
-        for channel in list(self._channels.values()):
+    async def kill_all(self, timeout: float) -> None:
+        """Kill every command under way, and see them end."""
+        running = list(self._channels.values())
+        for channel in running:
             channel.signal(9)
+        if running:
+            await asyncio.wait([channel.exit for channel in running], timeout=timeout)
 
     def close(self) -> None:
         """Cut the stream; the runner ends with it."""

@@ -16,6 +16,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from agentrl.config import Section
 
 DEFAULT_IMAGE = "agentrl/base:latest"
+AUTO = "auto"
 Allowed = Annotated[str, Field(pattern=r"^(\*\.)?[A-Za-z0-9.-]+:\d{1,5}$")]
 
 
@@ -24,8 +25,9 @@ class SandboxSpec(Section):
 
     image: str = DEFAULT_IMAGE
     """The image; `sandboxes/make-base.sh` makes the default one."""
-    user: str = "1000:1000"
-    """Who runs commands (and the runner): uid:gid."""
+    user: str = AUTO
+    """Who runs commands (and the runner): uid:gid, or auto, a number of its own for each sandbox, so that none uses up
+    what the kernel gives to a user; the image's passwd file has no name for it, $USER has."""
     workdir: str = "/work"
     """Where commands start; one of the writable trees."""
     shell: tuple[str, ...] = ("bash", "-c")
@@ -89,7 +91,7 @@ class SandboxSpec(Section):
                 f"memory_mb={self.memory_mb} must exceed the writable trees by 16: "
                 f"tmpfs_mb and twice shm_mb are {writable}"
             )
-        if not self.writable_root and not any(_below(self.workdir, tree) for tree in self.tmpfs_mb):
+        if not self.writable_root and not any(below(self.workdir, tree) for tree in self.tmpfs_mb):
             raise ValueError(f"workdir={self.workdir!r} lies in none of the writable trees {sorted(self.tmpfs_mb)}")
         if self.timeout >= self.lifetime:
             raise ValueError(f"deadlines must nest: timeout {self.timeout:g} < lifetime {self.lifetime:g} (seconds)")
@@ -120,5 +122,6 @@ class SandboxSpec(Section):
         return tuple(sorted(self.tmpfs_mb))
 
 
-def _below(path: str, tree: str) -> bool:
+def below(path: str, tree: str) -> bool:
+    """Whether a path is a directory or lies in it."""
     return path == tree or path.startswith(tree.rstrip("/") + "/")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from agentrl.errors import SandboxError
 
-PROTOCOL = 1
+PROTOCOL = 2
 HEADER = struct.Struct("<QIII")
 COMMAND = struct.Struct("<BBHIQQQII")
 EXIT = struct.Struct("<BBBxiQQQQQ")
@@ -30,7 +30,7 @@ class Frame(IntEnum):
 class Kind(IntEnum):
     """What a command is: a program, or something that the runner does itself."""
 
-    RUN, READ_FILE, WRITE_FILE, TAR_OUT, TAR_IN, WIPE = range(6)
+    RUN, READ_FILE, WRITE_FILE, TAR_OUT, TAR_IN, WIPE, DESCRIBE = range(7)
 
 
 class Flags(IntFlag):
@@ -80,10 +80,10 @@ def command(
     """An EXEC frame's payload.
 
     Raises:
-        ValueError: a NUL in an argument, or more than a frame holds.
+        ValueError: a NUL or a lone surrogate in an argument, or more than a frame holds.
     """
     variables = [f"{key}={value}" for key, value in (env or {}).items()]
-    strings = [_encoded(text) for text in (cwd, *argv, *variables)]
+    strings = [encoded(text) for text in (cwd, *argv, *variables)]
     fixed = COMMAND.pack(kind, flags, 0, mode, int(timeout * 1e6), head, tail, len(argv), len(variables))
     payload = fixed + b"\0".join(strings) + b"\0"
     if len(payload) > MAX_IN:
@@ -91,10 +91,18 @@ def command(
     return payload
 
 
-def _encoded(text: str | bytes) -> bytes:
-    data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
+def encoded(text: str | bytes) -> bytes:
+    """An argument's bytes, as the kernel takes them.
+
+    Raises:
+        ValueError: it holds a NUL or a lone surrogate.
+    """
+    try:
+        data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
+    except UnicodeEncodeError:
+        raise ValueError(f"lone surrogate in {text[:80]!a}") from None
     if b"\0" in data:
-        raise ValueError(f"NUL character in {text!r}")
+        raise ValueError(f"NUL character in {text[:80]!a}")
     return data
 
 

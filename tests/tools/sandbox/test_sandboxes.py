@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.errors import ConfigError, DeadlineExceeded, InvalidInput, MissingExtra
+from agentrl.errors import ConfigError, DeadlineExceeded, MissingExtra, ToolArguments
 from agentrl.tools.sandbox import Outcome, PathError, SandboxSpec
 from agentrl.tools.sandbox.build import assets
 from agentrl.tools.sandbox.conformance import check_sandbox
@@ -66,7 +66,7 @@ async def test_plain_exec_serves_where_the_runner_can_not_start_and_says_so(
     broken = [v.promise for v in verdicts if not v.ok]
     assert broken == [
         "A background process runs beside commands, and ends with everything it started when stopped",
-        "A reset leaves neither files nor processes",
+        "A reset leaves neither files nor processes, and a working directory that can be written to",
     ]
     assert any("plain docker exec serves" in record.message for record in caplog.records)
 
@@ -156,7 +156,7 @@ async def test_sandboxes_serve_any_event_loop(shared: DockerSandbox) -> None:
 
 
 async def test_what_the_caller_did_wrong_is_not_the_sandboxs_fault(shared: DockerSandbox) -> None:
-    with pytest.raises(InvalidInput, match="empty"):
+    with pytest.raises(ToolArguments, match="empty"):
         await shared.exec("  ")
     with pytest.raises(PathError, match="NUL"):
         await shared.exec(["a\0b"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,3 +93,22 @@ def test_a_damaged_archive_is_unpacked_or_refused_and_touches_nothing_else(
         assert seen(Path(scratch) / "in") == before
         for path in (Path(scratch) / "a" / "out").rglob("*"):
             assert path.resolve().is_relative_to(Path(scratch).resolve() / "a" / "out")
+
+
+def test_an_archive_is_never_unpacked_through_a_link(tmp_path: Path) -> None:
+    """An agent's link and a file of ours below it, in one archive, would else be written wherever the link leads."""
+    body = io.BytesIO()
+    with tarfile.open(fileobj=body, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        link = tarfile.TarInfo("a")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
+        tar.addfile(link)
+        file = tarfile.TarInfo("a/conftest.py")
+        file.size = 1
+        tar.addfile(file, io.BytesIO(b"x"))
+    sandbox = blocking(create_subprocess(SandboxSpec()))
+    try:
+        with pytest.raises(PathError, match="symbolic links"):
+            blocking(sandbox.upload(body.getvalue(), "."))
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        blocking(sandbox.close())

@@ -3,45 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
-from agentrl.tools.sandbox import Outcome
+from agentrl.tools.sandbox import Outcome, PathError
 from agentrl.tools.sandbox.docker import DockerSandbox
 from tests.tools.sandbox.attacks.conftest import Attack
 
 pytestmark = pytest.mark.slow
-
-ESCAPES = {
-    "a sleep that ignores every signal it can": "for n in range(1, 65):\n"
-    "    try: signal.signal(n, signal.SIG_IGN)\n    except (OSError, ValueError): pass\nhide = lambda: None",
-    "a session of its own": "hide = os.setsid",
-    "a double fork": "def hide():\n    if os.fork(): os._exit(0)",
-    "a daemon by the book": "def hide():\n    if os.fork(): os._exit(0)\n    os.setsid()\n"
-    "    if os.fork(): os._exit(0)\n"
-    "    os.chdir('/'); [os.close(fd) for fd in (0, 2)]",
-    "a process group of its own with another's name": "def hide():\n    os.setpgid(0, 0)\n"
-    "    libc.prctl(15, b'agentrl-runner', 0, 0, 0)",
-}
-
-
-@pytest.mark.parametrize("how", ESCAPES)
-async def test_a_timeout_ends(how: str, attack: Attack, jail: DockerSandbox) -> None:
-    program = f"""
-{ESCAPES[how]}
-if os.fork() == 0:
-    hide()
-    print("hidden", os.getpid(), flush=True)
-    while True:
-        open("/tmp/alive", "w").write(str(time.time())); time.sleep(0.02)
-time.sleep(600)
-"""
-    result = await attack(program, timeout=1)
-    assert result.outcome is Outcome.TIMEOUT
-    assert b"hidden" in result.stdout
-    last = await jail.read("/tmp/alive")
-    await asyncio.sleep(0.2)
-    assert await jail.read("/tmp/alive") == last, "it still runs"
 
 
 async def test_what_a_command_leaves_behind_ends_with_it(attack: Attack, jail: DockerSandbox) -> None:
@@ -83,16 +53,37 @@ time.sleep(600)
     assert result.stdout == b"running\n"
 
 
-async def test_stopping_ones_supervisor_does_not_stop_the_clock(attack: Attack) -> None:
+async def test_stopping_ones_supervisor_ends_oneself_long_before_the_time_is_up(attack: Attack) -> None:
+    result = await attack("print(os.getppid(), flush=True); os.kill(os.getppid(), signal.SIGSTOP); time.sleep(600)")
+    assert int(result.stdout) > 1
+    assert (result.outcome, result.exit_code) == (Outcome.SIGNALED, 137)
+
+
+async def test_a_command_that_is_stopped_and_that_nobody_continues_ends(attack: Attack) -> None:
+    """As the program that runs tests is, where what it tests stops it: a scoring must not wait for its time-out."""
     result = await attack(
-        """
-os.kill(os.getppid(), signal.SIGSTOP)
-time.sleep(0.1); print(open(f"/proc/{os.getppid()}/stat").read().split(")")[1].split()[0], flush=True)
-""",
-        timeout=1.5,
+        "child = os.fork()\nif child == 0: os.kill(os.getppid(), signal.SIGSTOP); time.sleep(600)\nos.wait()",
+        timeout=90,
     )
-    assert result.stdout == b"T\n", "it was not stopped"
-    assert result.outcome is Outcome.TIMEOUT
+    assert (result.outcome, result.exit_code) == (Outcome.SIGNALED, 137)
+    assert result.seconds < 60
+
+
+async def test_a_command_that_is_stopped_and_continued_goes_on(attack: Attack, jail: DockerSandbox) -> None:
+    result = await attack("""
+me = os.getpid()
+if os.fork() == 0: time.sleep(0.3); os.kill(me, signal.SIGCONT); os._exit(0)
+os.kill(me, signal.SIGSTOP); print("goes on")
+""")
+    assert result.stdout == b"goes on\n"
+
+
+async def test_a_file_operation_can_not_be_held_up_by_stopping_it(jail: DockerSandbox) -> None:
+    """Its process runs as the same user: whoever finds it can stop it."""
+    stopper = await jail.start("while :; do kill -STOP -1; done")
+    with contextlib.suppress(PathError):
+        await asyncio.wait_for(jail.write("/work/file", b"x" * (4 << 20)), 60)
+    await stopper.stop()
 
 
 async def test_killing_ones_supervisor_ends_oneself_and_is_reported_as_a_kill(attack: Attack) -> None:
