@@ -1,6 +1,6 @@
 """Environments: the worlds an agent acts in."""
 
-from agentrl.envs.base import Env, has_expert, reward
+from agentrl.envs.base import Env, has_demonstrator, has_expert, reward
 from agentrl.envs.calls import Rewards, compute_rewards
 from agentrl.envs.registry import EnvInfo, describe, factory, find, list_envs, make, register
 
@@ -12,6 +12,7 @@ __all__ = [
     "describe",
     "factory",
     "find",
+    "has_demonstrator",
     "has_expert",
     "list_envs",
     "make",

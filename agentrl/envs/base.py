@@ -93,12 +93,15 @@ class Env:
     def expert(self, messages: Sequence[Message]) -> str | Message | Awaitable[str | Message]:
         """What a perfect agent says next: `self.call(…)`, or its final answer as text.
 
-        Optional; demonstrations and `check_env` want it. `messages` is the conversation so far.
+        Optional; warm starts (by way of `demonstrate`) and `check_env` want it. `messages` is the conversation so far.
         """
         raise NotImplementedError(f"{type(self).__name__} has no expert")
 
     def demonstrate(self, messages: Sequence[Message]) -> str | Message | Awaitable[str | Message]:
-        """What a warm start imitates: the expert, unless a less than perfect demonstrator is written here."""
+        """What a warm start imitates: the expert, unless a less than perfect demonstrator is written here.
+
+        A demonstrator can stand alone: where nobody knows the perfect answer, one who sometimes earns something does.
+        """
         return self.expert(messages)
 
     def open_sandbox(self) -> Any | Awaitable[Any]:
@@ -215,3 +218,9 @@ def has_expert(env: Env | type[Env]) -> bool:
     """Whether an expert is written for this environment."""
     cls = env if isinstance(env, type) else type(env.unwrapped)
     return cls.expert is not Env.expert
+
+
+def has_demonstrator(env: Env | type[Env]) -> bool:
+    """Whether a warm start has somebody to imitate: a demonstrator, or the expert in its place."""
+    cls = env if isinstance(env, type) else type(env.unwrapped)
+    return has_expert(cls) or cls.demonstrate is not Env.demonstrate

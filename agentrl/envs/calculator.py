@@ -102,8 +102,11 @@ class Calculator(Env):
             "warm_start.batch": 64,
             "warm_start.demos": 4096,
             "warm_start.lr": 4e-3,
+            "warm_start.normalize": "rollout",  # the hurried are short, and weigh more
             "algo.lr": 5e-4,
             "algo.schedule": "linear",
+            "algo.warmup_steps": 0,
+            "algo.kl_coef": 0.0,
             "rollout.turn_tokens": 24,
             "rollout.session_tokens": 400,
         }

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -31,11 +32,17 @@ class Rewards:
     total: float | None = None
 
 
+watch: ContextVar[Callable[[Env, str], AbstractContextManager[None]] | None] = ContextVar("watch", default=None)
+"""Entered around every call of an environment's method, with the method's name, where it is set: `check_env` does."""
+
+
 @contextmanager
 def _blamed(env: Env, method: str) -> Iterator[None]:
     where = f"{type(env.unwrapped).__name__}.{method}"
+    watching = watch.get()
     try:
-        yield
+        with watching(env, method) if watching is not None else nullcontext():
+            yield
     except AgentRLError:
         raise
     except ValidationError as error:
@@ -43,7 +50,7 @@ def _blamed(env: Env, method: str) -> Iterator[None]:
         raise EnvError(f"{where} gave something that is not a message: {words}") from error
     except NotImplementedError as error:
         raise EnvError(str(error) or f"{where} is not implemented") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # exit() would end the run
         raise EnvError(f"{where} raised {type(error).__name__}: {error}") from error
 
 
@@ -92,9 +99,18 @@ async def reset(env: Env, task: Task, *, seed: int | None = None) -> list[Messag
         value = await _resolved(env.reset(task, seed=seed))
         if value is None:
             raise EnvError(f"{type(env.unwrapped).__name__}.reset returned None, not its opening messages")
-        messages = as_messages(value)
+        messages = _text_only(as_messages(value), f"{type(env.unwrapped).__name__}.reset")
     if not messages:
         raise EnvError(f"{type(env.unwrapped).__name__}.reset returned no messages: the agent has nothing to answer")
+    return messages
+
+
+def _text_only(messages: list[Message], where: str) -> list[Message]:
+    for message in messages:
+        for part in message.content if isinstance(message.content, list) else ():
+            if part.type != "text":
+                words = f"a {message.role} message with {part.type!r} in it"
+                raise EnvError(f"{where} gave {words}; models' conversation formats take text only")
     return messages
 
 
@@ -122,7 +138,7 @@ async def step(env: Env, message: Message) -> StepResult:
         result = await _resolved(env.step(message))
         if not isinstance(result, StepResult):
             raise EnvError(f"{name}.step returned {shown(result)}, not a StepResult")
-        result.messages = as_messages(result.messages)
+        result.messages = _text_only(as_messages(result.messages), f"{name}.step")
     if result.reward is not None and not math.isfinite(result.reward):
         raise EnvError(f"{name}.step gave the reward {result.reward}, which is not finite")
     if not (result.messages or result.terminated or result.truncated):

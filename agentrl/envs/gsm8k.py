@@ -5,6 +5,12 @@ answer's last line is "#### N", and its arithmetic is annotated as <<48/2=24>>. 
 from the Hugging Face hub, once. The expert makes the annotated calculations with the tool and then gives the
 worked answer, so demonstrations need no other model.
 
+A small model solves few of these, ends few of its answers in the form that is asked for, and cuts many off at the
+limit: with the final number alone nearly every group scores 0 throughout and nothing is learned for a long time. So
+there are three options that give it a start, and the recipe of `smollm2-135m` takes them: worked examples in the prompt
+(`shots`), no tool whose use would have to be learned first (`tools=false`), and a small reward, logged apart, for an
+answer that comes to an end in that form (`reward_form`).
+
 One file serves both splits: a hash of the question sends one problem in ten to `eval`, whatever the file's
 order or length.
 """
@@ -27,12 +33,27 @@ from agentrl.tools.calculator import calculator, evaluate
 from agentrl.types import Message, Session, Task
 
 INSTRUCTIONS = "Solve the problem step by step. Use the calculator. End with #### and the number."
+WITHOUT_TOOLS = "Solve the problem step by step. End with #### and the number."
+SHOTS = (
+    (
+        "A box holds 6 pens. Ben buys 3 boxes and gives 4 pens away. How many pens has he left?",
+        "Ben buys 6*3=18 pens.\nHe has 18-4=14 pens left.\n#### 14",
+    ),
+    (
+        "Lea walks 5 km each day from Monday to Friday, and 8 km on Saturday. How far does she walk in all?",
+        "From Monday to Friday she walks 5*5=25 km.\nIn all she walks 25+8=33 km.\n#### 33",
+    ),
+)
+"""Worked examples in the data set's form; they are not in it."""
+FORM_WEIGHT = 0.1
+"""What an answer in the form that was asked for adds to the reward, where that is rewarded."""
 REPO = "openai/gsm8k"
 FILES = {"train": "main/train-00000-of-00001.parquet", "eval": "main/test-00000-of-00001.parquet"}
 EVAL_SHARE = 10
 """One problem in this many belongs to `eval`, where one file serves both splits."""
 
 _ANNOTATION = re.compile(r"<<([^<>=]*)=[^<>]*>>")
+_FORM = re.compile(r"####\s*\$?-?[\d,]*\.?\d+\s*")
 _NUMBER = re.compile(r"-?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)")
 MAX_NUMBER_CHARS = 40
 
@@ -43,7 +64,10 @@ class GSM8K(Env):
     Args:
         path: a JSONL file with `question` and `answer`; without one the hub's data set is fetched.
         eval_path: another such file for the split `eval`; without one a tenth of `path` is held out.
-        instructions: the system message.
+        instructions: the system message; without one it is ours.
+        tools: whether there is a calculator.
+        shots: how many worked examples stand before the question (at most 2, and only without tools).
+        reward_form: whether an answer that ends in #### and a number is rewarded for that, right or wrong.
         endpoint: the hub's address.
     """
 
@@ -53,7 +77,10 @@ class GSM8K(Env):
         self,
         path: str | Path | None = None,
         eval_path: str | Path | None = None,
-        instructions: str = INSTRUCTIONS,
+        instructions: str | None = None,
+        tools: bool = True,
+        shots: int = 0,
+        reward_form: bool = False,
         endpoint: str = HUB,
     ) -> None:
         for key, value in (("path", path), ("eval_path", eval_path)):
@@ -61,21 +88,33 @@ class GSM8K(Env):
                 raise ConfigError(f"env.{key} = {str(value)!r}: there is no such file")
         if eval_path is not None and path is None:
             raise ConfigError(f"env.eval_path = {str(eval_path)!r} without env.path: give both, or neither")
-        self.path, self.eval_path, self.instructions, self.endpoint = path, eval_path, instructions, endpoint
+        if not 0 <= shots <= len(SHOTS):
+            raise ConfigError(f"env.shots = {shots}: allowed is 0 to {len(SHOTS)}")
+        if shots and tools:
+            raise ConfigError(f"env.shots = {shots} needs env.tools=false: the examples do without the calculator")
+        ours = INSTRUCTIONS if tools else WITHOUT_TOOLS
+        self.instructions = ours if instructions is None else instructions
+        self.path, self.eval_path, self.endpoint = path, eval_path, endpoint
+        self.shots, self.reward_form = shots, reward_form
         self._task = Task(id="")
-        self.tools.add(calculator)
+        if tools:
+            self.tools.add(calculator)
 
     @classmethod
     def recipe(cls, model: str) -> dict[str, Any]:
-        """Sizes for a small real model on a CPU: minutes a step; with a GPU say more."""
+        """A start for a small real model, in sizes for a CPU: about a minute a step; with a GPU say more."""
         if model != "smollm2-135m":
             return {}
         return {
+            "env.tools": False,
+            "env.shots": 2,
+            "env.reward_form": True,
+            "steps": 10,
+            "algo.lr": 5e-5,
             "rollout.groups": 2,
             "rollout.n": 4,
-            "rollout.turn_tokens": 128,
+            "rollout.turn_tokens": 160,
             "rollout.session_tokens": 1024,
-            "rollout.max_turns": 6,
             "rollout.turn_timeout": 600,
             "rollout.timeout": 1800,
             "engine.max_batch": 8,
@@ -96,10 +135,10 @@ class GSM8K(Env):
     def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
         """The instructions and the question."""
         self._task = task
-        opening = [Message(role="user", content=task["question"])]
-        if self.instructions:
-            opening.insert(0, Message(role="system", content=self.instructions))
-        return opening
+        opening = [Message(role="system", content=self.instructions)] if self.instructions else []
+        for question, answer in SHOTS[: self.shots]:
+            opening += [Message(role="user", content=question), Message(role="assistant", content=answer)]
+        return [*opening, Message(role="user", content=task["question"])]
 
     @reward
     def correct(self, session: Session) -> float:
@@ -107,8 +146,16 @@ class GSM8K(Env):
         said, wanted = final_number(session.answer), final_number(self._task["answer"])
         return float(said is not None and said == wanted)
 
+    @reward(weight=FORM_WEIGHT)
+    def form(self, session: Session) -> float | None:
+        """1 where the answer came to an end with #### and a number, once; None where that is not rewarded."""
+        before, marker, after = session.answer.partition("####")
+        return float(bool(before.strip()) and bool(_FORM.fullmatch(marker + after))) if self.reward_form else None
+
     def expert(self, messages: Sequence[Message]) -> str | Message:
         """The annotated calculations, one call each, then the worked answer without its annotations."""
+        if not len(self.tools):
+            return _ANNOTATION.sub("", str(self._task["answer"]))
         done = sum(message.role == "tool" for message in messages)
         worked = str(self._task["answer"])
         wanted = calculations(worked)[: self.max_turns - 1]

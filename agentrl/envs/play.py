@@ -8,8 +8,7 @@ trained on it by mistake.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from agentrl.envs import calls
@@ -26,6 +25,11 @@ MAX_TURNS = 100
 async def expert_policy(env: Env, messages: Sequence[Message]) -> Message:
     """Says what the environment's own expert says."""
     return await calls.expert(env, messages)
+
+
+async def demonstrator_policy(env: Env, messages: Sequence[Message]) -> Message:
+    """Says what a warm start would imitate."""
+    return await calls.demonstrate(env, messages)
 
 
 def noop_policy(env: Env, messages: Sequence[Message]) -> Message:
@@ -61,7 +65,7 @@ async def play(
     """
     session = Session(id=f"play-{task.id}-{seed}", task=task, seed=seed)
     limits = [limit for limit in (max_turns, env.max_turns) if limit is not None]
-    async with _closing(env, close):
+    try:
         for message in await calls.reset(env, task, seed=seed):
             _append(session, message)
         session.status = await _turns(env, session, policy, min(limits, default=MAX_TURNS))
@@ -70,6 +74,9 @@ async def play(
         for kind, number in env.tools.failures.items():
             session.count(f"tool_errors/{kind}", number)
         session.count("tool_calls", env.tools.calls)
+    finally:
+        if close:
+            await calls.close(env)
     return session
 
 
@@ -106,12 +113,3 @@ def _append(session: Session, message: Message) -> Node:
     node = Node(len(session.nodes), parent, message, token_ids=[], trainable=[], logprobs=[])
     session.nodes.append(node)
     return node
-
-
-@asynccontextmanager
-async def _closing(env: Env, close: bool) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        if close:
-            await calls.close(env)

@@ -7,11 +7,8 @@ signature before it is called: a typing mistake on the command line is answered 
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
@@ -24,6 +21,7 @@ from pydantic import ValidationError
 
 from agentrl.envs.base import Env, has_expert
 from agentrl.errors import AgentRLError, ConfigError, EnvError, InvalidInput, UnknownName, unknown_name
+from agentrl.imports import module_of
 from agentrl.tools.schema import Parameter, Signature
 
 ENTRY_POINTS = "agentrl.envs"
@@ -114,10 +112,14 @@ def factory(name: str | EnvFactory, **kwargs: Any) -> Callable[[], Env]:
             raise
         except (TypeError, ValueError) as error:
             raise ConfigError(f"environment {label!r}: {error}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EnvError(f"environment {label!r} can't be built: {type(error).__name__}: {error}") from error
         if not isinstance(env, Env):
             raise EnvError(f"environment {label!r} gave {type(env).__name__}, which is no agentrl.Env")
+        splits: Any = env.splits
+        if isinstance(splits, str) or not splits:
+            name = type(env.unwrapped).__name__
+            raise EnvError(f"{name}.splits is {splits!r}; it must be a tuple of names, as in ('train', 'eval')")
         return env
 
     return build
@@ -179,7 +181,7 @@ def _import(name: str, target: Target) -> EnvFactory:
             found = target
     except AgentRLError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = target.value if isinstance(target, EntryPoint) else target
         raise EnvError(
             f"environment {name!r} can't be imported from {where}: {type(error).__name__}: {error}"
@@ -190,24 +192,12 @@ def _import(name: str, target: Target) -> EnvFactory:
 
 
 def _load_file(path: Path, name: str) -> ModuleType:
-    """Import a file under a name of its own; an edited file is a new module."""
     if not path.is_file():
         raise UnknownName(f"environment {name!r}: there is no file {str(path)!r}")
-    path = path.resolve()
-    stamp = f"{path}:{path.stat().st_mtime_ns}"
-    module_name = f"agentrl_env_{path.stem}_{hashlib.blake2b(stamp.encode(), digest_size=6).hexdigest()}"
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None:
-        raise EnvError(f"environment {name!r}: {str(path)!r} can't be imported")
-    module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[module_name]
+        return module_of(path)
+    except (Exception, SystemExit) as error:
         raise EnvError(f"environment {name!r}: importing it raised {type(error).__name__}: {error}") from error
-    return module
 
 
 def _pick(module: ModuleType, attribute: str, name: str) -> EnvFactory:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.envs.base import Env
+from agentrl.envs.play import Policy
+from agentrl.errors import ToolError
 from agentrl.types import FunctionCall, Message, ToolCall
 
 MAX_DEPTH = 20
 SAMPLED_TURNS = 6
 """Turns that `sampled_policy` takes before it says nothing."""
+SAYING = 0.1
+"""How often `random_policy` says a word in place of calling a tool, which ends most episodes."""
+MAX_READ = 10_000
+"""Characters of a message that it takes words from."""
+_WORD = re.compile(r"\w+")
 
 
 def sampled_policy(env: Env, messages: Sequence[Message]) -> Message:
@@ -23,6 +32,59 @@ def sampled_policy(env: Env, messages: Sequence[Message]) -> Message:
     tool = tools[said % len(tools)]
     function = FunctionCall(name=tool.name, arguments=json.dumps(sample(tool.parameters)))
     return Message(role="assistant", tool_calls=[ToolCall(id=f"call_{said}", function=function)])
+
+
+def random_policy(seed: int) -> Policy:
+    """An agent that calls tools at random, with words and numbers of the conversation as arguments, or says one."""
+
+    def policy(env: Env, messages: Sequence[Message]) -> Message:
+        said = sum(message.role == "assistant" for message in messages)
+        rng = random.Random(f"{seed}/{said}/{messages[0].text[:MAX_READ]}")
+        words = [word for message in messages for word in _WORD.findall(message.text[:MAX_READ])] or ["a"]
+        tools = list(env.tools)
+        if not tools or rng.random() < SAYING:
+            return Message(role="assistant", content=rng.choice(words))
+        tool = rng.choice(tools)
+        arguments = _drawn(rng, tool.parameters, tool.parameters.get("$defs", {}), words, MAX_DEPTH)
+        try:
+            tool.check(json.loads(json.dumps(arguments)))
+        except (ToolError, TypeError, ValueError):
+            arguments = sample(tool.parameters)
+        function = FunctionCall(name=tool.name, arguments=json.dumps(arguments))
+        return Message(role="assistant", tool_calls=[ToolCall(id=f"call_{said}", function=function)])
+
+    return policy
+
+
+def _drawn(
+    rng: random.Random, schema: Mapping[str, Any], defs: Mapping[str, Any], words: Sequence[str], depth: int
+) -> Any:
+    """A value that probably fits."""
+    if depth == 0:
+        return None
+    if "$ref" in schema:
+        return _drawn(rng, defs.get(str(schema["$ref"]).rpartition("/")[2], {}), defs, words, depth - 1)
+    for key in ("enum", "anyOf", "oneOf"):
+        if schema.get(key):
+            choice = rng.choice(schema[key])
+            return choice if key == "enum" else _drawn(rng, choice, defs, words, depth - 1)
+    kind = schema.get("type")
+    if kind == "object":
+        required = set(schema.get("required", ()))
+        chosen = [name for name in schema.get("properties", {}) if name in required or rng.random() < 0.5]
+        return {name: _drawn(rng, schema["properties"][name], defs, words, depth - 1) for name in chosen}
+    if kind == "array" and "prefixItems" not in schema:
+        least = schema.get("minItems", 0)
+        count = rng.randint(least, max(least, min(3, schema.get("maxItems", 3))))
+        return [_drawn(rng, schema.get("items", {}), defs, words, depth - 1) for _ in range(count)]
+    if kind == "boolean":
+        return rng.random() < 0.5
+    if kind in ("integer", "number"):
+        numbers = [int(word) for word in words if word.isdigit() and len(word) < 10]
+        return rng.choice([*numbers, *range(-2, 12)])
+    if kind == "string" or kind is None:
+        return rng.choice(words)
+    return sample({**schema, "$defs": defs})
 
 
 def sample(schema: Mapping[str, Any]) -> Any:

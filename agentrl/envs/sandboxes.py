@@ -1,9 +1,9 @@
 """The sandboxes of this process's episodes: one pool for all of them, filled before they are needed.
 
 A container takes a large part of a second to start, a command in one that runs a millisecond. So sandboxes are made
-when a step's tasks are drawn, in the background, and emptied and reused where the backend can promise that nothing
-stays (`Sandbox.reset`: a read-only root, every process killed, every writable tree wiped). Environments live for one
-episode and can't own a pool; it belongs to the process, and its containers are removed at the process's end.
+when a step's tasks are drawn, in the background, and emptied and reused where the backend can prove that nothing stays
+(`Sandbox.reset`), unless the run says `sandbox.reuse=never`. Environments live for one episode and can't own a pool; it
+belongs to the process, and its containers are removed at the process's end.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from agentrl.config import SandboxConfig
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.tools.sandbox import Sandbox, SandboxSpec
 from agentrl.tools.sandbox.hub import hub
 from agentrl.tools.sandbox.pool import Pool
 from agentrl.tools.sandbox.registry import backend
+from agentrl.tools.threads import in_forked_child
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -45,21 +47,34 @@ EXIT_SECONDS = 60.0
 _at_exit: Callable[[Callable[[], None]], Any] = getattr(threading, "_register_atexit", atexit.register)
 """Ordinary exit handlers come too late: by then no thread pool takes work. `concurrent.futures` uses this one, too."""
 
-_suppliers: dict[str, Supplier] = {}
+_suppliers: dict[tuple[str, bool], Supplier] = {}
+_reuse = True
 _lock = threading.Lock()
+
+
+@in_forked_child
+def _forget_suppliers() -> None:
+    """Their sandboxes are the parent's, to use and to remove."""
+    global _lock
+    _suppliers.clear()
+    _lock = threading.Lock()
 
 
 class Supplier:
     """Hands out sandboxes of one backend, and says how long they were waited for.
+
+    Args:
+        name: the backend's.
+        reuse: whether sandboxes that come back are emptied and handed out again, where they can be.
 
     Attributes:
         pool: where they come from.
         lent: the ids of those that episodes have now.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, reuse: bool = True) -> None:
         self.name = name
-        self.pool = Pool(backend(name), total=TOTAL, creates=4, recycle=True)
+        self.pool = Pool(backend(name), total=TOTAL, creates=4, recycle=reuse)
         self.lent: set[str] = set()
         self._checked: set[str] = set()
 
@@ -143,6 +158,12 @@ class Supplier:
         raise AssertionError("unreachable")
 
 
+def configure(config: SandboxConfig) -> None:
+    """Have the sandboxes that are handed out from now on reused, or not."""
+    global _reuse
+    _reuse = config.reuse != "never"
+
+
 def supplier(name: str) -> Supplier:
     """The process's one supplier of a backend.
 
@@ -150,11 +171,12 @@ def supplier(name: str) -> Supplier:
         UnknownName: no such backend.
     """
     with _lock:
-        if name not in _suppliers:
-            _suppliers[name] = Supplier(name)
+        key = name, _reuse
+        if key not in _suppliers:
+            _suppliers[key] = Supplier(name, _reuse)
             if len(_suppliers) == 1:
                 _at_exit(_close_at_exit)
-        return _suppliers[name]
+        return _suppliers[key]
 
 
 async def close_all() -> None:

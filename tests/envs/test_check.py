@@ -2,64 +2,49 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-import json
-import random
-from collections.abc import Callable, Iterator, Sequence
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
 
 import agentrl
 from agentrl.envs.base import Env
-from agentrl.envs.check import check_env
+from agentrl.envs.check import Finding, Progress, check_env
+from agentrl.envs.check.monitor import LoopClock
+from agentrl.envs.check.table import RULES
 from agentrl.envs.samples import sample
-from agentrl.errors import ConfigError, UnknownName
+from agentrl.errors import ConfigError, InvalidInput, UnknownName
 from agentrl.tools import Tool
-from agentrl.types import Message, Session, StepResult, Task
+from tests.envs.broken_envs import FAULTS, Till
+from tests.envs.hanging_envs import HANGING
+from tests.envs.honest_envs import HONEST
 
-counter = itertools.count()
-
-
-class Till(Env):
-    """A sound environment; every test below breaks one thing in it."""
-
-    prices: ClassVar = {"tea": 4, "rice": 7, "salt": 2}
-
-    def tasks(self, split: str = "train") -> list[dict[str, Any]]:
-        return [{"item": item} for item in self.prices]
-
-    def reset(self, task: Task, *, seed: int | None = None) -> str:
-        self.item = task["item"]
-        return f"What does {self.item} cost?"
-
-    @agentrl.tool
-    def price(self, item: str) -> int:
-        """Look up a price."""
-        return self.prices[item]
-
-    @agentrl.reward
-    def right(self, session: Session) -> float:
-        return float(session.answer == str(self.prices[self.item]))
-
-    def expert(self, messages: Sequence[Message]) -> str | Message:
-        return messages[-1].text if messages[1:] else self.call("price", item=self.item)
+SOON = 1.0
+"""Seconds after which a call counts as hanging here."""
+MORE_TASKS = ("expert", "ranges", "isolation")
+"""Rules that need more than one task of each split to see the fault."""
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "check.md"
 
 
-def broken(**members: Any) -> type[Env]:
-    return type("Broken", (Till,), members)
+def said(env: Callable[..., Env], **settings: Any) -> str:
+    return "\n".join(map(str, check_env(env, **settings)))
 
 
 def test_a_sound_environment_has_no_findings():
     assert check_env(Till) == []
-    assert agentrl.check_env(Till()) == []
+    assert agentrl.check_env(Till(), tasks=1) == []
 
 
 async def test_it_can_be_called_from_a_running_event_loop():
-    assert check_env(Till) == []
+    assert check_env(Till, tasks=1) == []
     with pytest.raises(UnknownName):
         check_env("no such")
 
@@ -69,172 +54,125 @@ def test_the_built_in_environments_have_none(name: str):
     assert check_env(name) == []
 
 
+@pytest.mark.parametrize("env", HONEST, ids=lambda env: env.__name__)
+def test_nothing_is_found_in_unusual_environments_that_keep_the_contract(env: type[Env]):
+    assert said(env, tasks=1) == ""
+
+
 def test_options_reach_the_constructor():
-    assert check_env("castle", locks=1, width=3, height=3) == []
+    assert check_env("castle", tasks=1, locks=1, width=3, height=3) == []
+    assert check_env("calculator", tasks=1, options={"seed": 3}) == []
     with pytest.raises(ConfigError, match=r"env\.lock = 1"):
         check_env("castle", lock=1)
+    with pytest.raises(InvalidInput, match="tasks = 0"):
+        check_env("castle", tasks=0)
 
 
-def endless(self: Env, split: str = "train") -> Iterator[dict[str, Any]]:
-    while True:
-        yield {"item": random.choice(["tea", "rice", "salt"]), "n": next(counter)}
+def test_a_refusal_by_a_class_that_only_the_checked_file_has_arrives_as_what_it_is(tmp_path: Path):
+    """It was pickled by a name that the watching process could not import."""
+    file = tmp_path / "own.py"
+    error = "import agentrl\nclass Own(agentrl.errors.ConfigError): ...\n"
+    file.write_text(f"{error}class E(agentrl.Env):\n    def __init__(self): raise Own('size = 3: must be even')\n")
+    with pytest.raises(ConfigError, match="size = 3: must be even"):
+        check_env(str(file))
 
 
-def test_endless_tasks_are_fine_and_two_different_sequences_are_not():
-    def steady(self: Env, split: str = "train") -> Iterator[dict[str, Any]]:
-        yield from itertools.repeat({"item": "tea"})
-
-    assert check_env(broken(tasks=steady)) == []
-    assert "tasks: split 'train': two instances give different tasks" in said(broken(tasks=endless))
+@pytest.mark.parametrize(("env", "rule", "words"), FAULTS, ids=[f"{rule}-{env.__name__}" for env, rule, _ in FAULTS])
+def test_each_fault_is_found_under_its_rule(env: type[Env], rule: str, words: str):
+    found = check_env(env, tasks=3 if rule in MORE_TASKS else 1)
+    assert [finding for finding in found if finding.rule == rule and words in finding.message], found
 
 
-def said(env: Callable[..., Env]) -> str:
-    return "\n".join(map(str, check_env(env)))
+def test_every_rule_has_an_environment_that_breaks_it():
+    assert {rule for _, rule, _ in FAULTS} == {rule.name for rule in RULES} | {"make"}
 
 
-def fails(self: Env, *args: Any, **kwargs: Any) -> Any:
-    raise KeyError("colour")
+@pytest.mark.parametrize(("env", "words"), HANGING, ids=lambda value: getattr(value, "__name__", ""))
+def test_what_hangs_or_ends_the_process_is_named_with_its_place(env: type[Env], words: str):
+    assert re.search(words, said(env, limit=SOON))
 
 
-class Global(Till):
-    """Keeps its state where all instances share it."""
+def test_nothing_that_a_checked_environment_started_is_left(tmp_path: Path):
+    """The child of a child in a session of its own, too: a hanging environment's server went on for ever."""
+    note = tmp_path / "pid"
 
-    def reset(self, task: Task, *, seed: int | None = None) -> str:
-        Global.shared = task["item"]
-        return f"What does {task['item']} cost?"
+    class Serving(Till):
+        def reset(self, task: Any, *, seed: int | None = None) -> Any:
+            note.write_text(str(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid))
+            time.sleep(1000)
 
-    def expert(self, messages: Sequence[Message]) -> str | Message:
-        return messages[-1].text if messages[1:] else self.call("price", item=Global.shared)
-
-    @agentrl.reward
-    def right(self, session: Session) -> float:
-        return float(session.answer == str(self.prices[Global.shared]))
-
-
-class Generous(Till):
-    """Step rewards without bound."""
-
-    def step(self, message: Message) -> StepResult:
-        return StepResult([Message(role="user", content="more")], reward=0.6)
-
-    max_turns = 5
+    assert "hang: Serving.reset" in said(Serving, limit=SOON)
+    deadline = time.monotonic() + 30
+    while running(int(note.read_text())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not running(int(note.read_text()))
 
 
-class Crash(Till):
-    """Runs tools its own way, and trusts the model."""
-
-    def step(self, message: Message) -> StepResult:
-        if not message.tool_calls:
-            return StepResult(terminated=True)
-        answers = [
-            Message(role="tool", content=str(self.price(**json.loads(c.function.arguments))), tool_call_id=c.id)
-            for c in message.tool_calls
-        ]
-        return StepResult(answers)
+def running(pid: int) -> bool:
+    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return done.stdout.strip()[:1] not in ("", "Z")
 
 
-class Forgetful(Till):
-    """Answers one call and not the others."""
+def test_this_process_is_left_as_it_is():
+    class Changing(Till):
+        def reset(self, task: Any, *, seed: int | None = None) -> Any:
+            os.chdir("/")
+            os.environ["TILL_ITEM"] = "tea"
+            return super().reset(task)
 
-    async def step(self, message: Message) -> StepResult:
-        result = await self.run_tools(message)
-        result.messages = result.messages[:1]
-        return result
-
-
-class Unbuildable(Till):
-    """Never comes to be."""
-
-    def __init__(self) -> None:
-        raise KeyError("colour")
+    here = Path.cwd()
+    check_env(Changing, tasks=1)
+    assert Path.cwd() == here
+    assert "TILL_ITEM" not in os.environ
 
 
-class Courtesy(Till):
-    """Most of its reward comes by the step, and the rest for nothing: sound all the same."""
+def test_it_tells_what_it_is_doing_while_it_does_it():
+    class Waiting(Till):
+        def reset(self, task: Any, *, seed: int | None = None) -> Any:
+            time.sleep(1000)
 
-    @agentrl.reward(weight=0.1)
-    def right(self, session: Session) -> float:
-        return 1.0
-
-    async def step(self, message: Message) -> StepResult:
-        result = await self.run_tools(message)
-        if message.tool_calls and message.tool_calls[0].function.arguments == json.dumps({"item": self.item}):
-            result.reward = 1.0
-        return result
-
-    max_turns = 2
-
-
-class CloseOnce(Till):
-    """Must be closed once only."""
-
-    def close(self) -> None:
-        del self.item
-
-
-@pytest.mark.parametrize(
-    ("env", "finding"),
-    [
-        (broken(tasks=lambda self, split="train": []), "tasks: split 'train' is empty"),
-        (broken(tasks=fails), "tasks: split 'train': Broken.tasks raised KeyError: 'colour'"),
-        (broken(tasks=lambda self, split="train": [{"id": 1, "item": "tea"}] * 2), "two tasks have the same id"),
-        (broken(tasks=lambda self, split="train": [{"item": "tea", "x": {1}}]), "can't be stored as JSON"),
-        (broken(price=agentrl.tool(lambda self, item: 4)), "'<lambda>' is no name for a tool"),
-        (broken(more=agentrl.tool(name="more")(lambda self: 4)), "tools: 'more' has no docstring"),
-        (
-            broken(reset=lambda self, task, *, seed=None: Till.reset(self, task) + f" {next(counter)}"),
-            "determinism: task 'train-0', entry 0",
-        ),
-        (broken(expert=lambda self, said: "4"), "expert: task 'train-1': the expert got right = 0.0 instead of 1"),
-        (broken(right=agentrl.reward(lambda self, session: 1)), "noop: task 'train-0': an agent that says nothing"),
-        (broken(right=lambda self, session: 1), "noop: no episode was rewarded"),
-        (broken(right=agentrl.reward(lambda self, session: 2)), "outside its range 0 to 1"),
-        (broken(right=agentrl.reward(lambda self, session: float("nan"))), "not a finite number"),
-        (Generous, "rewards: task 'train-0': step rewards of 3 in all, outside return_range 0 to 1"),
-        (Crash, "raised"),
-        (Forgetful, "bad_calls: wrong calls bad_0 … bad_3 were answered under ['bad_0']"),
-        (Global, "isolation: task 'train-0' goes differently while other instances are under way"),
-        (CloseOnce, "Broken.close raised AttributeError".replace("Broken", "CloseOnce")),
-        (broken(tasks=lambda self, split="train": [3]), "Broken.tasks gave 3, neither a Task nor a mapping"),
-        (Unbuildable, "make: environment 'Unbuildable' can't be built: KeyError: 'colour'"),
-        (broken(reset=fails), "Broken.reset raised KeyError: 'colour'"),
-    ],
-)
-def test_each_violation_is_named(env: type[Env], finding: str):
-    assert finding in said(env)
-
-
-def test_a_part_of_the_reward_may_be_for_free():
-    assert check_env(Courtesy) == []
+    told: list[Finding | Progress] = []
+    check_env(Waiting, limit=SOON, tell=told.append)
+    doing = [event for event in told if isinstance(event, Progress) and "Waiting.reset" in event.doing]
+    assert doing
+    assert doing[-1].seconds > 0
+    assert [event.rule for event in told if isinstance(event, Finding)] == ["hang"]
 
 
 def test_one_bug_is_told_once():
-    assert said(broken(reset=fails)).count("Broken.reset raised") == 1
+    def fails(self: Env, *args: Any, **kwargs: Any) -> Any:
+        raise KeyError("colour")
+
+    assert said(type("Broken", (Till,), {"reset": fails})).count("Broken.reset raised") == 1
 
 
-def test_an_episode_that_does_not_end_is_a_finding(monkeypatch: pytest.MonkeyPatch):
-    async def forever(self: Env, task: Task, *, seed: int | None = None) -> str:
-        await asyncio.sleep(600)
-        return ""
+def test_a_machine_that_is_busy_makes_nobody_look_slow():
+    """What counts is the time in which a thread ran or slept; waiting for a core, as in a crowd, does not."""
+    clock = LoopClock()
+    cores = len(os.sched_getaffinity(0))
+    crowd = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(4 * cores)]
+    try:
+        time.sleep(0.3)
+        moment, wall, ran = clock.now(), time.perf_counter(), time.thread_time()
+        while time.thread_time() - ran < 0.2:
+            pass
+        held, wall = clock.since(moment), time.perf_counter() - wall
+        assert held < wall
+        moment = clock.now()
+        time.sleep(0.1)
+        slept = clock.since(moment)
+    finally:
+        for one in crowd:
+            one.kill()
+            one.wait()
+    assert 0.19 < held < 0.2 + (wall - 0.2) / 2 + 0.05
+    if clock.sees_sleep:
+        assert slept > 0.09
 
-    monkeypatch.setattr("agentrl.envs.check.RULE_SECONDS", 0.02)
-    assert "its episodes had not ended after 0.02 s" in said(broken(reset=forever))
 
-
-def test_an_environment_without_an_expert_is_tried_with_made_up_calls():
-    asked: list[str] = []
-
-    class Inexpert(Till):
-        @agentrl.tool
-        def price(self, item: str) -> int:
-            """Look up a price."""
-            asked.append(item)
-            return random.randrange(10**9)
-
-        expert = Env.expert
-
-    assert "determinism" in said(Inexpert)
-    assert asked
+def test_the_page_lists_every_rule_and_what_it_proves():
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", PAGE.read_text(), re.MULTILINE))
+    assert rows == {rule.name: rule.proves for rule in RULES}
 
 
 class Kind(Enum):

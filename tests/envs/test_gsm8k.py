@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.envs import calls, make
+from agentrl.envs import Env, calls, make
 from agentrl.envs.check import check_env
 from agentrl.envs.gsm8k import calculations, final_number
 from agentrl.envs.hub import dataset_file
 from agentrl.envs.play import play
 from agentrl.errors import ConfigError, EnvError
+from agentrl.train.setup import complete
 from agentrl.types import Message, Task
 from tests.conftest import need
 
@@ -81,6 +82,45 @@ async def test_an_answer_is_compared_as_a_number(file: Path):
         assert session.reward == reward
 
 
+async def test_without_tools_examples_stand_before_the_question_and_the_form_is_a_small_reward_of_its_own(file: Path):
+    def env() -> Env:
+        return make("gsm8k", path=file, tools=False, shots=2, reward_form=True)
+
+    assert not len(env().tools)
+    opening = await calls.reset(env(), Task(id="t", data=ROWS[0]))
+    assert [m.role for m in opening] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert "calculator" not in opening[0].text
+    assert all(shot.text not in {row["question"] for row in ROWS} for shot in opening[:-1])
+    expected = [
+        ("It is 1200.\n#### 1,200", {"correct": 1.0, "form": 1.0}),
+        ("It is 9.\n#### 9", {"correct": 0.0, "form": 1.0}),
+        ("#### 9", {"correct": 0.0, "form": 0.0}),
+        ("It is 1200", {"correct": 1.0, "form": 0.0}),
+        ("a #### 9\nand #### 1200", {"correct": 1.0, "form": 0.0}),
+        ("It is 9.\n#### 9 and more", {"correct": 0.0, "form": 0.0}),
+    ]
+    for said, rewards in expected:
+        answer = Message(role="assistant", content=said)
+        session = await play(env(), Task(id="t", data=ROWS[0]), lambda env, messages, a=answer: a)
+        assert session.rewards == rewards
+        assert session.reward == pytest.approx(rewards["correct"] + 0.1 * rewards["form"])
+    assert (await play(env(), Task(id="t", data=ROWS[0]))).rewards == {"correct": 1.0, "form": 1.0}
+    assert check_env("gsm8k", path=str(file), tools=False, shots=2, reward_form=True) == []
+
+
+@pytest.mark.parametrize(("options", "words"), [({"shots": 3}, "allowed is 0 to 2"), ({"shots": 1}, "env.tools=false")])
+def test_examples_that_there_are_not_are_refused(file: Path, options: dict[str, int], words: str):
+    with pytest.raises(ConfigError, match=words):
+        make("gsm8k", path=str(file), **options)
+
+
+def test_the_recipe_of_a_small_model_gives_it_a_start_and_the_users_own_words_stand(file: Path):
+    config = complete({"env": {"name": "gsm8k", "path": str(file), "shots": 1}, "model": "smollm2-135m"})
+    wanted = {"path": str(file), "tools": False, "shots": 1, "reward_form": True}
+    assert config.env.kwargs == wanted
+    assert complete({"env": "gsm8k", "model": "some/other"}).env.kwargs == {}
+
+
 def test_one_file_serves_both_splits_by_the_question_alone(file: Path, tmp_path: Path):
     def questions(path: Path, split: str) -> set[str]:
         return {task["question"] for task in make("gsm8k", path=str(path)).tasks(split)}
@@ -110,7 +150,7 @@ def test_it_passes_the_check(file: Path):
 
 def test_the_real_problems_pass_the_check_and_all_are_solved_by_their_annotations(shared_data: Path):
     path = str(shared_data / "gsm8k_train_2000.jsonl")
-    assert check_env("gsm8k", path=path, tasks=20) == []
+    assert check_env("gsm8k", path=path, tasks=6) == []
     tasks = [task for split in ("train", "eval") for task in make("gsm8k", path=path).tasks(split)]
     assert len(tasks) == 2000
     assert sum(len(calculations(task["answer"])) for task in tasks) > 6000

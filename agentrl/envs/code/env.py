@@ -21,6 +21,8 @@ from agentrl.tools.sandbox.toolkit import Toolkit
 from agentrl.types import Message, Session, Task
 
 CELL_SECONDS = 10.0
+BUILT_IN_EVAL = 4
+"""One built-in problem in this many belongs to `eval`."""
 
 
 class Code(Env):
@@ -28,7 +30,7 @@ class Code(Env):
 
     Args:
         path: a JSONL file in HumanEval's or MBPP's layout; without it a small built-in set serves.
-        eval_path: another for the split `eval`; without it a tenth of `path` is held out (of the built-in set nothing).
+        eval_path: another for the split `eval`; without it a tenth is held out (a quarter of the built-in set).
         tools: whether there is a Python interpreter to try code in before answering.
         partial: whether a part of the tests earns a part of the reward.
         shown: how many of an MBPP problem's tests the model sees; all of them are run.
@@ -68,7 +70,9 @@ class Code(Env):
     def tasks(self, split: str = "train") -> list[Task]:
         """The split's problems, in the file's order."""
         problems = read_problems(self.eval_path if split == "eval" and self.eval_path else self.path, self.shown)
-        if self.path is None or self.eval_path:
+        if self.path is None:
+            return [task for number, task in enumerate(problems) if (number % BUILT_IN_EVAL == 1) == (split == "eval")]
+        if self.eval_path:
             return list(problems)
         return [task for task in problems if held_out(task["statement"]) == (split == "eval")] or list(problems)
 
@@ -96,6 +100,7 @@ class Code(Env):
             session.answer,
             self._task["tests"],
             entry_point=self._task["entry_point"],
+            names=self._task.get("names", ()),
             prompt=self._task["prompt"],
             trusted=self._task["trusted"],
             partial=self.partial,

@@ -33,6 +33,8 @@ class Job:
         entry_point: the function that is asked for; None where the tests call what they need by name.
         trusted: run in the tests' module first; what it defines is never taken from the submitted code.
         partial: whether to go on after a failure, to count what passes.
+        names: what else the tests take from the submitted code: functions, and classes (with a capital letter). Without
+            these and without an entry point, it is what the tests call and don't define.
     """
 
     code: tuple[str, ...]
@@ -40,6 +42,7 @@ class Job:
     entry_point: str | None = None
     trusted: str = ""
     partial: bool = False
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ shown and all of them are run.
 from __future__ import annotations
 
 import ast
+import builtins
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,9 @@ def _mbpp(row: Mapping[str, Any], id: str, shown: int) -> Task:
         raise ValueError(f"its tests call none of the functions of its code ({', '.join(sorted(defined)) or 'none'})")
     setup = str(row.get("test_setup_code") or "")
     text = str(row.get("text") or row.get("prompt") or "")
+    trusted = list(row.get("test_imports") or [])
+    used = {node.id for test in [setup, *tests] for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)}
+    names, imports = _given(row["code"], used - set(_bound(ast.parse("\n".join([*trusted, setup, *tests])))))
     return Task(
         id=f"mbpp-{row['task_id']}" if "task_id" in row else id,
         data={
@@ -112,9 +116,38 @@ def _mbpp(row: Mapping[str, Any], id: str, shown: int) -> Task:
             "entry_point": called[0],
             "reference": row["code"].replace("\r\n", "\n"),
             "tests": [*([setup] if setup else []), *tests],
-            "trusted": "\n".join(row.get("test_imports") or []),
+            "trusted": "\n".join([*trusted, *imports]),
+            "names": names,
         },
     )
+
+
+def _given(code: str, wanted: set[str]) -> tuple[list[str], list[str]]:
+    """Of the names that tests want: those that the reference defines, and its imports of the others."""
+    names: list[str] = []
+    imports: list[str] = []
+    for node in ast.parse(code).body:
+        bound = wanted.difference(dir(builtins)) & set(_bound(node))
+        if bound and isinstance(node, ast.Import | ast.ImportFrom):
+            imports.append(ast.unparse(node))
+        elif bound:
+            names += sorted(bound)
+    return list(dict.fromkeys(names)), imports
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """The names that a statement, or a module's, define; of functions and classes their own."""
+    if isinstance(node, ast.Module):
+        for part in node.body:
+            yield from _bound(part)
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from ((alias.asname or alias.name).split(".")[0] for alias in node.names)
+    else:
+        yield from (
+            part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+        )
 
 
 def _called(test: str) -> list[str]:

@@ -23,6 +23,7 @@ async def code_exec(
     tests: str | Sequence[str],
     *,
     entry_point: str | None = None,
+    names: Sequence[str] = (),
     prompt: str = "",
     partial: bool = False,
     timeout: float = SECONDS,
@@ -35,6 +36,7 @@ async def code_exec(
         reply: what the model said; the code in it is found as `extract` says.
         tests: sources with `assert` statements, or with HumanEval's `check(candidate)`. The code never sees them.
         entry_point: the function that is asked for.
+        names: what else the tests take from the code (`judging.Job`); a list, as of classes.
         prompt: the beginning of the code, where the model was given one to complete.
         partial: the share of assertions that pass instead.
         timeout: seconds for all of it.
@@ -48,7 +50,14 @@ async def code_exec(
     """
     runner: Runner = Remote(remote) if remote else InSandbox(sandbox)
     verdict = await code_verdict(
-        reply, tests, entry_point=entry_point, prompt=prompt, partial=partial, timeout=timeout, runner=runner
+        reply,
+        tests,
+        entry_point=entry_point,
+        names=names,
+        prompt=prompt,
+        partial=partial,
+        timeout=timeout,
+        runner=runner,
     )
     return verdict.share if partial else float(verdict.solved)
 
@@ -58,6 +67,7 @@ async def code_verdict(
     tests: str | Sequence[str],
     *,
     entry_point: str | None = None,
+    names: Sequence[str] = (),
     prompt: str = "",
     trusted: str = "",
     partial: bool = False,
@@ -72,5 +82,8 @@ async def code_verdict(
         return Verdict(0, 1, 1, "there is no code in the reply")
     if sum(map(len, sources)) > MAX_CODE:
         return Verdict(0, 1, 1, f"the code is longer than {MAX_CODE} characters")
-    job = Job(sources, (tests,) if isinstance(tests, str) else tuple(tests), entry_point, trusted, partial)
+    if isinstance(names, str):
+        raise InvalidInput(f"names must be a list of names, not the text {names!r}")
+    texts = (tests,) if isinstance(tests, str) else tuple(tests)
+    job = Job(sources, texts, entry_point, trusted, partial, tuple(names))
     return await judge(runner or InSandbox(), job, timeout)

@@ -17,7 +17,6 @@ then an InfraError, never a reward of 0. A request that it refuses (400 to 499) 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +27,7 @@ from agentrl.envs.code.judging import CANARY, Job, Verdict, program, read, writt
 from agentrl.envs.sandboxes import supplier
 from agentrl.errors import ConfigError, DeadlineExceeded, SandboxError
 from agentrl.tools.sandbox import Outcome, Sandbox, SandboxMemory, SandboxSpec
+from agentrl.untrusted import read_json
 
 SPEC = SandboxSpec(memory_mb=512, pids=64, tmpfs_mb={"/work": 64, "/tmp": 32}, file_mb=64)
 CANARY_SECONDS = 60.0
@@ -181,7 +181,7 @@ class Remote:
         if answer.status_code != 200:
             raise SandboxError(f"{self.url} answered {answer.status_code}")
         try:
-            return json.loads(data)
+            return read_json(data)
         except ValueError:
             raise SandboxError(f"{self.url} answered with something that is not JSON") from None
 

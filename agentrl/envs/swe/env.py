@@ -35,13 +35,18 @@ TINY_RECIPE = {
     "warm_start.steps": 200,
     "warm_start.demos": 2048,
     "warm_start.lr": 4e-3,
+    "warm_start.normalize": "rollout",
     "algo.lr": 5e-4,
     "algo.schedule": "linear",
+    "algo.warmup_steps": 0,
+    "algo.kl_coef": 0.0,
     "rollout.groups": 8,
     "rollout.turn_tokens": 32,
     "rollout.session_tokens": 600,
 }
 """What the tiny model needs to get from its first steps to the end in a few minutes."""
+PROVING = 4
+"""Tasks that are proven at once, the first time that they are used."""
 KEPT_PATCH = 100_000
 """Bytes of the patch that a session keeps."""
 
@@ -130,18 +135,30 @@ class Swe(Env):
         return [task.as_task() for task in choose(*self._source, split)]
 
     async def prepare(self, tasks: Sequence[Task], sessions: int) -> None:
-        """Have sandboxes made for the episodes that are about to begin."""
+        """Have sandboxes made for the episodes that are about to begin, and the tasks proven that nobody has used yet.
+
+        Raises:
+            InvalidInput: a task can't be scored; the message says why.
+        """
         specs = [ground_of(SweTask.of(task)).spec for task in tasks] or [SPEC]
         kinds = Counter(spec.key for spec in specs)
         for spec in {spec.key: spec for spec in specs}.values():
             await self._supplier.check(spec)
             await self._supplier.prepare(spec, -(-sessions * kinds[spec.key] // len(specs)))
+        proving = asyncio.Semaphore(PROVING)
+
+        async def prove(task: Task) -> None:
+            async with proving:
+                await ground_of(SweTask.of(task)).prove(self._supplier)
+
+        await asyncio.gather(*(prove(task) for task in {task.id: task for task in tasks}.values()))
 
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
         """The instruction and the limits; the repository is laid out meanwhile."""
         self._problem = SweTask.of(task)
         self._ground = ground_of(self._problem)
         await self._supplier.check(self._ground.spec)
+        await self._ground.prove(self._supplier)
         await self._leave()
         self._meter, self._plan, self.waited, self._used = Meter(self.limits), None, 0.0, False
         self._opening = asyncio.create_task(self._open(self._ground))
@@ -188,7 +205,8 @@ class Swe(Env):
             session.info["swe"] = {"note": "nothing was changed"}
             return 0.0
         session.info["swe"] = {"note": verdict.note, "failed": dict(verdict.failures)}
-        session.info["patch"] = self._ground.patch(changes)[:KEPT_PATCH].decode(errors="replace")
+        patch = await asyncio.to_thread(self._ground.patch, changes, KEPT_PATCH)  # its time is the agent's to choose
+        session.info["patch"] = patch.decode(errors="replace")
         return worth(self._problem, verdict, self.partial)
 
     async def close(self) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from agentrl.envs.swe import harbor
 from agentrl.envs.swe.changes import File
 from agentrl.envs.swe.faults import Fault, Kind, faults
+from agentrl.envs.swe.find_key import examine
 from agentrl.envs.swe.patch import as_patch
 from agentrl.envs.swe.proof import Outcomes, Trial, run_trials
 from agentrl.envs.swe.task import Commit, Difficulty, SweTask
@@ -123,7 +124,7 @@ def _plantable(path: str) -> bool:
 async def generate(
     package: Package, sandbox: Sandbox, *, count: int, seed: int = 0, kinds: Sequence[Kind] = tuple(Kind)
 ) -> list[SweTask]:
-    """Tasks with one fault each, at most `count`: fewer where there are not so many that a test catches.
+    """Tasks with one fault each, at most `count`: fewer where no more are caught by tests and can be scored.
 
     Raises:
         InvalidInput: no test of the package passes as it is, or a setting is wrong.
@@ -143,8 +144,16 @@ async def generate(
         for candidate, outcomes in zip(tried, await run_trials(sandbox, trials), strict=True):
             caught = steady - _passed(outcomes)
             if caught and outcomes.finished and len(tasks) < count:
-                tasks.append(_task(package, candidate, steady, caught, outcomes))
+                task = _task(package, candidate, steady, caught, outcomes)
+                if await scorable(task, sandbox):
+                    tasks.append(task)
     return tasks
+
+
+async def scorable(task: SweTask, sandbox: Sandbox) -> bool:
+    """Whether a task can be scored (`find_key`): its tests reach assertions, and can't be guessed."""
+    _, complaints = await examine(task, sandbox)
+    return not complaints
 
 
 def _passed(outcomes: Outcomes) -> frozenset[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Protocol
 
-from agentrl.envs.swe import prebuilt
+from agentrl.envs.sandboxes import Supplier
+from agentrl.envs.swe import find_key, prebuilt
 from agentrl.envs.swe.changes import Changes, difference
 from agentrl.envs.swe.hands import Step, end_step, expert_steps
 from agentrl.envs.swe.patch import as_patch, read_patch
@@ -24,6 +25,10 @@ class Ground(Protocol):
 
     spec: SandboxSpec
 
+    async def prove(self, supplier: Supplier) -> None:
+        """Find out, once, what the task's tests should show; InvalidInput where it can't be scored."""
+        ...
+
     async def open(self, sandbox: Sandbox) -> None:
         """Lay the repository out for the agent."""
         ...
@@ -36,8 +41,8 @@ class Ground(Protocol):
         """Run the tests on the changes, in a sandbox that the agent has not seen."""
         ...
 
-    def patch(self, changes: Changes) -> bytes:
-        """The changes as text, for the record."""
+    def patch(self, changes: Changes, limit: int) -> bytes:
+        """The changes as text, for the record: `limit` bytes of it."""
         ...
 
     def expert(self, bash_only: bool) -> list[Step]:
@@ -51,6 +56,17 @@ class Own:
     def __init__(self, task: SweTask) -> None:
         self.spec, self._task, self._base = SPEC, task, base_tree(task)
 
+    async def prove(self, supplier: Supplier) -> None:
+        """See `Ground`."""
+        if find_key.known(self._task) is None:
+            await supplier.run(self.spec, self._find_key)
+
+    async def _find_key(self, sandbox: Sandbox) -> None:
+        try:
+            await find_key.find(self._task, sandbox, python=_python(sandbox))
+        finally:
+            await sandbox.close()  # expected values were in it: nobody gets it after this
+
     async def open(self, sandbox: Sandbox) -> None:
         """See `Ground`."""
         await lay_out(sandbox, self._task)
@@ -61,12 +77,13 @@ class Own:
 
     async def judge(self, changes: Changes, sandbox: Sandbox) -> Verdict:
         """See `Ground`."""
-        python = sys.executable if isinstance(sandbox, SubprocessSandbox) else "python3"
-        return await score(Exam.of(self._task), changes, sandbox, python=python)
+        key = find_key.known(self._task)
+        assert key is not None, "an episode begins with `prove`"
+        return await score(Exam.of(self._task), key, changes, sandbox, python=_python(sandbox))
 
-    def patch(self, changes: Changes) -> bytes:
+    def patch(self, changes: Changes, limit: int) -> bytes:
         """See `Ground`."""
-        return as_patch(self._base, changes)
+        return as_patch(self._base, changes, limit)
 
     def expert(self, bash_only: bool) -> list[Step]:
         """See `Ground`."""
@@ -79,6 +96,9 @@ class Prebuilt:
     def __init__(self, task: SweTask) -> None:
         self.spec, self._task = prebuilt.spec_of(task), task
         self._before: prebuilt.Manifest = {}
+
+    async def prove(self, supplier: Supplier) -> None:
+        """Nothing to find: a log, or a file, is what judges."""
 
     async def open(self, sandbox: Sandbox) -> None:
         """See `Ground`."""
@@ -93,14 +113,18 @@ class Prebuilt:
         """See `Ground`."""
         return await prebuilt.judge(self._task, changes, sandbox)
 
-    def patch(self, changes: Changes) -> bytes:
+    def patch(self, changes: Changes, limit: int) -> bytes:
         """The changed files whole: what they were before never left the image."""
-        return as_patch({}, {path: file for path, file in changes.items() if file is not None})
+        return as_patch({}, {path: file for path, file in changes.items() if file is not None}, limit)
 
     def expert(self, bash_only: bool) -> list[Step]:
         """See `Ground`."""
         script = self._task.solution_script or f"git apply - <<'END_OF_PATCH'\n{self._task.solution}\nEND_OF_PATCH"
         return [("bash", {"command": script}), end_step(bash_only)]
+
+
+def _python(sandbox: Sandbox) -> str:
+    return sys.executable if isinstance(sandbox, SubprocessSandbox) else "python3"
 
 
 def ground_of(task: SweTask) -> Ground:

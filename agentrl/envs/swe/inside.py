@@ -1,14 +1,14 @@
 """The program that runs tests inside a scoring sandbox. It is sent as text and imports nothing of ours.
 
-One process supervises and a fork of it runs each variant of the tests. pytest is imported before the fork, once, and
-before any code under test could be; with the interpreter isolated (-I), no configuration file, no plugin and no
-`conftest.py` but the task's own. The supervisor can't be inspected by its children (PR_SET_DUMPABLE), inherits what
-they leave behind (PR_SET_CHILD_SUBREAPER) and kills it, and reads its nonce only when all of them are gone. What a
-child reports is not believed for its own sake: the scorer holds it against a key that is not in here.
+One process supervises and a fork of it runs the tests. pytest is imported before the fork, and before any code under
+test could be; with the interpreter isolated (-I), no configuration file, no plugin and no `conftest.py` but the task's
+own. The supervisor can't be inspected by its children (PR_SET_DUMPABLE), inherits what they leave behind
+(PR_SET_CHILD_SUBREAPER) and kills it, and reads its nonce only when all of them are gone. What a child reports is not
+believed for its own sake: tests show what they see (`observe`), and what they should see is not in here.
 """
 
 PROGRAM = r'''
-import ctypes, importlib, json, os, resource, select, signal, sys, time
+import builtins, ctypes, datetime, decimal, fractions, json, os, resource, select, signal, sys, time
 libc = ctypes.CDLL(None)
 DUMPABLE, SUBREAPER = 4, 36
 
@@ -22,9 +22,90 @@ def line():
         text += byte
     return json.loads(text)
 
+def encode(value, depth=0):
+    """A value of built-in kinds as JSON; a subclass's as its base sees it. Anything else is an object, and no more."""
+    kind = type(value).__name__
+    if value is None or value is True or value is False:
+        return value
+    if depth > 40:
+        return ["object", kind]
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return ["int", int.__repr__(value)]
+    if isinstance(value, float):
+        return ["float", float.hex(value)]
+    if isinstance(value, complex):
+        return ["complex", float.hex(complex.__getattribute__(value, "real")),
+                float.hex(complex.__getattribute__(value, "imag"))]
+    if isinstance(value, (bytes, bytearray)):
+        return ["bytes", bytes(value).hex()]
+    if isinstance(value, (list, tuple)):
+        base = list if isinstance(value, list) else tuple
+        return [base.__name__, [encode(item, depth + 1) for item in base.__iter__(value)]]
+    if isinstance(value, (set, frozenset)):
+        base = set if isinstance(value, set) else frozenset
+        return ["set", [encode(item, depth + 1) for item in base.__iter__(value)]]
+    if isinstance(value, dict):
+        return ["dict", [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in dict.items(value)]]
+    if isinstance(value, type):
+        return ["type", value.__module__ + "." + value.__qualname__]
+    if type(value) in (decimal.Decimal, fractions.Fraction):
+        return [kind.lower(), str(value)]
+    if type(value) is range:
+        return ["range", [value.start, value.stop, value.step]]
+    if type(value) in (datetime.date, datetime.datetime, datetime.time, datetime.timedelta):
+        return ["time", repr(value)]
+    return ["object", kind]
+
+def shown(value):
+    try:
+        return encode(value)
+    except Exception:
+        return ["object", "unreadable"]
+
+class Raising:
+    """A block that shows what it raised, and goes on."""
+    def __init__(self, observer, site, kinds):
+        self.observer, self.site, self.kinds = observer, site, kinds
+    def __enter__(self):
+        return self
+    def __exit__(self, kind, error, trace):
+        self.type, self.value, self.exception, self.tb = kind, error, error, trace
+        fits = []
+        for name in self.kinds:
+            try:
+                fits.append(isinstance(error, name()))
+            except Exception:
+                fits.append(False)
+        if error is not None and not isinstance(error, Exception) and not any(fits):
+            return False
+        try:
+            text = str(error)[:500]
+        except Exception:
+            text = ""
+        self.observer.events.append([self.site, None if error is None else ["raised", fits, text]])
+        return error is not None
+    def match(self, pattern):
+        import re
+        assert re.search(pattern, str(self.value))
+        return True
+
+class Observer:
+    """What the rewritten assertions call: (number, what is seen, and in a proof what is expected)."""
+    def __init__(self):
+        self.events = []
+    def __call__(self, site, *values):
+        self.events.append([site, *map(shown, values)])
+    def raising(self, site, kinds):
+        return Raising(self, site, kinds)
+
 class Reporter:
     def __init__(self, pipe):
         self.pipe, self.outcomes, self.messages = pipe, {}, {}
+        self.observer = builtins._observe = Observer()
+    def pytest_runtest_logstart(self, nodeid):
+        self.observer.events = []
     def send(self, *row):
         data = json.dumps(row).encode() + b"\n"
         while data:
@@ -38,10 +119,10 @@ class Reporter:
             self.messages.setdefault(report.nodeid, str(report.longrepr)[-400:])
         if report.when == "teardown":
             message = self.messages.get(report.nodeid, "")
-            self.send(report.nodeid, self.outcomes.get(report.nodeid, "failed"), message)
+            self.send(report.nodeid, self.outcomes.get(report.nodeid, "failed"), message, self.observer.events)
     def pytest_collectreport(self, report):
         if report.failed:
-            self.send(report.nodeid, "error", str(report.longrepr)[-800:])
+            self.send(report.nodeid, "error", str(report.longrepr)[-800:], [])
 
 def child(run, pipe, config):
     os.setsid()

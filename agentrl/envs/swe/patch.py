@@ -11,19 +11,37 @@ import difflib
 import hashlib
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from agentrl.envs.swe.changes import REGULAR, Changes, File, Tree
 from agentrl.errors import InvalidInput
 
 NO_NEWLINE = b"\\ No newline at end of file\n"
 CONTEXT = 3
+MAX_LINES, MAX_PAIRS = 4000, 1_000_000
+"""What difflib is given at most: lines of both sides between their common ends, and pairs of equal lines among them.
+
+Its worst case within these takes a second; beyond them the lines between the common ends are replaced as a whole.
+"""
 _PLAIN = frozenset(range(0x20, 0x7F)) - frozenset(b'"\\')
 
 
-def as_patch(base: Tree, changes: Changes) -> bytes:
-    """The patch that turns the base into what it became."""
-    return b"".join(part for path, file in sorted(changes.items()) for part in _file(path, base.get(path), file))
+def as_patch(base: Tree, changes: Changes, limit: int | None = None) -> bytes:
+    """The patch that turns the base into what it became.
+
+    Args:
+        base: the files before.
+        changes: what became of those that changed.
+        limit: bytes after which no further file is looked at, and at which the patch is cut.
+    """
+    parts = list[bytes]()
+    for path, file in sorted(changes.items()):
+        parts += _file(path, base.get(path), file)
+        if limit is not None and sum(map(len, parts)) > limit:
+            break
+    return b"".join(parts)[:limit]
 
 
 def _file(path: str, before: File | None, after: File | None) -> Iterator[bytes]:
@@ -54,7 +72,9 @@ def _file(path: str, before: File | None, after: File | None) -> Iterator[bytes]
 
 def _hunks(was: bytes, now: bytes) -> Iterator[bytes]:
     old, new = _lines(was), _lines(now)
-    for group in difflib.SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(CONTEXT):
+    matcher = difflib.SequenceMatcher(None, b"", b"")
+    matcher.opcodes = _opcodes(old, new)  # type: ignore[attr-defined]  # what it would otherwise compute
+    for group in matcher.get_grouped_opcodes(CONTEXT):
         first, last = group[0], group[-1]
         yield b"@@ -%s +%s @@\n" % (_range(first[1], last[2]), _range(first[3], last[4]))
         for kind, a, b, c, d in group:
@@ -63,6 +83,31 @@ def _hunks(was: bytes, now: bytes) -> Iterator[bytes]:
             else:
                 yield from (_line(b"-", line) for line in old[a:b])
                 yield from (_line(b"+", line) for line in new[c:d])
+
+
+def _opcodes(old: Sequence[bytes], new: Sequence[bytes]) -> list[tuple[str, int, int, int, int]]:
+    """How the old lines become the new ones.
+
+    What both begin and end with is matched first; the rest by difflib, or replaced as a whole where that would take too
+    long: its time grows with the pairs of equal lines and with the square of the lines, and an agent chooses both.
+    """
+    head = _common(old, new)
+    tail = _common(old[head:][::-1], new[head:][::-1])
+    a, b = old[head : len(old) - tail], new[head : len(new) - tail]
+    often = Counter(b)
+    if len(a) + len(b) <= MAX_LINES and sum(often[line] for line in a) <= MAX_PAIRS:
+        middle = list(difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes())
+    else:
+        middle = [("replace", 0, len(a), 0, len(b))]
+    whole = [("equal", 0, head, 0, head)] if head else list[Any]()
+    whole += [(kind, i + head, j + head, k + head, m + head) for kind, i, j, k, m in middle]
+    ends = len(old), len(new)
+    return [*whole, ("equal", ends[0] - tail, ends[0], ends[1] - tail, ends[1])] if tail else whole
+
+
+def _common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _lines(data: bytes) -> list[bytes]:

@@ -110,8 +110,8 @@ async def _one(sandbox: Sandbox, config: Mapping[str, object], timeout: float) -
     (run,) = json.loads(line[len(nonce) :])
     rows = [json.loads(row) for row in run["rows"].splitlines() if row.endswith("]")]
     return Outcomes(
-        passed={test: outcome == "passed" for test, outcome, _ in rows},
-        messages={test: message for test, outcome, message in rows if outcome != "passed"},
+        passed={test: outcome == "passed" for test, outcome, *_ in rows},
+        messages={test: message for test, outcome, message, _ in rows if outcome != "passed"},
         finished=run["ended"] == "over",
     )
 

@@ -91,7 +91,7 @@ class Repair(Swe):
         for index in count():
             rng = random.Random(f"repair/{split}/{index}")
             data = problem(rng)
-            while split != "demo" and (split == "eval") != _held_out(data):
+            while (split == "eval") != _held_out(data):
                 data = problem(rng)
             yield Task(id=f"{split}-{index}", data=data)
 

@@ -1,37 +1,30 @@
 """Scoring: the agent's changes laid over the base commit in a fresh sandbox, and the task's own tests run on them.
 
 Nothing of the agent's sandbox comes along but the changed files. Test files, and whatever could speak to the test run
-instead of being tested by it (`PROTECTED`), are the task's own again; the interpreter starts isolated; the tests are
-run in two variants, each in a copy of the tree of its own, and what they report counts only as far as it fits a key
-that stays here (`twins`). Whatever goes wrong in there (a hang, a crash, a flood, a forged report) is a test that was
-not passed; only a sandbox that failed is no verdict but an error of ours.
+instead of being tested by it (`PROTECTED`), are the task's own again; the interpreter starts isolated; the tests show
+what they see and don't say what they expect (`observe`), and what they report counts only as far as it fits a key that
+stays here (`key`). Whatever goes wrong in there (a hang, a crash, a flood, a forged report) is a test that was not
+passed; only a sandbox that failed is no verdict but an error of ours.
 """
 
 from __future__ import annotations
 
-import json
-import random
-import secrets
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from agentrl.envs.swe.changes import Changes, File, Tree, applied, write_tar
-from agentrl.envs.swe.inside import PROGRAM
+from agentrl.envs.swe.changes import Changes, File, Tree, applied
+from agentrl.envs.swe.key import Key, verdicts
+from agentrl.envs.swe.running import Run, Suite, Unfinished, run_tests
 from agentrl.envs.swe.stage import base_tree
 from agentrl.envs.swe.task import SweTask
-from agentrl.envs.swe.twins import Key, twins, verdicts
-from agentrl.tools.sandbox import ExecResult, Outcome, Sandbox
+from agentrl.tools.sandbox import Sandbox
 
 PROTECTED = frozenset(
     {"conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "sitecustomize.py", "usercustomize.py", "__editable__.pth"}
 )
 """Names, in any directory, of which only the task's own count: they configure the interpreter or the test run."""
 PROTECTED_ENDINGS = (".pth", ".egg-link")
-REPORT_BYTES = 2 << 20
-FILE_BYTES = 64 << 20
-STARTUP = 30.0
-"""Seconds beside those of the tests: for the interpreter's start and the sweeping up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +36,7 @@ class Exam:
         tests: the task's own test files, by their path in the repository; they replace whatever is there.
         required: tests that must pass, as pytest names them: path::Class::name[parameters].
         paths: directories of the repository from which its modules are imported.
-        timeout: seconds for all tests of a variant.
+        timeout: seconds for all tests.
         env: variables that the tests need.
         setup: shell lines to be run in the repository first.
     """
@@ -69,6 +62,18 @@ class Exam:
             timeout=task.timeout,
             env=task.env,
             setup=task.setup,
+        )
+
+    @property
+    def suite(self) -> Suite:
+        """How its tests are run."""
+        return Suite(
+            files=sorted({test.partition("::")[0] for test in self.required}),
+            paths=self.paths,
+            timeout=self.timeout,
+            env=self.env,
+            setup=self.setup,
+            conftest=any(path.rpartition("/")[2] == "conftest.py" for path in (*self.tests, *self.base)),
         )
 
 
@@ -108,11 +113,12 @@ def protected(path: str) -> bool:
     return path.rpartition("/")[2] in PROTECTED or path.endswith(PROTECTED_ENDINGS)
 
 
-async def score(exam: Exam, changes: Changes, sandbox: Sandbox, *, python: str = "python3") -> Verdict:
+async def score(exam: Exam, key: Key, changes: Changes, sandbox: Sandbox, *, python: str = "python3") -> Verdict:
     """Run the required tests on the changed tree.
 
     Args:
         exam: what to hold it to.
+        key: what its tests should show.
         changes: the agent's.
         sandbox: a fresh one, which is not fresh afterwards.
         python: the interpreter there; it has pytest.
@@ -120,103 +126,22 @@ async def score(exam: Exam, changes: Changes, sandbox: Sandbox, *, python: str =
     Raises:
         SandboxError: the sandbox failed, not what ran in it.
     """
-    tree = final_tree(exam, changes)
-    files = sorted({test.partition("::")[0] for test in exam.required})
-    rng = random.SystemRandom()
-    keys: dict[str, Key] = {}
-    variants: tuple[dict[str, File], dict[str, File]] = ({}, {})
-    for path in files:
-        made = twins(exam.tests[path].data.decode(), rng)
-        keys[path] = made.key
-        for variant in (0, 1):
-            variants[variant][path] = File(made.sources[variant].encode())
-    names = [secrets.token_hex(4), secrets.token_hex(4)]
-    archive = {
-        f"{name}/repo/{path}": file
-        for name, own in zip(names, variants, strict=True)
-        for path, file in (tree | own).items()
-    }
-    await sandbox.upload(write_tar(archive), ".")
-    for line in exam.setup:
-        for name in names:
-            done = await sandbox.exec(line, cwd=f"{name}/repo", timeout=exam.timeout)
-            if not done.ok:
-                nothing = dict.fromkeys(exam.required, False)
-                return Verdict(nothing, f"the task's setup fails on the changed tree: {done.text()[-500:]}")
-    ran = await _run(sandbox, exam, names, files, python)
-    return _judged(exam, keys, ran)
+    tree = final_tree(exam, changes) | {path: File(file.source.encode()) for path, file in key.files.items()}
+    try:
+        (run,) = await run_tests(sandbox, exam.suite, [tree], python)
+    except Unfinished as error:
+        return Verdict(dict.fromkeys(exam.required, False), str(error))
+    return await asyncio.to_thread(judged, exam.required, key, run)  # its size is the agent's to choose
 
 
-async def _run(sandbox: Sandbox, exam: Exam, names: Sequence[str], files: Sequence[str], python: str) -> Any:
-    nonce = secrets.token_hex(16)
-    home = sandbox.workdir
-    config = {
-        "runs": [
-            {"root": f"{home}/{name}/repo", "output": f"{home}/{name}/output", "files": list(files)} for name in names
-        ],
-        "paths": list(exam.paths),
-        "timeout": exam.timeout,
-        "report_bytes": REPORT_BYTES,
-        "file_bytes": FILE_BYTES,
-        "conftest": any(path.rpartition("/")[2] == "conftest.py" for path in (*exam.tests, *exam.base)),
-        "env": dict(exam.env),
-    }
-    lines = f"{json.dumps(config)}\n{json.dumps(nonce)}\n"
-    done = await sandbox.exec(
-        [python, "-I", "-B", "-c", PROGRAM],
-        stdin=lines,
-        timeout=2 * exam.timeout + STARTUP,
-        limit=8 * REPORT_BYTES,
-    )
-    found = _report(done, nonce)
-    return found if found is not None else done
-
-
-def _report(done: ExecResult, nonce: str) -> Any:
-    """What the supervisor says, where it is the supervisor who says it."""
-    if done.outcome is not Outcome.EXITED or done.exit_code:
-        return None
-    for text in done.stdout.decode(errors="replace").splitlines():
-        if text.startswith(nonce):
-            return json.loads(text[len(nonce) :])
-    return None
-
-
-def _judged(exam: Exam, keys: Mapping[str, Key], ran: Any) -> Verdict:
-    nothing = dict.fromkeys(exam.required, False)
-    if isinstance(ran, ExecResult):
-        return Verdict(
-            nothing, f"the tests came to no end: {ran.outcome.value}, exit code {ran.exit_code}: {ran.text()[-500:]}"
-        )
-    results: list[dict[str, list[tuple[str, str]]]] = []
-    messages: dict[str, str] = {}
-    for run in ran:
-        rows = _rows(run["rows"])
-        by_file: dict[str, list[tuple[str, str]]] = {}
-        for test, outcome, message in rows:
-            file, _, name = test.partition("::")
-            by_file.setdefault(file, []).append((name, outcome))
-            if message:
-                messages[test] = message
-        results.append(by_file)
+def judged(required: Sequence[str], key: Key, run: Run) -> Verdict:
+    """What a run's report is worth by the key."""
     passed: dict[str, bool] = {}
-    for file, key in keys.items():
-        found = verdicts(key, (results[0].get(file, []), results[1].get(file, [])))
-        passed |= {f"{file}::{name}": good for name, good in found.items()}
-    tests = {test: passed.get(test, False) for test in exam.required}
-    ends = {run["ended"] for run in ran} - {"over"}
-    note = "" if not ends else f"the tests were stopped: {', '.join(sorted(ends))}"
+    messages: dict[str, str] = {}
+    for path, file in key.files.items():
+        rows = run.rows.get(path, [])
+        passed |= {f"{path}::{name}": good for name, good in verdicts(file, rows).items()}
+        messages |= {f"{path}::{row.test}": row.message for row in rows if row.message}
+    tests = {test: passed.get(test, False) for test in required}
+    note = f"the tests were stopped: {run.stopped}" if run.stopped else ""
     return Verdict(tests, note, {test: messages.get(test, "") for test, good in tests.items() if not good})
-
-
-def _rows(text: str) -> list[tuple[str, str, str]]:
-    """A variant's report; lines that are none are left out, and a test that is named twice was not passed."""
-    found: dict[str, tuple[str, str, str]] = {}
-    for line in text.splitlines():
-        try:
-            test, outcome, message = json.loads(line)
-        except (ValueError, TypeError):
-            continue
-        if all(isinstance(part, str) for part in (test, outcome, message)):
-            found[test] = (test, "repeated" if test in found else outcome, message)
-    return list(found.values())

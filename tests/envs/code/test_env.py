@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentrl.envs import calls, make
-from agentrl.envs.check import findings
+from agentrl.envs.check import check_env
 from agentrl.envs.code import code_exec, runners
 from agentrl.envs.code.builtin import PROBLEMS
 from agentrl.envs.code.env import Code
@@ -34,10 +34,11 @@ SANITIZED = {
 }
 FULL = {
     "text": "Write a function that doubles what a cell holds.",
-    "code": "class Cell:\n    def __init__(self, n): self.n = n\n\ndef double(cell): return 2 * cell.n",
+    "code": "from fractions import Fraction as F\nclass Cell:\n    def __init__(self, n): self.n = n\n\n"
+    "def double(cell): return 2 * cell.n",
     "task_id": 601,
     "test_setup_code": "cell = Cell(4)",
-    "test_list": ["assert double(cell) == 8", "assert double(Cell(1)) == 2"],
+    "test_list": ["assert double(cell) == 8", "assert double(Cell(1)) == F(4, 2)"],
     "challenge_test_list": [],
 }
 HUMANEVAL = {
@@ -61,6 +62,7 @@ async def test_both_layouts_are_read_and_their_references_pass(docker: None, row
     tasks = list(calls.tasks(make_env()))
     assert [task.id for task in tasks] == ["mbpp-2", "mbpp-601", "HumanEval/x"]
     assert "assert set(similar" in tasks[0]["statement"]
+    assert tasks[1]["names"] == ["Cell", "double"], "what the reference defines, and not what it imports"
     assert "prod" not in tasks[0]["statement"], "only the first test is shown"
     for task in tasks:
         assert (await play(make_env(), task, expert_policy)).reward == 1.0
@@ -69,11 +71,11 @@ async def test_both_layouts_are_read_and_their_references_pass(docker: None, row
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tools", [False, True])
-async def test_it_keeps_the_environment_contract_with_and_without_tools(docker: None, tools: bool) -> None:
+def test_it_keeps_the_environment_contract_with_and_without_tools(docker: None, tools: bool) -> None:
     def env() -> Code:
         return Code(tools=tools, timeout=PATIENCE)
 
-    assert [str(finding) async for finding in findings(env, tasks=2)] == []
+    assert check_env(env, tasks=2, limit=3 * PATIENCE) == []
 
 
 async def test_a_program_is_told_neither_the_tests_nor_the_reference() -> None:

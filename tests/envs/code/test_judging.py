@@ -247,8 +247,121 @@ assert f(1) == 1
         "assert math.isclose(f(1), 0.3333333333, rel_tol=1e-6)",
     ),
     "long answers": ("def f(): return list(range(200_000))", "assert f() == list(range(200_000))"),
+    "named tuples": (
+        "from typing import NamedTuple\nclass P(NamedTuple):\n    x: int\n    y: int = 5\n"
+        "def f(p): return [p, P(p.x + 1)]",
+        "p, q = f(P(1, 2))\nassert q.x == 2 and q == P(2) == (2, 5) and p._asdict() == {'x': 1, 'y': 2}\n"
+        "assert type(p) == type(q)",
+    ),
+    "enumerations": (
+        "import enum\nclass Color(enum.Enum):\n    RED = 1\n    BLUE = 2\n"
+        "class Size(enum.IntEnum):\n    S = 1\ndef f(): return [Color.RED, Size.S]",
+        "assert Color(1) is f()[0] and f()[0] == Color.RED != Color.BLUE\nassert f()[0].name == 'RED' and f()[1] == 1",
+    ),
+    "results in place": (
+        """
+def f(*kinds, **named):
+    for kind in [*kinds, *named.values()]:
+        for method in ('reverse', 'clear'):
+            if hasattr(kind, method): getattr(kind, method)(); break
+    return len(kinds)""",
+        """
+import collections
+xs, ys = [[1], [2, 3]], [1, 2]
+f(xs, xs=ys)
+assert (xs, ys) == ([[2, 3], [1]], [2, 1])
+d, s, b, q = {1: 2}, {1}, bytearray(b'ab'), collections.deque([1, 2], 7)
+f(d, s, b, q)
+assert (d, s, b, q, q.maxlen) == ({}, set(), b'ba', collections.deque([2, 1]), 7)
+calls = []
+calls.append(f(xs))
+assert calls == [1] and xs == [[2, 3], [1]]
+""",
+    ),
+    "dictionaries of all kinds": (
+        "from collections import *\ndef f():\n    found = defaultdict(list, a=[1])\n"
+        "    return Counter('aab'), OrderedDict(x=1, y=2), found, found.keys()",
+        "c, o, d, k = f()\nassert c.most_common(1) == [('a', 2)] and c['z'] == 0\n"
+        "assert o.popitem(last=False) == ('x', 1)\n"
+        "assert d['new'] == [] and d == {'a': [1], 'new': []}\nassert k == {'a'} and list(k) == ['a']",
+    ),
+    "containers of its own": (
+        """
+class Bag:
+    def __init__(self): self.items = []
+    def add(self, item): self.items.append(item)
+    def count(self, item): return self.items.count(item)
+    def __contains__(self, item): return item in self.items
+    def __len__(self): return len(self.items)
+    def __iter__(self): return iter(self.items)
+class Stack(Bag):
+    __iter__ = None
+def make(): return Bag()""",
+        """
+bag, other = Bag(), make()
+bag.add(3)
+assert 3 in bag and len(bag) == 1 and 4 not in bag
+bag.add(4)
+assert list(bag) == [3, 4] and len(bag) == 2 and bag.count(4) == 1 and sorted(bag)[-1] == 4
+other.add(1)
+assert len(other) == 1 and len(Stack()) == 0 and not Stack()
+""",
+    ),
+    "tests of nothing but exceptions": (
+        "def f(x): raise ValueError",
+        "try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    assert False",
+    ),
     "keyword arguments": ("def f(a, *, b=2, **more): return a, b, more", "assert f(1, b=3, c=4) == (1, 3, {'c': 4})"),
 }
+
+
+UNDER_COVER = {
+    "ends where everything is caught": (
+        "import os\ndef f(x): return x if x > 0 else os._exit(0)",
+        "assert f(1) == 1\ntry:\n    f(-1)\nexcept:\n    pass\nelse:\n    assert False",
+    ),
+    "defines what the tests define in one branch": (
+        "def f(x): return None\ndef same(a, b): return True",
+        "if f(0):\n    def same(a, b): return a == b\nassert same(f(1), 1)",
+    ),
+    "calls itself as the tests' helper, which it redefines": (
+        "def f(x): return None\ndef same(a, b): return True",
+        "def same(a, b): return a == b\nassert same(f(1), 1)",
+    ),
+    "changes an argument that the test goes on with": (
+        "def f(x):\n    x.clear()\n    return x",
+        "x = [2, 1]\nassert sorted(x) == f(x) or f(x) == sorted(x)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNDER_COVER)
+async def test_what_a_test_catches_or_defines_is_not_up_to_the_solution(kept: Kept, name: str) -> None:
+    code, tests = UNDER_COVER[name]
+    verdict = await judge(kept, Job((code,), (tests,)), PATIENCE)
+    assert not verdict.solved
+    assert verdict.note
+
+
+@pytest.mark.parametrize(
+    ("tests", "entry", "name"),
+    [
+        ("assert np.allclose(f(1), 1)", None, "np"),
+        ("assert right(f(1))", "f", "right"),
+        ("assert f(1) == EXPECTED", None, "EXPECTED"),
+        ("def check(candidate):\n    assert tools.right(candidate(1))", "f", "tools"),
+    ],
+)
+async def test_names_that_tests_forgot_to_define_are_not_the_solutions(
+    kept: Kept, tests: str, entry: str | None, name: str
+) -> None:
+    code = (
+        "class np: allclose = right = lambda *told: True\ntools, right, EXPECTED = np, np.right, 1\ndef f(x): return 1"
+    )
+    with pytest.raises(EnvError, match=rf"use '{name}' and don't define it.*names="):
+        await judge(kept, Job((code,), (tests,), entry), PATIENCE)
+    given = (name,) if entry else ("f", name)
+    assert (await judge(kept, Job((code,), (tests,), entry, names=given), PATIENCE)).solved
 
 
 @pytest.mark.parametrize("name", HONEST)
@@ -286,6 +399,8 @@ async def test_broken_tests_are_the_tasks_fault_and_not_the_models(kept: Kept) -
 
 async def test_no_code_or_too_much_of_it_scores_zero_without_a_sandbox() -> None:
     assert await code_exec("", "assert True", sandbox="no_such:backend") == 0
+    with pytest.raises(InvalidInput, match="names must be a list"):
+        await code_exec("x = 1", "assert True", names="f")
     assert await code_exec("x = 1\n" * 100_000, "assert True", sandbox="no_such:backend") == 0
     with pytest.raises(InvalidInput, match="timeout must be positive"):
         await code_exec("", "assert True", timeout=0)

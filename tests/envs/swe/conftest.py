@@ -10,6 +10,8 @@ import pytest
 from agentrl.envs import sandboxes
 from agentrl.envs.swe.changes import File
 from agentrl.envs.swe.env import SPEC
+from agentrl.envs.swe.find_key import known
+from agentrl.envs.swe.ground import ground_of
 from agentrl.envs.swe.patch import as_patch
 from agentrl.envs.swe.scoring import Exam, Verdict, score
 from agentrl.envs.swe.task import Commit, SweTask
@@ -146,6 +148,10 @@ def judged(files: Mapping[str, str | File | None], task: SweTask = TASK) -> Verd
     exam = Exam.of(task)
 
     async def run() -> Verdict:
-        return (await sandboxes.supplier("docker").run(SPEC, lambda sandbox: score(exam, changes, sandbox)))[0]
+        supplier = sandboxes.supplier("docker")
+        await ground_of(task).prove(supplier)
+        key = known(task)
+        assert key is not None
+        return (await supplier.run(SPEC, lambda sandbox: score(exam, key, changes, sandbox)))[0]
 
     return asyncio.run(run())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import io
 import subprocess
 import tarfile
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentrl.envs.swe import patch
 from agentrl.envs.swe.changes import (
     EXECUTABLE,
     LINK,
@@ -122,3 +126,43 @@ def test_a_patch_that_does_not_fit_is_refused() -> None:
     patch = as_patch({"a": File(b"one\n")}, {"a": File(b"two\n")})
     with pytest.raises(InvalidInput, match="does not fit"):
         read_patch({"a": File(b"three\n")}, patch)
+
+
+# ------------------------------------------------------------------------------------- hostile sizes
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        (b"a\n" * 12_000, b"a\n" * 11_000 + b"b\n"),
+        (b"a\n" * 12_000, b"b\n" + b"a\n" * 11_000 + b"b\n"),
+        (b"".join(b"a%d\nx\n" % i for i in range(4000)), b"".join(b"a%d\ny\n" % i for i in range(4000))),
+        (b"", b"x\n" * 9000),
+        (b"x\n" * 9000 + b"end", b""),
+        (b"head\n" + b"x\n" * 9000 + b"tail", b"head\n" + b"y\n" * 9000 + b"tail"),
+    ],
+)
+def test_a_patch_of_lines_chosen_to_be_slow_is_bounded_work_and_still_exact(
+    was: bytes, now: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """24 KiB of one line froze the controller for 23 s: difflib compared every line with every other."""
+    given: list[tuple[list[bytes], list[bytes]]] = []
+    real = difflib.SequenceMatcher
+
+    def counted(junk: None, a: list[bytes], b: list[bytes], *words: bool, **more: bool) -> Any:
+        given.append((a, b))
+        return real(junk, a, b, *words, **more)
+
+    monkeypatch.setattr(difflib, "SequenceMatcher", counted)
+    base, changes = {"f": File(was, REGULAR)}, {"f": File(now, REGULAR)}
+    assert read_patch(base, as_patch(base, changes)) == changes
+    for a, b in given:
+        assert len(a) + len(b) <= patch.MAX_LINES
+        often = Counter(b)
+        assert sum(often[line] for line in a) <= patch.MAX_PAIRS
+
+
+def test_a_patch_with_a_limit_looks_at_no_further_file() -> None:
+    changes = {f"f{i:03d}": File(b"line\n" * 100, REGULAR) for i in range(500)}
+    whole = as_patch({}, changes)
+    assert as_patch({}, changes, 2000) == whole[:2000]

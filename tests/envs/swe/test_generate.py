@@ -94,6 +94,13 @@ def test_weights():
 def test_no_weight():
     with pytest.raises(ValueError):
         Store(10).put("a", 0)
+
+
+def test_a_day():
+    store = Store(10)
+    taken = [store.put(name, weight) for name, weight in [("a", 4), ("b", 5), ("c", 2), ("d", 1)]]
+    assert (taken, store.total(), store.parcels) == ([True, True, False, True], 10, {"a": 4, "b": 5, "d": 1})
+    assert [store.weight(name) for name in "abcx"] == [4, 5, None, None]
 """
 LABELS = """\
 from store import label

@@ -101,10 +101,10 @@ def test_who_loses_every_container_is_in_no_baseline_and_the_others_are_untouche
     unlucky: set[Any] = set()
     draw = Rollouts._draw
 
-    async def marked(self: Rollouts, draft: Any, actor: Any, gate: Any) -> Any:
+    async def marked(self: Rollouts, draft: Any, *more: Any) -> Any:
         if draft().id.endswith("-0-1"):
             unlucky.add(asyncio.current_task())
-        return await draw(self, draft, actor, gate)
+        return await draw(self, draft, *more)
 
     monkeypatch.setattr(Swe, "reset", doomed)
     monkeypatch.setattr(Rollouts, "_draw", marked)
@@ -118,11 +118,11 @@ def test_who_loses_every_container_is_in_no_baseline_and_the_others_are_untouche
 def test_a_scoring_that_loses_its_container_is_done_again_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
     honest, calls = ground.score, Counter[str]()
 
-    async def deadly(exam: Any, changes: Any, sandbox: Sandbox, **options: Any) -> Any:
+    async def deadly(exam: Any, key: Any, changes: Any, sandbox: Sandbox, **options: Any) -> Any:
         calls["scorings"] += 1
         if calls["scorings"] == 1:
             await _kill(sandbox)
-        return await honest(exam, changes, sandbox, **options)
+        return await honest(exam, key, changes, sandbox, **options)
 
     monkeypatch.setattr(ground, "score", deadly)
     groups = asyncio.run(_play())

@@ -11,13 +11,16 @@ import pytest
 
 from agentrl.envs import sandboxes
 from agentrl.envs.swe import library
-from agentrl.envs.swe.env import SPEC
+from agentrl.envs.swe.changes import File
+from agentrl.envs.swe.env import SPEC, Swe
+from agentrl.envs.swe.find_key import LEAST_BITS, examine, known
+from agentrl.envs.swe.key import Key
+from agentrl.envs.swe.patch import as_patch
 from agentrl.envs.swe.proof import prove, solved_tree
 from agentrl.envs.swe.repository import commit_id
-from agentrl.envs.swe.task import SweTask
+from agentrl.envs.swe.task import Commit, SweTask
 
 TASKS = library.builtin()
-PARTS = 4
 FIELDS = {"parser", "data-structures", "web", "cli", "numerics", "concurrency", "regular-expressions", "dates"}
 FIELDS |= {"text", "state-machine", "caching", "graph", "file-formats", "encoding", "scheduling"}
 
@@ -37,9 +40,98 @@ def proofs(tasks: Sequence[SweTask]) -> dict[str, list[str]]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("docker")
-@pytest.mark.parametrize("part", range(PARTS))
-def test_hidden_tests_fail_before_the_solution_and_pass_after_it(part: int) -> None:
-    assert proofs(TASKS[part::PARTS]) == {task.id: [] for task in TASKS[part::PARTS]}
+def test_hidden_tests_fail_before_the_solution_and_pass_after_it() -> None:
+    """As they are written, every fourth task's; as they are scored, every task's (below)."""
+    assert proofs(TASKS[::4]) == {task.id: [] for task in TASKS[::4]}
+
+
+def examined(task: SweTask) -> tuple[Key, list[str]]:
+    async def run() -> tuple[Key, list[str]]:
+        async with sandboxes.supplier("docker").pool.lease(SPEC) as sandbox:
+            return await examine(task, sandbox)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("docker")
+def test_every_task_can_be_scored() -> None:
+    async def run() -> None:
+        await Swe().prepare([task.as_task() for task in TASKS], 1)
+
+    asyncio.run(run())
+    keys = [known(task) for task in TASKS]
+    assert all(key is not None and key.bits >= LEAST_BITS for key in keys)
+
+
+def refused(program: str, solution: str, tests: str, *names: str) -> str:
+    """What is said of a task with these tests; nothing where it is taken."""
+    before, after = {"m.py": File(program.encode())}, {"m.py": File(solution.encode())}
+    task = SweTask(
+        id="t",
+        instruction="Repair it.",
+        commits=(Commit(message="All", files={"m.py": program}),),
+        tests={"test_m.py": tests},
+        fail_to_pass=tuple(f"test_m.py::{name}" for name in names),
+        solution=as_patch(before, after).decode(),
+        timeout=20,
+    )
+    return "; ".join(examined(task)[1])
+
+
+WRONG, RIGHT = "def f(x):\n    return []\n", "def f(x):\n    return [x, 'far away', x * 91]\n"
+
+
+@pytest.mark.usefixtures("docker")
+def test_a_task_that_rests_on_truths_none_or_exceptions_is_refused() -> None:
+    truths = "from m import f\ndef test_a():\n    assert f(1)\ndef test_b():\n    assert not f(2) == []\n"
+    assert "bits; allowed: 7 or more" in refused(WRONG, RIGHT, truths, "test_a", "test_b")
+    raising = "def f(x):\n    raise ValueError\n"
+    raises = "import pytest\nfrom m import f\ndef test_a():\n    with pytest.raises(ValueError):\n        f(1)\n"
+    assert "bits; allowed: 7 or more" in refused(WRONG, raising, raises, "test_a")
+    values = "from m import f\ndef test_a():\n    assert f(3) == [3, 'far away', 273]\n"
+    assert refused(WRONG, RIGHT, values, "test_a") == ""
+
+
+@pytest.mark.usefixtures("docker")
+def test_a_required_test_that_shows_nothing_is_refused_and_one_in_any_place_is_taken() -> None:
+    nothing = "import contextlib\nfrom m import f\ndef test_a():\n    f(1)[0]\ndef test_b():\n"
+    nothing += "    with contextlib.suppress(ValueError):\n        assert f(3) == [3, 'far away', 273]\n"
+    said = refused(WRONG, RIGHT, nothing, "test_a", "test_b")
+    assert "test_m.py::test_a shows nothing that could be wrong" in said
+    assert "test_m.py::test_b shows nothing that could be wrong" in said
+    places = """
+import unittest
+import pytest
+from m import f
+
+class Mixin:
+    def test_mixed(self):
+        self.assertEqual(f(3), [3, "far away", 273])
+
+class TestMixed(Mixin, unittest.TestCase):
+    pass
+
+class TestOuter:
+    class TestInner:
+        def test_nested(self):
+            assert f(4) == [4, "far away", 364]
+
+if True:
+    @pytest.mark.parametrize("x", [5])
+    def test_branch(x):
+        assert f(x) == [5, "far away", 455]
+
+def check(x, wanted):
+    assert f(x) == wanted
+
+def test_helped():
+    check(6, [6, "far away", 546])
+"""
+    names = ["TestMixed::test_mixed", "TestOuter::TestInner::test_nested", "test_branch[5]", "test_helped"]
+    assert refused(WRONG, RIGHT, places, *names) == ""
+    assert "is not run after the solution" in refused(WRONG, RIGHT, places, "TestMixed::test_other")
 
 
 @pytest.mark.usefixtures("docker")

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from agentrl.envs.code.inside.solution import Lost, Solution
+from agentrl.envs.code.inside.solution import Handle, Lost, Solution
 from agentrl.envs.code.inside.worker import words_of, worker
 
 PR_SET_DUMPABLE = 4
@@ -21,18 +21,53 @@ class Enough(BaseException):
 
 
 class Counted(ast.NodeTransformer):
-    """Every `assert` of the tests becomes one that is counted, and a failed one does not hide the next."""
+    """Every `assert` of the tests becomes one that is counted, and a failed one does not hide the next.
+
+    A call that stands for itself, its result unused, is there for what it does to its arguments.
+    """
 
     def __init__(self) -> None:
         self.number = 0
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         """Put it between try and except."""
-        self.number += 1
+        self.number += not (isinstance(node.test, ast.Constant) and not node.test.value)  # never to be reached
         wrapped = ast.parse("try: pass\nexcept Exception as _error: _failed(_error)\nelse: _passed()").body[0]
         assert isinstance(wrapped, ast.Try)
         wrapped.body = [node]
         return ast.fix_missing_locations(ast.copy_location(wrapped, node))
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        """Have the call made by the judge."""
+        call = node.value
+        if isinstance(call, ast.Call) and not (isinstance(call.func, ast.Name) and hasattr(builtins, call.func.id)):
+            call.args.insert(0, call.func)
+            call.func = ast.Name("_called", ast.Load())
+        return ast.fix_missing_locations(node)
+
+
+class Names:
+    """The names that sources use, those that they call, and those that they define somewhere."""
+
+    def __init__(self, sources: list[ast.Module]) -> None:
+        self.used: set[str] = set()
+        self.called: set[str] = set()
+        self.defined: set[str] = set()
+        for source in sources:
+            for node in ast.walk(source):
+                self._take(node)
+
+    def _take(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Name):
+            (self.used if isinstance(node.ctx, ast.Load) else self.defined).add(node.id)
+        elif isinstance(node, ast.arg):
+            self.defined.add(node.arg)
+        elif isinstance(node, ast.alias):
+            self.defined.add((node.asname or node.name).split(".")[0])
+        elif isinstance(getattr(node, "name", None), str):  # functions, classes, exceptions, patterns
+            self.defined.add(node.name)  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            self.called.add(node.func.id)
 
 
 class Judge:
@@ -43,38 +78,52 @@ class Judge:
         self.passed = 0
         self.errors: list[str] = []
         counting = Counted()
-        self.tests: list[ast.Module] = [counting.visit(ast.parse(test)) for test in job["tests"]]
+        self.tests: list[ast.Module] = [ast.parse(test) for test in job["tests"]]
+        names = Names(self.tests)
+        self.tests = [counting.visit(test) for test in self.tests]
         self.asserts = counting.number
         self.space: dict[str, Any] = {"__name__": "tests", "_passed": self._pass, "_failed": self._fail}
+        self.space["_called"] = called
         exec(compile(job["trusted"], "<task>", "exec"), self.space)
+        self.wanted = self._wanted(names)
+
+    def _wanted(self, names: Names) -> set[str]:
+        """The names that the solution gives; any other that the tests use and don't define is a mistake in them."""
+        entry, named = self.job["entry_point"], set(self.job["names"])
+        unknown = names.used - names.defined - set(self.space) - set(dir(builtins)) - named - {entry}
+        for name in sorted(unknown & set(getattr(sys, "stdlib_module_names", ()))):
+            self.space[name] = __import__(name)  # never the solution's idea of `math`
+        unknown -= set(self.space)
+        wanted = (named | {entry}) if entry or named else unknown & names.called
+        if unknown - wanted and "*" not in names.defined:
+            name = min(unknown - wanted)
+            raise NameError(f"the tests use {name!r} and don't define it: if the solution is to, say so (names=)")
+        return wanted - {None}
 
     def run(self, solution: Solution) -> None:
         """Load the code, let the tests find it, and run them."""
         try:
             for source in self.job["code"]:
                 solution.ask("load", source)
-            self._introduce(solution)
+            for name in sorted(self.wanted):
+                self._introduce(solution, name)
             for test in self.tests:
                 self._run(test)
-        except Lost as error:
-            self.errors.append(str(error))
-        except (Enough, Exception) as error:
-            self._note(error)
+        except BaseException as error:
+            if error is not solution.lost:
+                self._note(error)
+        if solution.lost:  # whatever the tests caught
+            self._note(solution.lost)
+        if not self.errors and not self.passed:
+            self.errors.append("no assertion of the tests was reached")
 
-    def _introduce(self, solution: Solution) -> None:
-        """Give the tests the solution's names: the function itself, and whatever else they use and nobody defines."""
-        entry = self.job["entry_point"]
-        used = {node.id for test in self.tests for node in ast.walk(test) if isinstance(node, ast.Name)}
-        wanted = used - set(self.space) - set(dir(builtins))
-        for name in sorted(wanted | {entry} if entry else wanted):
-            if name != entry and name in getattr(sys, "stdlib_module_names", ()):
-                self.space[name] = __import__(name)  # never the solution's idea of `math`
-                continue
-            try:
-                self.space[name] = solution.ask("global", name)
-            except KeyError:
-                if name == entry:
-                    raise NameError(f"there is no function {name!r}") from None
+    def _introduce(self, solution: Solution, name: str) -> None:
+        """Give the tests a name of the solution's. Capital letters name classes; what else is called gives answers."""
+        try:
+            self.space[name] = solution.ask("global", name, answer=not name.lstrip("_")[:1].isupper())
+        except KeyError:
+            if name == self.job["entry_point"]:
+                raise NameError(f"there is no function {name!r}") from None
 
     def _run(self, test: ast.Module) -> None:
         failed = len(self.errors)
@@ -98,7 +147,15 @@ class Judge:
 
     def _note(self, error: BaseException) -> None:
         if not isinstance(error, Enough):
-            self.errors.append(words_of(error))
+            self.errors.append(str(error) if isinstance(error, Lost) else words_of(error))
+
+
+def called(function: Any, /, *args: Any, **kwargs: Any) -> None:
+    """Make a call for what it does; what the solution does to its arguments is seen afterwards."""
+    if isinstance(function, Handle):
+        function._solution.change(function, args, kwargs)
+    else:
+        function(*args, **kwargs)
 
 
 def judge(program: str, out: int) -> None:

@@ -6,6 +6,7 @@ import collections
 import datetime
 import decimal
 import fractions
+import functools
 import json
 import numbers
 from typing import Any, BinaryIO, Callable  # noqa: UP035 (of collections.abc before Python 3.9)
@@ -27,8 +28,23 @@ PLAIN_TYPES: tuple[type, ...] = (
     type(None),
     object,
 )
+DICTIONARIES: tuple[Any, ...] = (collections.Counter, collections.OrderedDict, dict)
+KEYS: Any = type({}.keys())
 SEQUENCES = {kind.__name__: kind for kind in SEQUENCE_TYPES}
+
+
+@functools.lru_cache(maxsize=None)  # noqa: UP033 (of Python 3.9)
+def named_tuple(name: str, *fields: str) -> Any:
+    """A class of named tuples; those of one name and the same fields are one class."""
+    return collections.namedtuple(name, fields)
+
+
 MADE_OF: dict[str, Callable[..., Any]] = {
+    "namedtuple": lambda name, fields, items: named_tuple(name, *fields)(*items),
+    "Counter": lambda items: collections.Counter(items),
+    "OrderedDict": lambda items: collections.OrderedDict(items),
+    "defaultdict": lambda kind, items: collections.defaultdict(kind, items),
+    "keys": lambda *items: dict.fromkeys(items).keys(),
     "int": lambda digits: int(digits, 16),
     "float": float,
     "complex": complex,
@@ -56,11 +72,24 @@ def pack(value: Any, keep: Callable[[Any], Any]) -> Any:
     if isinstance(value, float):
         return ["float", float.__repr__(value)]
     if isinstance(value, dict):
-        return ["dict", *[[pack(key, keep), pack(item, keep)] for key, item in dict.items(value)]]
+        return _pack_dictionary(value, keep)
+    fields: Any = getattr(type(value), "_fields", None)
+    if isinstance(value, tuple) and fields is not None:
+        parts = (type(value).__name__, tuple(fields), tuple(tuple.__iter__(value)))
+        return ["namedtuple", *[pack(part, keep) for part in parts]]
     for kind in SEQUENCE_TYPES:
         if isinstance(value, kind):
             return [kind.__name__, *[pack(item, keep) for item in kind.__iter__(value)]]
     return _pack_rarer(value, keep)
+
+
+def _pack_dictionary(value: Any, keep: Callable[[Any], Any]) -> Any:
+    plain = ["dict", *[[pack(key, keep), pack(item, keep)] for key, item in dict.items(value)]]
+    if isinstance(value, collections.defaultdict):
+        factory = value.default_factory
+        return ["defaultdict", pack(factory if factory in PLAIN_TYPES else None, keep), plain]
+    kind = next(kind for kind in DICTIONARIES if isinstance(value, kind))
+    return plain if kind is dict else [kind.__name__, plain]
 
 
 def _pack_rarer(value: Any, keep: Callable[[Any], Any]) -> Any:
@@ -68,6 +97,8 @@ def _pack_rarer(value: Any, keep: Callable[[Any], Any]) -> Any:
         return ["bytes" if isinstance(value, bytes) else "bytearray", bytes(value).hex()]
     if isinstance(value, complex):
         return ["complex", float.__repr__(value.real), float.__repr__(value.imag)]
+    if type(value) is KEYS:
+        return ["keys", *[pack(item, keep) for item in value]]
     if type(value) is range:
         return ["range", *[pack(part, keep) for part in (value.start, value.stop, value.step)]]
     if isinstance(value, decimal.Decimal):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import collections
 import os
 import subprocess
 import sys
@@ -12,6 +13,11 @@ from agentrl.envs.code.inside.plain import pack, receive, send, unpack
 
 BOOT = "import sys; space = {'__name__': 'inside'}; exec(sys.argv[1], space); space['main'](*sys.argv[1:])"
 """Runs the program that is its first argument, as the role that is its second."""
+KEEPING = {"extent", "getattr", "bool", "str", "repr"}
+"""Operations that leave an object's items as they are."""
+DECIDING = {"count", "endswith", "find", "index", "rfind", "rindex", "startswith"}
+DECIDING |= {"isdisjoint", "issubset", "issuperset"}
+"""Methods of text, lists and sets that are told what a test expects, and say whether it is so."""
 
 
 class Lost(BaseException):
@@ -36,20 +42,30 @@ class Solution:
         os.close(incoming)
         os.close(outgoing)
         self._to, self._source = os.fdopen(to, "wb"), os.fdopen(source, "rb")
+        self._handles: dict[int, Handle] = {}
+        self._extents: dict[int, Any] = {}
+        self.lost: Lost | None = None
 
-    def ask(self, *message: Any) -> Any:
-        """Have something done, and take the answer for data.
+    def ask(self, *message: Any, answer: bool = False) -> Any:
+        """Have something done, and take the answer for data; `answer` is for the handles in it (`Handle`).
 
         Raises:
-            Lost: there is none.
+            Lost: there is none; what a test does about it changes nothing (`lost`).
             Exception: what the solution raised, where it is a built-in exception.
         """
         try:
+            return self._ask(message, answer)
+        except Lost as error:
+            self.lost = error
+            raise
+
+    def _ask(self, message: Any, answer: bool) -> Any:
+        try:
             send(self._to, message)
-            answer = receive(self._source)
-            if "raised" not in answer:
-                return unpack(answer["value"], lambda number: Handle(self, number))
-            kind, words = getattr(builtins, str(answer["raised"])), str(answer["words"])
+            reply = receive(self._source)
+            if "raised" not in reply:
+                return unpack(reply["value"], lambda number: self._handle(number, answer))
+            kind, words = getattr(builtins, str(reply["raised"])), str(reply["words"])
             raises = isinstance(kind, type) and issubclass(kind, Exception)
         except BaseException as error:
             raise Lost(
@@ -57,6 +73,8 @@ class Solution:
             ) from None
         if not raises:
             raise Lost(words)
+        if message[0] != "next" and issubclass(kind, (StopIteration, StopAsyncIteration)):
+            raise RuntimeError(f"the solution raised {words}")  # it would end a loop of the tests (cf. PEP 479)
         try:
             raised = kind(words)
         except Exception:  # UnicodeDecodeError and its like take more than words
@@ -64,8 +82,36 @@ class Solution:
         raise raised
 
     def do(self, what: str, *operands: Any) -> Any:
-        """One of `OPERATIONS`."""
-        return self.ask(what, pack(operands, self._known))
+        """One of `OPERATIONS`; the first operand is a handle."""
+        if what not in KEEPING:
+            self._extents.clear()
+        return self.ask(what, pack(operands, self._known), answer=operands[0]._answer)
+
+    def extent(self, handle: Handle) -> Any:
+        """An object's length and items, None where it has none; the same until something is done to an object."""
+        if handle._number not in self._extents:
+            size, items = self.do("extent", handle)
+            if items is not None and int(size) != len(list(items)):
+                raise ValueError(f"an object that has {size} items by its length gives {len(items)}")
+            self._extents[handle._number] = size, items
+        return self._extents[handle._number]
+
+    def change(self, function: Handle, args: Any, kwargs: Any) -> None:
+        """Call it for what it does to its arguments."""
+        given, named = self.do("change", function, args, kwargs)
+        pairs = [*zip(args, given), *((old, named.get(name)) for name, old in kwargs.items())]  # noqa: B905 (Python 3.8)
+        for old, new in pairs:
+            if isinstance(old, (list, bytearray)) and isinstance(new, type(old)):
+                old[:] = new
+            elif isinstance(old, collections.deque) and isinstance(new, collections.deque):
+                old.clear()
+                old.extend(new)
+            elif (isinstance(old, dict) and isinstance(new, dict)) or (isinstance(old, set) and isinstance(new, set)):
+                old.clear()
+                old.update(new)
+
+    def _handle(self, number: int, answer: bool) -> Handle:
+        return self._handles.setdefault(number, Handle(self, number, answer))
 
     def _known(self, value: Any) -> int:
         if isinstance(value, Handle):
@@ -78,13 +124,18 @@ class Solution:
 
 
 class Handle:
-    """An object of the solution's that isn't plain data."""
+    """An object of the solution's that isn't plain data; there is one for each.
 
-    __slots__ = ("_number", "_solution")
+    An `answer` is what a function came to, or what such an object holds. The tests expect data there, and get none from
+    an object that would decide for itself (`DECIDING`); with classes that the tests name they may do as they like.
+    """
 
-    def __init__(self, solution: Solution, number: int) -> None:
+    __slots__ = ("_answer", "_number", "_solution")
+
+    def __init__(self, solution: Solution, number: int, answer: bool) -> None:
         object.__setattr__(self, "_solution", solution)
         object.__setattr__(self, "_number", number)
+        object.__setattr__(self, "_answer", answer)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, there."""
@@ -93,28 +144,35 @@ class Handle:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if self._answer and name in DECIDING:
+            raise AttributeError(f"the answer is an object of the solution's own, whose {name}() would decide the test")
         return self._solution.do("getattr", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._solution.do("setattr", self, name, value)
 
     def __iter__(self) -> Any:
-        return self._solution.do("iter", self)
+        size, items = self._solution.extent(self)
+        if size is None:
+            return self._solution.do("iter", self)
+        if items is None:
+            raise TypeError("an object of the solution's has a length and no items")
+        return iter(items)
 
     def __next__(self) -> Any:
         return self._solution.do("next", self)
 
     def __len__(self) -> int:
-        return int(self._solution.do("len", self))
+        size, _ = self._solution.extent(self)
+        if size is None:
+            raise TypeError("an object of the solution's has no len()")
+        return int(size)
 
     def __getitem__(self, key: Any) -> Any:
         return self._solution.do("getitem", self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._solution.do("setitem", self, key, value)
-
-    def __contains__(self, item: Any) -> bool:
-        return bool(self._solution.do("contains", self, item))
 
     def __bool__(self) -> bool:
         return bool(self._solution.do("bool", self))

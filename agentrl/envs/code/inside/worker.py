@@ -9,21 +9,41 @@ from typing import Any, Callable  # noqa: UP035 (of collections.abc before Pytho
 
 from agentrl.envs.code.inside.plain import pack, receive, send, unpack
 
+
+def change(target: Any, args: Any, kwargs: Any) -> Any:
+    """Call it for what it does to its arguments: these, afterwards."""
+    target(*args, **kwargs)
+    return args, kwargs
+
+
+def extent(target: Any) -> Any:
+    """How many items it says that it has, and these; None for what it can't do."""
+    try:
+        size = len(target)
+    except TypeError:
+        return None, None
+    try:
+        return size, list(target)
+    except Exception:
+        return size, None
+
+
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda target, args, kwargs: target(*args, **kwargs),
+    "change": change,
     "getattr": getattr,
     "setattr": setattr,
     "iter": iter,
     "next": next,
-    "len": len,
+    "extent": extent,
     "getitem": operator.getitem,
     "setitem": operator.setitem,
-    "contains": operator.contains,
     "bool": bool,
     "str": str,
     "repr": repr,
 }
-"""What can be done with a handle. Comparing and reckoning are not among it: the object would decide the test."""
+"""What can be done with a handle. Comparing, reckoning and looking for a value are not among it: the object would be
+told what is expected, and decide the test."""
 
 
 def worker(incoming: int, outgoing: int) -> None:
@@ -31,10 +51,13 @@ def worker(incoming: int, outgoing: int) -> None:
     source, to = os.fdopen(incoming, "rb"), os.fdopen(outgoing, "wb")
     space: dict[str, Any] = {"__name__": "solution", "__builtins__": builtins}
     kept: list[Any] = []
+    numbers: dict[int, int] = {}
 
     def keep(value: Any) -> int:
-        kept.append(value)
-        return len(kept) - 1
+        if id(value) not in numbers:  # what is kept lives on, so that no id is used twice
+            numbers[id(value)] = len(kept)
+            kept.append(value)
+        return numbers[id(value)]
 
     def do(asked: list[Any]) -> Any:
         what, rest = asked[0], asked[1:]

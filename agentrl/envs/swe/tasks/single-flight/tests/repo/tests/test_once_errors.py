@@ -21,21 +21,25 @@ def start(function):
 
 
 def test_a_later_caller_tries_again():
-    answers = iter([ValueError("first"), "value"])
+    attempts = []
 
     def load(key):
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        attempts.append(key)
+        if len(attempts) % 2:
+            raise ValueError("every other time")
+        return key * len(attempts)
 
     cache = OnceCache(load)
     with pytest.raises(ValueError):
         cache.get("k")
     thread, found = start(lambda: cache.get("k"))
     thread.join(5)
-    assert found == ["value"]
-    assert cache.loads == 2
+    with pytest.raises(ValueError):
+        cache.get("l")
+    thread, others = start(lambda: [cache.get("l"), cache.get("k")])
+    thread.join(5)
+    assert (found, others) == (["kk"], [["llll", "kk"]])
+    assert cache.loads == 4
 
 
 def test_those_who_wait_see_the_same_error():
@@ -53,9 +57,11 @@ def test_those_who_wait_see_the_same_error():
     for thread, _ in others:
         thread.join(0.2)
     gate.set()
+    seen = []
     for thread, found in (first, *others):
         thread.join(5)
-        assert [type(error) for error in found] == [LookupError]
+        seen += [f"{type(error).__name__} of {error}" for error in found]
+    assert seen == ["LookupError of k", "LookupError of k", "LookupError of k", "LookupError of k"]
 
 
 def test_none_is_a_value():
@@ -64,6 +70,7 @@ def test_none_is_a_value():
     assert cache.get("k") is None
     assert cache.loads == 1
     assert cache.forget("k")
+    assert [cache.get("k"), cache.get("l"), cache.get("k"), cache.loads] == [None, None, None, 3]
 
 
 def test_other_keys_are_not_held_up():

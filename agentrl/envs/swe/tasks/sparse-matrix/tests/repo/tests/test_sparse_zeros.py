@@ -1,6 +1,6 @@
 import unittest
 
-from sparse import SparseMatrix
+from sparse import SparseMatrix, show
 
 A = SparseMatrix.of([[1, 2], [3, 4]])
 
@@ -9,11 +9,15 @@ class ZerosTest(unittest.TestCase):
     def test_a_difference_of_nothing(self):
         self.assertEqual(A - A, SparseMatrix.zeros(2, 2))
         self.assertEqual((A - A).density, 0)
+        self.assertEqual((A - SparseMatrix.of([[1, 0], [0, 4]])).density, 0.5)
+        self.assertEqual((A - SparseMatrix.of([[1, 2], [0, 4]])).density, 0.25)
 
     def test_a_product_that_cancels_out(self):
         product = SparseMatrix.of([[1, 1]]) @ SparseMatrix.of([[2], [-2]])
         self.assertEqual(product, SparseMatrix.zeros(1, 1))
         self.assertEqual(hash(product), hash(SparseMatrix.zeros(1, 1)))
+        wide = SparseMatrix.of([[1, 1], [0, 3]]) @ SparseMatrix.of([[2, 0, 1, 4], [-2, 5, 0, -4]])
+        self.assertEqual((show(wide), wide.density), (". 5 1 .\n-6 15 . -12", 0.625))
 
     def test_scaling_by_zero(self):
         self.assertEqual(A.scale(0), SparseMatrix.zeros(2, 2))
@@ -22,6 +26,7 @@ class ZerosTest(unittest.TestCase):
         left = SparseMatrix.of([[1, 5], [0, 1]])
         right = SparseMatrix.of([[1, 2], [0, 0]])
         self.assertEqual(left @ right, SparseMatrix.of([[1, 2], [0, 0]]))
+        self.assertEqual(show(left @ right.scale(3)), "3 6\n. .")
 
     def test_by_its_own_transpose(self):
         b = SparseMatrix.of([[1, 0, 2], [0, 0, 0]])

@@ -1,0 +1,66 @@
+"""`check_env`: does an environment keep its contract? For its author, before a long run finds out.
+
+The contract is a table of rules (`table`): each proves one thing, and is a function that looks at tasks, tools and
+episodes (`subject`) and gives the faults it sees. Whatever an environment raises is a finding too, so that one failure
+does not hide the others; and it runs in a process of its own (`child`), watched by this one (`supervise`), so that
+nothing it does can hang or end the check. docs/check.md says what each rule proves and how an author mends what breaks
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from agentrl.envs.base import Env
+from agentrl.envs.check.child import Job
+from agentrl.envs.check.rules import Finding
+from agentrl.envs.check.supervise import Progress, supervise
+from agentrl.errors import InvalidInput
+
+__all__ = ["LIMIT", "Finding", "Progress", "check_env"]
+
+LIMIT = 60.0
+"""Seconds that one call of a method may take, unless more are allowed."""
+
+
+def check_env(
+    env: Env | str | Callable[..., Env],
+    *,
+    tasks: int = 3,
+    seed: int = 0,
+    limit: float = LIMIT,
+    options: dict[str, Any] | None = None,
+    tell: Callable[[Finding | Progress], None] | None = None,
+    **kwargs: Any,
+) -> list[Finding]:
+    """Look for ways in which an environment breaks its contract, in a process forked from this one.
+
+    Args:
+        env: a name, path/to/file.py:Class, a class, a factory, or an instance of a class without options.
+        tasks: how many tasks of each split to play.
+        seed: the episodes' seed.
+        limit: seconds that one call of a method may take; the whole check may take ten times as long.
+        options: the constructor's options, where one of them has the name of an argument here.
+        tell: told each finding at once, and every tenth of a second what is being done.
+        kwargs: the constructor's other options.
+
+    Returns:
+        The findings; none means that it behaves.
+
+    Raises:
+        UnknownName: nothing of that name.
+        ConfigError: the options are wrong.
+        InvalidInput: a number that is not positive.
+    """
+    for name, value in (("tasks", tasks), ("limit", limit)):
+        if not value > 0:
+            raise InvalidInput(f"{name} = {value!r}: must be positive")
+    target = type(env) if isinstance(env, Env) else env
+    found = []
+    for event in supervise(Job(target, {**(options or {}), **kwargs}, tasks, seed, limit)):
+        if tell is not None:
+            tell(event)
+        if isinstance(event, Finding):
+            found.append(event)
+    return found

@@ -1,0 +1,186 @@
+"""The process in which an environment is checked.
+
+It is a fork of the checking process, which takes any class or closure as it is. A call that awaits too long is found in
+here, where the coroutine can still be asked where it is; `supervise` sees the rest from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from agentrl.envs import calls
+from agentrl.envs.base import Env
+from agentrl.envs.check import places
+from agentrl.envs.check.monitor import Board, Monitor
+from agentrl.envs.check.rules import Finding, Rule
+from agentrl.envs.check.subject import Subject
+from agentrl.envs.check.table import RULES
+from agentrl.envs.registry import factory
+from agentrl.errors import AgentRLError, EnvError
+
+POLL = 0.1
+"""Seconds between two looks at what is under way."""
+STACKS = "stacks"
+"""The file, in the process's folder, into which faulthandler writes."""
+TOOL_LOGGER = "agentrl.tools.registry"
+PR_SET_CHILD_SUBREAPER = 36
+"""What prctl calls it: orphans below this process become its children, so that they are found."""
+HANG = "give it a time limit, or await what it waits for; a longer one than the limit is allowed by limit=SECONDS"
+EXIT = "raise an ordinary exception: a whole run would end with it"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to check.
+
+    Attributes:
+        env: a name, a class or a factory.
+        options: its constructor's.
+        tasks: how many of each split are played.
+        seed: the episodes'.
+        limit: seconds that one call may take.
+    """
+
+    env: Any
+    options: dict[str, Any]
+    tasks: int
+    seed: int
+    limit: float
+
+
+def hang(label: str, limit: float, place: str) -> Finding:
+    """A call that does not return."""
+    where = f", and is at {place}" if place else ""
+    return Finding("hang", f"{label} has not returned after {limit:g} s{where}", HANG)
+
+
+def check_in_child(job: Job, send: Connection, board: Board, folder: str) -> None:
+    """Check, and send ("rule", whether it begins), ("finding", …), ("stop", last finding), ("raise", error), "done"."""
+    _settle(folder)
+    monitor = Monitor(board)
+    log = logging.getLogger(TOOL_LOGGER)
+    log.setLevel(logging.DEBUG)
+    log.handlers, log.propagate = [monitor], False
+    calls.watch.set(monitor)
+    try:
+        make = _maker(job, monitor)
+    except EnvError as error:
+        _send(send, "finding", Finding("make", str(error)))
+        _send(send, "done", None)
+    except AgentRLError as error:
+        _send(send, "raise", error)
+    else:
+        try:
+            asyncio.run(_check(job, make, send, monitor))
+        except BaseException as error:  # a tool raised KeyboardInterrupt, which ends the event loop
+            words = f"{monitor.last_words or board.read()[0]} raised {type(error).__name__}, which ends the event loop"
+            _send(send, "stop", Finding("exit", words, EXIT))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # whatever threads it has left
+
+
+def _settle(folder: str) -> None:
+    """A session of its own, no input, a temporary folder of its own, and stacks on request."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the watching process is told, and ends this one
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    from agentrl.tools.sandbox.owner import state_dir
+
+    os.environ.setdefault("AGENTRL_STATE", str(state_dir()))  # which is in the temporary folder
+    temporary = Path(folder) / "tmp"
+    temporary.mkdir()
+    os.environ["TMPDIR"], tempfile.tempdir = str(temporary), None
+    stacks = (Path(folder) / STACKS).open("w")
+    faulthandler.enable(stacks)
+    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
+    gc.freeze()
+
+
+def _maker(job: Job, monitor: Monitor) -> Callable[[], Env]:
+    label = job.env if isinstance(job.env, str) else getattr(job.env, "__name__", "the environment")
+    with monitor.watching(f"importing {label}"):
+        build = factory(job.env, **job.options)
+
+    def make() -> Env:
+        with monitor.watching(f"making {label}"):
+            env = build()
+            env.tools.timeout = 2 * job.limit  # a tool that takes too long is to be found, not answered for
+            return env
+
+    make()
+    return make
+
+
+async def _check(job: Job, make: Callable[[], Env], send: Connection, monitor: Monitor) -> None:
+    monitor.install()
+    work = asyncio.ensure_future(_try_rules(job, make, send, monitor))
+    while not work.done():
+        await asyncio.wait([work], timeout=POLL)
+        call = None if work.done() else monitor.overdue(job.limit)
+        if call is not None:
+            place = places.of_waiting(call.task)
+            _send(send, "stop", hang(call.where + monitor.context, job.limit, place))
+            return
+    error = None if work.cancelled() else work.exception()
+    if work.cancelled() or error is not None:
+        words = f"{type(error).__name__}: {error}" if error else "CancelledError"
+        _send(send, "finding", Finding("failures", f"{monitor.last_words or monitor.board.read()[0]} raised {words}"))
+    if "agentrl.envs.sandboxes" in sys.modules:
+        from agentrl.envs.sandboxes import close_all
+
+        await close_all()
+    _send(send, "done", None)
+
+
+async def _try_rules(job: Job, make: Callable[[], Env], send: Connection, monitor: Monitor) -> None:
+    subject = Subject(make, monitor, job.seed)
+    seen: set[str] = set()
+    for rule in RULES:
+        if rule.name == "failures":
+            subject.tasks = [task for drawn, _ in subject.splits.values() for task in drawn[: job.tasks]]
+            if not subject.tasks:
+                return
+        _send(send, "rule", True)
+        async for finding in _broken(rule, subject):
+            if finding.message not in seen:  # one fault often shows under several rules
+                seen.add(finding.message)
+                _send(send, "finding", finding)
+        _send(send, "rule", False)
+
+
+async def _broken(rule: Rule, subject: Subject) -> AsyncIterator[Finding]:
+    try:
+        async for message in rule.look(subject):
+            yield Finding(rule.name, message, rule.mend)
+    except AgentRLError as error:
+        yield Finding(rule.name, str(error), rule.mend)
+    except Exception as error:
+        yield Finding(rule.name, f"{type(error).__name__}: {error}", rule.mend)
+
+
+def _send(send: Connection, kind: str, value: Any) -> None:
+    send.send((kind, _readable(value) if isinstance(value, AgentRLError) else value))
+
+
+def _readable(error: AgentRLError) -> AgentRLError:
+    """The error, or one of ours in its place: the watching process has not imported what this one has."""
+    ours = (kind for kind in type(error).__mro__ if kind.__module__.startswith("agentrl."))
+    kind: type[AgentRLError] = next(ours)
+    return kind(str(error))

@@ -1,0 +1,212 @@
+"""Rules about how an environment lives beside others in one process: seeds, state, closing, leaks, the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Sequence
+from statistics import median
+
+from agentrl.envs import calls
+from agentrl.envs.base import Env
+from agentrl.envs.check.resources import held, left_since
+from agentrl.envs.check.subject import SILENT, Episode, Subject
+from agentrl.envs.play import noop_policy, play, record
+from agentrl.errors import AgentRLError
+from agentrl.types import FunctionCall, Message, Session, Task, ToolCall
+
+REPEATS = 4
+"""Repeated episodes that leaks are looked for in, at least."""
+CONFIRMING = 12
+"""Further ones where most of those have left something behind: a cache or a pool fills up, a leak goes on."""
+NEARLY = 0.75
+"""The part of them that must leave something."""
+LONG = 1.0
+"""Seconds; of episodes that take longer only `REPEATS` confirm."""
+HOLD = 0.02
+"""Seconds that a method may hold the event loop: all other episodes wait as long."""
+HELD, HELD_PART = 3, 0.2
+"""Calls that must have held it, and their part of all: one may be the first, which loads something."""
+OFF_LOOP = ("making", "tasks", "expert", "demonstrate", "prepare")
+"""Methods that no rollout waits for in the middle of an episode."""
+
+
+async def determinism(subject: Subject) -> AsyncIterator[str]:
+    """The same task and seed give the same episode."""
+    for task in subject.tasks:
+        played = [(await subject.episode(task, subject.default, copy)).session for copy in (0, 1)]
+        if played[0] is None or played[1] is None:
+            continue
+        first, second = record(played[0]), record(played[1])
+        for place, (one, other) in enumerate(zip(first, second, strict=False)):
+            if one != other:
+                subject.notes.add("not deterministic")
+                yield f"task {task.id!r}, entry {place}: the same seed gave first {_cut(one)}, then {_cut(other)}"
+                return
+        if len(first) != len(second):
+            subject.notes.add("not deterministic")
+            yield f"task {task.id!r}: the same seed gave {len(first)} and then {len(second)} entries"
+            return
+
+
+async def bad_calls(subject: Subject) -> AsyncIterator[str]:
+    """Calls that no tool can take are answered, each under its own id."""
+    env = subject.make()
+    if not len(env.tools) or (await subject.episode(subject.tasks[0], SILENT)).session is None:
+        return
+    subject.label(subject.tasks[0], "agent of malformed calls")
+    name = env.tools.names[0]
+    bad = [
+        ToolCall(id="bad_0", function=FunctionCall(name="no_such_tool")),
+        ToolCall(id="bad_1", function=FunctionCall(name=name, arguments='{"no_such_argument": 1}')),
+        ToolCall(id="bad_2", function=FunctionCall(name=name, arguments="{")),
+        ToolCall(id="bad_3", function=FunctionCall(name=name), error="not a call"),
+    ]
+    try:
+        await calls.reset(env, subject.tasks[0], seed=subject.seed)
+        result = await calls.step(env, Message(role="assistant", tool_calls=bad))
+    except AgentRLError as error:
+        if all(str(error) != str(episode.error) for episode in subject.all_played()):  # else it is told already
+            yield f"given wrong calls, {error}"
+        return
+    finally:
+        await calls.close(env)
+    answered = [message.tool_call_id for message in result.messages if message.role == "tool"]
+    over = result.terminated or result.truncated
+    if not over and answered != [call.id for call in bad]:
+        yield f"wrong calls bad_0 … bad_3 were answered under {answered}"
+
+
+async def isolation(subject: Subject) -> AsyncIterator[str]:
+    """Instances side by side behave as they do alone."""
+    alone = [(await subject.episode(task, subject.default)).session for task in subject.tasks]
+    if "not deterministic" in subject.notes or any(session is None for session in alone):
+        return
+    subject.monitor.alone = False
+    subject.monitor.context = " (with other episodes under way)"
+    try:
+        together = await asyncio.gather(
+            *(_interleaved(subject, task) for task in subject.tasks), return_exceptions=True
+        )
+    finally:
+        subject.monitor.alone = True
+    for task, one, other in zip(subject.tasks, alone, together, strict=True):
+        assert one is not None
+        if isinstance(other, BaseException):
+            yield f"task {task.id!r} goes differently while other instances are under way: {other}"
+            return
+        if record(one) != record(other):
+            yield f"task {task.id!r} goes differently while other instances are under way"
+            return
+
+
+async def closing(subject: Subject) -> AsyncIterator[str]:
+    """Closing is harmless at any time, and twice."""
+    task = subject.tasks[0]
+    subject.label(task, "silent agent")
+    for when, times in (("before reset", 1), ("after reset", 1), ("after an episode", 2)):
+        env = subject.make()
+        try:
+            if when == "after reset":
+                await calls.reset(env, task, seed=subject.seed)
+            elif when == "after an episode":
+                await play(env, task, noop_policy, max_turns=subject.limit, close=False)
+        except AgentRLError:  # which `failures` tells
+            return
+        for time in range(1, times + 1):
+            try:
+                await calls.close(env)
+            except AgentRLError as error:
+                yield f"close {'for the second time ' if time == 2 else ''}{when} failed: {error}"
+                return
+
+
+async def leaks(subject: Subject) -> AsyncIterator[str]:
+    """`close` gives back what an episode took: files, threads, processes.
+
+    Looked at are episodes that were played before in the same way, so that what a module keeps for all is there.
+    """
+    repeated = await subject.episodes(subject.default, copies=(1,))
+    for copy in range(2, REPEATS + 1):
+        if repeated and len(repeated) < REPEATS:
+            repeated.append(await subject.episode(repeated[0].task, subject.default, copy))
+    for kind in ("open file", "thread", "process", "temporary file"):
+        leaving = [episode for episode in repeated if episode.left.get(kind)]
+        if repeated and 2 * len(leaving) >= len(repeated) and await _goes_on(subject, kind, leaving):
+            names = sorted({name for episode in leaving for name in episode.left[kind]})
+            number = len(leaving[0].left[kind])
+            yield f"each episode leaves {number} {_plural(kind, number)} behind after close, such as {names[0]}"
+
+
+async def globals_kept(subject: Subject) -> AsyncIterator[str]:
+    """Random generators, working directory and variables of the process stay as they are."""
+    seeded: set[tuple[str, str]] = set()
+    for task in subject.tasks:
+        first, second = [await subject.episode(task, subject.default, copy) for copy in (0, 1)]
+        for one, other in zip(first.calls, second.calls, strict=False):
+            for module, (before, after) in one.random.items():
+                start, end = other.random.get(module, (b"", b""))
+                if one.where == other.where and start and before and before != start and after == end:
+                    seeded.add((one.where, module))
+    for where, module in sorted(seeded):
+        yield f"{where} seeds the global generator of {module}, which all episodes share"
+    changes: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for number, episode in enumerate(subject.all_played()):
+        for call in episode.calls:
+            for what in call.changed:
+                changes[call.where.partition(" ")[0], what].add(number)
+    for (where, what), episodes in sorted(changes.items()):
+        if len(episodes) > 1:  # once may be an import
+            yield f"{where} changes {what}, which all episodes share"
+
+
+async def blocking(subject: Subject) -> AsyncIterator[str]:
+    """No method holds the event loop for long."""
+    held: dict[str, list[float]] = defaultdict(list)
+    number = Counter[str]()
+    for episode in subject.all_played():
+        for call in episode.calls:
+            if call.where.partition(" ")[0].rpartition(".")[2] in OFF_LOOP:
+                continue
+            number[call.where] += 1
+            if call.held > HOLD:
+                held[call.where].append(call.held)
+    for where, times in held.items():
+        if len(times) >= max(HELD, HELD_PART * number[where]):
+            words = f"{1000 * median(times):.0f} ms in {len(times)} of {number[where]} calls"
+            yield f"{where} holds the event loop for {words}; all other episodes wait (limit {HOLD * 1000:g} ms)"
+
+
+async def _interleaved(subject: Subject, task: Task) -> Session:
+    policy = subject.policy(subject.default)
+
+    async def talk(env: Env, messages: Sequence[Message]) -> Message:
+        await asyncio.sleep(0)
+        said = policy(env, messages)
+        message = await said if inspect.isawaitable(said) else said
+        await asyncio.sleep(0)
+        return message
+
+    return await play(subject.make(), task, talk, seed=subject.seed, max_turns=subject.limit)
+
+
+async def _goes_on(subject: Subject, kind: str, leaving: list[Episode]) -> bool:
+    """Whether further episodes leave something behind as well, nearly all of them."""
+    number = CONFIRMING if max(episode.seconds for episode in leaving) < LONG else REPEATS
+    before, instances = held(), []
+    for copy in range(number):
+        await subject.episode(leaving[copy % len(leaving)].task, subject.default, next(subject.copies))
+        instances.append(subject.instance)
+    return len((await left_since(before))[kind]) >= number * NEARLY
+
+
+def _plural(kind: str, number: int) -> str:
+    if number == 1:
+        return kind
+    return f"{kind}es" if kind.endswith("s") else f"{kind}s"
+
+
+def _cut(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 160 else text[:159] + "…"

@@ -1,0 +1,143 @@
+"""Rules about what an environment declares: its tasks and its tools."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from itertools import combinations, islice
+from typing import Any
+
+from agentrl.envs import calls
+from agentrl.envs.check.subject import Subject
+from agentrl.envs.samples import sample
+from agentrl.errors import AgentRLError, ToolError
+from agentrl.tools.tool import mark_of
+from agentrl.types import Task
+
+DRAWN = 200
+"""Tasks of each split that are compared with those of the others."""
+TRAINED = {"train", "demo"}
+"""Splits that are learned from: these may share tasks with each other."""
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""What the OpenAI API takes for a function's name."""
+TYPE_KEYS = {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"}
+
+
+async def drawing(subject: Subject) -> AsyncIterator[str]:
+    """Every split has tasks; this also draws those that the other rules look at."""
+    for split in subject.env.splits:
+        try:
+            drawn, again = (list(islice(calls.tasks(env, split), DRAWN)) for env in (subject.env, subject.make()))
+        except AgentRLError as error:
+            yield f"split {split!r}: {error}"
+            continue
+        subject.splits[split] = drawn, again
+        if not drawn:
+            yield f"split {split!r} is empty"
+
+
+async def same_tasks(subject: Subject) -> AsyncIterator[str]:
+    """Two instances give the same tasks."""
+    for split, (drawn, again) in subject.splits.items():
+        for index, (one, other) in enumerate(zip(drawn, again, strict=False)):
+            if one != other:
+                words = f"{_shown(one)} from one and {_shown(other)} from the other"
+                yield f"split {split!r}: two instances give different tasks, at index {index} {words}"
+                break
+        else:
+            if len(drawn) != len(again):
+                counts = f"{len(drawn)} and {len(again)}"
+                yield f"split {split!r}: two instances give different tasks: {counts} of them"
+
+
+async def task_ids(subject: Subject) -> AsyncIterator[str]:
+    """No two tasks of a split have the same id."""
+    for split, (drawn, _) in subject.splits.items():
+        seen: set[str] = set()
+        for index, task in enumerate(drawn):
+            if task.id in seen:
+                yield f"split {split!r}: two tasks have the same id, {task.id!r} (the second at index {index})"
+                break
+            seen.add(task.id)
+
+
+async def task_data(subject: Subject) -> AsyncIterator[str]:
+    """Tasks can be stored."""
+    for split, (drawn, _) in subject.splits.items():
+        for task in drawn:
+            try:
+                json.dumps(task.data)
+            except (TypeError, ValueError) as error:
+                yield f"split {split!r}: task {task.id!r} can't be stored as JSON ({error})"
+                break
+
+
+async def split_overlap(subject: Subject) -> AsyncIterator[str]:
+    """No task is in two splits. A task without data says nothing that could be compared: its seed makes it."""
+    contents = {
+        split: {key: task for task in drawn if (key := _content(task)) is not None}
+        for split, (drawn, _) in subject.splits.items()
+    }
+    for (one, first), (other, second) in combinations(contents.items(), 2):
+        if {one, other} <= TRAINED:
+            continue
+        both = first.keys() & second.keys()
+        if both:
+            task = next(task for key, task in first.items() if key in both)
+            yield f"splits {one!r} and {other!r} share {len(both)} of the tasks looked at, such as {_shown(task)}"
+
+
+async def tool_schemas(subject: Subject) -> AsyncIterator[str]:
+    """Every tool can be declared to a model and takes what its declaration allows."""
+    try:
+        tools = list(subject.env.tools)
+    except AgentRLError as error:
+        yield str(error)
+        return
+    for tool in tools:
+        if not TOOL_NAME.fullmatch(tool.name):
+            yield f"{tool.name!r} is no name for a tool: letters, digits, _ and -, at most 64"
+        if not tool.description:
+            yield f"{tool.name!r} has no docstring: the model would not know what it is for"
+        try:
+            if json.loads(json.dumps(tool.schema)) != tool.schema:
+                yield f"{tool.name!r}: its schema changes when it is written as JSON and read back"
+            tool.check(json.loads(json.dumps(sample(tool.parameters))))
+        except (TypeError, ValueError, ToolError) as error:
+            yield f"{tool.name!r} refuses arguments that fit its own schema: {error}"
+
+
+async def parameter_types(subject: Subject) -> AsyncIterator[str]:
+    """Every parameter of a tool has a type."""
+    written = _written_without_types(subject)
+    for tool in subject.env.tools:
+        for name, schema in tool.parameters.get("properties", {}).items():
+            bare = not (TYPE_KEYS & set(schema)) and "description" not in schema
+            if bare if tool.name not in written else name in written[tool.name]:
+                yield f"parameter {name!r} of tool {tool.name!r} has no type: the model is not told what to write there"
+
+
+def _written_without_types(subject: Subject) -> dict[str, set[str]]:
+    """The parameters without a type hint, by tool, of the tools that are the environment's own methods."""
+    found: dict[str, set[str]] = {}
+    env = subject.env.unwrapped
+    for attribute in dir(type(env)):
+        mark = mark_of(getattr(type(env), attribute, None))
+        if mark is not None:
+            parameters = inspect.signature(mark.function).parameters.items()
+            found[mark.name] = {name for name, one in parameters if one.annotation is inspect.Parameter.empty}
+    return found
+
+
+def _content(task: Task) -> str | None:
+    """What makes a task this one: its data, whatever id it goes by."""
+    data = {key: value for key, value in task.data.items() if key not in ("id", "split")}
+    return json.dumps(data, sort_keys=True, default=repr) if data else None
+
+
+def _shown(task: Task) -> str:
+    data: Mapping[str, Any] = task.data
+    text = f"{task.id!r} {data}" if data else repr(task.id)
+    return text if len(text) <= 120 else text[:119] + "…"

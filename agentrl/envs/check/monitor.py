@@ -1,0 +1,286 @@
+"""What each call of an environment's method does besides its answer: how long it holds the event loop, what it changes.
+
+A call holds the loop from its beginning, or from the moment the loop goes on with it, until it returns or awaits.
+Counted is the time in which its thread ran or slept, not the time in which it was ready and the machine had no core
+for it: so a busy machine makes nobody look slow. Where the kernel does not tell these apart, CPU time alone counts.
+
+A label of the call under way lies in memory shared with the watching process, which reads it when nothing else can be
+said any more: in an endless loop, after a crash, after `os._exit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import os
+import random
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.envs.base import Env
+from agentrl.envs.check import places
+
+LABEL_BYTES = 4000
+_HEAD = struct.Struct("dI")
+
+
+class Board:
+    """A label and the time since when it holds, in memory that a forked process shares."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _HEAD.size + LABEL_BYTES)
+
+    def write(self, label: str, since: float) -> None:
+        """Show what is under way since a time of `time.monotonic()`; 0 where nothing is."""
+        data = label.encode(errors="replace")[:LABEL_BYTES]
+        self._memory[: _HEAD.size + len(data)] = _HEAD.pack(since, len(data)) + data
+
+    def read(self) -> tuple[str, float]:
+        """The newest label, and since when it holds; 0 where its call has ended."""
+        since, size = _HEAD.unpack(self._memory[: _HEAD.size])
+        return self._memory[_HEAD.size : _HEAD.size + size].decode(errors="replace"), since
+
+
+@dataclass
+class Call:
+    """One call of a method.
+
+    Attributes:
+        where: class and method, and the tools that it runs.
+        began: in seconds of `time.monotonic()`.
+        task: whose call it is.
+        held: seconds of the longest stretch in which the event loop could do nothing else.
+        random: fingerprints of the global random generators, before and after, by module.
+        changed: the parts of the process that it changed, in words.
+    """
+
+    where: str
+    began: float
+    task: asyncio.Task[Any] | None
+    held: float = 0.0
+    random: dict[str, tuple[int, int]] = field(default_factory=dict)
+    changed: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Failure:
+    """A tool's code raised."""
+
+    tool: str
+    error: str
+    place: str
+
+
+class Monitor(logging.Handler):
+    """Watches calls (set as `calls.watch`), and hears from the tool registry what tools raise.
+
+    Attributes:
+        context: what is being played, for labels.
+        tools: the tools that the next step will run.
+        calls: the calls that have ended since `take`.
+        failures: what tools raised since `take`.
+        open: the calls under way.
+        last_words: the call that raised what ends an event loop.
+        alone: whether one episode at a time is played, so that what changes is the running call's doing.
+    """
+
+    def __init__(self, board: Board) -> None:
+        super().__init__(logging.DEBUG)
+        self.board = board
+        self.context, self.tools = "", tuple[str, ...]()
+        self.calls: list[Call] = []
+        self.failures: list[Failure] = []
+        self.alone = True
+        self.open: list[Call] = []
+        self.last_words = ""
+        self._stretch: tuple[float, float] | None = None
+        self._excused = 0.0
+        self._clock = LoopClock()
+
+    def take(self) -> tuple[list[Call], list[Failure]]:
+        """The calls and failures since the last time."""
+        taken = self.calls, self.failures
+        self.calls, self.failures = [], []
+        return taken
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A tool raised."""
+        name, error = record.args if isinstance(record.args, tuple) and len(record.args) == 2 else ("", None)
+        if isinstance(error, BaseException):
+            self.failures.append(Failure(str(name), f"{type(error).__name__}: {error}", places.of_error(error)))
+
+    # ------------------------------------------------------------------ calls
+
+    @contextmanager
+    def __call__(self, env: Env, method: str) -> Iterator[None]:
+        """Watch one call; one within another (a wrapper's) counts as that one."""
+        with self.watching(f"{type(env.unwrapped).__name__}.{method}"):
+            yield
+
+    @contextmanager
+    def watching(self, where: str) -> Iterator[None]:
+        """Watch whatever is done within."""
+        task = _current_task()
+        if any(call.task is task for call in self.open):
+            yield
+            return
+        if where.endswith(".step") and self.tools:
+            where += f" (tool {', '.join(map(repr, self.tools))})"
+        call = Call(where, time.monotonic(), task)
+        before = _Process.now() if self.alone else None
+        self.open.append(call)
+        self.board.write(f"{where}{self.context}", call.began)
+        self._stretch = self._clock.now()
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self.last_words = f"{where}{self.context}"
+            raise
+        finally:
+            self._end_stretch()
+            self.open.remove(call)
+            self.board.write(f"{where}{self.context}", min((one.began for one in self.open), default=0.0))
+            if before is not None:
+                call.random, call.changed = before.compare(_Process.now())
+            self.calls.append(call)
+
+    def overdue(self, limit: float) -> Call | None:
+        """A call that has been under way for longer than `limit` seconds."""
+        return next((call for call in self.open if time.monotonic() - call.began > limit), None)
+
+    # ------------------------------------------------------------------ the event loop
+
+    def install(self) -> None:
+        """Follow what the running event loop runs."""
+        original, thread = asyncio.Handle._run, threading.get_ident()
+
+        def run(handle: Any) -> None:
+            if threading.get_ident() != thread or not self.open:
+                return original(handle)
+            self._stretch = self._clock.now()
+            try:
+                return original(handle)
+            finally:
+                self._end_stretch()
+
+        asyncio.Handle._run = run  # type: ignore[method-assign, assignment]
+        subprocess.Popen.__init__ = self._excusing(subprocess.Popen.__init__, thread)  # type: ignore[method-assign]
+        threading.Thread.start = self._excusing(threading.Thread.start, thread)  # type: ignore[method-assign]
+
+    def _excusing(self, start: Callable[..., None], thread: int) -> Callable[..., None]:
+        """Starting a program or a thread waits for it to get a core, which on a busy machine takes any time."""
+
+        def starting(*args: Any, **kwargs: Any) -> None:
+            if threading.get_ident() != thread:
+                return start(*args, **kwargs)
+            moment, ran = self._clock.now(), time.thread_time()
+            try:
+                return start(*args, **kwargs)
+            finally:
+                self._excused += self._clock.since(moment) - (time.thread_time() - ran)
+
+        return starting
+
+    def _end_stretch(self) -> None:
+        if self._stretch is not None and self.open and self.alone:
+            call = self.open[-1]
+            call.held = max(call.held, self._clock.since(self._stretch) - self._excused)
+        self._stretch, self._excused = None, 0.0
+
+
+class LoopClock:
+    """The time that this thread has run or slept, without the time that it waited for a core."""
+
+    def __init__(self) -> None:
+        try:
+            self._file: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+            self._waited()
+        except (OSError, ValueError, IndexError):
+            self._file = None
+
+    @property
+    def sees_sleep(self) -> bool:
+        """Whether time slept counts; elsewhere it is CPU time alone."""
+        return self._file is not None
+
+    def now(self) -> tuple[float, float]:
+        """A moment, to be given to `since`."""
+        if self._file is None:
+            return time.thread_time(), 0.0
+        return time.perf_counter(), self._waited()
+
+    def since(self, moment: tuple[float, float]) -> float:
+        """Seconds between then and now."""
+        clock, waited = self.now()
+        return (clock - moment[0]) - (waited - moment[1])
+
+    def _waited(self) -> float:
+        assert self._file is not None
+        return int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+
+
+@dataclass
+class _Process:
+    """What all environments of a process share, and none may change."""
+
+    folder: str
+    variables: dict[str, str]
+    random: dict[str, int]
+
+    @classmethod
+    def now(cls) -> _Process:
+        try:
+            folder = os.getcwd()
+        except OSError:
+            folder = "(gone)"
+        return cls(folder, dict(os.environ), fingerprints())
+
+    def compare(self, after: _Process) -> tuple[dict[str, tuple[int, int]], list[str]]:
+        changed = []
+        if after.folder != self.folder:
+            changed.append("the working directory (os.chdir)")
+        names = {key for key in self.variables.keys() | after.variables.keys() if self._of(key) != after._of(key)}
+        changed += [f"the environment variable {key}" for key in sorted(names)]
+        return {name: (self.random.get(name, 0), state) for name, state in after.random.items()}, changed
+
+    def _of(self, key: str) -> str | None:
+        return self.variables.get(key)
+
+
+def fingerprints() -> dict[str, int]:
+    """The state of every global random generator that is loaded, by its module's name, hashed."""
+    found = {"random": hash(random.getstate())}
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None and hasattr(numpy, "random"):
+        state = numpy.random.get_state()
+        found["numpy.random"] = hash((state[1].tobytes(), *state[2:]))
+    if torch is not None and hasattr(torch, "get_rng_state"):
+        found["torch"] = hash(torch.get_rng_state().numpy().tobytes())
+    return found
+
+
+def scatter(number: int) -> None:
+    """Give every global random generator another state, the same one for the same number."""
+    random.seed(number)
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None and hasattr(numpy, "random"):
+        numpy.random.seed(number)
+    if torch is not None and hasattr(torch, "manual_seed"):
+        torch.manual_seed(number)
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None

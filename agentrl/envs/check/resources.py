@@ -1,0 +1,68 @@
+"""What a process holds: open files, threads, child processes, files in its temporary folder."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from agentrl.processes import descendants
+
+Holdings = dict[str, frozenset[str]]
+"""What is held, by kind; each in words that an author recognises."""
+OURS = ("agentrl-", "asyncio_")
+"""Threads that belong to agentrl or to the event loop, which keep them for the next call."""
+SETTLE = 1.0
+"""Seconds that a thread or process gets to end after it was told to."""
+
+
+def held() -> Holdings:
+    """All that this process holds now, and not what environments that are forgotten held."""
+    gc.collect()
+    return {
+        "open file": frozenset(_files()),
+        "thread": frozenset(f"{t.name} ({t.ident})" for t in threading.enumerate() if not t.name.startswith(OURS)),
+        "process": frozenset(f"{command(pid)} (pid {pid})" for pid in descendants(os.getpid())),
+        "temporary file": frozenset(entry.name for entry in os.scandir(tempfile.gettempdir())),
+    }
+
+
+async def left_since(before: Holdings, settle: float = SETTLE) -> Holdings:
+    """What has been added since `before` and does not go away within `settle` seconds.
+
+    Nothing is left where as much has gone: a pool that puts a new connection in an old one's place holds no more.
+    """
+    deadline = time.monotonic() + settle
+    while True:
+        now = held()
+        left = {kind: _newest(names - before[kind], len(names) - len(before[kind])) for kind, names in now.items()}
+        if not any(left.values()) or time.monotonic() > deadline:
+            return left
+        await asyncio.sleep(SETTLE / 20)
+
+
+def _newest(names: frozenset[str], number: int) -> frozenset[str]:
+    return frozenset(sorted(names)[-number:]) if number > 0 else frozenset()
+
+
+def command(pid: int) -> str:
+    """A process's command line."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return "?"
+    return words[:60] or "?"
+
+
+def _files() -> Iterator[str]:
+    folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+    for number in os.listdir(folder):
+        try:
+            yield f"{os.readlink(f'{folder}/{number}')} (descriptor {number})"
+        except OSError:  # the listing's own
+            continue

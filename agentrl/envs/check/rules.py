@@ -1,0 +1,40 @@
+"""The shape of a rule: what it proves, how to mend what breaks it, and the function that looks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from agentrl.envs.check.subject import Subject
+
+Look = Callable[[Subject], AsyncIterator[str]]
+"""Gives a message for each fault it sees: which one, where, and the values that show it."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A broken rule: its name, what was seen, and what to do about it."""
+
+    rule: str
+    message: str
+    mend: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.message}; {self.mend}" if self.mend else f"{self.rule}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One promise of an environment.
+
+    Attributes:
+        name: what a finding is listed under.
+        proves: the promise, as a sentence.
+        mend: what an author does where it is broken.
+        look: gives a message for each fault.
+    """
+
+    name: str
+    proves: str
+    mend: str
+    look: Look

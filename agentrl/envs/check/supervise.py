@@ -1,0 +1,167 @@
+"""Watching the process in which an environment is checked, whatever becomes of it.
+
+The checked code may loop without end, end its process, or crash it. So what is under way is read from the board, which
+both processes share, and where it is from the stacks that faulthandler writes even while nothing else runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from agentrl.envs.check import places
+from agentrl.envs.check.child import EXIT, POLL, STACKS, Job, check_in_child, hang
+from agentrl.envs.check.monitor import Board
+from agentrl.envs.check.rules import Finding
+from agentrl.envs.check.table import RULES
+from agentrl.processes import descendants
+
+GRACE = 1.0
+"""Seconds that the process itself has for finding out that a call takes too long, before it is judged from outside."""
+TOTAL = 10
+"""The whole check may take this many times as long as one call."""
+DUMP_SECONDS = 2.0
+"""For faulthandler to write the stacks."""
+EXIT_SECONDS = 10.0
+"""For a process whose pipe is closed to end."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a check is doing.
+
+    Attributes:
+        rule: the rule that is being tried.
+        proves: what it proves.
+        doing: the call under way, or "".
+        seconds: how long that has taken.
+        done: whether the rule has been tried.
+    """
+
+    rule: str
+    proves: str
+    doing: str = ""
+    seconds: float = 0.0
+    done: bool = False
+
+
+def supervise(job: Job) -> Iterator[Finding | Progress]:
+    """Check an environment in a process of its own; what is found, as it is found, and what is being done.
+
+    Raises:
+        UnknownName: nothing of that name.
+        ConfigError: the options are wrong.
+    """
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+    board = Board()
+    with tempfile.TemporaryDirectory(prefix="agentrl-check-", ignore_cleanup_errors=True) as folder:
+        stacks = Path(folder) / STACKS
+        process = context.Process(target=check_in_child, args=(job, send, board, folder), name="agentrl-check")
+        process.start()
+        send.close()
+        try:
+            yield from _events(job, receive, board, process, stacks)
+        finally:
+            _end(process)
+            receive.close()
+
+
+def _events(
+    job: Job, receive: Connection, board: Board, process: BaseProcess, stacks: Path
+) -> Iterator[Finding | Progress]:
+    began, tried = time.monotonic(), 0
+    rule = Progress("make", "an instance can be made")
+    kind: str
+    value: Any
+    while True:
+        try:
+            kind, value = receive.recv() if receive.poll(POLL) else ("", None)
+        except (EOFError, OSError):
+            process.join(EXIT_SECONDS)
+            yield _stopped(_death(board, process, stacks), tried)
+            return
+        label, since = board.read()
+        taken = time.monotonic() - since if since else 0.0
+        if kind == "raise":
+            raise value
+        if kind == "done":
+            return
+        if kind == "rule":
+            if value:
+                rule = Progress(RULES[tried].name, RULES[tried].proves)
+                tried += 1
+            else:
+                rule = Progress(rule.rule, rule.proves, done=True)
+            yield rule
+        elif kind == "finding":
+            yield value
+        elif kind == "stop":
+            yield _stopped(value, tried)
+            return
+        elif taken > job.limit + GRACE:
+            place = places.of_dump(_dump(process, stacks))
+            yield _stopped(hang(label, job.limit, place), tried)
+            return
+        elif time.monotonic() - began > TOTAL * job.limit:
+            words = f"the check has taken {TOTAL * job.limit:g} s and is not through"
+            mend = "fewer tasks (tasks=1) take less time; limit=SECONDS allows more"
+            yield _stopped(Finding("time", words, mend), tried)
+            return
+        else:
+            yield Progress(rule.rule, rule.proves, label if since else "", taken)
+
+
+def _stopped(finding: Finding, tried: int) -> Finding:
+    left = len(RULES) - tried
+    words = f"; here the check ended, {left} of {len(RULES)} rules were not tried" if left else ""
+    return Finding(finding.rule, finding.message + words, finding.mend)
+
+
+def _death(board: Board, process: BaseProcess, stacks: Path) -> Finding:
+    label, since = board.read()
+    code = process.exitcode
+    how = f"exit status {code}"
+    if code is not None and code < 0:
+        how = f"signal {signal.Signals(-code).name}"
+    place = places.of_dump(_read(stacks))
+    where = f" at {place}" if place else ""
+    who = label if since else f"something after {label or 'the start'}"
+    return Finding("exit", f"{who} ended the whole process{where} ({how})", EXIT)
+
+
+def _dump(process: BaseProcess, stacks: Path) -> str:
+    """The stacks of a process in which nothing else may run any more."""
+    with contextlib.suppress(ProcessLookupError, TypeError):
+        os.kill(process.pid, signal.SIGUSR1)  # type: ignore[arg-type]
+    deadline, text = time.monotonic() + DUMP_SECONDS, ""
+    while time.monotonic() < deadline:
+        before, text = text, _read(stacks)
+        if text and text == before:
+            break
+        time.sleep(POLL / 2)
+    return text
+
+
+def _read(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _end(process: BaseProcess) -> None:
+    """End a process and all below it."""
+    below = descendants(process.pid) if process.pid else []
+    process.kill()
+    process.join()
+    for pid in below:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,194 @@
+"""Rules about what is said in an episode: roles, lengths, endings, tools that fail, answers given away."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from agentrl.envs.check import places
+from agentrl.envs.check.subject import CAP, EXPERT, MADE_UP, SILENT, Episode, Subject
+from agentrl.envs.play import Policy, play
+from agentrl.tools.registry import LEFT_OUT
+from agentrl.types import Message, Status, Task, parse_arguments
+
+OBSERVATION_CHARS = 400_000
+"""About 100,000 tokens: more than most contexts hold."""
+SYSTEM = ("system", "developer")
+ANSWERING = re.compile(r"(final_?)?(answer|solution|result)|submit|finish", re.IGNORECASE)
+"""Tools and arguments by which an agent gives its answer."""
+ANSWER_KEY = re.compile(r"answer|solution|result|label|target|expected|gold|reference|correct", re.IGNORECASE)
+"""Keys of a task's data that hold what the agent is to find."""
+BEFORE = 12
+"""Characters in front of an answer that tell a place that gives it away from a coincidence."""
+GIVEN_AWAY = 3
+"""Tasks whose prompts must hold their answers in the same place, at least; more are tried where these do."""
+
+
+async def failures(subject: Subject) -> AsyncIterator[str]:
+    """Episodes of every agent go through."""
+    for task in subject.tasks:
+        for agent in (*((EXPERT,) if subject.expert else ()), MADE_UP, SILENT):
+            await subject.episode(task, agent)
+    await subject.random_episodes()
+    seen: set[tuple[str, str]] = set()
+    for episode in subject.all_played():
+        if episode.error is None:
+            continue
+        cause = episode.error.__cause__ or episode.error
+        place, words = places.of_error(cause), str(episode.error) or type(episode.error).__name__
+        key = type(cause).__name__, place or words
+        if key not in seen:
+            seen.add(key)
+            yield f"{words} ({episode.name}{f', at {place}' if place else ''})"
+
+
+async def opening(subject: Subject) -> AsyncIterator[str]:
+    """An episode opens with something for the agent to answer."""
+    for episode, _ in subject.played():
+        if episode.opening[-1].role == "assistant":
+            yield f"task {episode.task.id!r}: reset's last message is the assistant's own, with nothing to answer"
+            return
+
+
+async def roles(subject: Subject) -> AsyncIterator[str]:
+    """Only a conversation's beginning has system messages, and only the agent speaks as the assistant afterwards."""
+    for episode, session in subject.played():
+        messages = session.messages
+        spoken = [message.role == "assistant" for message in messages]
+        for place, message in enumerate(messages):
+            if message.role in SYSTEM and place and any(one.role not in SYSTEM for one in messages[:place]):
+                yield f"{episode.name}: entry {place} is a {message.role} message in the middle of the conversation"
+                return
+            if place > len(episode.opening) and message.role == "assistant" and spoken[place - 1]:
+                yield f"{episode.name}: entry {place}, which step returned, speaks as the assistant"
+                return
+
+
+async def lengths(subject: Subject) -> AsyncIterator[str]:
+    """What an environment says fits into a model's context."""
+    for episode, session in subject.played():
+        for place, message in enumerate(session.messages):
+            if message.role == "assistant":
+                continue
+            cut = LEFT_OUT.search(message.text)
+            length = len(message.text) + (int(cut[1]) - len(cut[0]) if cut else 0)
+            if length > OBSERVATION_CHARS:
+                what = f"the result of tool {message.name!r}" if message.name else f"a {message.role} message"
+                yield f"{episode.name}: entry {place}, {what}, has {length:,} characters"
+                return
+
+
+async def endings(subject: Subject) -> AsyncIterator[str]:
+    """Episodes end by themselves or by a limit of the environment's own."""
+    if subject.limit is None:
+        return
+    limit = subject.env.max_turns
+    for episode, session in subject.played():
+        if session.status is Status.TRUNCATED and session.counters.get("turns", 0) >= CAP:
+            has = "no max_turns" if limit is None else f"max_turns = {limit}"
+            yield f"{episode.name}: it had not ended after {CAP} turns, and the environment has {has}"
+            return
+
+
+async def failing_tools(subject: Subject) -> AsyncIterator[str]:
+    """No tool fails at every call."""
+    called, raised, late = Counter[str](), Counter[str](), Counter[str]()
+    first: dict[str, str] = {}
+    for episode, session in subject.played():
+        for message in session.messages:
+            if message.role == "tool" and message.name:
+                called[message.name] += 1
+                late[message.name] += message.text.startswith(f"Error: {message.name!r} took longer than")
+        for failure in episode.failures:
+            raised[failure.tool] += 1
+            first.setdefault(failure.tool, failure.error + (f" at {failure.place}" if failure.place else ""))
+    for name, number in called.items():
+        if raised[name] >= number:
+            yield f"tool {name!r} raised at every one of {number} calls: {first[name]}"
+        elif late[name] >= number:
+            yield f"tool {name!r} ran out of its time at every one of {number} calls"
+
+
+async def given_away(subject: Subject) -> AsyncIterator[str]:
+    """The prompt does not hold the answer: who copies it from there at once does not get what the expert gets.
+
+    A coincidence (a choice among options, a small number) does not count: the answers must differ between tasks, stand
+    in the same place of each prompt, and not be part of what the task's own data puts there.
+    """
+    tasks = [*subject.tasks, *(task for drawn, _ in subject.splits.values() for task in drawn)]
+    tried, places, answers = 0, set[str](), set[str]()
+    for task in list({task.id: task for task in tasks}.values())[: 4 * GIVEN_AWAY]:
+        if not subject.expert:
+            return
+        episode = await subject.episode(task, EXPERT)
+        place = _place_of_answer(episode, task)
+        if place is None or not await _copied(subject, episode, task):
+            return
+        tried += 1
+        places.add(place)
+        answers.add(_final(episode)[1])
+        if len(places) > 1:
+            return
+    if tried >= GIVEN_AWAY and len(answers) > 1:
+        where = f"behind {places.pop()!r}"
+        yield f"the prompt holds the answer, {where}: copying it gets what the expert gets ({tried} tasks)"
+
+
+def _place_of_answer(episode: Episode, task: Task) -> str | None:
+    """The characters in front of the answer in the prompt, outside what the task's data put there; None: not there."""
+    _, answer = _final(episode)
+    if not answer:
+        return None
+    prompt = "\n".join(message.text for message in episode.opening)
+    for value in sorted(_values(task.data), key=len, reverse=True):
+        prompt = re.sub(_whole(value), "\0", prompt)
+    found = list(re.finditer(_whole(answer), prompt))
+    return prompt[max(0, found[-1].start() - BEFORE) : found[-1].start()] if found else None
+
+
+def _whole(text: str) -> str:
+    return rf"(?<!\w){re.escape(text)}(?!\w)"
+
+
+def _final(episode: Episode) -> tuple[Message | None, str]:
+    """The message by which the expert gives its answer, and the answer in it ("" where it gives none)."""
+    said = [message for message in episode.session.messages if message.role == "assistant"] if episode.session else []
+    if not said:
+        return None, ""
+    last = said[-1]
+    if not last.tool_calls:
+        return last, last.text.strip()
+    call = last.tool_calls[-1]
+    for key, value in parse_arguments(call).items():
+        if ANSWERING.fullmatch(key) or ANSWERING.fullmatch(call.function.name):
+            return last, str(value).strip()
+    return None, ""
+
+
+async def _copied(subject: Subject, episode: Episode, task: Task) -> bool:
+    """Whether the expert's last message, said at once, gets what the expert got."""
+    message, _ = _final(episode)
+    assert message is not None
+    assert episode.session is not None
+    if episode.session.score is None:
+        return False
+    session = await play(subject.make(), task, _saying(message), seed=subject.seed, max_turns=1)
+    return session.score is not None and session.score >= episode.session.score
+
+
+def _saying(message: Message) -> Policy:
+    return lambda env, messages: message
+
+
+def _values(data: Any, key: str = "") -> Iterator[str]:
+    """What a task's data holds, except under keys that say it is the answer."""
+    if isinstance(data, dict):
+        for name, value in data.items():
+            yield from _values(value, str(name))
+    elif isinstance(data, (list, tuple)):
+        for value in data:
+            yield from _values(value, key)
+    elif data is not None and str(data).strip() and not ANSWER_KEY.search(key):
+        yield str(data).strip()

@@ -1,0 +1,121 @@
+"""Environments that hang or end the process that they run in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import threading
+import time
+from typing import Any
+
+import agentrl
+from agentrl.envs.base import Env
+from agentrl.types import Message, Task
+from tests.envs.broken_envs import Till
+
+HANGING: list[tuple[type[Env], str]] = []
+
+
+def hanging(words: str) -> Any:
+    """This class hangs (or ends the process), and the finding says these words."""
+
+    def keep(cls: type[Env]) -> type[Env]:
+        HANGING.append((cls, words))
+        return cls
+
+    return keep
+
+
+@hanging(r"hang: EndlessTasks\.tasks .*hanging_envs\.py:\d+ in tasks")
+class EndlessTasks(Till):
+    """Looks for tasks for ever, and gives none."""
+
+    def tasks(self, split: str = "train") -> Any:
+        while True:
+            pass
+        yield {}
+
+
+@hanging(r"hang: making EndlessInit .*hanging_envs\.py:\d+ in __init__")
+class EndlessInit(Till):
+    """Waits before there is anything."""
+
+    def __init__(self) -> None:
+        threading.Event().wait()
+
+
+@hanging(r"hang: SleepingReset\.reset \(task 'train-0', played by the expert\) .*hanging_envs\.py:\d+ in reset")
+class SleepingReset(Till):
+    """Sleeps on the event loop."""
+
+    def reset(self, task: Task, *, seed: int | None = None) -> Any:
+        time.sleep(1000)
+
+
+@hanging(r"hang: AwaitingReset\.reset .*hanging_envs\.py:\d+ in server")
+class AwaitingReset(Till):
+    """Awaits what never comes."""
+
+    async def reset(self, task: Task, *, seed: int | None = None) -> Any:
+        await self.server()
+
+    async def server(self) -> None:
+        await asyncio.gather(asyncio.sleep(1000))
+
+
+@hanging(r"hang: SleepingTool\.step \(tool 'price'\) .*hanging_envs\.py:\d+ in price")
+class SleepingTool(Till):
+    """Sleeps in a tool's thread."""
+
+    @agentrl.tool
+    def price(self, item: str) -> int:
+        """Look up a price."""
+        time.sleep(1000)
+        return 0
+
+
+@hanging(r"hang: MatchingTool\.step \(tool 'price'\) .*hanging_envs\.py:\d+ in price")
+class MatchingTool(Till):
+    """Never gives the interpreter's lock back."""
+
+    @agentrl.tool
+    def price(self, item: str) -> int:
+        """Look up a price."""
+        return len(re.findall("(a+)+$", "a" * 60 + "b"))
+
+
+@hanging(r"hang: JudgingForEver\.right .*hanging_envs\.py:\d+ in right")
+class JudgingForEver(Till):
+    """Never comes to a verdict."""
+
+    @agentrl.reward
+    async def right(self, session: Any) -> float:
+        await asyncio.Event().wait()
+        return 1.0
+
+
+@hanging(r"exit: Leaving\.reset \(task 'train-0', played by the expert\) ended the whole process \(exit status 0\)")
+class Leaving(Till):
+    """Ends the process, and says that all is well."""
+
+    def reset(self, task: Task, *, seed: int | None = None) -> Any:
+        os._exit(0)
+
+
+@hanging(r"exit: Crashing\.step .* ended the whole process at .*hanging_envs\.py:\d+ in step \(signal SIGABRT\)")
+class Crashing(Till):
+    """Has a library that aborts."""
+
+    def step(self, message: Message) -> Any:
+        os.abort()
+
+
+@hanging(r"exit: Interrupting\.step \(tool 'price'\) .* raised KeyboardInterrupt, which ends the event loop")
+class Interrupting(Till):
+    """Raises what only a person at the keyboard should."""
+
+    @agentrl.tool
+    def price(self, item: str) -> int:
+        """Look up a price."""
+        raise KeyboardInterrupt

@@ -1,0 +1,69 @@
+"""What a run says about its sandboxes reaches the pool that hands them out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agentrl.config import SandboxConfig
+from agentrl.envs import sandboxes
+from agentrl.errors import ConfigError
+from agentrl.overrides import validate
+from agentrl.tools.sandbox import SandboxSpec
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Sandboxes made of nothing, in the order of their making."""
+    made: list[Any] = []
+
+    class Nothing:
+        def __init__(self) -> None:
+            self.id = f"nothing-{len(made)}"
+
+        async def healthy(self) -> bool:
+            return True
+
+        async def reset(self) -> None:
+            pass
+
+        async def close(self) -> None:
+            pass
+
+    async def create(spec: SandboxSpec) -> Any:
+        made.append(Nothing())
+        return made[-1]
+
+    monkeypatch.setattr(sandboxes, "_suppliers", {})
+    monkeypatch.setattr(sandboxes, "backend", lambda name: create)
+    yield made
+    sandboxes.configure(SandboxConfig())
+
+
+async def _sessions(count: int) -> list[str]:
+    supplier = sandboxes.supplier("docker")
+    used = []
+    for _ in range(count):
+        sandbox, _ = await supplier.take(SandboxSpec())
+        used.append(sandbox.id)
+        await supplier.give(sandbox)
+    await supplier.pool.close()
+    return used
+
+
+async def test_each_sandbox_is_used_once_where_the_run_says_so(made: list[Any]) -> None:
+    sandboxes.configure(SandboxConfig(reuse="never"))
+    used = await _sessions(5)
+    assert len(set(used)) == 5
+
+
+async def test_a_sandbox_proved_empty_is_used_again_by_default(made: list[Any]) -> None:
+    sandboxes.configure(SandboxConfig())
+    assert len(set(await _sessions(5))) < 5
+
+
+def test_a_wrong_choice_is_named_with_what_is_allowed() -> None:
+    with pytest.raises(ConfigError, match=r"reuse.*proven.*never"):
+        validate({"reuse": "always"}, SandboxConfig)
