@@ -78,8 +78,10 @@ def resolve(name: str, cache_dir: str | Path | None = None, progress: Progress |
         InfraError: fetching failed.
     """
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return check(path)
+    if path.is_file():
+        raise InvalidInput(f"model={name!r} is a file; a model is a Hugging Face folder")
     if name in KNOWN:
         return get(name, cache_dir, progress)
     if name == TINY:
@@ -132,9 +134,12 @@ def check(path: Path) -> Path:
     if not config.is_file():
         raise InvalidInput(f"model={str(path)!r} is no Hugging Face folder: config.json is missing")
     try:
-        architectures = json.loads(config.read_text()).get("architectures") or []
-    except (ValueError, AttributeError) as error:
+        settings = json.loads(config.read_text())
+    except (OSError, ValueError) as error:
         raise InvalidInput(f"model={str(path)!r}: config.json is unreadable: {error}") from None
+    if not isinstance(settings, dict):
+        raise InvalidInput(f"model={str(path)!r}: config.json holds a {type(settings).__name__}, not a JSON object")
+    architectures = settings.get("architectures") or []
     if not any(
         str(name).endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")) for name in architectures
     ):
@@ -142,6 +147,9 @@ def check(path: Path) -> Path:
     missing = [file for file in _weight_files(path) if not (path / file).is_file()]
     if missing:
         raise InvalidInput(f"model={str(path)!r} lacks {', '.join(missing)}")
+    for file in _weight_files(path):
+        if fault := _damage(path / file):
+            raise InvalidInput(f"model={str(path)!r}: {file} {fault}")
     if not any((path / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise InvalidInput(f"model={str(path)!r} lacks its tokenizer (tokenizer.json)")
     return path
@@ -150,10 +158,29 @@ def check(path: Path) -> Path:
 def _weight_files(path: Path) -> Iterable[str]:
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        try:
+            return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InvalidInput(f"model={str(path)!r}: {index.name} is unreadable: {error!r}") from None
     if any(path.glob("pytorch_model*.bin")):
         return []
     return ["model.safetensors"]
+
+
+def _damage(file: Path) -> str:
+    """What its own header says is wrong with a safetensors file, '' where nothing is: it may be cut or no such file."""
+    with open(file, "rb") as opened:
+        size = file.stat().st_size
+        length = int.from_bytes(opened.read(8), "little")
+        if size < 8 or length > size - 8:
+            return f"is cut or is no safetensors file ({size} bytes)"
+        try:
+            header = json.loads(opened.read(length))
+            end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+            return "is no safetensors file"
+    wanted = 8 + length + int(end)
+    return "" if size == wanted else f"has {size} bytes where its header says {wanted}"
 
 
 def _put_in_place(beside: Path, final: Path) -> None:

@@ -125,6 +125,10 @@ def build(path: Path, texts: Iterable[str], *, seed: int = 0, shape: TinyShape |
     return path
 
 
+_ROLE_LINE = r"\A(?:system|user|assistant)\n"
+"""Of its own: no token may reach from the generation prompt ("assistant" and a newline) into the turn after it."""
+
+
 def build_tokenizer(texts: Iterable[str], vocab: int = 1024, context: int = 2048) -> Any:
     """A byte-level BPE tokenizer from texts, as a transformers fast tokenizer.
 
@@ -134,12 +138,13 @@ def build_tokenizer(texts: Iterable[str], vocab: int = 1024, context: int = 2048
     least = 256 + len(SPECIAL_TOKENS)
     if vocab < least:
         raise InvalidInput(f"vocab={vocab} is too small: the 256 bytes and {len(SPECIAL_TOKENS)} tokens need {least}")
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.Sequence(
         [
+            pre_tokenizers.Split(Regex(_ROLE_LINE), "isolated"),
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
@@ -152,7 +157,7 @@ def build_tokenizer(texts: Iterable[str], vocab: int = 1024, context: int = 2048
         max_token_length=64,
         show_progress=False,
     )
-    raw.train_from_iterator((piece for text in texts for piece in _pieces(text)), trainer)
+    raw.train_from_iterator((piece for text in texts for piece in _MARKUP.split(text) if piece), trainer)
     raw.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,
@@ -163,16 +168,6 @@ def build_tokenizer(texts: Iterable[str], vocab: int = 1024, context: int = 2048
         model_max_length=context,
         clean_up_tokenization_spaces=False,
     )
-
-
-def _pieces(text: str) -> list[str]:
-    """A rendered conversation's text between its special tokens, the role lines by themselves.
-
-    No token may reach from the generation prompt ("assistant" and a newline) into the turn, since these two
-    are encoded apart.
-    """
-    role_line = f"(?<={re.escape(IM_START)})([a-z]+\\n)"
-    return [piece for part in re.split(role_line, text) for piece in _MARKUP.split(part) if piece]
 
 
 def build_model(tokenizer: Any, *, seed: int = 0, shape: TinyShape | None = None) -> Any:

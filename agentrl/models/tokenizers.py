@@ -10,8 +10,9 @@ transformers takes two seconds and gives nothing more.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +24,20 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 
+_LONG = 4096  # characters
+
+
 class HFTokenizer:
     """A fast tokenizer whose text can't become special tokens.
 
     Attributes:
         vocab_size: one more than the largest id.
         added: the published added tokens (special ones and other markup) and their ids.
-        chat_template: the tokenizer's own Jinja template; None where it brings none.
+        eats_left: the added tokens that take the white space before them along.
+        eats_right: those that take the white space behind them along.
+        chat_template: the tokenizer's own Jinja template, the one named "default" of several; None without one.
+        tool_template: the one for conversations with tools on offer: that named "tool_use", else `chat_template`.
+        templates: all of them by their names.
         config: what `tokenizer_config.json` says.
         path: the folder it came from; None for one built in memory.
     """
@@ -44,8 +52,12 @@ class HFTokenizer:
         added = {token.content: index for index, token in known.items()}
         self.config = config or {}
         self.path = path
-        self.chat_template = _default_template(self.config.get("chat_template"))
-        self.added: dict[str, int] = {token: index for token, index in added.items() if token.strip()}
+        self.templates = _named_templates(self.config.get("chat_template"))
+        self.chat_template = self.templates.get("default")
+        self.tool_template = self.templates.get("tool_use", self.chat_template)
+        self.added: dict[str, int] = {token: index for token, index in added.items() if not _is_space(token)}
+        self.eats_left = frozenset(token.content for token in known.values() if token.lstrip)
+        self.eats_right = frozenset(token.content for token in known.values() if token.rstrip)
         self._markup = frozenset(self.added.values())
         self.vocab_size = max(self._published.get_vocab_size(with_added_tokens=True), *added.values(), 0) + 1
         self._byte_of = _byte_alphabet() if b'"ByteLevel"' in orjson.dumps(spec.get("decoder")) else None
@@ -59,16 +71,19 @@ class HFTokenizer:
         if self._text is None:
             spec = _without_markup(orjson.loads(self._source), set(self.added))
             self._text = _backend(orjson.dumps(spec).decode())
-        ids = self._text.encode(text, add_special_tokens=False).ids
-        return ids
+        return _ids(self._text, text)
 
     def encode_markup(self, text: str) -> list[int]:
         """Token ids as the published tokenizer has them: markup in the text becomes special tokens.
 
         For trusted text only: it is what a chat template's output goes through, never a user's words.
         """
-        ids: list[int] = self._published.encode(text, add_special_tokens=False).ids
-        return ids
+        return _ids(self._published, text)
+
+    @cached_property
+    def longest(self) -> int:
+        """Characters of the vocabulary's longest piece: n characters are at least n / longest tokens."""
+        return max(map(len, self._published.get_vocab(with_added_tokens=True)))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens written out; bytes that are not UTF-8 become U+FFFD."""
@@ -105,6 +120,15 @@ class HFTokenizer:
         return bytes(self._byte_of[char] for char in piece)
 
 
+def _ids(backend: Backend, text: str) -> list[int]:
+    """Token ids; long texts are encoded as batches, which leave the interpreter to other threads meanwhile."""
+    if len(text) < _LONG:
+        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+    else:
+        ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
+
+
 def load_tokenizer(source: Any) -> HFTokenizer:
     """A tokenizer from a Hugging Face folder, a `tokenizer.json`, or a fast tokenizer of transformers.
 
@@ -130,8 +154,11 @@ def _load(path: Path) -> HFTokenizer:
         raise InvalidInput(f"tokenizer={str(path)!r}: no tokenizer.json there; a Hugging Face folder has one")
     config_file, template_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     config = orjson.loads(config_file.read_bytes()) if config_file.is_file() else {}
+    named = {file.stem: file.read_text() for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if template_file.is_file():
-        config["chat_template"] = template_file.read_text()
+        named["default"] = template_file.read_text()
+    if named:
+        config["chat_template"] = {**_named_templates(config.get("chat_template")), **named}
     try:
         return HFTokenizer(file.read_text(), config, folder)
     except (ValueError, KeyError, TypeError) as error:
@@ -150,21 +177,42 @@ def _backend(source: str) -> Backend:
 
 
 def _without_markup(spec: dict[str, Any], markup: set[str]) -> dict[str, Any]:
-    """The same tokenizer, without the added tokens that are markup, neither added nor in the model's vocabulary."""
+    """The same tokenizer, without the added tokens that are markup: neither added, nor in the model's vocabulary.
+
+    Merges that make a removed token, or need one, go with it: the `tokenizers` library refuses a merge whose parts
+    or result are not in the vocabulary. The unknown token stays, since the library needs it, but nothing makes it.
+    """
     kept = [entry for entry in spec.get("added_tokens", []) if entry["content"] not in markup]
     model = dict(spec["model"])
-    if isinstance(model.get("vocab"), dict):
+    vocab = model.get("vocab")
+    if isinstance(vocab, dict):
         unknown = model.get("unk_token")
-        model["vocab"] = {k: v for k, v in model["vocab"].items() if k not in markup or k == unknown}
+        model["vocab"] = {k: v for k, v in vocab.items() if k not in markup or k == unknown}
+    elif isinstance(vocab, list):  # Unigram: a token's id is its place, so a removed one leaves a name none can guess
+        unknown_id, hidden = model.get("unk_id"), secrets.token_hex(16)
+        model["vocab"] = [
+            [f"{hidden}{place}" if piece in markup and place != unknown_id else piece, score]
+            for place, (piece, score) in enumerate(vocab)
+        ]
+    if model.get("merges"):
+        prefix = len(model.get("continuing_subword_prefix") or "")
+        pairs = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"])
+        model["merges"] = [[a, b] for a, b in pairs if markup.isdisjoint((a, b, a + b[prefix:]))]
     return {**spec, "added_tokens": kept, "model": model, "post_processor": None}
 
 
-def _default_template(template: Any) -> str | None:
-    """The template named "default" where a tokenizer brings several."""
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        return named.get("tool_use") or named.get("default")
-    return template if isinstance(template, str) else None
+def _is_space(token: str) -> bool:
+    """Whether a token stands for white space alone, as itself or as SentencePiece spells it."""
+    return not token.replace("\u2581", " ").strip()
+
+
+def _named_templates(templates: Any) -> dict[str, str]:
+    """Chat templates by their names, out of any form that they are kept in; a single one is the default."""
+    if isinstance(templates, str):
+        return {"default": templates}
+    if isinstance(templates, list):
+        return {entry["name"]: entry["template"] for entry in templates}
+    return dict(templates) if isinstance(templates, dict) else {}
 
 
 def _byte_alphabet() -> dict[str, int]:

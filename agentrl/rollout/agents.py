@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import inspect
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,13 +25,14 @@ from weakref import WeakKeyDictionary
 
 import orjson
 
-from agentrl.errors import AgentError, ConfigError, missing_extra, nearest
+from agentrl.errors import AgentError, ConfigError, missing_extra
+from agentrl.imports import load
 from agentrl.types import Session, Status, Task
 
 if TYPE_CHECKING:
     from agentrl.sessions.gateway.gateway import Gateway
 
-_FUNCTION = re.compile(r"(?P<path>\S+\.py):(?P<name>[A-Za-z_]\w*)")
+_FUNCTION = re.compile(r"\S+\.py:[A-Za-z_]\w*")
 KILL_SECONDS = 2.0
 """How long a command has between being asked to end and being killed."""
 TAIL_BYTES = 4000
@@ -145,22 +146,39 @@ def load_agent(agent: str | Callable[..., Any] | UserAgent) -> UserAgent:
     """An agent from `path/to/file.py:function`, a command line, or a coroutine function.
 
     Raises:
-        ConfigError: the file or the function is not there, or is no coroutine function.
+        UnknownName: the file or the function is not there.
+        ConfigError: it is no coroutine function, importing it raised something, or there is no such program.
     """
     if isinstance(agent, str):
-        found = _FUNCTION.fullmatch(agent.strip())
-        if found is None:
-            argv = shlex.split(agent)
-            if not argv:
-                raise ConfigError(f"agent={agent!r} is neither path.py:function nor a command line")
-            return CommandAgent([sys.executable if argv[0] == "python" else argv[0], *argv[1:]])
-        agent = _imported(Path(found["path"]), found["name"])
+        if _FUNCTION.fullmatch(agent.strip()) is None:
+            return _command(agent)
+        named, agent = agent, load(agent, "agent")
+    else:
+        named = getattr(agent, "__name__", repr(agent))
     if hasattr(agent, "run"):
         made: UserAgent = agent
         return made
     if not inspect.iscoroutinefunction(agent):
-        raise ConfigError(f"agent={agent!r} must be `async def agent(task, client)`")
+        raise ConfigError(f"agent={named!r} is {agent!r}; it must be `async def agent(task, client)`")
     return FunctionAgent(agent)
+
+
+def _command(line: str) -> CommandAgent:
+    """A command line's program, looked up now: hundreds of sessions would each find out that it is not there."""
+    where = f"agent={line!r}"
+    try:
+        argv = shlex.split(line)
+    except ValueError as error:
+        raise ConfigError(f"{where} can't be read as a command line: {error}") from None
+    if not argv:
+        raise ConfigError(f"{where} is neither path.py:function nor a command line")
+    program = sys.executable if argv[0] == "python" else shutil.which(argv[0])
+    if program is None:
+        raise ConfigError(f"{where}: there is no program {argv[0]!r} that can be run, and it is no path.py:function")
+    script = argv[1] if len(argv) > 1 else ""
+    if Path(program).name.startswith("python") and script.endswith(".py") and not Path(script).is_file():
+        raise ConfigError(f"{where}: there is no file {script!r}")
+    return CommandAgent([program, *argv[1:]])
 
 
 async def play(
@@ -206,24 +224,6 @@ async def _outcome(agent: UserAgent, task: Task, address: Address, timeout: floa
             raise
         return Status.TRUNCATED, f"the agent took longer than {timeout:g} s"
     return Status.COMPLETED, None
-
-
-def _imported(path: Path, name: str) -> Any:
-    if not path.is_file():
-        raise ConfigError(f"agent={path}:{name}: there is no file {str(path)!r}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"agent={path}:{name}: importing it failed: {type(error).__name__}: {error}") from error
-    found: Mapping[str, Any] = vars(module)
-    if name not in found:
-        guess = nearest(name, (n for n in found if not n.startswith("_")))
-        raise ConfigError(f"agent={path}:{name}: no such function" + (f"; did you mean {guess!r}?" if guess else ""))
-    return found[name]
 
 
 async def _tail(stream: asyncio.StreamReader) -> str:

@@ -23,6 +23,7 @@ from agentrl.rollout.seeds import derive
 from agentrl.sessions import tree
 from agentrl.sessions.conversation import Conversation, OutOfRoom
 from agentrl.types import FinishReason, Message, Node, Sampling, Session, Status, StepResult
+from agentrl.untrusted import safe_text
 
 
 class Actor(Protocol):
@@ -116,10 +117,10 @@ async def _converse(env: Env, conversation: Conversation, actor: Actor, limits: 
         deadline = time.monotonic() + limits.turn_timeout
         try:
             node = await actor.act(conversation, env, turn, deadline)
-        except OutOfRoom:
-            return Status.TRUNCATED
+        except OutOfRoom as full:
+            return _cut(session, str(full).partition(": ")[2])
         if node.finish_reason is FinishReason.LENGTH:
-            return Status.TRUNCATED
+            return _cut(session, f"a turn was cut off by its token limit (rollout.turn_tokens={limits.turn_tokens})")
         with _timed(session, "env"):
             result = await _answer(env, node.message, deadline)
         if result.reward is not None:
@@ -127,7 +128,12 @@ async def _converse(env: Env, conversation: Conversation, actor: Actor, limits: 
         if result.messages:
             conversation.add(result.messages)
         if result.terminated or result.truncated:
-            return Status.COMPLETED if result.terminated else Status.TRUNCATED
+            return Status.COMPLETED if result.terminated else _cut(session, "the environment cut it off")
+    return _cut(session, f"all {turns} turns were taken (max_turns)")
+
+
+def _cut(session: Session, why: str) -> Status:
+    session.error = why
     return Status.TRUNCATED
 
 
@@ -158,7 +164,7 @@ def failed(session: Session, error: AgentRLError) -> None:
     if error.blame is Blame.USER:
         raise error
     session.status = Status.AGENT_ERROR if error.blame is Blame.AGENT else Status.INFRA_ERROR
-    session.error = f"{type(error).__name__}: {error}"
+    session.error = safe_text(f"{type(error).__name__}: {error}")
 
 
 def _count_tools(env: Env, session: Session) -> None:

@@ -6,35 +6,75 @@ from collections.abc import Callable
 
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
-from agentrl.envs.registry import factory
+from agentrl.errors import ConfigError, nearest
 from agentrl.rollout.episode import Actor, ExpertActor, NoopActor
 from agentrl.rollout.groups import Rollouts
+from agentrl.rollout.health import failures, finding, redrawn, sessions_of
 from agentrl.rollout.programs import Program
+from agentrl.rollout.progress import Progress
 from agentrl.rollout.stats import Evaluation, evaluate_groups
 from agentrl.rollout.tasks import TaskStream
-from agentrl.sessions.renderers.silent import SilentRenderer
-from agentrl.types import Group
+from agentrl.types import Group, Session
 
 SCRIPTED: dict[str, Callable[[], Actor]] = {"expert": ExpertActor, "noop": NoopActor}
 """Policies that need no model."""
 
 
-def held_out(config: RunConfig, env: Env) -> TaskStream:
-    """The tasks to measure on: the split that the configuration names, or the environment's last."""
-    split = config.eval.split if config.eval.split in env.splits else env.splits[-1]
-    return TaskStream(env, split, config.seed)
+def held_out_split(config: RunConfig, env: Env) -> str:
+    """The split to measure on: the one that the configuration names, or `eval`, or the environment's last.
+
+    Raises:
+        ConfigError: the environment has no such split.
+    """
+    split = config.eval.split
+    if split is None:
+        return "eval" if "eval" in env.splits else env.splits[-1]
+    if split not in env.splits:
+        guess = nearest(split, env.splits)
+        hint = f"; did you mean {guess!r}?" if guess else ""
+        known = ", ".join(env.splits)
+        raise ConfigError(f"eval.split={split!r}: env={config.env.name} has no such split{hint} (splits: {known})")
+    return split
 
 
-async def play_held_out(config: RunConfig, rollouts: Rollouts, who: Actor | Program) -> tuple[Evaluation, list[Group]]:
-    """Play `eval.tasks` tasks, `eval.n` sessions each; the summary, and the sessions themselves."""
-    tasks = held_out(config, rollouts.make_env())
-    drawn = tasks.take(0, min(config.eval.tasks, len(tasks) or config.eval.tasks))
-    groups = await rollouts.collect(drawn, who, phase="eval", step=0, n=config.eval.n)
+async def play_held_out(
+    config: RunConfig,
+    rollouts: Rollouts,
+    who: Actor | Program,
+    progress: Progress,
+    name: str = "evaluation",
+    keep: Callable[[Session], None] = lambda session: None,
+) -> tuple[Evaluation, list[Group]]:
+    """Play `eval.tasks` tasks, `eval.n` sessions each; the summary, and the sessions themselves.
+
+    Args:
+        config: the run's.
+        rollouts: plays.
+        who: acts.
+        progress: is shown how far it is, and told what is wrong with the sessions.
+        name: what this evaluation is called there.
+        keep: is given each session that has ended.
+
+    Raises:
+        InfraError: our machinery failed in all of them.
+    """
+    env = rollouts.make_env()
+    split = held_out_split(config, env)
+    tasks = TaskStream(env, split, config.seed).once(config.eval.tasks)
+    if len(tasks) < config.eval.tasks:
+        progress.say(f"{name}: {len(tasks)} tasks, not eval.tasks={config.eval.tasks}: split {split!r} has no more")
+
+    async def draw() -> list[Group]:
+        with progress.part(name, len(tasks) * config.eval.n) as one_more:
+
+            def ended(session: Session) -> None:
+                keep(session)
+                one_more(session)
+
+            return await rollouts.collect(tasks, who, phase="eval", step=0, n=config.eval.n, ended=ended)
+
+    groups = await redrawn(draw, name, progress.warn)
+    sessions = sessions_of(groups)
+    for told in filter(None, [finding(sessions) or failures(sessions)]):
+        progress.warn(f"{name}: {told}")
     return evaluate_groups(groups, config.eval.solved_at), groups
-
-
-async def evaluate_scripted(config: RunConfig) -> Evaluation:
-    """How the environment's expert, or a no-op, does: `policy=expert`, `policy=noop`."""
-    make_env = factory(config.env.name, **config.env.kwargs)
-    rollouts = Rollouts(make_env, SilentRenderer(), None, config.rollout, config.seed)
-    return (await play_held_out(config, rollouts, SCRIPTED[config.policy]()))[0]

@@ -82,6 +82,7 @@ async def serving(
         turn_timeout=limits.turn_timeout,
         session_timeout=2 * limits.timeout,
         in_flight=4 * limits.concurrency,
+        strict_fields=limits.strict_fields,
     )
     app = create_app(
         engine,
@@ -90,6 +91,7 @@ async def serving(
         limits=bounds,
         session_tokens=limits.session_tokens,
         context_tokens=limits.context_tokens,
+        replay=limits.replay,
         strip_reasoning=strip_reasoning,
     )
     async with running(app) as url:

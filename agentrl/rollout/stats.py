@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev, stdev
 
+from agentrl.rollout.health import sessions_of, turns, worked
 from agentrl.types import Group, Node, Session, Status
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """The step's rollouts in numbers: rewards by name, groups, turns, tokens, how sessions ended, counters."""
-    sessions = [session for group in groups for session in group.sessions]
+    sessions = sessions_of(groups)
     scored = [session for group in groups for session in group.scored]
     metrics: dict[str, float] = {**_rewards(scored), **_groups(groups), **_shape(sessions)}
     ends = Counter(session.status for session in sessions)
@@ -50,13 +51,13 @@ def _groups(groups: Sequence[Group]) -> dict[str, float]:
 def _shape(sessions: Sequence[Session]) -> dict[str, float]:
     if not sessions:
         return {}
-    turns = [sum(n.message.role == "assistant" and n.repeats is None for n in s.nodes) for s in sessions]
+    spoken = [turns(session) for session in sessions]
     tokens = [sum(len(node.token_ids) for node in session.nodes) for session in sessions]
     sampled = [sum(sum(node.trainable) for node in session.nodes) for session in sessions]
     return {
         "sessions/count": float(len(sessions)),
-        "sessions/turns": fmean(turns),
-        "sessions/turns_max": float(max(turns)),
+        "sessions/turns": fmean(spoken),
+        "sessions/turns_max": float(max(spoken)),
         "sessions/tokens": fmean(tokens),
         "sessions/tokens_max": float(max(tokens)),
         "sessions/trained_tokens": fmean(sampled),
@@ -82,7 +83,8 @@ class Evaluation:
     """How a policy did on a split.
 
     `mean` is over tasks; `low` and `high` bound it with 95 % confidence. `pass_at[k]` estimates the chance that
-    at least one of k sessions solves a task.
+    at least one of k sessions solves a task. Of `drawn` sessions `sessions` count. `worked`: some session had a turn
+    and did not fail, or earned something; otherwise the numbers say nothing about the policy.
     """
 
     tasks: int
@@ -92,12 +94,27 @@ class Evaluation:
     high: float
     pass_at: Mapping[int, float]
     infra_errors: int
+    drawn: int
+    worked: bool
     metrics: Mapping[str, float]
 
     def __str__(self) -> str:
         passes = "  ".join(f"pass@{k} {value:.3f}" for k, value in self.pass_at.items())
-        lost = f"  ({self.infra_errors} lost to infrastructure)" if self.infra_errors else ""
-        return f"mean {self.mean:.3f}  95% CI [{self.low:.3f}, {self.high:.3f}]  {passes}  n={self.sessions}{lost}"
+        return (
+            f"mean {self.mean:.3f}  95% CI [{self.low:.3f}, {self.high:.3f}]  {passes}  n={self.sessions}{self._lost()}"
+        )
+
+    @property
+    def summary(self) -> str:
+        """The mean and its bounds."""
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+    def _lost(self) -> str:
+        """Why fewer sessions count than were drawn."""
+        silent = self.drawn - self.sessions - self.infra_errors
+        kinds = {"lost to infrastructure": self.infra_errors, "without a reward": silent}
+        told = ", ".join(f"{number} {kind}" for kind, number in kinds.items() if number)
+        return f" of {self.drawn} ({told})" if told else ""
 
 
 def evaluate_groups(groups: Sequence[Group], solved_at: float) -> Evaluation:
@@ -107,6 +124,7 @@ def evaluate_groups(groups: Sequence[Group], solved_at: float) -> Evaluation:
     mean = fmean(means) if means else math.nan
     low, high = interval(means)
     most = min((len(group.scored) for group in played), default=0)
+    sessions = sessions_of(groups)
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k < most] + ([most] if most else [])
     solved = [(len(g.scored), sum((s.score or 0.0) >= solved_at for s in g.scored)) for g in played]
     return Evaluation(
@@ -116,7 +134,9 @@ def evaluate_groups(groups: Sequence[Group], solved_at: float) -> Evaluation:
         low=low,
         high=high,
         pass_at={k: fmean(pass_at_k(n, c, k) for n, c in solved) for k in ks},
-        infra_errors=sum(s.status is Status.INFRA_ERROR for group in groups for s in group.sessions),
+        infra_errors=sum(s.status is Status.INFRA_ERROR for s in sessions),
+        drawn=len(sessions),
+        worked=any(map(worked, sessions)),
         metrics=rollout_metrics(groups),
     )
 

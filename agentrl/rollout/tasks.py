@@ -43,6 +43,12 @@ class TaskStream:
         self._taken = start + number
         return taken
 
+    def once(self, number: int) -> list[Task]:
+        """The first `number` tasks, or all where there are fewer: none comes twice."""
+        if self._items:
+            return self.take(0, min(number, len(self._items)))
+        return list(islice(calls.tasks(self._env, self._split), number)) or self.take(0, number)
+
     def _shuffled(self, index: int) -> Task:
         epoch, place = divmod(index, len(self._items))
         if epoch != self._epoch:

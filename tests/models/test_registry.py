@@ -13,12 +13,15 @@ from agentrl.errors import InfraError, InvalidInput, UnknownName
 from agentrl.models import fetch
 from agentrl.models.registry import KNOWN, KnownModel
 
+HEADER = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(8)
+
 
 def write_model(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    for name in ("model.safetensors", "tokenizer.json"):
-        (folder / name).write_bytes(b"x")
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
+    (folder / "tokenizer.json").write_bytes(b"x")
     return folder
 
 
@@ -30,6 +33,13 @@ def test_a_local_folder_is_itself(tmp_path: Path) -> None:
 def test_a_folder_that_lacks_something_is_refused_by_its_name(tmp_path: Path, missing: str) -> None:
     (write_model(tmp_path) / missing).unlink()
     with pytest.raises(InvalidInput, match=missing):
+        models.resolve(str(tmp_path))
+
+
+@pytest.mark.parametrize("bytes_", [b"", b"no weights at all", WEIGHTS[:-1], WEIGHTS + b"x", WEIGHTS[:20]])
+def test_a_weight_file_that_is_cut_or_is_none_is_named_before_anything_loads_it(tmp_path: Path, bytes_: bytes) -> None:
+    (write_model(tmp_path) / "model.safetensors").write_bytes(bytes_)
+    with pytest.raises(InvalidInput, match=r"model\.safetensors"):
         models.resolve(str(tmp_path))
 
 

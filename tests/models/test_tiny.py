@@ -47,6 +47,16 @@ def test_it_has_about_half_a_million_parameters_and_transformers_loads_it(folder
     assert model.config.eos_token_id == tokenizer.eos_token_id
 
 
+def test_no_token_reaches_from_the_generation_prompt_into_the_turn(tmp_path: Path) -> None:
+    """Lines of JSON in a prompt taught the tokenizer a newline with a brace, which then joined the two."""
+    lines = "\n".join(f'{{"name": "tool {n}"}}' for n in range(200))
+    texts = [f"<|im_start|>user\n{lines}<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"] * 20
+    tokenizer = _tokenizer(tiny.build(tmp_path / "model", texts))
+    assert len(tokenizer.encode('x\n{"name": "tool ')) <= 3
+    prompt, turn = "<|im_start|>assistant\n", '{"name": "tool 3"}<|im_end|>'
+    assert tokenizer.encode(prompt + turn) == tokenizer.encode(prompt) + tokenizer.encode(turn)
+
+
 @given(st.text())
 @settings(max_examples=200)
 def test_any_text_encodes_and_decodes(folder: Path, text: str) -> None:

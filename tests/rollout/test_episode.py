@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env, reward
-from agentrl.errors import AgentError, EnvError, SandboxError
+from agentrl.errors import AgentError, EngineError, EnvError, SandboxError
 from agentrl.rollout.episode import Actor, ExpertActor, NoopActor
 from agentrl.rollout.groups import Rollouts
 from agentrl.sessions.renderers.silent import SilentRenderer
 from agentrl.tools.tool import tool
-from agentrl.types import Group, Message, Session, Status, StepResult, Task
+from agentrl.types import Group, Health, Message, Session, Status, StepResult, Task
 
 LIMITS = RolloutConfig(tool_timeout=0.2, turn_timeout=0.5, timeout=1.0, retries=2)
 
@@ -109,7 +110,7 @@ async def test_the_session_deadline_truncates_even_a_world_that_never_ends() -> 
             await asyncio.sleep(0.3)
             return StepResult([Message(role="user", content="go on")])
 
-    limits = LIMITS.model_copy(update={"turn_timeout": 0.5, "timeout": 0.7})
+    limits = LIMITS.model_copy(update={"turn_timeout": 60.0, "timeout": 0.7})
     (session,) = (await collect(Slow, limits=limits)).sessions
     assert session.status is Status.TRUNCATED
     assert "0.7 s" in (session.error or "")
@@ -124,7 +125,7 @@ async def test_a_step_that_hangs_is_our_failure_and_is_drawn_again() -> None:
             await asyncio.sleep(60)
             raise AssertionError
 
-    limits = LIMITS.model_copy(update={"turn_timeout": 0.1, "tool_timeout": 0.05})
+    limits = LIMITS.model_copy(update={"turn_timeout": 0.5, "tool_timeout": 0.25})
     (session,) = (await collect(Hanging, limits=limits)).sessions
     assert session.status is Status.INFRA_ERROR
     assert session.score is None
@@ -202,9 +203,44 @@ async def test_no_more_sessions_are_under_way_than_allowed() -> None:
         async def step(self, message: Message) -> StepResult:
             under_way[0] += 1
             most[0] = max(most[0], under_way[0])
-            await asyncio.sleep(0.005)
-            under_way[0] -= 1
-            return await self.run_tools(message)
+            try:
+                await asyncio.sleep(0.005)
+                return await self.run_tools(message)
+            finally:  # a busy machine can run a session past its deadline
+                under_way[0] -= 1
 
     await collect(Watched, n=9, limits=LIMITS.model_copy(update={"concurrency": 2}))
     assert most[0] == 2
+
+
+async def test_where_no_engine_is_left_a_run_ends_at_once_and_says_why() -> None:
+    """It went on, with every session of every step an INFRA_ERROR."""
+
+    class Gone:
+        capabilities = SimpleNamespace(max_context=1000)
+
+        async def health(self) -> Health:
+            return Health(ok=False, detail="no engine is left: no driver", gone=True)
+
+    drawn: list[int] = []
+
+    def lost(env: Counting) -> None:
+        drawn.append(1)
+        raise SandboxError("not reached")
+
+    engine: Any = Gone()
+    limits = LIMITS.model_copy(update={"concurrency": 1})
+    rollouts = Rollouts(lambda: Counting(lost), SilentRenderer(), engine, limits, seed=5)
+    with pytest.raises(EngineError, match="no driver"):
+        await rollouts.collect([Task(id="t", data={"to": 3})], ExpertActor(), phase="test", step=0, n=8)
+    assert len(drawn) < 4  # of 24: those that were under way
+
+
+async def test_each_session_is_told_of_as_soon_as_it_has_ended_and_a_truncated_one_says_why() -> None:
+    ended: list[Session] = []
+    limits = LIMITS.model_copy(update={"max_turns": 2})
+    rollouts = Rollouts(Counting, SilentRenderer(), None, limits, seed=5)
+    task = Task(id="t", data={"to": 3})
+    (group,) = await rollouts.collect([task], ExpertActor(), phase="test", step=0, n=3, ended=ended.append)
+    assert sorted(map(id, ended)) == sorted(map(id, group.sessions))
+    assert {session.error for session in ended} == {"all 2 turns were taken (max_turns)"}

@@ -1,175 +1,117 @@
-"""Attention of a flat step, and the cache that it reads: what a transformers model is given to run on our rows.
+"""Attention of a flat step: what a transformers model is given to run on our rows.
 
-transformers hands every layer's keys and values to a `Cache` and its queries to an attention function that it
-looks up by name. Ours write into and read from the arena's rows; where each token belongs is in the `Layout`,
-which travels as a keyword argument of the model's call.
+transformers hands every layer's queries, keys and values to an attention function that it looks up by name. Ours
+writes the step's keys and values into the arena's rows and reads whole rows from there; where each token belongs is
+in the `Layout`, which travels as a keyword argument of the model's call. transformers' own caches are not used, so a
+latent that a layer would cache (DeepSeek's) reaches us as the keys and values that it stands for. Given up: the memory
+that caching latents saves, and that a sliding window saves, since rows are kept and read whole.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, Cache
+from transformers import AttentionInterface
 
+from agentrl.errors import InvalidInput
 from agentrl.rollout.engines.arena import Arena
+from agentrl.rollout.engines.parts import Part
 
 ATTENTION = "agentrl_flat"
-DECODE_ROWS = 4
-"""Query rows for each key-value head of a decoding token, at least."""
-SHARED_ROWS = 16
-"""Query rows of decoding tokens that are multiplied with one row's keys together: a multiple of this."""
 BLOCK = 128
 """Keys that are summed over in one product."""
+LANES = 32
+"""Columns that a sink takes in front of the scores: as many as keep theirs where a vector register begins."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """Decoding rows whose first `length` keys and values are the same, so that they are read once, from the first."""
-
-    rows: tuple[int, ...]
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Own:
-    """Keys [start, end) of some decoding rows, each in its own row of the arena."""
-
-    rows: Tensor | slice
-    start: int
-    end: int
-
-    def take(self, of_RhGx: Tensor) -> Tensor:
-        """The part's rows of something."""
-        return of_RhGx[self.rows]
-
-    def put(self, taken_nhGx: Tensor, into_RhGx: Tensor) -> None:
-        """Write back what `take` took, after a product."""
-        into_RhGx[self.rows] = taken_nhGx
-
-    def product(self, left: Tensor, kv_Rhxy: Tensor) -> Tensor:
-        """What was taken, multiplied by the keys or values that belong to it."""
-        rows = left.shape[-2]
-        padded = torch.nn.functional.pad(left, (0, 0, 0, -rows % DECODE_ROWS))
-        return torch.matmul(padded, kv_Rhxy[self.rows])[..., :rows, :]
-
-
-@dataclass(frozen=True, slots=True)
-class Common:
-    """Keys [0, end) of companies of decoding rows, each company's in the row of its first member.
+class Scores:
+    """What a layer does to its scores before they are weights.
 
     Attributes:
-        members_CM: who sits where; a company's empty seats repeat its first member.
-        rows: all members, once each.
-        seats: where they sit, in the flattened `members_CM`.
-        sources: each company's first member.
+        window: how many tokens a query sees, itself among them; None is all.
+        softcap: c, where scores s become c * tanh(s / c) (Gemma 2, arXiv:2408.00118).
+        sinks: [heads], the score of a key that every query sees and that has no value (arXiv:2309.17453).
     """
 
-    members_CM: Tensor
-    rows: Tensor
-    seats: Tensor
-    sources: tuple[int, ...]
-    end: int
-    start: int = 0
-
-    def take(self, of_RhGx: Tensor) -> Tensor:
-        """The members' rows of something, a company's together as one matrix for each head: (C, heads, M * G, x)."""
-        return of_RhGx[self.members_CM].transpose(1, 2).flatten(2, 3)
-
-    def put(self, taken_ChTx: Tensor, into_RhGx: Tensor) -> None:
-        """Write back what `take` took, after a product."""
-        companies, heads, _, width = taken_ChTx.shape
-        seated = taken_ChTx.view(companies, heads, -1, into_RhGx.shape[2], width).transpose(1, 2).flatten(0, 1)
-        into_RhGx[self.rows] = seated[self.seats]
-
-    def product(self, left: Tensor, kv_Rhxy: Tensor) -> Tensor:
-        """What was taken, multiplied by the keys or values that belong to it, which are read in place."""
-        out = left.new_empty(*left.shape[:-1], kv_Rhxy.shape[-1])
-        for index, source in enumerate(self.sources):
-            torch.matmul(left[index], kv_Rhxy[source], out=out[index])
-        return out
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
 
 
-Part = Own | Common
-
-
-def parts(
-    decoding: Sequence[int], group: int, keys: int, shared: Sequence[Shared], device: torch.device
-) -> tuple[Part, ...]:
-    """What decoding attention reads, in the order of the keys: shared beginnings first, then what rows have alone.
-
-    Args:
-        decoding: the rows that do; others among them may be read too, which is of no use to anybody.
-        group: query heads for each key-value head.
-        keys: how far rows are read.
-        shared: rows that begin alike.
-        device: the arena's.
-    """
-    starts = dict.fromkeys(decoding, 0)
-    for one in shared:
-        starts.update(dict.fromkeys(one.rows, one.length))
-    lengths = sorted({one.length for one in shared})
-    found: list[Part] = [
-        _common([one.rows for one in shared if one.length == length], group, length, device) for length in lengths
-    ]
-    for start in sorted(set(starts.values())):
-        own = sorted(row for row, begun in starts.items() if begun == start)
-        reach = range(own[0], own[-1] + 1)
-        alone = all(starts.get(row, start) == start for row in reach)
-        place = slice(reach.start, reach.stop) if alone else torch.tensor(own, device=device)
-        found.append(Own(place, start, keys))
-    return tuple(found)
-
-
-def _common(companies: Sequence[tuple[int, ...]], group: int, length: int, device: torch.device) -> Common:
-    quantum = SHARED_ROWS // math.gcd(group, SHARED_ROWS)
-    seats = -(-max(map(len, companies)) // quantum) * quantum
-    members = [[*rows, *[rows[0]] * (seats - len(rows))] for rows in companies]
-    taken = [at * seats + seat for at, rows in enumerate(companies) for seat in range(len(rows))]
-    return Common(
-        members_CM=torch.tensor(members, device=device),
-        rows=torch.tensor([row for rows in companies for row in rows], device=device),
-        seats=torch.tensor(taken, device=device),
-        sources=tuple(rows[0] for rows in companies),
-        end=length,
-    )
+PLAIN = Scores()
 
 
 @dataclass(slots=True)
 class Layout:
-    """Where a step's tokens lie, as attention needs it."""
+    """Where a step's tokens lie, as attention needs it.
+
+    Attributes:
+        arena: what is written to and read from.
+        write_row_N: each token's row.
+        position_N: each token's place in its row.
+        rows: how many decoding rows the step begins with.
+        decode_keys: how far they are read.
+        decode_parts: in which parts.
+        segment_row_S: the segments' rows; None where there are none.
+        segment_size: C, the tokens of each.
+        segment_keys: how far their rows are read.
+    """
 
     arena: Arena
     write_row_N: Tensor
     position_N: Tensor
-    rows: int
-    decode_keys: int
-    decode_mask_R11K: Tensor | None
-    decode_parts: tuple[Part, ...]
-    segment_row_S: Tensor | None
-    segment_size: int
-    segment_keys: int
-    segment_mask_S11CK: Tensor | None
+    rows: int = 0
+    decode_keys: int = 0
+    decode_parts: tuple[Part, ...] = ()
+    segment_row_S: Tensor | None = None
+    segment_size: int = 0
+    segment_keys: int = 0
+    _masks: dict[tuple[bool, int], Tensor] = field(default_factory=dict)
+
+    def decode_mask(self, window: int | None) -> Tensor:
+        """What is added to the decoding rows' scores: [R, 1, 1, K]."""
+        return self._mask(True, self.decode_keys, window)
+
+    def segment_mask(self, window: int | None) -> Tensor:
+        """What is added to the segments' scores: [S, 1, 1, C, K]."""
+        return self._mask(False, self.segment_keys, window)
+
+    def _mask(self, decoding: bool, keys: int, window: int | None) -> Tensor:
+        window = min(window or keys, keys)
+        if (decoding, window) not in self._masks:
+            place = self.position_N[: self.rows]
+            if not decoding:
+                assert self.segment_row_S is not None
+                held = len(self.segment_row_S) * self.segment_size
+                place = self.position_N[self.rows : self.rows + held].view(-1, self.segment_size)
+            key = torch.arange(keys, device=place.device)
+            seen = (key <= place[..., None]) & (key > place[..., None] - window)
+            zero = torch.zeros((), dtype=self.arena.kv.dtype, device=place.device)
+            self._masks[decoding, window] = zero.where(seen, -torch.inf)[:, None, None]
+        return self._masks[decoding, window]
 
 
-class ArenaCache(Cache):  # type: ignore[misc]  # transformers is untyped here
-    """Writes a step's keys and values into the arena; what attention reads, it takes from there."""
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer hands to attention: heads, key-value heads, widths of its keys and values, and its `Scores`."""
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layers=[])
-        self.layout = layout
+    heads: int
+    kv_heads: int
+    key_width: int
+    value_width: int
+    scores: Scores
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-        """Write a layer's new keys and values, each (1, heads, N, width), to their rows and positions."""
-        at = self.layout
-        kv = at.arena.kv[layer_idx]
-        kv[0][at.write_row_N, :, at.position_N] = key_states[0].transpose(0, 1)
-        kv[1][at.write_row_N, :, at.position_N] = value_states[0].transpose(0, 1)
-        return key_states, value_states
+
+@dataclass(slots=True)
+class Shapes:
+    """In place of a `Layout`: notes what each layer hands to attention, which then computes nothing."""
+
+    layers: dict[int, LayerShape] = field(default_factory=dict)
 
 
 def _flat_attention(
@@ -179,25 +121,37 @@ def _flat_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    layout: Layout | None = None,
+    layout: Layout | Shapes | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    assert layout is not None
+    if layout is None:
+        raise InvalidInput(f"{type(module).__name__} does not pass a caller's arguments on to attention")
     q_HNd = query[0]
     heads, total, width = q_HNd.shape
+    window = sliding_window if sliding_window is not None else getattr(module, "sliding_window", None)
+    scores = Scores(window, softcap, s_aux)
+    out_NHe = q_HNd.new_zeros(total, heads, value.shape[-1])
+    if isinstance(layout, Shapes):
+        layout.layers[module.layer_idx] = LayerShape(heads, key.shape[1], key.shape[-1], value.shape[-1], scores)
+        return out_NHe[None], None
+    kv = layout.arena.kv[module.layer_idx]
+    keys, values = kv[0][..., : key.shape[-1]], kv[1][..., : value.shape[-1]]
+    keys[layout.write_row_N, :, layout.position_N] = key[0].transpose(0, 1).to(kv.dtype)
+    values[layout.write_row_N, :, layout.position_N] = value[0].transpose(0, 1).to(kv.dtype)
     scale = scaling if scaling is not None else width**-0.5
-    keys, values = layout.arena.kv[module.layer_idx]
-    out_NHd = q_HNd.new_zeros(total, heads, width)
     rows = layout.rows
-    if layout.decode_mask_R11K is not None:
-        out_NHd[:rows] = decode(q_HNd[:, :rows] * scale, keys, values, layout)
+    if rows:
+        out_NHe[:rows] = decode(q_HNd[:, :rows] * scale, keys, values, layout, scores)
     if layout.segment_row_S is not None:
         held = layout.segment_row_S.shape[0] * layout.segment_size
-        out_NHd[rows : rows + held] = prefill(q_HNd[:, rows : rows + held] * scale, keys, values, layout)
-    return out_NHd[None], None
+        out_NHe[rows : rows + held] = prefill(q_HNd[:, rows : rows + held] * scale, keys, values, layout, scores)
+    return out_NHe[None], None
 
 
-def decode(q_HRd: Tensor, keys: Tensor, values: Tensor, at: Layout) -> Tensor:
+def decode(q_HRd: Tensor, keys: Tensor, values: Tensor, at: Layout, scores: Scores = PLAIN) -> Tensor:
     """One query for each of the first rows, against that row; returns shape (rows, heads, width).
 
     Where rows share a beginning, its keys and values are read once for all of them (arXiv:2402.05099 does so on GPUs).
@@ -208,34 +162,47 @@ def decode(q_HRd: Tensor, keys: Tensor, values: Tensor, at: Layout) -> Tensor:
     kv_heads = keys.shape[1]
     group = heads // kv_heads
     q_RhGd = q_HRd.view(kv_heads, group, rows, width).permute(2, 0, 1, 3)
-    assert at.decode_mask_R11K is not None
     score_RhGK = q_HRd.new_zeros(rows, kv_heads, group, at.decode_keys)
     for part in at.decode_parts:
         mine = slice(part.start, part.end)
         part.put(part.product(part.take(q_RhGd), keys[..., mine, :].transpose(-1, -2)), score_RhGK[..., mine])
-    weight_RhGK = torch.softmax(score_RhGK.add_(at.decode_mask_R11K), -1)
-    out_RhGd = q_HRd.new_zeros(rows, kv_heads, group, width)
+    weight_RhGK = _weights(score_RhGK, at.decode_mask(scores.window), scores)
+    out_RhGd = q_HRd.new_zeros(rows, kv_heads, group, values.shape[-1])
     for part in at.decode_parts:
         mine = slice(part.start, part.end)
         weight = part.take(weight_RhGK[..., mine])
         part.put(_weigh(weight, values[..., mine, :], part.product, part.take(out_RhGd)), out_RhGd)
-    return out_RhGd.reshape(rows, heads, width)
+    return out_RhGd.reshape(rows, heads, -1)
 
 
-def prefill(q_HTd: Tensor, keys: Tensor, values: Tensor, at: Layout) -> Tensor:
+def prefill(q_HTd: Tensor, keys: Tensor, values: Tensor, at: Layout, scores: Scores = PLAIN) -> Tensor:
     """Segments of queries, each against its own row; returns shape (tokens, heads, width)."""
     heads, held, width = q_HTd.shape
     kv_heads, size, reach = keys.shape[1], at.segment_size, at.segment_keys
     group, count = heads // kv_heads, held // size
     assert at.segment_row_S is not None
-    assert at.segment_mask_S11CK is not None
     q_Sh_GC_d = q_HTd.view(kv_heads, group, count, size, width).permute(2, 0, 1, 3, 4).flatten(2, 3)
     keys_ShKd = keys[:, :, :reach].index_select(0, at.segment_row_S)
     values_ShKd = values[:, :, :reach].index_select(0, at.segment_row_S)
     score = torch.matmul(q_Sh_GC_d, keys_ShKd.transpose(2, 3)).view(count, kv_heads, group, size, reach)
-    weight = torch.softmax(score + at.segment_mask_S11CK, -1).flatten(2, 3)
-    out = _weigh(weight, values_ShKd).view(count, kv_heads, group, size, width)
-    return out.permute(0, 3, 1, 2, 4).reshape(held, heads, width)
+    weight = _weights(score, at.segment_mask(scores.window), scores).flatten(2, 3)
+    out = _weigh(weight, values_ShKd).view(count, kv_heads, group, size, -1)
+    return out.permute(0, 3, 1, 2, 4).reshape(held, heads, -1)
+
+
+def _weights(score: Tensor, mask: Tensor, how: Scores) -> Tensor:
+    """What values are summed by; `score` [rows, kv heads, group, *, K] is used up.
+
+    A sink stands in front of all keys, so that where a key stands does not depend on how many there are.
+    """
+    if how.softcap is not None:
+        score = score.div_(how.softcap).tanh_().mul_(how.softcap)
+    score = score.add_(mask)
+    if how.sinks is None:
+        return torch.softmax(score, -1)
+    front = score.new_full((*score.shape[:-1], LANES), -torch.inf)
+    front[..., 0] = how.sinks.view(*score.shape[1:3], *[1] * (score.dim() - 4))
+    return torch.softmax(torch.cat((front, score), -1), -1)[..., LANES:]
 
 
 def _weigh(

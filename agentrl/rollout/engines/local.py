@@ -23,8 +23,10 @@ from typing import Any
 
 import torch
 
+from agentrl import cores
 from agentrl.config import EngineConfig
 from agentrl.errors import AgentRLError, ConfigError, EngineError, InvalidInput
+from agentrl.models.devices import torch_device
 from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature
 from agentrl.rollout.engines.inbox import next_item
 from agentrl.rollout.engines.request import Request
@@ -52,9 +54,7 @@ class LocalEngine:
 
     def __init__(self, path: Path, config: EngineConfig | None = None, tokenizer: Tokenizer | None = None) -> None:
         self._path, self._config, self._tokenizer = Path(path), config or EngineConfig(), tokenizer
-        device = self._config.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = torch_device(self._config.device, "engine.device")
         memory = min(_ARENA_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
         self._runner = Runner(
             self._path, device, self._config.dtype, self._config.max_batch, memory, routes=self._config.routes
@@ -87,9 +87,9 @@ class LocalEngine:
         self._worker = Worker(self._scheduler, threads)
 
     def _threads(self, device: str) -> int | None:
-        if self._config.threads is not None or device != "cpu":
+        if device != "cpu":
             return self._config.threads
-        return 1 if self._runner.parameters < _TINY else None
+        return cores.chosen(self._config.threads, 1 if self._runner.parameters < _TINY else cores.share(1))
 
     def _row_invariant(self, threads: int | None) -> bool:
         own = torch.get_num_threads()
@@ -212,7 +212,9 @@ class LocalEngine:
         """Whether the worker lives, and what it has on its hands."""
         error = self._worker.error
         running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
-        return Health(ok=error is None, running=running, waiting=waiting, detail=str(error or ""))
+        return Health(
+            ok=error is None, running=running, waiting=waiting, detail=str(error or ""), gone=error is not None
+        )
 
     async def close(self) -> None:
         """Stop the worker; open requests get an EngineError. Idempotent."""

@@ -3,7 +3,8 @@
 A step's tokens form one row of length N: first R decoding tokens (one for each of the arena's first R rows),
 then S segments of C prompt tokens each, then padding. Everything but attention works on tokens one by one;
 attention reads each token's own row of the arena, where the step's keys and values were written just before.
-The transformers model is used as it is; `flat` brings the cache and the attention.
+The transformers model is used as it is; `flat` brings the attention. What its layers hand to attention (heads, widths,
+windows) is not read from its configuration but noted in a pass over one token.
 
 Why the results don't depend on what else is in the batch: a row of a CPU matrix product in float32 comes out
 the same to the last bit however many rows there are, once there are enough (fewer than 4 take another kernel,
@@ -23,15 +24,29 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from agentrl.errors import EngineError
+from agentrl.models.loading import load_causal_lm
 from agentrl.rollout.engines.arena import Arena, bucket
 from agentrl.rollout.engines.experts import Recorder
-from agentrl.rollout.engines.flat import ATTENTION, BLOCK, ArenaCache, Layout, Shared, decode, parts, prefill
+from agentrl.rollout.engines.flat import (
+    ATTENTION,
+    BLOCK,
+    LayerShape,
+    Layout,
+    Scores,
+    Shapes,
+    decode,
+    prefill,
+)
+from agentrl.rollout.engines.parts import Shared, parts
 
 QUANTUM = 16
 """Token counts are padded to multiples of this."""
+
+
+class Unsupported(ValueError):
+    """Why a model can't be computed in flat steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,33 +79,57 @@ class Runner:
             EngineError: it can't be loaded, or its attention is of a kind that the flat step has no place for.
         """
         try:
-            self.model: Any = AutoModelForCausalLM.from_pretrained(
-                path, dtype=getattr(torch, dtype), attn_implementation=ATTENTION, local_files_only=True
-            )
+            self.model: Any = load_causal_lm(path, getattr(torch, dtype), ATTENTION)
         except (OSError, ValueError, KeyError) as error:
-            raise EngineError(f"can't load model={str(path)!r}: {error}") from error
+            raise EngineError(f"can't load model={str(path)!r}: {str(error).strip().splitlines()[0]}") from error
         self.model.eval().requires_grad_(False).to(device)
         self.device = torch.device(device)
         config = self.model.config.get_text_config()
-        _refuse_other_attention(config, path)
-        heads = config.num_attention_heads
+        try:
+            _refuse_other_attention(config)
+            shapes = self._shapes(config)
+        except Unsupported as why:
+            raise EngineError(
+                f"model={str(path)!r} ({config.model_type}) can't run on engine=local, which knows causal attention, "
+                f"in full or within a window: {why}. engine=sglang and engine=vllm run more models"
+            ) from why
         self.max_context = int(config.max_position_embeddings)
         self.vocab_size = int(config.vocab_size)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        self._group = heads // kv_heads
+        self._heads, kv_heads = shapes[0].heads, shapes[0].kv_heads
+        self._group = self._heads // kv_heads
+        self._scores = {(one.scores.window, one.scores.softcap): one.scores for one in shapes}
         recorder = Recorder(self.model) if routes else None
         self.recorder = recorder if recorder is not None and recorder.layers else None
         self.arena = Arena(
-            layers=config.num_hidden_layers,
+            layers=len(shapes),
             heads=kv_heads,
-            width=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            width=max(max(one.key_width, one.value_width) for one in shapes),
             rows=arena_rows,
             budget_bytes=arena_bytes,
             dtype=self.model.dtype,
             device=self.device,
             experts=(self.recorder.layers, self.recorder.topk) if self.recorder is not None else None,
         )
+
+    @torch.inference_mode()
+    def _shapes(self, config: Any) -> list[LayerShape]:
+        """What each layer hands to attention."""
+        found, zero = Shapes(), torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        try:
+            self.model(input_ids=zero, position_ids=zero, use_cache=False, layout=found)
+        except Exception as error:  # of transformers' models: there are hundreds of kinds
+            why = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:160]}"
+            raise Unsupported(f"its layers can't be called by their tokens alone ({why})") from error
+        if set(found.layers) != set(range(config.num_hidden_layers)):
+            raise Unsupported(
+                f"{config.num_hidden_layers - len(found.layers)} of its {config.num_hidden_layers} layers don't attend "
+                "through transformers' attention interface",
+            )
+        shapes = [found.layers[layer] for layer in range(config.num_hidden_layers)]
+        if len({(one.heads, one.kv_heads) for one in shapes}) > 1:
+            raise Unsupported("its layers differ in how many heads they have")
+        return shapes
 
     @torch.inference_mode()
     def step(
@@ -124,8 +163,7 @@ class Runner:
         output = self.model(
             input_ids=tokens[None],
             position_ids=positions[None],
-            past_key_values=ArenaCache(layout),
-            use_cache=True,
+            use_cache=False,
             logits_to_keep=torch.tensor(padded, dtype=torch.long, device=self.device),
             layout=layout,
         )
@@ -158,21 +196,30 @@ class Runner:
         company = min(self.arena.rows, 5)
         keys[:company] = torch.randn(keys.shape[1:], generator=dice, device=self.device, dtype=keys.dtype)
         values[:company] = torch.randn(keys.shape[1:], generator=dice, device=self.device, dtype=keys.dtype)
-        heads = self.model.config.get_text_config().num_attention_heads
-        query = torch.randn(heads, 16, keys.shape[-1], generator=dice, device=self.device, dtype=keys.dtype)
-        agree = True
-        for start in (24, 120, 200, 300):
-            _, _, layout = self._lay_out(0, [], [Segment(0, start, [0] * 16)], 16)
-            segment = prefill(query, keys, values, layout)
-            together = Shared(tuple(range(company)), start // BLOCK * BLOCK)
-            for reach, shared in ((bucket(start + 16), ()), (448, ()), (448, (together,) if together.length else ())):
-                _, _, layout = self._lay_out(company, [(row, start + 15, 0) for row in range(company)], [], 16)
-                layout.decode_keys = reach
-                layout.decode_mask_R11K = self._mask(layout.position_N[:company], reach)[:, None, None]
-                layout.decode_parts = parts(range(company), self._group, reach, shared, self.device)
-                alike = decode(query[:, 15:].expand(-1, company, -1), keys, values, layout)
-                agree &= torch.equal(alike, segment[15].expand_as(alike))
+        query = torch.randn(self._heads, 16, keys.shape[-1], generator=dice, device=self.device, dtype=keys.dtype)
+        query *= keys.shape[-1] ** -0.5
+        agree = all(
+            self._places_agree(query, keys, values, company, start, scores)
+            for scores in self._scores.values()
+            for start in (24, 120, 200, 300)
+        )
         self.arena.clear()
+        return agree
+
+    def _places_agree(
+        self, query: Tensor, keys: Tensor, values: Tensor, company: int, start: int, scores: Scores
+    ) -> bool:
+        """A token after `start` others, whatever it is computed with."""
+        _, _, layout = self._lay_out(0, [], [Segment(0, start, [0] * 16)], 16)
+        segment = prefill(query, keys, values, layout, scores)
+        together = Shared(tuple(range(company)), start // BLOCK * BLOCK)
+        agree = True
+        for reach, shared in ((bucket(start + 16), ()), (448, ()), (448, (together,) if together.length else ())):
+            _, _, layout = self._lay_out(company, [(row, start + 15, 0) for row in range(company)], [], 16)
+            layout.decode_keys = reach
+            layout.decode_parts = parts(range(company), self._group, reach, shared, self.device)
+            alike = decode(query[:, 15:].expand(-1, company, -1), keys, values, layout, scores)
+            agree &= torch.equal(alike, segment[15].expand_as(alike))
         return agree
 
     def _lay_out(
@@ -199,39 +246,24 @@ class Runner:
             write_row_N=torch.tensor(row, device=self.device),
             position_N=position_N,
             rows=rows,
-            decode_keys=0,
-            decode_mask_R11K=None,
-            decode_parts=(),
-            segment_row_S=None,
             segment_size=size,
-            segment_keys=0,
-            segment_mask_S11CK=None,
         )
         if rows:
             layout.decode_keys = bucket(1 + max((where for _, where, _ in decode), default=0))
-            layout.decode_mask_R11K = self._mask(position_N[:rows], layout.decode_keys)[:, None, None]
             decoding = [at for at, _, _ in decode]
             layout.decode_parts = parts(decoding, self._group, layout.decode_keys, shared, self.device)
         if segments:
             layout.segment_row_S = torch.tensor([segment.row for segment in segments], device=self.device)
             layout.segment_keys = bucket(max(segment.start + len(segment.tokens) for segment in segments))
-            place = position_N[rows : rows + len(segments) * size].view(len(segments), size)
-            layout.segment_mask_S11CK = self._mask(place, layout.segment_keys)[:, None, None]
         return torch.tensor(token, device=self.device), position_N, layout
 
-    def _mask(self, position: Tensor, keys: int) -> Tensor:
-        seen = torch.arange(keys, device=self.device) <= position[..., None]
-        return torch.zeros((), dtype=self.model.dtype, device=self.device).where(seen, -torch.inf)
 
-
-def _refuse_other_attention(config: Any, path: Path) -> None:
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope in ("dynamic", "longrope"):
-        kinds.add(f"{rope} RoPE, which goes by the longest sequence of a batch")
-    sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    if kinds != {"full_attention"} or sliding or getattr(config, "attn_logit_softcapping", None):
-        raise EngineError(
-            f"model={str(path)!r} ({config.model_type}) uses attention that engine=local does not know "
-            f"({', '.join(sorted(kinds))}); full causal attention only. engine=sglang runs more models"
-        )
+def _refuse_other_attention(config: Any) -> None:
+    """Refuse by name what no pass over one token shows; `proof` tries the rest."""
+    others = set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
+    if others:
+        raise Unsupported(f"it has layers of another kind ({', '.join(sorted(others))})")
+    rope = getattr(config, "rope_parameters", None) or {}
+    for one in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if (kind := one.get("rope_type")) in ("dynamic", "longrope"):
+            raise Unsupported(f"its {kind} RoPE goes by the longest sequence of a batch")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from agentrl.errors import EngineError
 from agentrl.rollout.engines.arena import BLOCK, Arena, Prefix, Prefixes, bucket, chain
-from agentrl.rollout.engines.flat import Shared
+from agentrl.rollout.engines.parts import Shared
 from agentrl.rollout.engines.request import Finished, Request
 from agentrl.rollout.engines.runner import QUANTUM, Runner, Segment
 from agentrl.rollout.engines.sampler import Draw, log_probs, sample

@@ -21,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+from agentrl import cores
 from agentrl.errors import EngineError
 from agentrl.rollout.engines import guard
 
@@ -47,6 +48,7 @@ class Server:
         name: what errors call it.
         command: its command line.
         env: what is added to our own environment.
+        threads: CPU threads of each of its processes; None leaves them to it, or to the user's OMP_NUM_THREADS.
         log: where its output goes; None is a temporary file that goes with it.
 
     Raises:
@@ -54,7 +56,12 @@ class Server:
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None, log: Path | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        log: Path | None = None,
+        threads: int | None = None,
     ) -> None:
         self.name, self.command = name, list(command)
         self._keep = log is not None
@@ -71,7 +78,7 @@ class Server:
                     stdin=subprocess.PIPE,
                     stdout=sink,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+                    env={**cores.environment(threads), "PYTHONUNBUFFERED": "1", **(env or {})},
                     start_new_session=True,
                 )
         except OSError as error:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import math
+import os
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from typing import Any
 from agentrl.config import EngineConfig, OptionValue
 from agentrl.errors import AgentRLError, ConfigError, EngineError
 from agentrl.rollout.engines import options
+from agentrl.rollout.engines.driver import driver_environment
 from agentrl.rollout.engines.open_request import OpenRequest, routing
 from agentrl.rollout.engines.remote import RemoteEngine, logger
 from agentrl.rollout.engines.server import Server, free_port
@@ -93,11 +95,12 @@ class SGLangEngine(RemoteEngine):
             launch_options(self.config, self.facts, self.platform), self.config.server, OWNED
         )
         command = [python, "-m", "sglang.launch_server", "--host", HOST, "--port", str(port)]
-        env = {"SGLANG_USE_CPU_ENGINE": "1"} if self.platform == "cpu" else {}
-        if self.config.threads is not None:
-            env["OMP_NUM_THREADS"] = str(self.config.threads)
+        env = {"SGLANG_USE_CPU_ENGINE": "1", **driver_environment()} if self.platform == "cpu" else {}
+        if self.platform == "cpu" and self.config.cores:
+            env["SGLANG_CPU_OMP_THREADS_BIND"] = os.environ.get("SGLANG_CPU_OMP_THREADS_BIND", self.config.cores)
         log = None if self.config.log is None else Path(self.config.log)
-        self.server = Server("sglang", [*command, *options.command_line(self.launched)], env, log)
+        command += options.command_line(self.launched)
+        self.server = Server("sglang", command, env, log, self.config.threads)
         return f"http://{HOST}:{port}"
 
     async def _probe(self) -> bool:

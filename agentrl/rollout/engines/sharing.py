@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from agentrl.rollout.engines.arena import BLOCK
 from agentrl.rollout.engines.flat import BLOCK as KEYS
-from agentrl.rollout.engines.flat import Shared
+from agentrl.rollout.engines.parts import Shared
 from agentrl.rollout.engines.request import Request
 
 

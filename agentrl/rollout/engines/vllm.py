@@ -29,6 +29,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from agentrl import cores
 from agentrl.config import EngineConfig, OptionValue
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines import options
@@ -100,12 +101,13 @@ class VLLMEngine(RemoteEngine):
         env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
         if self.platform == "cpu":
             env["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", str(_KV_GIB))
+            if self.config.threads is not None or cores.set_by_user():  # bound, it would ignore OMP_NUM_THREADS,
+                bound = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # and two servers take the same cores
+                env["VLLM_CPU_OMP_THREADS_BIND"] = bound
         elif self.config.deterministic and self.platform == "cuda":
             env["VLLM_BATCH_INVARIANT"] = "1"
-        if self.config.threads is not None:
-            env["OMP_NUM_THREADS"] = str(self.config.threads)
         log = None if self.config.log is None else Path(self.config.log)
-        self.server = Server("vllm", command, env, log)
+        self.server = Server("vllm", command, env, log, self.config.threads)
         return f"http://{HOST}:{port}"
 
     async def _probe(self) -> bool:

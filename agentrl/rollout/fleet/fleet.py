@@ -2,8 +2,9 @@
 
 A request goes to one member (`policy`). Where that member fails, the turn ends as it would for a publication:
 with what was drawn so far and `FinishReason.ABORT`, and its caller goes on with it, which brings it to another
-member. Nothing that was drawn is lost, and its version spans say who drew it. The member is closed, started anew,
-brought to the fleet's version, and only then used again (`roster`); the round goes on meanwhile.
+member. Nothing that was drawn is lost, and its version spans say who drew it. A request that keeps failing fails
+itself (`suspects`); a member that fails is closed, started anew, brought to the fleet's version, and only then used
+again (`roster`); the round goes on meanwhile.
 
 A publication moves all members at once (`weights.publisher`): nothing is admitted from the first pause to the last
 resume, so a request never sees two versions unless the mode is one in which running requests go on.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineEr
 from agentrl.rollout.fleet.member import Hold, Member, State, Ticket, blames_engine
 from agentrl.rollout.fleet.policy import Affinity
 from agentrl.rollout.fleet.roster import MakeEngine, Roster
+from agentrl.rollout.fleet.suspects import Suspects
 from agentrl.rollout.weights.publisher import Outcome, Publisher
 from agentrl.rollout.weights.receiver import Seal
 from agentrl.sessions.drawing import aclose
@@ -54,6 +56,7 @@ class Fleet:
         self.config, self.publisher = config, publisher
         self.outcome: Outcome | None = None
         self._affinity = Affinity(config.imbalance)
+        self._suspects = Suspects(config.attempts)
         self._roster = Roster(config, self._catch_up, self._affinity.forget)
         engines = [self._roster.enlist(make, make()).engine for make in makers]
         self._capabilities = agreed([engine.capabilities for engine in engines])
@@ -87,7 +90,7 @@ class Fleet:
         """
         self._roster.begin()
         async with self._roster.changed:
-            await self._roster.changed.wait_for(lambda: not self._roster.having(State.STARTING))
+            await self._roster.changed.wait_for(lambda: not self._roster.having(State.STARTING, State.LOST))
         self._roster.somebody()
         ready = self._roster.having(State.READY)
         if self.publisher.version is None and ready:  # servers that ran before us have a version already
@@ -116,20 +119,33 @@ class Fleet:
         same `request_id`, continues it elsewhere.
         """
         while True:
-            member = await self._admit(request_id, deadline)
-            ticket = Ticket(request_id)
-            stream = member.generate(ticket, input_ids, sampling, deadline)
+            suspects = self._suspects
+            suspects.check(request_id, input_ids)
+            alone = suspects.to_be_alone(request_id, input_ids)
+            if alone:
+                await self._before(deadline, suspects.turn(), request_id)
+            ticket, stream = Ticket(request_id), None
             try:
+                member = await self._admit(request_id, deadline)
+                name, engine = f"{member.name} start {member.starts}", member.engine
+                stream = member.generate(ticket, input_ids, sampling, deadline)
                 async for item in stream:
                     yield item
+                suspects.forget(request_id, well=True)
                 return
             except AgentRLError as error:
-                if not blames_engine(error) or self._roster.closed:
+                if stream is None or not blames_engine(error) or self._roster.closed:
+                    suspects.forget(request_id, well=False)
                     raise
-                await self._roster.blame(member, error)
+                await self._roster.blame(member, error, suspects.key(request_id, input_ids))
+                died = member.engine is not engine or member.state in (State.LOST, State.STOPPED)
+                await suspects.failed(request_id, input_ids, name, died, str(error))
                 logger.info("request %s goes on elsewhere: %s", request_id, error)
             finally:
-                await aclose(stream)
+                if stream is not None:
+                    await aclose(stream)
+                if alone:
+                    suspects.done()
                 await self._roster.notify()
             if ticket.token_ids:
                 self._cut[request_id] = ticket.versions[-1].version
@@ -141,12 +157,8 @@ class Fleet:
     async def _admit(self, request_id: str, deadline: float | None) -> Member:
         """Wait for a member that takes a request."""
         self._roster.begin()
-        try:
-            async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                async with self._roster.changed:
-                    await self._roster.changed.wait_for(self._admitting)
-        except TimeoutError:
-            raise DeadlineExceeded(f"request {request_id!r} was not admitted before its deadline") from None
+        async with self._roster.changed:
+            await self._before(deadline, self._roster.changed.wait_for(self._admitting), request_id)
         self._roster.begin()
         drawn = self._cut.pop(request_id, self._version)
         if drawn != self._version and self.publisher.mode is PauseMode.DRAIN:
@@ -157,6 +169,14 @@ class Fleet:
         ready = self._roster.having(State.READY)
         loads = {name: len(member.open) for name, member in ready.items()}
         return ready[self._affinity.choose(request_id.partition("/")[0], loads)]
+
+    @staticmethod
+    async def _before(deadline: float | None, waiting: Coroutine[Any, Any, Any], request_id: str) -> None:
+        try:
+            async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                await waiting
+        except TimeoutError:
+            raise DeadlineExceeded(f"request {request_id!r} was not admitted before its deadline") from None
 
     def _admitting(self) -> bool:
         roster = self._roster
@@ -178,6 +198,8 @@ class Fleet:
     async def publish(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Move every engine to policy `version` and let it generate; those that could not follow are started anew.
 
+        Where every engine was lost on the way, the first ones to come back are sent it again, once.
+
         Raises:
             EngineError: the weights do not fit the model (nothing was changed), or no engine took them.
         """
@@ -186,26 +208,36 @@ class Fleet:
         await roster.wait(*_RUNNING)
         async with roster.moving:
             await self.publisher.stage(weights, version)
-            self._held = True
-            try:
-                targets = {name: Hold(member, version) for name, member in roster.having(*_RUNNING).items()}
-                outcome = self.outcome = await self.publisher.send(targets, version)
-                wrong = {**outcome.refused, **outcome.broken}
-                done = [hold.member for name, hold in targets.items() if name not in wrong]
-                if done:
-                    self._version = version
-                for member in done:
-                    if member.state is State.OUTDATED:
-                        member.state = State.READY
-            finally:
-                self._held = False
-                await roster.notify()
-        for name, error in (wrong if done else outcome.broken).items():
-            if not targets[name].lost:
-                await roster.lose(targets[name].member, f"it does not have version {version}: {error}")
-        if not done:
-            reasons = "; ".join(f"{name}: {error}" for name, error in wrong.items())
+            outcome = await self._send(version)
+        if not outcome.done and not outcome.refused:
+            await roster.wait(*_RUNNING)
+            async with roster.moving:
+                outcome = await self._send(version)
+        if not outcome.done:
+            reasons = "; ".join(f"{name}: {error}" for name, error in {**outcome.refused, **outcome.broken}.items())
             raise EngineError(f"version {version} reached no engine: {reasons}")
+
+    async def _send(self, version: int) -> Outcome:
+        """Send the staged version to every engine that runs; who doesn't have it is started anew.
+
+        Where no engine has it, those that refused it go on with what they had.
+        """
+        self._held = True
+        try:
+            targets = {name: Hold(member, version) for name, member in self._roster.having(*_RUNNING).items()}
+            outcome = self.outcome = await self.publisher.send(targets, version)
+            for name in outcome.done:
+                self._version = version
+                if targets[name].member.state is State.OUTDATED:
+                    targets[name].member.state = State.READY
+        finally:
+            self._held = False
+            await self._roster.notify()
+        lost = {**outcome.refused, **outcome.broken} if outcome.done else outcome.broken
+        for name, error in lost.items():
+            if not targets[name].lost:
+                await self._roster.lose(targets[name].member, f"it does not have version {version}: {error}")
+        return outcome
 
     async def _catch_up(self, member: Member) -> State:
         """Bring a new engine to the fleet's version; OUTDATED where nothing is kept to do it with."""
@@ -269,8 +301,10 @@ class Fleet:
         usable = self._roster.having(State.READY, State.DRAINING)
         wrong = [f"{m.name} {m.state.value}: {m.reason}" for m in members if m.name not in usable]
         detail = "closed" if self._roster.closed else "; ".join(wrong)
-        running = sum(len(member.open) for member in members)
-        return Health(ok=bool(usable) and not self._roster.closed, running=running, detail=detail)
+        running, gone = sum(len(member.open) for member in members), self._roster.gone
+        if gone:
+            detail = self._roster.obituary()
+        return Health(ok=bool(usable) and not self._roster.closed, running=running, detail=detail, gone=gone)
 
     async def close(self) -> None:
         """Close every engine. Idempotent."""

@@ -76,8 +76,8 @@ class Member:
 
     def __init__(self, name: str, engine: Engine, config: FleetConfig) -> None:
         self.name, self.config = name, config
-        self.state, self.reason = State.STARTING, ""
-        self.restarts, self.strikes = 0, 0
+        self.state, self.reason, self.served = State.STARTING, "", False  # whether it ever came into use
+        self.restarts = self.starts = 0
         self.open: set[Ticket] = set()
         self.paused, self.updating = False, False
         self.progress = time.monotonic()
@@ -87,8 +87,15 @@ class Member:
         """Begin with a new engine."""
         self.engine, self.receiver = engine, receiver_of(engine)
         self.paused = self.updating = False
-        self.strikes, self.progress = 0, time.monotonic()
+        self.strikes: set[bytes] = set()  # the requests that failed in a row
+        self.failures, self.turns, self.starts = 0, 0, self.starts + 1
+        self.progress = self.since = time.monotonic()
         self.versions: set[int] = set()  # which it has had, or is being given
+
+    @property
+    def attached(self) -> bool:
+        """Whether its server is somebody's, which we can't start."""
+        return getattr(self.engine, "server", self) is None
 
     # -------------------------------------------------------------------------------------- generating
 
@@ -113,7 +120,8 @@ class Member:
                     raise item
                 self._check(item, ticket, known)
                 if isinstance(item, Turn):
-                    self.strikes = 0
+                    self.strikes.clear()
+                    self.failures, self.turns = 0, self.turns + 1
                     yield item
                     return
                 ticket.take(item)
@@ -161,7 +169,8 @@ class Member:
 
     async def examine(self) -> str:
         """What is wrong with it, in words; '' where nothing is."""
-        silent = time.monotonic() - self.progress
+        asked = time.monotonic()
+        silent = asked - self.progress
         busy = bool(self.open) and not self.paused
         if busy and silent > self.config.stall_timeout:
             return f"no token came for {silent:.0f} s, with {len(self.open)} requests open (fleet.stall_timeout)"
@@ -173,10 +182,30 @@ class Member:
                 if not busy and not self.updating:
                     await self.receiver.ping()
         except TimeoutError:
+            if busy and self.progress >= asked:  # tokens came meanwhile: its machine is busy, and it lives
+                return ""
             return f"it did not answer a probe within {self.config.probe_timeout:g} s (fleet.probe_timeout)"
         except Exception as error:  # whatever goes wrong in a probe is wrong with the engine
             return f"it failed a probe: {type(error).__name__}: {error}"
         return ""
+
+    async def generates(self) -> bool:
+        """Whether it draws a token for us, after somebody's requests have failed."""
+        sampling = Sampling(max_new_tokens=1)
+        deadline = time.monotonic() + self.config.probe_timeout
+        stream = self.engine.generate(f"{self.name}/probe", [1], sampling, deadline)
+        try:
+            return any([isinstance(item, Turn) async for item in stream])
+        except Exception:
+            return False
+        finally:
+            await aclose(stream)
+
+    def refill(self) -> None:
+        """Forget a restart for each `fleet.refill` seconds in which it finished turns and was not lost."""
+        if self.restarts and self.turns and time.monotonic() - self.since >= self.config.refill:
+            self.restarts -= 1
+            self.turns, self.since = 0, time.monotonic()
 
     def lose(self, reason: str) -> None:
         """Give it up: its requests end at once, with an `EngineError` that tells why."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from agentrl.config import FleetConfig
-from agentrl.errors import AgentRLError, EngineError, InvalidInput
+from agentrl.errors import AgentRLError, EngineError, InvalidInput, brief
 from agentrl.rollout.fleet.member import Member, Rubbish, State
 from agentrl.types import Engine
 
@@ -110,10 +110,22 @@ class Roster:
 
     def somebody(self) -> bool:
         """True, as long as not all members were given up; else an EngineError that says why."""
-        if all(member.state is State.STOPPED for member in self.members.values()):
-            reasons = "; ".join(f"{m.name}: {m.reason}" for m in self.members.values())
-            raise EngineError(f"no engine of the fleet is left: {reasons}")
+        if self.gone:
+            raise EngineError(self.obituary())
         return True
+
+    @property
+    def gone(self) -> bool:
+        """Whether all members were given up."""
+        return all(member.state is State.STOPPED for member in self.members.values())
+
+    def obituary(self) -> str:
+        """Why no member is left, each reason once."""
+        reasons: dict[str, list[str]] = {}
+        for member in self.members.values():
+            reasons.setdefault(brief(member.reason), []).append(member.name)
+        told = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+        return "\n".join(["no engine is left, and none could be started:", *told])
 
     async def set(self, member: Member, state: State) -> None:
         """Change what a member is good for."""
@@ -140,6 +152,7 @@ class Roster:
                 await start()
             async with self.moving:
                 await self.set(member, await self._catch_up(member))
+            member.served = True
         except AgentRLError as error:
             await self.lose(member, f"it did not start: {error}")
 
@@ -148,6 +161,8 @@ class Roster:
             await asyncio.sleep(self.config.probe_every)
             if member.state in (State.READY, State.DRAINING, State.OUTDATED):
                 await self.look_at(member)
+            if member.state is State.READY:
+                member.refill()
 
     async def look_at(self, member: Member) -> None:
         """Examine a member; lose it where something is wrong."""
@@ -156,13 +171,21 @@ class Roster:
         if wrong and engine is member.engine:
             await self.lose(member, wrong)
 
-    async def blame(self, member: Member, error: AgentRLError) -> None:
-        """After a failed request: start the engine anew, or let it try again where it seems well."""
+    async def blame(self, member: Member, error: AgentRLError, request: bytes) -> None:
+        """After a failed request: start the engine anew, or let it try again where it seems well.
+
+        One request that fails over and over says nothing of the engine, as long as that draws a token of our own.
+        """
         if member.state not in (State.READY, State.DRAINING):
             return
-        member.strikes += 1
-        if isinstance(error, Rubbish) or member.strikes >= self.config.strikes:
-            await self.lose(member, str(error))
+        engine = member.engine
+        member.strikes.add(request)
+        member.failures += 1
+        many = member.failures >= self.config.strikes
+        wrong = isinstance(error, Rubbish) or len(member.strikes) >= self.config.strikes
+        if wrong or (many and not await member.generates()):
+            if engine is member.engine:
+                await self.lose(member, str(error))
         else:
             await self.look_at(member)
 
@@ -171,7 +194,7 @@ class Roster:
         if member.state in (State.LOST, State.STOPPED):
             return
         self.lost += 1
-        logger.warning("%s is lost: %s", member.name, reason)
+        logger.warning("%s is lost: %s", member.name, brief(reason))
         member.lose(reason)
         self._on_lost(member.name)
         self._spawn(self._restart(member))
@@ -179,7 +202,7 @@ class Roster:
 
     async def _restart(self, member: Member) -> None:
         await member.close()
-        while member.restarts < self.config.restarts and member.name in self._makers:
+        while member.restarts < self._restarts(member) and member.name in self._makers:
             await asyncio.sleep(min(2.0**member.restarts - 1, _BACKOFF))
             member.restarts += 1
             try:
@@ -192,8 +215,16 @@ class Roster:
             await self.set(member, State.STARTING)
             await self._bring_up(member)
             return
-        logger.error("%s is given up: %s", member.name, member.reason)
+        logger.error("%s is given up", member.name)
         await self.set(member, State.STOPPED)
+
+    def _restarts(self, member: Member) -> int:
+        """How often to start an engine anew: one that never came up tells with its first words what is wrong.
+
+        It gets a second start all the same (its port may have been taken meanwhile), unless it is somebody's server
+        that we can only wait for, which has been done.
+        """
+        return self.config.restarts if member.served else min(self.config.restarts, 0 if member.attached else 1)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

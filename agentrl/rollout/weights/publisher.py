@@ -64,12 +64,13 @@ class Target(Protocol):
 class Outcome:
     """What became of a publication.
 
-    `refused`: engines that have all of what they had before and go on with it. `broken`: engines that hold neither
-    version whole, or answer no more, and must be started anew. `paused` and `sent` are seconds: the whole pause,
-    and sending alone.
+    `done`: engines that have the version. `refused`: those that have all of what they had before and go on with it.
+    `broken`: those that hold neither version whole, or answer no more, and must be started anew. `paused` and `sent`
+    are seconds: the whole pause, and sending alone.
     """
 
     version: int
+    done: tuple[str, ...] = ()
     refused: Mapping[str, AgentRLError] = field(default_factory=dict)
     broken: Mapping[str, AgentRLError] = field(default_factory=dict)
     paused: float = 0.0
@@ -148,9 +149,10 @@ class Publisher:
         refused = {n: broken.pop(n) for n in list(broken) if n not in lost and targets[n].receiver.whole}
         await self._for(broken, targets, lambda target: target.resume(None if target.name in refused else version))
         refused = {name: error for name, error in refused.items() if name not in broken}
-        if len(refused) + len(broken) < len(targets):
+        done = tuple(name for name in targets if name not in refused and name not in broken)
+        if done:
             self.version = version
-        return Outcome(version, refused, broken, paused=time.monotonic() - began, sent=sent)
+        return Outcome(version, done, refused, broken, paused=time.monotonic() - began, sent=sent)
 
     async def _deliver(self, broken: dict[str, AgentRLError], targets: Mapping[str, Target], version: int) -> None:
         receivers = {name: target.receiver for name, target in targets.items() if name not in broken}

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,19 +25,7 @@ def python(name: str) -> str:
     """The interpreter that has an engine; the test fails in CI and skips elsewhere where there is none."""
     path = ROOT / f".venv-{name}" / "bin" / "python"
     need(path.exists(), f"{name} is not installed: tests/engines_env/install.sh {name}")
-    _driver()
     return str(path)
-
-
-def _driver() -> None:
-    """Put the stand-in on the library path, where there is no driver."""
-    with contextlib.suppress(OSError):
-        ctypes.CDLL("libcuda.so.1")
-        return
-    folder = str(ROOT / ".venv-sglang" / "driver")
-    paths = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-    if folder not in paths:
-        os.environ["LD_LIBRARY_PATH"] = ":".join([folder, *filter(None, paths)])
 
 
 def config(name: str, **settings: Any) -> EngineConfig:

@@ -54,7 +54,7 @@ async def test_smollm2_keeps_the_contract() -> None:
         path = models.resolve("smollm2-135m")
     except AgentRLError as error:
         need(False, str(error))
-    config = EngineConfig(max_batch=16, max_context=160, device="cpu")
+    config = EngineConfig(max_batch=16, max_context=112, device="cpu")
     plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     weights = lambda: plain.state_dict().items()  # noqa: E731
     found = await check_engine(

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.models import tiny
-from agentrl.rollout.engines.arena import chain
-from agentrl.rollout.engines.flat import BLOCK, Layout, Shared, decode, parts
+from agentrl.rollout.engines.arena import Arena, chain
+from agentrl.rollout.engines.flat import BLOCK, Layout, decode
+from agentrl.rollout.engines.parts import Shared, parts
 from agentrl.rollout.engines.request import Request
 from agentrl.rollout.engines.runner import Runner
 from agentrl.rollout.engines.scheduler import Scheduler
@@ -82,10 +83,8 @@ def test_attention_over_companies_in_any_rows_is_attention_of_each_row_alone(
     position = torch.tensor([dice.randrange(2 * BLOCK, reach) for _ in range(rows)])
 
     def attend(shared: list[Shared]) -> torch.Tensor:
-        seen = torch.arange(reach) <= position[:, None]
-        layout = cast(Layout, SimpleNamespace())
-        layout.decode_keys = reach
-        layout.decode_mask_R11K = torch.where(seen, 0.0, -torch.inf)[:, None, None]
+        arena = cast(Arena, SimpleNamespace(kv=keys))
+        layout = Layout(arena, torch.arange(rows), position, rows=rows, decode_keys=reach)
         layout.decode_parts = parts(decoding, group, reach, shared, torch.device("cpu"))
         return decode(query, keys, values, layout)[decoding]
 

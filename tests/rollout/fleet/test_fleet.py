@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,7 +15,7 @@ from agentrl.config import FleetConfig
 from agentrl.errors import ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines.local import LocalEngine
 from agentrl.rollout.fleet.fleet import Fleet
-from agentrl.rollout.fleet.member import State
+from agentrl.rollout.fleet.member import Member, State, Ticket
 from agentrl.rollout.fleet.policy import Affinity
 from agentrl.rollout.weights.snapshot import read_snapshot
 from agentrl.sessions.drawing import draw
@@ -152,6 +152,28 @@ async def test_an_engine_that_is_lost_and_replaced_amid_a_publication_does_not_p
         await fleet.close()
 
 
+async def test_a_publication_that_loses_the_only_engine_reaches_the_one_that_comes_after_it(folder: Path) -> None:
+    """A run with one server ended when that was killed between two steps."""
+    fleet = local_fleet(folder, 1)
+    await fleet.start()
+    (member,) = fleet.engines.values()
+    first, calls = member.engine, []
+
+    async def killed(*args: Any) -> None:
+        calls.append(args)
+        raise EngineError("the server is gone")
+
+    first.pause = killed  # type: ignore[method-assign]
+    try:
+        await fleet.publish([(name, tensor * 1.1) for name, tensor in read_snapshot(folder)], 7)
+        assert calls
+        assert member.engine is not first
+        assert member.engine.version() == 7
+        assert (await turn(fleet)).versions[0].version == 7
+    finally:
+        await fleet.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["drain", "abort", "retract", "in_place"])
 async def test_a_conversation_goes_through_a_publication_and_each_token_knows_its_policy(
@@ -274,6 +296,56 @@ async def test_where_every_engine_was_given_up_the_error_says_why(folder: Path) 
             await asyncio.gather(*(turn(fleet, f"s{n}/0", 400) for n in range(200)))
     finally:
         await fleet.close()
+
+
+@pytest.mark.parametrize(("server", "starts"), [("ours", 4), (None, 2)], ids=["ours", "somebody's"])
+async def test_engines_that_never_came_up_are_given_up_soon_and_the_reason_is_told_once(
+    folder: Path, server: Any, starts: int
+) -> None:
+    """Each was started five times more, and what its log said stood in the error for each of them."""
+    begun: list[int] = []
+
+    class NeverUp(Faulty):
+        async def start(self) -> None:
+            begun.append(1)
+            raise EngineError("server died\n" + "noise\n" * 50 + "OSError: libcuda.so.1")
+
+    def make() -> Faulty:
+        engine: Any = NeverUp(folder, as_it_is)
+        engine.server = server
+        return cast(Faulty, engine)
+
+    fleet = local_fleet(folder, 2, QUICK.model_copy(update={"restarts": 5}), make=make)
+    try:
+        with pytest.raises(EngineError) as raised:
+            await fleet.start()
+        told = "engine-0, engine-1: it did not start: server died\n  OSError: libcuda.so.1"
+        assert str(raised.value) == f"no engine is left, and none could be started:\n{told}"
+        assert len(begun) == starts
+        health = await fleet.health()
+        assert (health.gone, health.detail) == (True, str(raised.value))
+    finally:
+        await fleet.close()
+
+
+@pytest.mark.parametrize("draws", [True, False])
+async def test_a_late_answer_to_a_probe_loses_an_engine_that_draws_no_token_meanwhile(
+    folder: Path, draws: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server on a busy machine was started anew in the middle of its turns."""
+    engine = LocalEngine(folder, LOCAL)
+    member = Member("engine-0", engine, QUICK.model_copy(update={"probe_timeout": 0.1}))
+    member.open.add(Ticket("s/0"))
+    member.progress -= 1
+
+    async def late() -> Any:
+        if draws:
+            member.progress = time.monotonic()
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(engine, "health", late)
+    assert await member.examine() == ("" if draws else "it did not answer a probe within 0.1 s (fleet.probe_timeout)")
+    await engine.close()
 
 
 async def test_a_deadline_is_kept_while_no_engine_is_ready(fleet: Fleet) -> None:

@@ -1,0 +1,29 @@
+"""Where torch computes, as a setting names it."""
+
+from __future__ import annotations
+
+from agentrl.config import Device
+from agentrl.errors import ConfigError
+
+
+def torch_device(device: Device, setting: str) -> str:
+    """The device's own name: `auto` is the GPU where there is one.
+
+    Args:
+        device: what was asked for.
+        setting: the setting that asks, for the message.
+
+    Raises:
+        ConfigError: a GPU is asked for, and torch finds none.
+    """
+    if device == "cpu":
+        return "cpu"
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if device == "cuda":
+        raise ConfigError(
+            f"{setting}=cuda: torch {torch.__version__} finds no CUDA device on this machine; use {setting}=cpu or auto"
+        )
+    return "cpu"

@@ -1,0 +1,81 @@
+"""Hugging Face folders, file by file: what goes with the weights, and a folder of one's own that links to another.
+
+A run must not depend on a folder that somebody else may delete or prune: another run's checkpoint, or one of its
+own. So it keeps what it loads: files beside the weights are copied, since they are small, and weights are hard links,
+which cost nothing and outlive the name that they were made from.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+_WEIGHTS = frozenset(
+    (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ot", ".npz", ".ckpt", ".tflite")
+)
+_TEMPLATES = "additional_chat_templates"
+_OF_A_CHECKPOINT = frozenset(("trainer", "manifest.json"))
+"""What a run's checkpoint holds that belongs to no model."""
+
+
+def side_files(folder: Path) -> Iterator[Path]:
+    """The files that belong to a model beside its weights: configuration, tokenizer, templates, code, licence."""
+    for file in sorted((*folder.iterdir(), *(folder / _TEMPLATES).glob("*"))):
+        if file.is_file() and not is_weights(file) and file.name not in _OF_A_CHECKPOINT:
+            yield file
+
+
+def is_weights(file: Path) -> bool:
+    """Whether a file holds weights, in whatever format, or lists the files that do."""
+    return file.suffix in _WEIGHTS or file.name.endswith(".index.json")
+
+
+def read_side_files(folder: Path) -> dict[str, bytes]:
+    """The contents of `side_files` by their names in the folder, for one who has to write them when it may be gone."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in side_files(folder)}
+
+
+def write_side_files(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write what `read_side_files` read, except what is in the folder already."""
+    for name, data in files.items():
+        file = folder / name
+        if not file.exists():
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(data)
+
+
+def pin(source: Path, own: Path) -> Path:
+    """Make `own` a model folder that stays whole when `source` is deleted; written beside and renamed.
+
+    Weights become hard links. Where the file system can't link them, a run's checkpoint is copied, since it will be
+    pruned, and any other folder's weights are linked by name, since copying them could fill the disk.
+
+    Args:
+        source: a Hugging Face folder, or a run's checkpoint.
+        own: the folder to write; it replaces what was there.
+
+    Returns:
+        `own`.
+    """
+    beside = own.with_name(f".{own.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    write_side_files(read_side_files(source), beside)
+    for file in source.iterdir():
+        if file.is_file() and is_weights(file):
+            _link(file.resolve(), beside / file.name, copy=(source / "trainer").exists())
+    shutil.rmtree(own, ignore_errors=True)
+    beside.rename(own)
+    return own
+
+
+def _link(file: Path, name: Path, *, copy: bool) -> None:
+    try:
+        os.link(file, name)
+    except OSError:
+        if copy:
+            shutil.copyfile(file, name)
+        else:
+            name.symlink_to(file)

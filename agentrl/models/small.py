@@ -1,0 +1,132 @@
+"""A small random model of a configuration's kind, to try what holds for its architecture.
+
+It keeps one of every kind of layer and the heads' shape. Whatever changes with the length or with large scores changes
+early, so that a few dozen tokens show it.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import torch
+
+from agentrl.models.loading import new_causal_lm
+
+VOCABULARY, LAYERS, WIDTH, NEAR, CAP = 64, 6, 16, 12, 0.5
+"""Of the small model: tokens, layers at most, a head's width; where scaled positions and windows begin; and what scores
+and logits are capped at, where they are."""
+MOST_PARAMETERS = 200_000_000
+"""A model that is larger than this even when shrunk is not tried."""
+
+
+def small_model(config: Any) -> tuple[Any, str]:
+    """A random model of a configuration's kind; None, and why, where none can be made."""
+    why = ""
+    for narrow in (partial(_fewer_heads, groups=2), partial(_fewer_heads, groups=8), _narrow_heads, lambda text: None):
+        try:
+            small = copy.deepcopy(config)
+            text = small.get_text_config()
+            _fewer_layers(text)
+            _begin_early(text)
+            narrow(text)
+            with torch.device("meta"):
+                size = sum(p.numel() for p in new_causal_lm(small, torch.float32, "eager").parameters())
+            if size > MOST_PARAMETERS:
+                raise ValueError(f"{text.num_hidden_layers} of its layers have {size / 1e6:.0f} M parameters")
+            model = new_causal_lm(small, torch.float32, "eager").eval()
+            with torch.no_grad():
+                model(input_ids=torch.arange(VOCABULARY)[None, :NEAR], use_cache=False)
+                _randomise(model)
+            return model, ""
+        except Exception as error:  # of transformers and its models: there are hundreds of kinds
+            why = why or f"no small model of its kind can be made: {in_words(error)}"
+    return None, why
+
+
+def _randomise(model: Any) -> None:
+    """Weights large enough to matter, biases and norms too."""
+    for name, tensor in model.named_parameters():
+        if tensor.dim() >= 2 or "norm" not in name:
+            tensor.add_(min(0.1, tensor.shape[-1] ** -0.5) * torch.randn_like(tensor))
+        else:
+            tensor.mul_(1 + 0.3 * torch.randn_like(tensor))
+
+
+def _fewer_layers(text: Any) -> None:
+    """Fewer layers, of every kind one at least, thin ones, fewer tokens and fewer experts."""
+    fields, layers = text.to_dict(), text.num_hidden_layers
+    by_layer = {name: value for name, value in fields.items() if isinstance(value, list) and len(value) == layers}
+    first = [value.index(kind) for value in by_layer.values() if _hashable(value) for kind in set(value)]
+    kept = min(layers, max([LAYERS, *(place + 1 for place in first if place < 3 * LAYERS)]))
+    for name, kinds in by_layer.items():
+        setattr(text, name, kinds[:kept])
+    text.num_hidden_layers = kept
+    text.vocab_size = VOCABULARY
+    limits = {"n_group": 1, "topk_group": 1, "max_window_layers": 1, "first_k_dense_replace": 1}
+    limits |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 8)
+    limits |= dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2)
+    limits |= {name: 4 * WIDTH for name in fields if name.endswith("intermediate_size")}
+    for name, most in limits.items():
+        value = getattr(text, name, None)
+        if isinstance(value, int) and not isinstance(value, bool):
+            setattr(text, name, min(value, most))
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        if hasattr(text, name):
+            setattr(text, name, None if name == "pad_token_id" else 0)
+
+
+def _hashable(values: list[Any]) -> bool:
+    return all(isinstance(value, str | int | float | bool | None) for value in values)
+
+
+def _begin_early(text: Any) -> None:
+    """What changes with the length or with large scores changes within what is tried: rotary tables, windows, caps."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    several = bool(rope) and all(isinstance(value, dict) for value in rope.values())
+    for one in rope.values() if several else [rope]:
+        if one.get("original_max_position_embeddings"):
+            one["original_max_position_embeddings"] = NEAR
+        if one.get("rope_type") == "dynamic":
+            text.max_position_embeddings = NEAR
+    if getattr(text, "original_max_position_embeddings", None):
+        text.original_max_position_embeddings = NEAR
+    if isinstance(getattr(text, "sliding_window", None), int):
+        text.sliding_window = NEAR
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):  # random weights' scores stay far below most
+        if getattr(text, name, None):
+            setattr(text, name, CAP)
+    # A narrow model's logits are small; what shrinks them further hides differences.
+    if getattr(text, "logit_scale", None):
+        text.logit_scale = max(text.logit_scale, 0.5)
+    if getattr(text, "logits_scaling", None):
+        text.logits_scaling = min(text.logits_scaling, 2.0)
+
+
+def _fewer_heads(text: Any, groups: int) -> None:
+    """Few groups of heads, each as wide as before, and all other widths in proportion."""
+    fields = text.to_dict()
+    counts = [name for name, value in fields.items() if name.endswith(("heads", "n_head")) and isinstance(value, int)]
+    heads = getattr(text, "num_attention_heads", None) or (fields[counts[0]] if counts else 8 * groups)
+    shared = getattr(text, "num_key_value_heads", None) or heads
+    each = heads // shared if heads // shared <= 8 else 4
+    few = min(shared, groups) * each
+    widths = ("hidden_size", "n_embd", "d_model", "attention_hidden_size", "lru_width", "mamba_d_ssm", "embed_dim")
+    for name in (*counts, *(name for name in widths if isinstance(fields.get(name), int))):
+        least = 1 if name in counts else WIDTH
+        setattr(text, name, max(least, fields[name] * few // heads))
+    if isinstance(getattr(text, "num_key_value_heads", None), int):
+        text.num_key_value_heads = min(shared, groups)
+
+
+def _narrow_heads(text: Any) -> None:
+    """As many heads as before, each narrow."""
+    text.hidden_size = text.num_attention_heads * WIDTH
+    if getattr(text, "head_dim", None) is not None:
+        text.head_dim = WIDTH
+
+
+def in_words(error: Exception) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160] if str(error).strip() else ''}"

@@ -1,0 +1,116 @@
+"""Telling requests that engines fail under from engines that fail.
+
+A prompt that a server can't serve fails wherever it goes, and one that kills its engine would kill them all in turn:
+each restart is followed by the same request. So a request has a few attempts, and then it is the request that fails.
+What it was is remembered by its prompt, since clients repeat what failed.
+
+When an engine dies, most of the requests on it are innocent. Their last attempt is therefore made one at a time: if the
+engine dies again, only one of them was there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from agentrl.errors import EngineError
+
+REMEMBERED = 1024
+"""Requests that failed, and prompts under which engines died; the oldest are forgotten first."""
+FORGIVEN_AFTER = 600.0
+"""Seconds after which a prompt may be tried again."""
+PAUSE = 0.05
+"""Seconds before a failed request's second attempt; each further pause is twice as long."""
+
+
+class Suspects:
+    """The requests of a fleet that failed.
+
+    Args:
+        attempts: how often a request may fail, or be on an engine that dies.
+    """
+
+    def __init__(self, attempts: int) -> None:
+        self._attempts = attempts
+        self._deaths: OrderedDict[bytes, dict[str, float]] = OrderedDict()
+        self._failures: OrderedDict[str, int] = OrderedDict()
+        self._prompts: OrderedDict[str, bytes] = OrderedDict()
+        self._alone = asyncio.Lock()
+
+    def key(self, request_id: str, input_ids: Sequence[int]) -> bytes:
+        """What a request is known by: the prompt that it began with, whatever was drawn since."""
+        return self._prompts.get(request_id) or _digest(input_ids)
+
+    def check(self, request_id: str, input_ids: Sequence[int]) -> None:
+        """Refuse a request whose attempts are used up.
+
+        Raises:
+            EngineError: engines died under it lately, too often.
+        """
+        deaths = self._deaths_of(request_id, input_ids)
+        if deaths >= self._attempts:
+            raise EngineError(
+                f"request {request_id!r}: {deaths} engines died with this prompt on them (fleet.attempts), so no "
+                f"other gets it for {FORGIVEN_AFTER:g} s"
+            )
+
+    def to_be_alone(self, request_id: str, input_ids: Sequence[int]) -> bool:
+        """Whether this is the last attempt of a request that engines died with."""
+        return self._attempts > 1 and self._deaths_of(request_id, input_ids) == self._attempts - 1
+
+    async def turn(self) -> None:
+        """Wait until no other last attempt is under way; `done` ends one's own."""
+        await self._alone.acquire()
+
+    def done(self) -> None:
+        """The last attempt that `turn` began is over."""
+        self._alone.release()
+
+    async def failed(self, request_id: str, input_ids: Sequence[int], engine: str, died: bool, why: str) -> None:
+        """Note a failed attempt, and pause before the next.
+
+        Args:
+            request_id: the request.
+            input_ids: what its engine was given.
+            engine: which engine, and which of its starts.
+            died: whether it died, or lives and only refused.
+            why: what it said.
+
+        Raises:
+            EngineError: that was the last attempt.
+        """
+        key = self._prompts.setdefault(request_id, self.key(request_id, input_ids))
+        if died:
+            self._deaths.setdefault(key, {})[engine] = time.monotonic()
+            self._deaths.move_to_end(key)
+        failures = self._failures[request_id] = self._failures.get(request_id, 0) + (not died)
+        for kept in (self._deaths, self._failures, self._prompts):
+            while len(kept) > REMEMBERED:
+                kept.popitem(last=False)
+        if max(failures, len(self._deaths.get(key, ()))) >= self._attempts:
+            self.forget(request_id, well=False)
+            raise EngineError(f"request {request_id!r} failed {self._attempts} times (fleet.attempts), lastly: {why}")
+        if not died:
+            await asyncio.sleep(PAUSE * 2 ** (failures - 1))
+
+    def forget(self, request_id: str, *, well: bool) -> None:
+        """The request has ended; `well` clears its prompt of suspicion."""
+        self._failures.pop(request_id, None)
+        key = self._prompts.pop(request_id, None)
+        if well and key is not None:
+            self._deaths.pop(key, None)
+
+    def _deaths_of(self, request_id: str, input_ids: Sequence[int]) -> int:
+        if not self._deaths:
+            return 0
+        engines = self._deaths.get(self.key(request_id, input_ids), {})
+        oldest = time.monotonic() - FORGIVEN_AFTER
+        return sum(at > oldest for at in engines.values())
+
+
+def _digest(input_ids: Sequence[int]) -> bytes:
+    return hashlib.blake2b(array("q", input_ids).tobytes(), digest_size=16).digest()
