@@ -7,33 +7,35 @@ agentrl.evaluate("gsm8k", model="runs/gsm8k/checkpoints/step-000100", env={"path
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from agentrl import cores
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
 from agentrl.envs.registry import register
 from agentrl.errors import ConfigError, missing_extra
 from agentrl.overrides import merge, spread
 from agentrl.rollout.stats import Evaluation
+from agentrl.train import interrupt
 from agentrl.train.display import Display
 from agentrl.train.run import Metrics
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What a run came to: where it lies, how the policy did before and after, each step's metrics."""
+    """What a run came to: where it lies, how the policy did before and after, each step's metrics.
+
+    `worked`: some session of it had a turn and did not fail, or earned something.
+    """
 
     path: Path
     before: Evaluation | None
     after: Evaluation | None
     metrics: list[Metrics]
+    worked: bool = True
 
     @property
     def checkpoint(self) -> Path:
@@ -58,45 +60,52 @@ def train(env: str | type[Env] | None = None, /, *, display: Display | None = No
 def evaluate(env: str | type[Env] | None = None, /, *, display: Display | None = None, **settings: Any) -> Evaluation:
     """Measure a policy without training it; `policy="expert"` and `policy="noop"` need no model.
 
+    What it leaves is in `runs/eval-<env>-<time>/`, or in `run_dir`; see `agentrl.train.evaluate`.
+
     Args:
         env: a registered name, path/to/file.py:Class, or an environment's class; its settings may stand in `env={…}`.
         display: where progress is shown; the terminal by default.
         **settings: any setting of `RunConfig`.
 
     Raises:
-        ConfigError: a setting is unknown, has the wrong type, or contradicts another.
+        ConfigError: a setting is unknown, has the wrong type, is for training only, or contradicts another.
     """
+    from agentrl.train.evaluate import refuse_ignored
+
+    refuse_ignored(spread(settings))
     return run_evaluate(configure(env, settings), display)
 
 
-def run_train(config: RunConfig, display: Display | None = None) -> TrainResult:
-    """Train as a finished configuration says."""
+@cores.one_each()
+def run_train(config: RunConfig, display: Display | None = None, *, owns_process: bool = False) -> TrainResult:
+    """Train as a finished configuration says; `owns_process`: see `interrupt.run`."""
+    from agentrl.train.preflight import check_training
+
+    check_training(config)  # before anything heavy is imported, and before anything is written
     try:
         from agentrl.train.runs import train_run
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "torch", "train") from error
-    return _run(train_run(config, display or Display()))
+    display = display or Display()
+    return interrupt.run(train_run(config, display), display.farewell, owns_process=owns_process)
 
 
-def run_evaluate(config: RunConfig, display: Display | None = None) -> Evaluation:
-    """Evaluate as a finished configuration says."""
-    from agentrl.rollout.evaluation import SCRIPTED, evaluate_scripted
+@cores.one_each()
+def run_evaluate(config: RunConfig, display: Display | None = None, *, owns_process: bool = False) -> Evaluation:
+    """Evaluate as a finished configuration says; `owns_process`: see `interrupt.run`."""
+    from agentrl.train.evaluate import evaluate_run
+    from agentrl.train.preflight import check_evaluation
 
-    (display or Display()).say(f"evaluating {config.policy} on {config.env.name}")
-    if config.policy in SCRIPTED:
-        return _run(evaluate_scripted(config))
-    try:
-        from agentrl.train.runs import evaluate_run
-    except ModuleNotFoundError as error:
-        raise missing_extra(error.name or "torch", "train") from error
-    return _run(evaluate_run(config))
+    check_evaluation(config)
+    display = display or Display()
+    return interrupt.run(evaluate_run(config, display), display.farewell, owns_process=owns_process)
 
 
 def configure(env: str | type[Env] | None, settings: Mapping[str, Any]) -> RunConfig:
     """A run's configuration from Python arguments; what `agentrl.train` was given, environment's recipe beneath.
 
     Raises:
-        ConfigError: a setting is unknown, has the wrong type, or contradicts another.
+        ConfigError: a setting is unknown, has the wrong type, is for training only, or contradicts another.
     """
     from agentrl.train.setup import complete
 
@@ -112,25 +121,3 @@ def configure(env: str | type[Env] | None, settings: Mapping[str, Any]) -> RunCo
     if env is not None:
         given = merge({"name": env}, given)
     return complete(tree | {"env": given} if given else tree)
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end, also where an event loop runs already (a notebook): in a thread of its own then."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    box: list[T | BaseException] = []
-
-    def target() -> None:
-        try:
-            box.append(asyncio.run(work))
-        except BaseException as error:
-            box.append(error)
-
-    thread = threading.Thread(target=target, name="agentrl")
-    thread.start()
-    thread.join()
-    if isinstance(box[0], BaseException):
-        raise box[0]
-    return box[0]

@@ -53,8 +53,9 @@ def trained_tokens(node: Node) -> int:
 
 
 def trainable_nodes(session: Session, *, demonstrated: bool = False) -> list[Node]:
-    """The nodes with tokens to train: those an engine sampled, or those an expert demonstrated."""
-    return [n for n in session.nodes if n.sampled != demonstrated and trained_tokens(n)]
+    """The nodes with tokens to train: those an engine sampled and somebody used, or those an expert demonstrated."""
+    unused = session.unused()
+    return [n for n in session.nodes if n.sampled != demonstrated and n.id not in unused and trained_tokens(n)]
 
 
 def weigh(
@@ -64,25 +65,34 @@ def weigh(
 ) -> dict[NodeKey, tuple[Share, ...]]:
     """Fold the normaliser that the configuration names into a weight for each node's shares.
 
+    Every session that is given counts in the denominators, those without signal or without a trained token included:
+    how much one session weighs must not depend on how its neighbours fared. So TRL's and verl's losses have it.
+
+    | `normalize` | a trained token weighs 1 over | in TRL; in verl |
+    |---|---|---|
+    | `rollout` | sessions · trained tokens of its session | `grpo`; `seq-mean-token-mean` |
+    | `token` | trained tokens of all sessions | `dapo`; `token-mean` |
+    | `group` | groups · trained tokens of its group | |
+    | `constant` | sessions · `constant_tokens` | `dr_grpo`; `seq-mean-token-sum` over a constant |
+
     Args:
-        groups: the trained sessions by group id.
-        advantages: for each trained node its advantages, one for each equally likely continuation.
+        groups: the sessions that count, by group id; groups without sessions don't.
+        advantages: for each node with trained tokens its advantages, one for each equally likely continuation.
         config: `normalize` and, for `constant`, `constant_tokens`.
 
     Returns:
-        Shares whose weights sum, over all trained tokens, to 1 (for `constant`: to tokens per session
-        over `constant_tokens`).
+        Shares for the nodes in `advantages`. Where every session has trained tokens, the weights of all of those
+        tokens sum to 1 (for `constant`: to tokens per session over `constant_tokens`).
     """
     lengths = {
         session.id: sum(trained_tokens(node) for node in session.nodes if (session.id, node.id) in advantages)
         for members in groups.values()
         for session in members
     }
-    trained = [[s for s in members if lengths[s.id]] for members in groups.values()]
-    trained = [members for members in trained if members]
-    sessions, tokens = sum(map(len, trained)), sum(lengths.values())
+    sessions, tokens = len(lengths), sum(lengths.values())
+    count = sum(map(bool, groups.values()))
     shares: dict[NodeKey, tuple[Share, ...]] = {}
-    for members in trained:
+    for members in groups.values():
         in_group = sum(lengths[s.id] for s in members)
         for session in members:
             match config.normalize:
@@ -91,7 +101,7 @@ def weigh(
                 case "token":
                     divisor = tokens
                 case "group":
-                    divisor = len(trained) * in_group
+                    divisor = count * in_group
                 case "constant":
                     divisor = sessions * config.constant_tokens
             for node in session.nodes:

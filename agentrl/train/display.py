@@ -1,47 +1,92 @@
-"""What a run shows while it runs: a live panel on a terminal, one line a step anywhere else."""
+"""What a run shows while it runs: a live panel on a terminal, plain lines anywhere else.
+
+The panel has a row for the phase (steps done, time, time left), one for what the step is at (sessions that have
+ended, of how many), the curve that the phase is about, and the latest numbers. Nothing in it is wider than the
+terminal. What is said beside it may quote models, tools and logs, so it is printed as it is: no markup, and no
+escape sequences.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SHOWN = {
     "sessions/turns": "turns",
-    "policy/entropy": "entropy",
-    "policy/clip_fraction": "clipped",
-    "grad_norm": "grad norm",
-    "mismatch/abs_max": "engine-trainer |Δ| max",
     "throughput/tokens_per_s": "tokens/s",
+    "policy/entropy": "entropy",
+    "grad_norm": "grad norm",
+    "policy/clip_fraction": "clipped",
+    "mismatch/abs_max": "mismatch",
     "time/rollout": "rollout s",
     "time/train": "train s",
 }
+SHARES = {"status/agent_error": "agent errors", "status/infra_error": "infra errors", "status/truncated": "truncated"}
+"""Shares of a step's sessions, shown where they are not 0."""
+PLAIN_WIDTH = 79
+"""Characters of a step's line where there is no terminal."""
+HEARTBEATS = (10.0, 20.0, 30.0, 60.0)
+"""Seconds between two lines about something that goes on, where there is no terminal; the last is repeated."""
+
+
+@dataclass
+class Count:
+    """So many of so many, and since when."""
+
+    name: str
+    total: int
+    done: int = 0
+    unit: str = ""
+    began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._first = self.done
+
+    def left(self) -> str:
+        """Time left, if it goes on as it has gone; '' where that is not known."""
+        if not self._first < self.done < self.total:
+            return ""
+        each = (time.monotonic() - self.began) / (self.done - self._first)
+        return f"{clock(each * (self.total - self.done))} left"
+
+    def __str__(self) -> str:
+        count = f"{self.done}/{self.total} {self.unit}".strip() if self.total else ""
+        return ", ".join(filter(None, (count, clock(time.monotonic() - self.began), self.left())))
 
 
 class Display:
-    """The progress of a run, phase by phase; use it as a context manager."""
+    """The progress of a run, phase by phase; use it as a context manager.
+
+    Args:
+        console: where to; standard output by default.
+
+    Attributes:
+        how_to_go_on: what an interrupted run tells its user; set by whoever knows.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self.console,
-        )
-        self._task = self._bar.add_task("starting", total=None)
+        self.how_to_go_on: Callable[[], str] = lambda: "interrupted"
+        self._phase: Count | None = None
+        self._part: Count | None = None
         self._curve: list[float] = []
         self._label = ""
         self._latest: Mapping[str, float] = {}
-        self._live = Live(console=self.console, refresh_per_second=4) if self.console.is_terminal else None
+        self._live: Live | None = None
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, refresh_per_second=4, get_renderable=self._panel)
 
     def __enter__(self) -> Display:
         if self._live:
@@ -54,36 +99,108 @@ class Display:
         if self._live:
             self._live.__exit__(kind, error, trace)
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, style: str = "") -> None:
         """A line that stays."""
-        self.console.print(text, highlight=False)
+        text = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+        self.console.print(Text(text, style), soft_wrap=not self.console.is_terminal)
+
+    def warn(self, text: str) -> None:
+        """A line that stays, about something that is not as it should be."""
+        self.say(f"warning: {text}", "yellow")
+
+    def farewell(self) -> None:
+        """Say how to go on, at once; for an interrupted run, from any thread."""
+        if self._live:
+            self._live.stop()
+        self.say(self.how_to_go_on())
 
     def phase(self, name: str, total: int, label: str, done: int = 0) -> None:
         """A new phase of `total` steps begins; `label` names the number that it is about."""
-        self._bar.reset(self._task, total=total, completed=done, description=name)
+        self._phase = Count(name, total, done)
         self._curve, self._latest, self._label = [], {}, label
         if not self._live:
             self.say(f"== {name}: {total - done} steps")
 
     def step(self, metrics: Mapping[str, float], curve: float) -> None:
         """A step is done; `curve` is the number that the phase is about."""
-        self._bar.advance(self._task)
+        assert self._phase is not None
+        self._phase.done += 1
         self._curve.append(curve)
         self._latest = metrics
-        if self._live:
-            self._live.update(self._panel())
-        else:
-            done = int(self._bar.tasks[0].completed)
-            shown = "  ".join(f"{label} {metrics[key]:.4g}" for key, label in SHOWN.items() if key in metrics)
-            self.say(f"{done:>5}  {self._label} {curve:.4f}  {shown}")
+        if not self._live:
+            self.say(self._line(curve))
+
+    @contextmanager
+    def part(self, name: str, total: int = 0, unit: str = "sessions") -> Iterator[Callable[[object], None]]:
+        """Something that takes a while goes on in the block; what is yielded is called with each of `total` that ends.
+
+        Without a terminal there is a line about it now and then, also while none of them ends.
+        """
+        part = self._part = Count(name, total, unit=unit)
+        over = threading.Event()
+
+        def tell() -> None:
+            beats = list(HEARTBEATS)
+            while not over.wait(beats.pop(0) if len(beats) > 1 else beats[0]):
+                self.say(f"   {name}: {part}")
+
+        if not self._live:
+            threading.Thread(target=tell, name="agentrl-display", daemon=True).start()
+
+        def ended(one: object) -> None:
+            part.done += 1
+
+        try:
+            yield ended
+        finally:
+            over.set()
+            self._part = None
+
+    def _line(self, curve: float) -> str:
+        """A step in one line: as many of the numbers as there is room for."""
+        assert self._phase is not None
+        left = self._phase.left()
+        line = f"{self._phase.done:>5}/{self._phase.total}  {self._label} {curve:.4f}"
+        for cell in [*self._cells(SHARES), *self._cells(SHOWN)]:
+            if len(line) + len(cell) + len(left) + 4 <= PLAIN_WIDTH:
+                line += f"  {cell}"
+        return f"{line}  {left}".rstrip()
+
+    def _cells(self, names: Mapping[str, str]) -> list[str]:
+        """The latest numbers with their labels, as far as there are any."""
+        latest = self._latest
+        if names is SHARES:
+            return [f"{label} {latest[key]:.0%}" for key, label in names.items() if latest.get(key)]
+        return [f"{label} {latest[key]:.3g}" for key, label in names.items() if key in latest]
 
     def _panel(self) -> Panel:
-        table = Table.grid(padding=(0, 3))
-        cells = [f"[dim]{label}[/] {self._latest[key]:.4g}" for key, label in SHOWN.items() if key in self._latest]
-        for row in range(0, len(cells), 3):
-            table.add_row(*cells[row : row + 3])
-        curve = f"{self._label} {sparkline(self._curve, self.console.width - 16)}"
-        return Panel(Group(self._bar, Text(curve, style="green"), table))
+        counts = Table.grid(expand=True, padding=(0, 1))
+        counts.add_column(no_wrap=True, overflow="ellipsis", ratio=3)
+        counts.add_column(ratio=2)
+        counts.add_column(no_wrap=True, justify="right")
+        over = self._phase is not None and self._phase.done >= self._phase.total
+        for count in (None if over and self._part else self._phase, self._part):
+            if count is not None:
+                bar = ProgressBar(count.total or None, count.done, pulse=not count.total)
+                counts.add_row(count.name, bar, str(count))
+        rows: list[Table | Text] = [counts if counts.row_count else Text("starting", "dim")]
+        if self._curve:
+            curve = f"{self._label} {sparkline(self._curve, self.console.width - len(self._label) - 5)}"
+            rows.append(Text(curve, style="green", no_wrap=True, overflow="ellipsis"))
+        numbers = Table.grid(expand=True, padding=(0, 1))
+        for _ in range(4):
+            numbers.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        cells = [*self._cells(SHOWN), *self._cells(SHARES)]
+        for place in range(0, len(cells), 4):
+            numbers.add_row(*cells[place : place + 4])
+        return Panel(Group(*rows, *([numbers] if cells else [])))
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss, without hours where there are none."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def sparkline(values: list[float], width: int) -> str:

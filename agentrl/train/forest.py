@@ -52,6 +52,11 @@ class Rows:
     def __len__(self) -> int:
         return int(self.target.numel())
 
+    def take(self, index: Tensor) -> Rows:
+        """Some of the rows."""
+        fields = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
+        return Rows(**{name: None if values is None else values[index] for name, values in fields})  # type: ignore[arg-type]
+
     def minus(self) -> Rows:
         """The same rows with the second advantage channel in the place of the first."""
         if self.advantage_minus is None:

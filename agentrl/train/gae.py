@@ -68,7 +68,7 @@ def advantages(
     sums = {i: [0.0] * len(session.nodes[i].token_ids) for i in places}
     paths = dict.fromkeys(places, 0)
     ahead = [Ahead() for _ in session.nodes]
-    gone_on = {node.parent for node in session.nodes} | {node.repeats for node in session.nodes}
+    gone_on = session.continued() | session.unused()
     for node in reversed(session.nodes):
         here = ahead[node.id] if node.id in gone_on else Ahead(1, session.reward or 0.0)
         if not here.paths:

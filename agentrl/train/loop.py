@@ -19,6 +19,7 @@ from agentrl.config import RunConfig
 from agentrl.rollout.episode import Actor
 from agentrl.rollout.fleet import asleep
 from agentrl.rollout.groups import Rollouts
+from agentrl.rollout.health import Health, redrawn
 from agentrl.rollout.programs import Program
 from agentrl.rollout.seeds import derive
 from agentrl.rollout.stats import rollout_metrics
@@ -55,6 +56,7 @@ class Loop:
     store: Store
     display: Display
     clock: Clock = field(default_factory=lambda: Clock())
+    health: Health = field(default_factory=Health)
 
     async def run(self, start: int = 0) -> None:
         """Take the steps from `start` to `config.steps`."""
@@ -73,17 +75,25 @@ class Loop:
         shape = self.config.rollout
         with self.clock("rollout"):
             tasks = self.tasks.take(step * shape.groups, shape.groups)
-            return await self.rollouts.collect(tasks, self.actor, phase="train", step=step, n=shape.n)
+
+            async def draw() -> list[Group]:
+                with self.display.part("rollout", len(tasks) * shape.n) as ended:
+                    return await self.rollouts.collect(
+                        tasks, self.actor, phase="train", step=step, n=shape.n, ended=ended
+                    )
+
+            return await redrawn(draw, f"step {step + 1}", self.display.warn)
 
     async def appraise(self, groups: Sequence[Group], step: int) -> Values | None:
         """What the critic expected of every token's state, where the algorithm wants to know."""
         if not self.algorithm.critic:
             return None
         assert isinstance(self.trainer, Critic)
-        budget, seed = self.config.trainer.token_budget, derive(self.config.seed, "values", step)
+        algo, budget = self.config.algo, self.config.trainer.token_budget
+        seed = derive(self.config.seed, "values", step)
         with self.clock("values"):
             async with asleep(self.engine):
-                return await asyncio.to_thread(appraise, self.trainer, groups, budget, seed)
+                return await asyncio.to_thread(appraise, self.trainer, groups, algo, budget, seed)
 
     def credit(
         self, groups: Sequence[Group], values: Values | None, step: int
@@ -97,19 +107,15 @@ class Loop:
             tokens = sum(len(forest) for forest in forests)
             packed = {
                 "pack/forests": float(len(forests)),
+                "pack/signal": float(any(map(has_signal, forests))),
                 "pack/tokens": float(tokens),
                 "pack/sharing": path_tokens(groups, credit) / tokens if tokens else 1.0,
             }
         return forests, packed | credit.metrics
 
     async def learn(self, forests: Sequence[Forest]) -> dict[str, float]:
-        """Take the optimizer's steps; a batch without any signal takes none.
-
-        Where the engine slept for a critic's values it waits for a publication, so the version is raised all the same.
-        """
-        if not forests and not self.algorithm.critic:
-            return {}
-        with self.clock("train"):
+        """Take the optimizer's steps; a batch without any signal takes none, but counts for the schedule."""
+        with self.clock("train"), self.display.part("optimizer step"):
             async with asleep(self.engine):
                 return await asyncio.to_thread(self.trainer.step, forests)
 
@@ -117,7 +123,7 @@ class Loop:
         """Hand the new weights to the engine, and see that it computes with them what the trainer does."""
         if self.engine.version() == self.trainer.version:
             return {}
-        with self.clock("publish"):
+        with self.clock("publish"), self.display.part("publishing weights"):
             await self.engine.publish(Weights(self.trainer.weights), self.trainer.version)
             return await probe.compare(self.engine, self.trainer, self.config.weights)
 
@@ -133,14 +139,14 @@ class Loop:
         self.folder.log(step, row)
         self.display.step(row, row.get("reward/mean", 0.0))
         if row.get("mismatch/abs_mean", 0.0) > self.config.mismatch_bound:
-            self.display.say(
-                f"[yellow]step {step}: engine and trainer disagree: mean |Δ log-probability| "
-                f"{row['mismatch/abs_mean']:.2g} is over mismatch_bound={self.config.mismatch_bound:g}[/]"
+            self.display.warn(
+                f"step {step}: engine and trainer disagree: mean |Δ log-probability| "
+                f"{row['mismatch/abs_mean']:.2g} is over mismatch_bound={self.config.mismatch_bound:g}"
             )
-        if "reward/mean" not in row:
-            self.display.say(f"[yellow]step {step}: no session was rewarded[/]")
         if warning := self.silence(groups):
-            self.display.say(f"[yellow]step {step}: {warning}[/]")
+            self.display.warn(f"step {step}: {warning}")
+        for warning in self.health.see(groups, signal=bool(row["pack/signal"])):
+            self.display.warn(f"step {step}: {warning}")
 
     def silence(self, groups: Sequence[Group]) -> str | None:
         """What to say where tools are on offer and no call ever parses: parser and model may not fit."""
@@ -165,6 +171,11 @@ class Loop:
             self.trainer.save(path / "trainer")
 
         self.folder.save_checkpoint(step, write, self.config.keep_checkpoints)
+
+
+def has_signal(forest: Forest) -> bool:
+    """Whether anything in it is to become more likely, or less."""
+    return any(bool(channel.any()) for channel in (forest.advantage, forest.advantage_minus) if channel is not None)
 
 
 class Clock:

@@ -107,7 +107,8 @@ class Meter:
 
     @torch.no_grad()
     def add_values(self, values: Tensor, rows: Rows, config: AlgoConfig) -> None:
-        """Count what the critic said of one forest's rows."""
+        """Count what the critic said of one forest's rows; a meter of its own does."""
+        self.tokens += len(rows)
         self._sum("critic/loss", value_error(values, rows, config))
         if config.value_clip is not None and rows.value is not None:
             self._sum("critic/clip_fraction", ((values - rows.value).abs() > config.value_clip).float())

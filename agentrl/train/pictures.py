@@ -11,12 +11,13 @@ from agentrl.types import Message, Session
 
 
 def learning_curve(path: Path, rows: Sequence[Mapping[str, float]], title: str, marks: Mapping[str, float]) -> None:
-    """Draw reward/mean over the steps, its moving average, and horizontal `marks` (before, after)."""
+    """Draw reward/mean over the steps that have one, its moving average, and horizontal `marks` (before, after)."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    rows = [row for row in rows if "reward/mean" in row]  # a step of which nothing was rewarded has none
     steps = [row["step"] for row in rows]
     rewards = [row["reward/mean"] for row in rows]
     figure, axes = plt.subplots(figsize=(7, 4), dpi=120)

@@ -1,23 +1,27 @@
 """The run folder: what a run leaves behind, and what it goes on from.
 
     config.yaml          the settings, all of them, defaults included
+    run.lock             who trains here now; see `lock`
+    model/               the model that the run began with, which its engines and trainer load
     metrics.jsonl        one flat JSON object for each step; tensorboard/ has the same names
     sessions.db          every session, token for token
     checkpoints/step-N/  the model in Hugging Face format, and trainer/ beside it for resuming
     learning_curve.png   the rewards, step by step
     transcripts/         a few conversations before and after
 
-A checkpoint is written beside its final name and renamed, so the model that stands under `checkpoints/` is whole.
-Its `trainer/` may come later, where one writes while training goes on: before that it counts neither as one to
-resume from nor as one of those that are kept. A resumed run drops the metrics that lie beyond its checkpoint: they
-will be written again, bit for bit.
+A checkpoint is written beside its final name and renamed, so the model that stands under `checkpoints/` is whole;
+its `manifest.json` proves that it still is. Its `trainer/` may come later, where one writes while training goes on:
+before that it counts neither as one to resume from nor as one of those that are kept. A resumed run drops the metrics
+that lie beyond its checkpoint: they will be written again, bit for bit.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,44 +29,126 @@ import orjson
 import yaml
 
 from agentrl.config import RunConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
+from agentrl.train import manifest, resuming
+from agentrl.train.files import remove, write_atomically
+from agentrl.train.lock import RunLock
+from agentrl.train.resuming import step_of
 
 Metrics = dict[str, float]
+WRITTEN = (
+    *("metrics.jsonl", "sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db-count", "learning_curve.png"),
+    *("model", ".model.partial", "checkpoints", "tensorboard", "transcripts", "result.json"),
+)
+"""What a run, or an evaluation, writes into its folder beside its settings."""
 
 
 class RunFolder:
-    """One run's folder; see the module's docstring for what lies in it."""
+    """One run's folder; see the module's docstring for what lies in it.
+
+    Attributes:
+        path: the folder.
+        checkpoint: what is gone on from; None where the run begins.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.mkdir(parents=True, exist_ok=True)
+        self.checkpoint: Path | None = None
+        try:
+            self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
+            path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise ConfigError(f"run_dir={str(path)!r} is a file; a run needs a folder") from None
+        except OSError as error:
+            raise ConfigError(f"run_dir={str(path)!r}: can't make that folder: {error.strerror}") from None
         self._board: Any = None
+        self._lock: RunLock | None = None
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunFolder:
-        """A new run's folder.
+        """A new run's folder, locked.
 
         Raises:
-            ConfigError: there is a run already.
+            ConfigError: there is a run already, or something that a run would write over, or nothing can be written.
         """
-        if (path / "config.yaml").exists():
-            raise ConfigError(
-                f"run_dir={str(path)!r} holds a run already; resume={path} continues it, another run_dir starts anew"
-            )
         folder = cls(path)
-        write_atomically(path / "config.yaml", yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).encode())
+        try:
+            folder._lock = RunLock(path)
+            if (path / "config.yaml").exists():
+                raise ConfigError(
+                    f"run_dir={str(path)!r} holds a run already; resume={path} continues it, "
+                    "another run_dir starts anew"
+                )
+            if found := [name for name in WRITTEN if (path / name).exists()]:
+                raise ConfigError(f"run_dir={str(path)!r} holds {found[0]}, which a run would write over")
+            folder._write_settings(config)
+        except BaseException as error:
+            folder.close()
+            folder._unmake()
+            if isinstance(error, OSError):
+                raise ConfigError(f"run_dir={str(path)!r}: can't write there: {error.strerror}") from None
+            raise
         return folder
 
     @classmethod
-    def open(cls, path: Path) -> RunFolder:
-        """The folder of a run that exists.
+    def open(cls, path: Path, config: RunConfig, say: Callable[[str], None]) -> RunFolder:
+        """The folder of a run that exists, locked, ready to go on from `checkpoint`.
+
+        Args:
+            path: the folder.
+            config: the settings to go on with.
+            say: is told what the user should know.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is no run, another process trains in it, there is nothing to go on from, or a setting
+                can't change.
         """
-        if not (path / "config.yaml").is_file():
-            raise ConfigError(f"resume={str(path)!r}: no run there (config.yaml is missing)")
-        return cls(path)
+        saved = resuming.saved_settings(path)
+        folder = cls(path)
+        try:
+            folder._lock = RunLock(path)
+            changes = resuming.changes(path, saved, config)
+            rows = folder.metrics()
+            done = int(rows[-1]["step"]) if rows else 0
+            folder.checkpoint = resuming.newest_whole(path, config.steps, done, say)
+            if changes:
+                say(f"settings changed: {', '.join(changes)}")
+            for left in (path / "checkpoints").glob(".step-*"):  # of a process that was killed
+                shutil.rmtree(left)
+        except BaseException as error:
+            folder.close()
+            if isinstance(error, OSError):
+                raise ConfigError(f"resume={str(path)!r}: can't write there: {error.strerror}") from None
+            raise
+        return folder
+
+    def go_on(self, config: RunConfig) -> int:
+        """Once all is loaded: make the folder what it was at `checkpoint`, with these settings; returns its step."""
+        start = step_of(self.checkpoint) if self.checkpoint else 0
+        self._write_settings(config)
+        self.drop_after(start)
+        return start
+
+    def discard(self) -> None:
+        """Remove all that a new run wrote, and close."""
+        self._close_board()
+        for name in (*WRITTEN, "config.yaml"):
+            path = self.path / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        self.close()
+        self._unmake()
+
+    def _unmake(self) -> None:
+        """Remove the folders that were made for the run, as far as nothing else lies in them."""
+        if self._made:
+            (self.path / "run.lock").unlink(missing_ok=True)
+        for folder in self._made:
+            with suppress(OSError):
+                folder.rmdir()
+
+    def _write_settings(self, config: RunConfig) -> None:
+        settings = {**config.model_dump(mode="json"), "resume": None}
+        write_atomically(self.path / "config.yaml", yaml.safe_dump(settings, sort_keys=False).encode())
 
     # ------------------------------------------------------------------------------------- metrics
 
@@ -79,13 +165,16 @@ class RunFolder:
         """All rows so far; a torn last line is left out."""
         file = self.path / "metrics.jsonl"
         lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-        return [orjson.loads(line) for line in lines if line.endswith(b"\n")]
+        try:
+            return [orjson.loads(line) for line in lines if line.endswith(b"\n")]
+        except ValueError as error:
+            raise ConfigError(f"{file} is damaged: {error}") from None
 
     def drop_after(self, step: int) -> None:
         """Forget the rows beyond `step`, which a resumed run will write again."""
         rows = [row for row in self.metrics() if row["step"] <= step]
         write_atomically(self.path / "metrics.jsonl", b"".join(orjson.dumps(row) + b"\n" for row in rows))
-        self.close()
+        self._close_board()
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)  # event files can't be cut: write them anew
         for row in rows:
             self._plot(row)
@@ -102,39 +191,63 @@ class RunFolder:
     # --------------------------------------------------------------------------------- checkpoints
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], keep: int) -> Path:
-        """Write a checkpoint of the state after `step` steps, and remove all but the newest `keep`."""
+        """Write a checkpoint of the state after `step` steps, and remove all but the newest `keep`.
+
+        Raises:
+            StoreError: it can't be written (the disk is full); those before it stay.
+        """
         final = self.path / "checkpoints" / f"step-{step:06d}"
         beside = final.with_name(f".{final.name}.partial")
         shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        write(beside)
-        shutil.rmtree(final, ignore_errors=True)
+        try:
+            beside.mkdir(parents=True)
+            write(beside)
+            manifest.seal(beside)
+        except Exception as error:
+            free = shutil.disk_usage(self.path).free >> 20
+            shutil.rmtree(beside, ignore_errors=True)
+            if isinstance(error, AgentRLError) and error.blame is Blame.USER:
+                raise
+            raise StoreError(f"can't write the checkpoint {final} ({free:,} MiB free there): {error}") from error
+        remove(final)
         beside.rename(final)
+        self._seal_late_ones()
         for old in self.checkpoints()[:-keep]:
-            shutil.rmtree(old)
+            remove(old)
         return final
 
     def checkpoints(self) -> list[Path]:
         """Whole checkpoints, oldest first: one whose trainer is still being written is not whole yet."""
-        return sorted(path.parent for path in (self.path / "checkpoints").glob("step-*/trainer"))
+        return [path for path in resuming.step_folders(self.path) if (path / "trainer").exists()]
+
+    def _seal_late_ones(self) -> None:
+        """Record the trainers that were written while training went on."""
+        for path in self.checkpoints():
+            if not manifest.recorded(path, "trainer"):
+                manifest.seal(path)
+
+    def how_to_go_on(self) -> str:
+        """What to type to go on with this run, and where it will begin."""
+        whole = self.checkpoints()
+        where = f"from step {step_of(whole[-1])}" if whole else "from its beginning (there is no checkpoint yet)"
+        return f"go on {where} with:\n  agentrl train resume={self.path}"
 
     def close(self) -> None:
-        """Flush what is open."""
+        """Flush what is open, and let others have the folder; idempotent."""
+        with suppress(OSError):  # whole all the same, though it is not on record
+            self._seal_late_ones()
+        self._close_board()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _close_board(self) -> None:
         if self._board is not None:
             self._board.close()
             self._board = None
 
 
-def step_of(checkpoint: Path) -> int:
-    """How many steps a checkpoint has behind it."""
-    return int(checkpoint.name.removeprefix("step-"))
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write beside and rename: a reader sees the old file or the new one."""
-    beside = path.with_name(f".{path.name}.partial")
-    with open(beside, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+def run_path(config: RunConfig, prefix: str = "") -> Path:
+    """Where a new run goes: `run_dir`, or a name made of its environment and the time."""
+    name = Path(config.env.name.partition(":")[0]).stem
+    return Path(config.run_dir or f"runs/{prefix}{name}-{time.strftime('%Y%m%d-%H%M%S')}")

@@ -1,36 +1,40 @@
-"""A whole run, from its configuration to its last checkpoint; and an evaluation, which stops before learning."""
+"""A whole run, from its configuration to its last checkpoint."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import errno
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from agentrl import cores
 from agentrl.config import EngineConfig, RunConfig
+from agentrl.envs import sandboxes
 from agentrl.envs.base import Env
 from agentrl.envs.registry import factory
-from agentrl.errors import ConfigError
+from agentrl.errors import AgentError, AgentRLError, ConfigError, StoreError
+from agentrl.models.devices import torch_device
+from agentrl.models.folders import pin
 from agentrl.rollout.episode import Actor, ModelActor
 from agentrl.rollout.evaluation import play_held_out
-from agentrl.rollout.fleet import make_engines
+from agentrl.rollout.fleet import divided, make_engines, started
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.programs import Program, serving
 from agentrl.rollout.stats import Evaluation
 from agentrl.rollout.tasks import TaskStream
 from agentrl.sessions.renderers import get_renderer, strip
 from agentrl.sessions.store import Store
-from agentrl.train import setup, warmstart
+from agentrl.train import manifest, preflight, setup, warmstart
 from agentrl.train.algorithms import get_algorithm
 from agentrl.train.api import TrainResult
-from agentrl.train.backends import make_trainer
+from agentrl.train.backends import Trainer, make_trainer, proof
 from agentrl.train.display import Display
 from agentrl.train.loop import Loop
 from agentrl.train.pictures import learning_curve, transcripts
-from agentrl.train.run import RunFolder, step_of
+from agentrl.train.run import RunFolder, run_path
 from agentrl.types import Engine, Sampling
 
+DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 SHOWN = 6
 """Conversations in a transcript."""
 
@@ -41,27 +45,25 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
     The phases: build or fetch the model; imitate the expert (where the recipe says so); measure; reinforce;
     measure again. A resumed run goes straight to its checkpoint's step.
     """
+    sandboxes.configure(config.sandbox)
     make_env = factory(config.env.name, **config.env.kwargs)
     setup.quiet()
-    setup.check(config)  # before anything is written
-    folder = open_folder(config)
-    store = Store(folder.path / "sessions.db")
-    try:
-        with display:
-            return await _train(config, make_env, folder, store, display)
-    finally:
-        store.close()
-        folder.close()
+    with open_folder(config, display) as folder, Store(folder.path / "sessions.db") as store, display:
+        return await _train(config, make_env, folder, store, display)
 
 
 async def _train(
     config: RunConfig, make_env: Callable[[], Env], folder: RunFolder, store: Store, display: Display
 ) -> TrainResult:
-    checkpoints = folder.checkpoints()
-    base = checkpoints[-1] if checkpoints else await _base_model(config, make_env, folder.path)
-    async with _player(config, make_env, base, store) as (rollouts, act):
+    with display.part("loading the model"):
+        base = await _own_model(config, make_env, folder, display)
+    prove_architecture(config, base, display, trains=True)
+    async with player(config, make_env, base, store) as (rollouts, act):
         assert rollouts.engine is not None
-        trainer = make_trainer(base, config.trainer, config.algo, total_steps=config.steps, seed=config.seed)
+        with display.part("starting the trainer"):
+            trainer = make_trainer(base, config.trainer, config.algo, total_steps=config.steps, seed=config.seed)
+        if line := _threads(config, base, trainer):
+            display.say(line)
         loop = Loop(
             config,
             rollouts,
@@ -75,19 +77,24 @@ async def _train(
             display,
         )
         try:
-            if checkpoints:
-                start = step_of(checkpoints[-1])
-                trainer.load(checkpoints[-1] / "trainer")
-                folder.drop_after(start)
+            if folder.checkpoint:
+                trainer.load(folder.checkpoint / "trainer")
+            start = folder.go_on(config)
+            if folder.checkpoint:
                 display.say(f"resuming {folder.path} after step {start}")
             else:
-                start = 0
                 await _imitate(config, rollouts, make_env, loop)
+            with display.part("starting the engine"):
+                await started(rollouts.engine)
             await loop.publish()
             if config.model.reasoning == "strip":
                 display.say(strip.PRICE)
             measured = (config, rollouts, act(config.eval.temperature), folder, display)
             before = await _measure("before", *measured) if not start else None
+            if before is not None and not before.metrics["sessions/turns_max"]:
+                raise AgentError(
+                    "before training, no session of the evaluation had a single turn: see the warning above"
+                )
             display.phase("reinforcement learning", config.steps, "reward", start)
             await loop.run(start)
             after = await _measure("after", *measured)
@@ -98,28 +105,86 @@ async def _train(
     marks = {name: value.mean for name, value in (("before", before), ("after", after)) if value}
     title = f"{config.env.name} · {config.model.name} · {config.algo.name} · seed {config.seed}"
     learning_curve(folder.path / "learning_curve.png", folder.metrics(), title, marks)
-    return TrainResult(folder.path, before, after, folder.metrics())
+    if before:
+        display.say(f"reward {before.summary} before training, {after.summary} after it")
+    return TrainResult(folder.path, before, after, folder.metrics(), worked=loop.health.worked or after.worked)
 
 
-async def evaluate_run(config: RunConfig) -> Evaluation:
-    """Measure a model (`policy=model`, or a model's name) on held-out tasks; nothing of it is kept."""
-    make_env = factory(config.env.name, **config.env.kwargs)
-    if config.policy != "model":
-        config = config.model_copy(update={"model": config.model.model_copy(update={"name": config.policy})})
-    setup.quiet()
-    with TemporaryDirectory() as scratch, Store(Path(scratch) / "sessions.db") as store:
-        base = await _base_model(config, make_env, Path(scratch))
-        async with _player(config, make_env, base, store) as (rollouts, act):
-            return (await play_held_out(config, rollouts, act(config.eval.temperature)))[0]
+def _threads(config: RunConfig, base: Path, trainer: Trainer) -> str | None:
+    """How many CPU threads engines and trainer compute with, as a line."""
+    engines = divided(config.engine, config.fleet, base)
+    several = f" ({len(engines)} of them)" if len(engines) > 1 else ""
+    return cores.described(
+        {f"engine={config.engine.name}{several}": engines[0].threads, f"trainer={config.trainer.name}": trainer.threads}
+    )
 
 
-def open_folder(config: RunConfig) -> RunFolder:
-    """The run's folder: an existing one to resume, or a new one."""
+@contextmanager
+def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
+    """The run's folder: an existing one to resume, or a new one, which is gone again where nothing came of it.
+
+    Raises:
+        StoreError: the folder's disk failed or is full; the message says how to go on.
+    """
     if config.resume:
-        return RunFolder.open(Path(config.resume))
-    name = Path(config.env.name.partition(":")[0]).stem
-    path = config.run_dir or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return RunFolder.create(Path(path), config)
+        folder = RunFolder.open(Path(config.resume), config, display.say)
+    else:
+        folder = RunFolder.create(run_path(config), config)
+    display.how_to_go_on = lambda: f"interrupted; {folder.how_to_go_on()}"
+    try:
+        yield folder
+    except Exception as error:
+        ours = isinstance(error, OSError) and not isinstance(error, AgentRLError) and error.errno in DISK_FAILED
+        told = StoreError(str(error)) if ours else error
+        if isinstance(told, AgentRLError) and folder.checkpoints():
+            told.add_note(f"once that is mended, {folder.how_to_go_on()}")
+        elif not config.resume and not folder.checkpoints():
+            folder.discard()
+        if told is error:
+            raise
+        raise told from error
+    finally:
+        folder.close()
+
+
+async def _own_model(config: RunConfig, make_env: Callable[[], Env], folder: RunFolder, display: Display) -> Path:
+    """The run's own copy of the model that it began with: engines load it, and load it again when they start anew.
+
+    What was given as `model=` and the run's checkpoints may go at any time; this stays. Where it is not whole any
+    more, the checkpoint that is gone on from takes its place.
+    """
+    own = folder.path.resolve() / "model"
+    fault = manifest.damage(own) if own.exists() else ""
+    if fault is None:
+        return own
+    if folder.checkpoint:
+        if fault:
+            display.warn(f"{own}: {fault}; made anew from {folder.checkpoint.name}")
+        pin(folder.checkpoint, own)
+    elif config.model.name == setup.TINY:
+        await setup.build_tiny(make_env, own, config.seed)
+    else:
+        pin(setup.resolve_model(config), own)
+    manifest.seal(own)
+    return own
+
+
+def prove_architecture(config: RunConfig, base: Path, display: Display, *, trains: bool) -> None:
+    """Refuse a model of which the trainer or the local engine would compute something else than it is.
+
+    Raises:
+        ConfigError: with the numbers.
+    """
+    if config.model.name == setup.TINY:
+        return
+    if trains and config.trainer.name in ("torch", "megatron") and config.trainer.proof:
+        with display.part("proving the architecture for the trainer"):
+            device = torch_device(config.trainer.device, "trainer.device")
+            proof.require(base, config.model.name, device, config.trainer.name, config.trainer.family)
+    if config.engine.name == "local" and config.engine.proof:
+        with display.part("proving the architecture for the engine"):
+            device = torch_device(config.engine.device, "engine.device")
+            proof.require(base, config.model.name, device, subject="local")
 
 
 def _recording(config: RunConfig) -> EngineConfig:
@@ -138,11 +203,12 @@ def _check_routes(config: RunConfig, engine: Engine) -> None:
 
 
 @asynccontextmanager
-async def _player(
+async def player(
     config: RunConfig, make_env: Callable[[], Env], base: Path, store: Store
 ) -> AsyncIterator[tuple[Rollouts, Callable[[float], Actor | Program]]]:
     """Rollouts on an engine, and who acts in them at a temperature: the model itself, or a program that uses it."""
     renderer = get_renderer(base, config.model.renderer)
+    await preflight.check_room(config, make_env, renderer, base)
     engine: Engine = make_engines(_recording(config), config.fleet, config.weights, base)
     shape = config.rollout
 
@@ -162,7 +228,8 @@ async def _player(
         await engine.close()
 
 
-async def _base_model(config: RunConfig, make_env: Callable[[], Env], folder: Path) -> Path:
+async def base_model(config: RunConfig, make_env: Callable[[], Env], folder: Path) -> Path:
+    """The folder of the model to start from; the tiny one is built in `folder`."""
     if config.model.name == setup.TINY:
         return await setup.build_tiny(make_env, folder / "model", config.seed)
     return setup.resolve_model(config)
@@ -174,7 +241,7 @@ async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[],
     if warm.steps:
         env = make_env()
         tasks = TaskStream(env, setup.demonstration_split(env), config.seed)
-        demos = await warmstart.demonstrations(rollouts, tasks, warm.demos)
+        demos = await warmstart.demonstrations(rollouts, tasks, warm.demos, loop.display)
         budget = config.trainer.token_budget
         await warmstart.warm_start(trainer, demos, warm, budget, config.seed, loop.display)
         trainer.begin(config.algo, config.steps)
@@ -185,7 +252,7 @@ async def _measure(
     when: str, config: RunConfig, rollouts: Rollouts, who: Actor | Program, folder: RunFolder, display: Display
 ) -> Evaluation:
     """Evaluate on held-out tasks and write a few transcripts."""
-    result, groups = await play_held_out(config, rollouts, who)
+    result, groups = await play_held_out(config, rollouts, who, display, f"evaluation {when} training")
     shown = [session for group in groups[:SHOWN] for session in group.sessions[:1]]
     transcripts(folder.path / "transcripts" / f"{when}.md", f"{config.env.name}, {when} training", shown)
     display.say(f"{when}: {result}")

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.envs import calls
-from agentrl.envs.base import Env, has_expert
-from agentrl.envs.play import play
+from agentrl.envs.base import Env, has_demonstrator, has_expert
+from agentrl.envs.play import demonstrator_policy, expert_policy, play
 from agentrl.envs.registry import find
+from agentrl.errors import ConfigError, EnvError, InfraError
 from agentrl.overrides import merge, read_yaml, spread, validate
 from agentrl.rollout.evaluation import SCRIPTED
-from agentrl.types import Session
+from agentrl.sessions.renderers.writer import text_of
+from agentrl.types import Session, Task
 
 TINY = "tiny"
 TINY_RECIPE: Mapping[str, Any] = {
-    "algo.lr": 1e-3,
+    "steps": 30,
+    "algo.lr": 4e-4,
+    "algo.schedule": "linear",
+    "algo.warmup_steps": 4,
+    "algo.kl_coef": 0.02,
     "rollout.turn_tokens": 64,
     "rollout.session_tokens": 1024,
     "engine.max_batch": 128,
@@ -26,9 +33,11 @@ TINY_RECIPE: Mapping[str, Any] = {
 }
 """What suits a model of half a million parameters; real models keep the defaults."""
 TINY_WARM_START = 150
-"""Steps of imitation where an environment has an expert and its recipe says nothing else."""
+"""Steps of imitation where an environment has an expert or a demonstrator and its recipe says nothing else."""
 TOKENIZER_EPISODES = 200
 """Demonstrations that the tiny model's tokenizer is made from."""
+TOKENIZER_RETRIES = 2
+"""How often one of them is played again after a failure of ours."""
 
 
 def complete(tree: Mapping[str, Any]) -> RunConfig:
@@ -38,10 +47,17 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
         ConfigError: a setting is unknown, has the wrong type, or contradicts another.
     """
     if tree.get("resume"):
+        if not (Path(tree["resume"]) / "config.yaml").is_file():
+            raise ConfigError(f"resume={str(tree['resume'])!r}: no run there (config.yaml is missing)")
         saved = read_yaml(Path(tree["resume"]) / "config.yaml")
         return validate(merge(saved, tree), RunConfig)
-    asked = validate(tree, RunConfig)
-    return validate(merge(spread(recipe(asked)), tree), RunConfig)
+    named = {key: tree[key] for key in ("env", "model", "policy") if key in tree}
+    suits = spread(recipe(validate(named, RunConfig)))
+    try:
+        validate(merge(suits, named), RunConfig)
+    except ConfigError as error:
+        raise EnvError(f"the recipe of environment {named['env']!r}: {error}") from None
+    return validate(merge(suits, tree), RunConfig)
 
 
 def recipe(config: RunConfig) -> dict[str, Any]:
@@ -51,10 +67,25 @@ def recipe(config: RunConfig) -> dict[str, Any]:
     model = "" if config.policy in SCRIPTED else config.model.name  # a script is no model, and suits any form of a task
     if model == TINY:
         settings |= TINY_RECIPE
-        if isinstance(target, type) and issubclass(target, Env) and has_expert(target):
+        if isinstance(target, type) and issubclass(target, Env) and has_demonstrator(target):
             settings["warm_start.steps"] = TINY_WARM_START
     suits = getattr(target, "recipe", None)
-    return settings | dict(suits(model) if callable(suits) else {})
+    return settings | (_written(config.env.name, suits, model) if callable(suits) else {})
+
+
+def _written(env: str, suits: Callable[[str], Any], model: str) -> dict[str, Any]:
+    """The environment's own recipe.
+
+    Raises:
+        EnvError: its code failed, or gave something else than settings.
+    """
+    try:
+        settings = suits(model)
+    except Exception as error:
+        raise EnvError(f"the recipe of environment {env!r} raised {type(error).__name__}: {error}") from error
+    if not isinstance(settings, Mapping):
+        raise EnvError(f"the recipe of environment {env!r} is {settings!r}, not a mapping of settings")
+    return {str(key): value for key, value in settings.items()}
 
 
 def quiet() -> None:
@@ -62,19 +93,6 @@ def quiet() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-
-
-def check(config: RunConfig) -> None:
-    """Look up what the configuration names; a model that is known is fetched.
-
-    Raises:
-        UnknownName: there is none of that name; the message lists what is known.
-    """
-    from agentrl.train.algorithms import get_algorithm
-
-    get_algorithm(config.algo.name)
-    if config.model.name != TINY and not config.resume:
-        resolve_model(config)
 
 
 def demonstration_split(env: Env) -> str:
@@ -88,15 +106,28 @@ async def build_tiny(make_env: Callable[[], Env], out: Path, seed: int) -> Path:
 
     env = make_env()
     tasks = islice(calls.tasks(env, demonstration_split(env)), TOKENIZER_EPISODES)
-    if has_expert(env):
-        sessions = [await play(make_env(), task, seed=seed) for task in tasks]
+    if has_demonstrator(env):
+        policy = expert_policy if has_expert(env) else demonstrator_policy
+        sessions = [await _retried(partial(play, policy=policy, seed=seed), make_env, task) for task in tasks]
     else:
-        sessions = [await _opening(make_env(), task, seed) for task in tasks]
+        sessions = [await _retried(partial(_opening, seed=seed), make_env, task) for task in tasks]
     schemas = env.tools.schemas()
     return tiny.build(out, [tiny.render(session_messages(s), schemas) for s in sessions], seed=seed)
 
 
-async def _opening(env: Env, task: Any, seed: int) -> Session:
+async def _retried(
+    attempt: Callable[[Env, Task], Awaitable[Session]], make_env: Callable[[], Env], task: Task
+) -> Session:
+    """Play an episode again where our own machinery failed, as rollouts do; a bug in the environment stops the run."""
+    for _ in range(TOKENIZER_RETRIES):
+        try:
+            return await attempt(make_env(), task)
+        except InfraError:
+            continue
+    return await attempt(make_env(), task)
+
+
+async def _opening(env: Env, task: Task, seed: int) -> Session:
     from agentrl.sessions import tree
 
     session = Session("opening", task)
@@ -107,8 +138,15 @@ async def _opening(env: Env, task: Any, seed: int) -> Session:
 
 
 def session_messages(session: Session) -> list[dict[str, Any]]:
-    """A session's messages as plain data."""
-    return [node.message.model_dump(exclude_none=True) for node in session.nodes]
+    """A session's messages as plain data, their content as text.
+
+    Raises:
+        RenderError: one of them holds an image.
+    """
+    return [
+        node.message.model_dump(exclude_none=True) | {"content": text_of(node.message, "the tiny model")}
+        for node in session.nodes
+    ]
 
 
 def resolve_model(config: RunConfig) -> Path:

@@ -1,15 +1,19 @@
 """What a critic says of every token that may be trained, by session and node: credit's second source.
 
 Credit decides what is trained and with which weight, and needs values before it can; so the batch is packed twice.
-The first time all that could be trained counts, whatever comes of it.
+The first time all that could be trained counts, whatever comes of it. A critic that knows nothing yet begins at the
+mean return of its first batch, so that its first values are already the best that one number can be.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from agentrl.config import AlgoConfig
+from agentrl.train import gae
 from agentrl.train.backends.base import Critic
-from agentrl.train.credit import Credit, NodeKey, Share, trainable_nodes
+from agentrl.train.credit import Advantage, Credit, NodeKey, Share, ids_by_group, trainable_nodes, weigh
 from agentrl.train.packing import traced
 from agentrl.types import Group
 
@@ -17,12 +21,13 @@ Values = dict[NodeKey, list[float]]
 """For each token of a node the value of the state before it, by session and node."""
 
 
-def appraise(critic: Critic, groups: Sequence[Group], token_budget: int, seed: int = 0) -> Values:
+def appraise(critic: Critic, groups: Sequence[Group], config: AlgoConfig, token_budget: int, seed: int = 0) -> Values:
     """The value of the state before each trainable token of the scored sessions, 0 at other tokens.
 
     Args:
         critic: the trainer.
         groups: the batch.
+        config: the discount, and what sessions weigh.
         token_budget: tokens of one forest.
         seed: of packing.
     """
@@ -30,8 +35,25 @@ def appraise(critic: Critic, groups: Sequence[Group], token_budget: int, seed: i
     every = Credit({key: (Share(0.0, 1.0),) for key in nodes})
     packed = list(traced(groups, every, token_budget, seed=seed))
     values = {key: [0.0] * len(node.token_ids) for key, node in nodes.items()}
-    for (_, places), value_T in zip(packed, critic.values([forest for forest, _ in packed]), strict=True):
+    if not packed:
+        return values
+    found = critic.values([forest for forest, _ in packed], mean_return(groups, config))
+    for (_, places), value_T in zip(packed, found, strict=True):
         told = value_T.tolist()
         for place in places:
             values[place.node][place.start : place.start + place.length] = told[place.at : place.at + place.length]
     return values
+
+
+def mean_return(groups: Sequence[Group], config: AlgoConfig) -> float:
+    """The mean over trained tokens, by their weight in the loss, of what was to come after each; 0 without any."""
+    scored = ids_by_group(groups)
+    returns: dict[NodeKey, tuple[Advantage, ...]] = {}
+    for session in (session for sessions in scored.values() for session in sessions):
+        nothing = {node.id: [0.0] * len(node.token_ids) for node in trainable_nodes(session)}
+        for node, told in gae.advantages(session, nothing, config.gamma, 1.0).items():
+            returns[session.id, node] = ([told[i] for i in gae.steps(session.nodes[node])],)
+    weights = {key: share.weight for key, (share,) in weigh(scored, returns, config).items()}
+    total = math.fsum(weight * len(returns[key][0]) for key, weight in weights.items())  # type: ignore[arg-type]
+    summed = math.fsum(weight * math.fsum(returns[key][0]) for key, weight in weights.items())  # type: ignore[arg-type]
+    return summed / total if total else 0.0

@@ -15,6 +15,7 @@ from agentrl.config import AlgoConfig, WarmStartConfig
 from agentrl.errors import EnvError
 from agentrl.rollout.episode import Demonstrator
 from agentrl.rollout.groups import Rollouts
+from agentrl.rollout.health import failures, finding, redrawn, sessions_of
 from agentrl.rollout.seeds import derive
 from agentrl.rollout.tasks import TaskStream
 from agentrl.train.algorithms import get_algorithm
@@ -25,21 +26,36 @@ from agentrl.types import Group, Session, Status
 
 
 def settings(config: WarmStartConfig) -> AlgoConfig:
-    """How the imitation is optimised."""
-    return AlgoConfig(name="sft", lr=config.lr, schedule="cosine", warmup_steps=min(10, config.steps // 10))
+    """How the imitation is optimised.
+
+    By token unless configured otherwise: where whole demonstrations weigh the same, the first token of a short one
+    weighs more than that of a long one, and a model that was shown as many guesses as tool calls learns to guess.
+    """
+    warmup = min(10, config.steps // 10)
+    return AlgoConfig(name="sft", lr=config.lr, schedule="cosine", warmup_steps=warmup, normalize=config.normalize)
 
 
-async def demonstrations(rollouts: Rollouts, tasks: TaskStream, count: int) -> list[Session]:
+async def demonstrations(rollouts: Rollouts, tasks: TaskStream, count: int, display: Display) -> list[Session]:
     """Sessions that the environment's demonstrator played to their end.
 
     Raises:
         EnvError: it finished none: there is nothing to imitate.
+        InfraError: our machinery failed in all of them.
     """
-    groups = await rollouts.collect(tasks.take(0, count), Demonstrator(), phase="demo", step=0, n=1)
-    sessions = [session for group in groups for session in group.sessions if session.status is Status.COMPLETED]
-    if not sessions:
-        raise EnvError("the environment's demonstrator finished none of its demonstrations")
-    return sessions
+
+    async def draw() -> list[Group]:
+        with display.part("playing demonstrations", count) as ended:
+            drawn = tasks.take(0, count)
+            return await rollouts.collect(drawn, Demonstrator(), phase="demo", step=0, n=1, ended=ended)
+
+    sessions = sessions_of(await redrawn(draw, "demonstrations", display.warn))
+    finished = [session for session in sessions if session.status is Status.COMPLETED]
+    if not finished:
+        found = finding(sessions)
+        raise EnvError(f"the environment's demonstrator finished none of its demonstrations: {found}")
+    if told := failures(sessions):
+        display.warn(f"demonstrations: {told}")
+    return finished
 
 
 async def warm_start(

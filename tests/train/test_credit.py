@@ -15,7 +15,7 @@ from agentrl.train.algorithms.grpo import ALGORITHM as GRPO
 from agentrl.train.credit import Credit, trained_tokens
 from agentrl.train.returns import STD_FLOOR, step_returns
 from agentrl.types import Group, Session, Status
-from tests.train.trees import as_group, environment_node, linear_session, random_session, sampled_node
+from tests.train.trees import as_group, environment_node, linear_session, path, random_session, sampled_node
 
 RAW = AlgoConfig(scale_by_std=False)
 
@@ -67,6 +67,73 @@ def test_a_group_without_variance_is_skipped_and_counted() -> None:
     assert credit.metrics["groups/trained"] == 1
 
 
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), normalize=st.sampled_from(["rollout", "token", "constant", "group"]))
+def test_groups_without_signal_stay_in_the_denominator_as_rows_do_in_trl_and_verl(seed: int, normalize: str) -> None:
+    """Their aggregations over rows, by autograd: TRL's grpo, dapo and dr_grpo; verl's seq-mean-token-mean and so on.
+
+    Sessions that nobody scored, or that failed for our reasons, are no rows. A gradient used to be up to as many times
+    too large as there were groups for one with signal.
+    """
+    rng = random.Random(seed)
+    groups = []
+    for g in range(rng.randint(1, 4)):
+        rewards = [rng.choice([None, 0.0, 1.0]) if rng.random() < 0.7 else 1.0 for _ in range(rng.randint(1, 4))]
+        sessions = [
+            linear_session(f"{g}-{i}", [8, 9], [[30] * rng.randint(1, 4)] * rng.randint(0, 3), reward=r, group=str(g))
+            for i, r in enumerate(rewards)
+        ]
+        for session in sessions:
+            session.status = rng.choice([Status.COMPLETED] * 4 + [Status.TRUNCATED, Status.INFRA_ERROR])
+        groups.append(as_group(sessions, str(g)))
+    config = AlgoConfig.model_validate({"normalize": normalize, "constant_tokens": 7})
+    shares = GRPO.credit(groups, config).shares
+
+    rows, losses = [], []
+    for group in groups:
+        members = [s for s in group.sessions if s.reward is not None and s.status is not Status.INFRA_ERROR]
+        scores = torch.tensor([s.reward for s in members], dtype=torch.float64)
+        deviation = scores.std() if len(members) > 1 else torch.tensor(0.0)
+        of_group = []
+        for session, centred in zip(members, scores - scores.mean(), strict=True):
+            logp = torch.zeros(sum(map(trained_tokens, session.nodes)), dtype=torch.float64, requires_grad=True)
+            rows.append((session, logp))
+            of_group.append(-centred / (deviation + STD_FLOOR) * (logp - logp.detach()).exp())
+        if of_group:
+            losses.append(of_group)
+    flat = [row for of_group in losses for row in of_group]
+    total = torch.zeros((), dtype=torch.float64)
+    match normalize:
+        case "rollout":
+            total = sum((row.sum() / max(len(row), 1) for row in flat), total) / max(len(flat), 1)
+        case "token":
+            total = sum((row.sum() for row in flat), total) / max(sum(map(len, flat)), 1)
+        case "constant":
+            total = sum((row.sum() for row in flat), total) / (7 * max(len(flat), 1))
+        case "group":
+            means = [sum((r.sum() for r in g), total) / max(sum(map(len, g)), 1) for g in losses]
+            total = sum(means, total) / max(len(means), 1)
+    if rows:
+        total.backward()  # type: ignore[no-untyped-call]
+    for session, logp in rows:
+        ours = [
+            -sum(share.weight * share.advantage for share in shares.get((session.id, node.id), ()))  # type: ignore[operator]
+            for node in session.nodes
+            for _ in range(trained_tokens(node))
+        ]
+        assert ours == pytest.approx([] if logp.grad is None else logp.grad.tolist())
+    assert {name for name, _ in shares} <= {session.id for session, _ in rows}
+
+
+@pytest.mark.parametrize("term", ["kl_coef", "entropy_coef"])
+def test_a_group_without_signal_is_packed_where_a_penalty_or_bonus_applies_to_it(term: str) -> None:
+    groups = [group("a", [1.0, 1.0]), group("b", [0.0, 1.0])]
+    shares = GRPO.credit(groups, AlgoConfig.model_validate({term: 0.1})).shares
+    assert {name for name, _ in shares} == {"a0", "a1", "b0", "b1"}
+    assert [share.advantage for share in shares["a0", 1]] == [0.0]
+    assert {share.weight for each in shares.values() for share in each} == {1 / 4 / 2}
+
+
 def test_failures_of_ours_and_unrewarded_sessions_are_neither_trained_nor_in_a_baseline() -> None:
     g = group("a", [0.0, 1.0, None, 100.0])
     g.sessions[3].status = Status.INFRA_ERROR
@@ -109,6 +176,93 @@ def test_a_session_that_is_over_has_nothing_to_come() -> None:
     credit = GRPO.credit([as_group([long, short], "a")], RAW)
     assert advantages(credit, long.id) == [1.0, 1.0]
     assert advantages(credit, short.id) == [-1.0]
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce"])
+def test_rewards_earned_at_different_turns_are_a_signal_though_the_totals_are_equal(name: str) -> None:
+    """The second turn of the first session earned nothing more, that of the other everything."""
+    g = group("a", [None, None], turns=2)
+    early, late = g.sessions
+    early.nodes[1].reward, late.nodes[3].reward = 1.0, 1.0
+    assert early.score == late.score == 1.0
+    credit = get_algorithm(name).credit([g], AlgoConfig())
+    scaled = 0.5 / (0.5**0.5 + STD_FLOOR)  # by the deviation where returns deviate: at the second turn
+    first, second = {"grpo": (0.0, scaled), "rloo": (0.0, 1.0), "reinforce": (1.0, 1.0)}[name]
+    assert advantages(credit, late.id) == pytest.approx([first, second])
+    assert advantages(credit, early.id) == pytest.approx([first, 0.0 if name == "reinforce" else -second])
+    assert credit.metrics["groups/trained"] == 1
+
+
+def test_equal_returns_at_every_turn_are_no_signal() -> None:
+    g = group("a", [0.1, 0.1, 0.1], turns=2)
+    for session in g.sessions:
+        session.nodes[3].reward = 0.3
+    credit = GRPO.credit([g], AlgoConfig())
+    assert not credit.shares
+    assert credit.metrics["groups/zero_variance"] == 1
+
+
+def stepwise_group(rng: random.Random, sessions: int = 3) -> Group:
+    """Random trees with step rewards; every path holds a turn, and nothing is given before it."""
+    members = []
+    for i in range(sessions):
+        session = random_session(rng, f"s{i}", [8], depth=5, branching=3)
+        for leaf in set(range(len(session.nodes))) - {node.parent for node in session.nodes}:
+            sampled_node(session, leaf, [40])
+        for node in session.nodes:
+            turn_before = any(step.sampled for step in path(session, node.id))
+            node.reward = rng.choice((None, rng.uniform(-1, 1))) if turn_before else None
+        session.reward = rng.choice((None, rng.uniform(-1, 1), 0.5))
+        members.append(session)
+    return as_group(members)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_rloo_compares_every_path_with_the_other_sessions_alone(seed: int) -> None:
+    """Against the definition, path by path. A session's own branches used to be in its baseline."""
+    g = stepwise_group(random.Random(seed))
+    paths = {s.id: step_returns(s) for s in g.sessions}
+
+    def usual(session: Session, turn: int) -> float:
+        """What a session had still to come at that turn: the mean over its paths, 0 on those that are over."""
+        left = [list(p.values())[turn] if turn < len(p) else 0.0 for p in paths[session.id]]
+        return (session.reward or 0.0) + statistics.fmean(left)
+
+    expected: dict[tuple[str, int], list[float]] = {}
+    for s in g.sessions:
+        others = [o for o in g.sessions if o is not s]
+        for p in paths[s.id]:
+            for turn, (node, value) in enumerate(p.items()):
+                advantage = (s.reward or 0.0) + value - statistics.fmean(usual(o, turn) for o in others)
+                expected.setdefault((s.id, node), []).append(advantage)
+    shares = get_algorithm("rloo").credit([g], AlgoConfig()).shares
+    if any(abs(a) > 1e-9 for each in expected.values() for a in each):
+        assert shares.keys() == expected.keys()
+    for key, each in shares.items():
+        found = [share.advantage for share in each]
+        assert found == pytest.approx(expected[key] if len(found) > 1 else expected[key][:1])
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_a_sessions_score_is_the_return_that_credit_sees_from_its_beginning(seed: int) -> None:
+    """It used to add branches up, so a session that was told twice scored twice as much."""
+    for session in stepwise_group(random.Random(seed), 1).sessions:
+        returns = [next(iter(p.values())) for p in step_returns(session)]
+        rewarded = session.reward is not None or any(node.reward is not None for node in session.nodes)
+        assert session.score == (
+            pytest.approx((session.reward or 0.0) + statistics.fmean(returns)) if rewarded else None
+        )
+
+
+def test_a_turn_that_is_told_again_counts_once_in_the_score() -> None:
+    session = linear_session("s", [8], [])
+    turn = sampled_node(session, 0, [30], reward=2.0)
+    again = environment_node(session, 0, [5])
+    again.repeats = turn.id
+    sampled_node(session, again.id, [31], reward=3.0)
+    assert session.score == 2.0 + 3.0
 
 
 @settings(max_examples=40, deadline=None)
@@ -200,7 +354,7 @@ def test_trained_tokens_leaves_out_a_roots_first_token() -> None:
 def test_an_unknown_algorithm_names_the_nearest() -> None:
     with pytest.raises(UnknownName, match="did you mean 'grpo'"):
         get_algorithm("grop")
-    with pytest.raises(UnknownName, match="import path"):
+    with pytest.raises(UnknownName, match=r"there is no 'NOTHING' in agentrl\.train\.algorithms\.grpo"):
         get_algorithm("agentrl.train.algorithms.grpo:NOTHING")
     with pytest.raises(InvalidInput, match="not an Algorithm"):
         get_algorithm("agentrl.train.algorithms.grpo:credit")

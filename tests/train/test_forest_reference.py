@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,14 +16,19 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig, TrainerConfig
+from agentrl.train.algorithms import get_algorithm
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.credit import Credit
 from agentrl.train.forest import Forest
 from agentrl.train.packing import pack
+from agentrl.train.returns import STD_FLOOR
 from agentrl.types import Session
 from tests.train.trees import (
     as_group,
+    environment_node,
     leaf_credit,
+    leaves,
+    linear_session,
     path,
     random_session,
     reference_loss,
@@ -125,6 +131,65 @@ def test_without_a_clip_the_mean_equals_paths_that_judge_differently(
     forests = pack([as_group(sessions)], credit, 10_000, merge="mean")
     if forests:
         compare(trainer, plain, forests, reference_loss(plain, rows_of(sessions, credit, advantages), score_function))
+
+
+def test_by_default_branches_that_disagree_about_a_turn_are_clipped_each_for_itself(
+    trainer: TorchTrainer, plain: nn.Module
+) -> None:
+    """Off-policy the mean of their advantages, which `merge=mean` takes, is another loss."""
+    algo = AlgoConfig(epochs=2, scale_by_std=False, clip_high=0.3)
+    session = linear_session("s", [8, 9], [])
+    shared = sampled_node(session, 0, [30, 31, 32, 33], logprobs=[-3.0, -4.2, -3.9, -3.5])
+    for i, reward in enumerate((2.0, -1.0)):
+        sampled_node(session, environment_node(session, shared.id, [5 + i]).id, [34, 35], reward=reward)
+    other = linear_session("o", [8, 9], [[36, 37]], reward=0.25)
+    group = as_group([session, other])
+    credit = get_algorithm("grpo").credit([group], algo)
+    below = [node.id for node in session.nodes if node.parent is not None and node.sampled and node is not shared]
+    advantages = {(session.id, leaf): credit.shares[session.id, leaf][0].advantage for leaf in below}
+    advantages[other.id, leaves(other)[0]] = credit.shares[other.id, 1][0].advantage
+    rows = rows_of(group.sessions, credit, advantages)  # type: ignore[arg-type]
+    trainer.begin(algo, 1)
+    compare(trainer, plain, pack([group], credit, 10_000, merge=algo.merge), reference_loss(plain, rows, clipped))
+    [mean] = pack([group], credit, 10_000, merge="mean")
+    mean.old_logp = mean.behaviour_logp
+    exact = reference_loss(plain, rows, clipped).item()
+    assert trainer.backward(trainer.prepare(mean)) != pytest.approx(exact, rel=0.01)
+    trainer.model.zero_grad()
+
+
+def test_penalty_and_bonus_apply_to_every_scored_session_as_to_rows_in_trl(tiny_llama: Path, plain: nn.Module) -> None:
+    """TRL's GRPO loss on rows, written out; one of the groups has no signal, and one session no reward."""
+    algo = AlgoConfig(kl_coef=0.3, entropy_coef=0.02)
+    turns = [([30, 31, 32], 0.0), ([33, 34], 1.0), ([35], 1.0), ([36, 37, 38, 39], 1.0), ([40, 41], None)]
+    sessions = [linear_session(f"s{i}", [8, 9], [turn], reward=reward) for i, (turn, reward) in enumerate(turns)]
+    groups = [as_group(sessions[:2], "a"), as_group(sessions[2:], "b")]
+    learner = TorchTrainer(tiny_llama, TrainerConfig(device="cpu"), algo)
+    reference = copy.deepcopy(plain).requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    assert learner.reference is not None
+    learner.reference.load_state_dict(reference.state_dict())
+    for forest in pack(groups, get_algorithm("grpo").credit(groups, algo), 10_000, merge=algo.merge):
+        batch = learner.prepare(forest)
+        batch.rows.ref_logp = learner._score(learner.reference, batch)
+        learner.backward(batch)
+
+    rows = []
+    deviation = torch.tensor([0.0, 1.0]).std().item() + STD_FLOOR
+    for session, advantage in zip(sessions[:4], (-0.5 / deviation, 0.5 / deviation, 0.0, 0.0), strict=True):
+        ids = torch.tensor([[token for node in session.nodes for token in node.token_ids]])
+        mask = torch.tensor([trainable for node in session.nodes for trainable in node.trainable])[1:].float()
+        logps, others = (torch.log_softmax(m(input_ids=ids).logits[0, :-1], -1) for m in (plain, reference))
+        logp, ref = (x.gather(1, ids[0, 1:, None]).squeeze(1) for x in (logps, others))
+        kl = (ref - logp).exp() - (ref - logp) - 1
+        entropy = -(logps.exp() * logps).sum(-1)
+        value = -advantage * (logp - logp.detach()).exp() + algo.kl_coef * kl - algo.entropy_coef * entropy
+        rows.append((value * mask).sum() / mask.sum())
+    torch.stack(rows).mean().backward()  # type: ignore[no-untyped-call]
+    assert_equal_gradients(gradients(learner.model), gradients(plain))
 
 
 def test_samples_that_begin_with_the_same_sampled_tokens_are_merged_and_still_sum_over_paths(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ SETTINGS = [
     "eval.tasks=8",
     "algo.lr=1e-3",
     "checkpoint_every=1",
-    "keep_checkpoints=4",
+    "keep_checkpoints=1",
     "steps=4",
     "seed=3",
 ]
@@ -65,6 +66,7 @@ def test_four_steps_straight_equal_two_a_kill_and_two_more_to_the_last_bit(algo:
     victim.send_signal(signal.SIGKILL)
     victim.wait(10)
     assert not (killed / "checkpoints" / "step-000004").exists(), "killed too late to prove anything"
+    shutil.rmtree(killed / "model")  # then engines and exports need another folder, and checkpoints are pruned
     finish(start(f"resume={killed}"))
 
     assert rows(killed) == rows(straight)
@@ -82,7 +84,8 @@ def test_four_steps_straight_equal_two_a_kill_and_two_more_to_the_last_bit(algo:
 def test_a_checkpoint_is_a_folder_that_transformers_loads(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    finish(start(*SETTINGS, "steps=1", "warm_start.steps=2", f"run_dir={tmp_path / 'run'}"))
+    shorter = ["steps=1", "warm_start.steps=2", *(word for word in SETTINGS if "steps=" not in word), "env.max_steps=2"]
+    finish(start(*shorter, f"run_dir={tmp_path / 'run'}"))
     folder = tmp_path / "run" / "checkpoints" / "step-000001"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "12*7"}], return_tensors="pt", return_dict=False)

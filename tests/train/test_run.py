@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import RunConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, StoreError
 from agentrl.overrides import typed, validate
-from agentrl.train.run import RunFolder, step_of
+from agentrl.train import manifest
+from agentrl.train.resuming import step_of
+from agentrl.train.run import RunFolder
 
 CONFIG = validate(typed(["env=calculator", "algo.lr=0.5"]), RunConfig)
 
@@ -21,9 +23,31 @@ def test_a_new_run_writes_its_settings_and_never_writes_over_another(tmp_path: P
         RunFolder.create(tmp_path / "run", CONFIG)
 
 
+def test_a_folder_that_can_not_be_a_runs_is_refused_by_name_and_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "work" / "model").mkdir(parents=True)
+    for path, words in (("file", "is a file"), ("file/run", "can't make that folder"), ("work", "holds model")):
+        with pytest.raises(ConfigError, match=words):
+            RunFolder.create(tmp_path / path, CONFIG)
+    assert (tmp_path / "file").read_text() == "mine"
+    assert (tmp_path / "work" / "model").is_dir()
+
+
+def test_a_run_that_is_discarded_takes_with_it_what_it_made_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").touch()
+    for path in ("deep/er/run", "notes"):
+        folder = RunFolder.create(tmp_path / path, CONFIG)
+        folder.log(1, {"reward/mean": 0.5})
+        folder.discard()
+    assert [p.name for p in tmp_path.iterdir()] == ["notes"]
+    assert {p.name for p in (tmp_path / "notes").iterdir()} <= {"mine.txt", "run.lock"}
+
+
 def test_resuming_what_is_no_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.yaml"):
-        RunFolder.open(tmp_path)
+        RunFolder.open(tmp_path / "none", CONFIG, print)
+    assert not (tmp_path / "none").exists()
 
 
 def test_metrics_are_one_flat_object_a_step_and_the_same_in_tensorboard(tmp_path: Path) -> None:
@@ -71,6 +95,30 @@ def test_a_checkpoint_whose_trainer_is_still_being_written_is_not_resumed_from_a
     assert [step_of(path) for path in folder.checkpoints()] == [1, 2]
     folder.save_checkpoint(3, lambda path: (path / "trainer").touch(), keep=1)
     assert [step_of(path) for path in folder.checkpoints()] == [3]
+
+
+def test_a_checkpoint_that_can_not_be_written_leaves_those_before_it_and_says_why(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.save_checkpoint(1, lambda path: (path / "trainer").touch(), keep=1)
+
+    def full(path: Path) -> None:
+        (path / "trainer").write_bytes(b"half")
+        raise RuntimeError("file write failed")
+
+    with pytest.raises(StoreError, match=r"step-000002 .*MiB free there.*file write failed"):
+        folder.save_checkpoint(2, full, keep=1)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
+    assert manifest.damage(tmp_path / "checkpoints" / "step-000001") is None
+
+
+def test_a_trainer_that_was_written_late_is_on_record_once_the_run_ends(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    late = folder.save_checkpoint(1, lambda path: (path / "model.safetensors").touch(), keep=1)
+    (late / "trainer").mkdir()
+    (late / "trainer" / "part").write_bytes(b"shards")
+    folder.close()
+    (late / "trainer" / "part").write_bytes(b"shred")
+    assert "part has 5 bytes, not 6" in str(manifest.damage(late))
 
 
 def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from agentrl.config import AlgoConfig
 from agentrl.train import gae
 from agentrl.train.backends import Critic
 from agentrl.train.credit import Credit, Share, trainable_nodes
@@ -21,11 +22,13 @@ from agentrl.train.values import appraise
 from agentrl.types import Group, Session
 from tests.train.trees import as_group, linear_session, path, random_session
 
+PPO = AlgoConfig(name="ppo")
+
 
 class Weigher:
     """Says of a token how much its prefix weighs: a number that only the right path gives."""
 
-    def values(self, forests: Sequence[Forest]) -> list[Tensor]:
+    def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
         found = []
         for forest in forests:
             mass = torch.sin(forest.token_ids.double() * 3.0 + forest.position.double())
@@ -48,7 +51,7 @@ def test_every_trainable_token_gets_the_value_of_its_own_prefix_however_the_batc
     rng = random.Random(seed)
     sessions = [random_session(rng, f"s{i}", [5, 6], depth=5, branching=3) for i in range(4)]
     groups = [as_group(sessions)] if together else [as_group([s], s.id) for s in sessions]
-    values = appraise(cast(Critic, Weigher()), groups, budget, seed)
+    values = appraise(cast(Critic, Weigher()), groups, PPO, budget, seed)
     assert values.keys() == {(s.id, n.id) for s in sessions for n in trainable_nodes(s)}
     for session in sessions:
         for node in trainable_nodes(session):
@@ -63,12 +66,12 @@ def test_sessions_that_nobody_rewarded_are_not_asked_about() -> None:
     asked: list[Any] = []
 
     class Listener(Weigher):
-        def values(self, forests: Sequence[Forest]) -> list[Tensor]:
+        def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
             asked.extend(forests)
             return super().values(forests)
 
     group: Group = as_group([linear_session("silent", [7], [[9]])])
-    assert appraise(cast(Critic, Listener()), [group], 100) == {}
+    assert appraise(cast(Critic, Listener()), [group], PPO, 100) == {}
     assert asked == []
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
-from agentrl.errors import InvalidInput, UnknownName, unknown_name
+from agentrl.errors import InvalidInput, unknown_name
+from agentrl.imports import load
 from agentrl.train.algorithms.base import Algorithm
 
 _KNOWN: dict[str, str | Algorithm] = {
@@ -29,13 +28,9 @@ def get_algorithm(name: str) -> Algorithm:
         raise unknown_name("algorithm", name, _KNOWN)
     if isinstance(found, Algorithm):
         return found
-    module, _, attribute = (found or name).partition(":")
-    try:
-        algorithm = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UnknownName(f"no algorithm at import path {name!r}: {error}") from error
+    algorithm = load(found or name, "algo")
     if not isinstance(algorithm, Algorithm):
-        raise InvalidInput(f"{name!r} is a {type(algorithm).__name__}, not an Algorithm")
+        raise InvalidInput(f"algo={name!r} is a {type(algorithm).__name__}, not an Algorithm")
     return algorithm
 
 

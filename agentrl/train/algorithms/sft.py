@@ -22,9 +22,10 @@ def credit(
     sessions: dict[str, list[Session]] = {}
     advantages: dict[NodeKey, Sequence[Advantage]] = {}
     for group in groups:
-        sessions.setdefault(group.id, []).extend(group.sessions)
         for session in group.sessions:
-            advantages.update(((session.id, n.id), (1.0,)) for n in trainable_nodes(session, demonstrated=True))
+            if nodes := trainable_nodes(session, demonstrated=True):
+                sessions.setdefault(group.id, []).append(session)
+                advantages.update(((session.id, node.id), (1.0,)) for node in nodes)
     return Credit(weigh(sessions, advantages, config), {"groups/trained": float(len(sessions))})
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import cast
 
 from agentrl.config import AlgoConfig, TrainerConfig
-from agentrl.errors import ConfigError, UnknownName, missing_extra, unknown_name
+from agentrl.errors import ConfigError, missing_extra, unknown_name
+from agentrl.imports import load
+from agentrl.models.devices import torch_device
 from agentrl.train.algorithms import get_algorithm
 from agentrl.train.backends.base import Critic, Trainer
 
@@ -28,22 +28,37 @@ def make_trainer(
         MissingExtra: the trainer's libraries are not installed.
         ConfigError: the algorithm wants a critic, and this trainer has none.
     """
-    if config.name not in _KNOWN and ":" not in config.name:
-        raise unknown_name("trainer", config.name, _KNOWN)
-    module, _, attribute = _KNOWN.get(config.name, config.name).partition(":")
-    try:
-        create = cast(Callable[..., Trainer], getattr(import_module(module), attribute))
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] in ("torch", "transformers", "numpy"):
-            raise missing_extra(str(error.name), "train") from error
-        raise UnknownName(f"no trainer at import path {config.name!r}: {error}") from error
-    except AttributeError as error:
-        raise UnknownName(f"no trainer at import path {config.name!r}: {error}") from error
-    trainer = create(path, config, algo, total_steps=total_steps, seed=seed)
+    trainer = _factory(config.name)(path, config, algo, total_steps=total_steps, seed=seed)
     if get_algorithm(algo.name).critic and not isinstance(trainer, Critic):
         trainer.close()
         raise ConfigError(f"algo={algo.name} wants a critic, which trainer={config.name} does not have")
     return trainer
 
 
-__all__ = ["Critic", "Trainer", "make_trainer"]
+def check_trainer(config: TrainerConfig) -> None:
+    """Refuse settings that no trainer can be made from, before there is a model.
+
+    Raises:
+        UnknownName: no trainer of that name, and nothing at that import path.
+        MissingExtra: the trainer's libraries are not installed.
+        ConfigError: there is no such device.
+    """
+    if config.name not in _KNOWN:  # those import torch
+        _factory(config.name)
+    if config.device == "cuda":
+        torch_device(config.device, "trainer.device")
+
+
+def _factory(name: str) -> Callable[..., Trainer]:
+    if name not in _KNOWN and ":" not in name:
+        raise unknown_name("trainer", name, _KNOWN)
+    try:
+        factory: Callable[..., Trainer] = load(_KNOWN.get(name, name), "trainer")
+    except ModuleNotFoundError as error:
+        raise missing_extra(str(error.name), "train") from error
+    if not callable(factory):
+        raise ConfigError(f"trainer={name!r} is {factory!r}, which makes no trainer")
+    return factory
+
+
+__all__ = ["Critic", "Trainer", "check_trainer", "make_trainer"]

@@ -24,13 +24,18 @@ class Trainer(Protocol):
 
     version: int
     """The policy version that the weights are; `step` raises it."""
+    threads: int | None
+    """CPU threads of each of its processes; None where the environment, or a GPU, decides."""
 
     def begin(self, algo: AlgoConfig, total_steps: int) -> None:
         """Begin a phase (warm start, reinforcement learning): fresh optimizer, schedule and, if wanted, reference."""
         ...
 
     def step(self, forests: Sequence[Forest]) -> dict[str, float]:
-        """Learn from a batch: `epochs` optimizer steps over all of its forests; returns flat metrics."""
+        """Learn from a batch: `epochs` optimizer steps over all of its forests; returns flat metrics.
+
+        The learning rate's schedule follows the calls. A batch without trained tokens changes no weight, and counts.
+        """
         ...
 
     def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
@@ -50,7 +55,7 @@ class Trainer(Protocol):
         ...
 
     def export(self, path: Path) -> None:
-        """Write a Hugging Face folder, tokenizer included, crash-atomically."""
+        """Write a Hugging Face folder, tokenizer included, crash-atomically; the one it was made from may be gone."""
         ...
 
     def close(self) -> None:
@@ -62,6 +67,9 @@ class Trainer(Protocol):
 class Critic(Trainer, Protocol):
     """A trainer that has a critic where the phase's algorithm wants one; others refuse such algorithms by name."""
 
-    def values(self, forests: Sequence[Forest]) -> list[Tensor]:
-        """For each forest the value of the state before every trained token, [T], 0 elsewhere."""
+    def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
+        """For each forest the value of the state before every trained token, [T], 0 elsewhere.
+
+        A critic that is asked for the first time in its phase begins at `start` everywhere, before it answers.
+        """
         ...

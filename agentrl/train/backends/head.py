@@ -7,7 +7,8 @@ memory is bounded by one chunk and not by rows times vocabulary.
 
 from __future__ import annotations
 
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,40 @@ CHUNK_ELEMENTS = 1 << 24
 """Logits of one chunk: 64 MB in float32, several times that with what softmax keeps."""
 
 
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """What a model does to its head's outputs before they are logits.
+
+    Attributes:
+        scale: what they are multiplied with.
+        cap: c, where logits z become c * tanh(z / c) afterwards (Gemma 2, arXiv:2408.00118).
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> Logits:
+        """As a transformers configuration says: Cohere multiplies by `logit_scale`, Granite has a divisor."""
+        text = config.get_text_config()
+        scale = getattr(text, "logit_scale", None) or 1.0
+        divisor = getattr(text, "logits_scaling", None) or 1.0
+        return cls(scale / divisor, getattr(text, "final_logit_softcapping", None))
+
+    def __call__(self, outputs: Tensor) -> Tensor:
+        """The logits, in float32."""
+        logits = outputs.float()
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+
 def token_logps(
-    head: nn.Module, hidden: Tensor, rows: Rows, chunk_elements: int = CHUNK_ELEMENTS
+    head: nn.Module,
+    hidden: Tensor,
+    rows: Rows,
+    chunk_elements: int = CHUNK_ELEMENTS,
+    shape: Logits = Logits(),
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of each row's target at its temperature.
 
@@ -29,6 +62,7 @@ def token_logps(
         hidden: [T, d], the last hidden states of the whole forest.
         rows: P pairs.
         chunk_elements: the most logits to hold at once.
+        shape: what the model does to its head's outputs.
 
     Returns:
         logp [P] and entropy [P] in nats, float32.
@@ -37,11 +71,12 @@ def token_logps(
     size = max(1, chunk_elements // vocabulary)
     states = hidden.index_select(0, rows.predictor)
     if len(rows) <= size:
-        return _chunk(head, states, rows.token_ids, rows.temperature)
+        return _chunk(head, shape, states, rows.token_ids, rows.temperature)
     parts = [
         checkpoint(
             _chunk,
             head,
+            shape,
             states[i : i + size],
             rows.token_ids[i : i + size],
             rows.temperature[i : i + size],
@@ -52,19 +87,10 @@ def token_logps(
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
-def token_values(weight: Tensor, hidden: Tensor, rows: Rows) -> Tensor:
-    """A critic's value of the state before each row's target, [P], float32: one number of what predicts it.
-
-    Args:
-        weight: [1, d], the critic's row.
-        hidden: [T, d], the last hidden states of the whole forest.
-        rows: P pairs.
-    """
-    return (hidden.float() @ weight[0].float()).index_select(0, rows.predictor)
-
-
-def _chunk(head: nn.Module, states: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    logits = head(states).float() / temperature[:, None]
+def _chunk(
+    head: nn.Module, shape: Logits, states: Tensor, targets: Tensor, temperature: Tensor
+) -> tuple[Tensor, Tensor]:
+    logits = shape(head(states)) / temperature[:, None]
     logps = torch.log_softmax(logits, -1)
     entropy = -(logps.exp() * logps).sum(-1)
     return logps.gather(1, targets[:, None]).squeeze(1), entropy

@@ -6,8 +6,8 @@ would make the trainer's log-probabilities differ from the engine's. Weights, gr
 stay in float32; `dtype=bfloat16` computes under autocast.
 
 Loss normalisers are inside the forests' weights, so a step is: backward through each forest, then update.
-`old_logp` costs no forward of its own: the first of several epochs *is* the old policy. A critic is one row beside the
-model, on the same last hidden states: engines and Hugging Face folders never see it.
+`old_logp` costs no forward of its own: the first of several epochs *is* the old policy. A critic stands beside the
+model (`agentrl.train.backends.critic`): engines and Hugging Face folders never see it.
 """
 
 from __future__ import annotations
@@ -20,24 +20,30 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from agentrl import cores
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError, InvalidInput
+from agentrl.models.devices import torch_device
+from agentrl.models.folders import read_side_files, write_side_files
+from agentrl.models.loading import load_causal_lm
 from agentrl.rollout.engines.weights import single_experts
 from agentrl.train.algorithms import get_algorithm
-from agentrl.train.backends.attention import FLEX_BLOCK, NAME, BlockPlan, FlexPlan, Plan
-from agentrl.train.backends.head import token_logps, token_values
+from agentrl.train.backends.attention import NAME, BlockPlan, Plan
+from agentrl.train.backends.critic import ValueModel
+from agentrl.train.backends.flex import FLEX_BLOCK, FlexPlan
+from agentrl.train.backends.head import Logits, token_logps
 from agentrl.train.backends.optimizer import Optimizer, to_cpu
 from agentrl.train.forest import Forest, Rows
 from agentrl.train.losses import Meter, objective
 
-UNSUPPORTED = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""What some models do to logits after the head; the chunked head doesn't, so such models are refused."""
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -48,6 +54,17 @@ class Batch:
     token_ids: Tensor
     position: Tensor
     plan: Plan
+
+
+def computing(method: Callable[..., T]) -> Callable[..., T]:
+    """A method that computes with the trainer's own number of CPU threads."""
+
+    @functools.wraps(method)
+    def run(self: TorchTrainer, *args: Any, **kwargs: Any) -> T:
+        with cores.computing(self.threads):
+            return method(self, *args, **kwargs)
+
+    return run
 
 
 class TorchTrainer:
@@ -71,39 +88,49 @@ class TorchTrainer:
         seed: int = 0,
     ) -> None:
         self.config = config or TrainerConfig()
-        if self.config.dtype == "float16":
-            raise ConfigError("trainer.dtype=float16 would underflow without loss scaling; use bfloat16 or float32")
         self.source = Path(path)
-        auto = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = torch.device(auto if self.config.device == "auto" else self.config.device)
+        self._side_files = read_side_files(self.source)  # now: the folder may be gone by the time of an export
+        self.device = torch.device(torch_device(self.config.device, "trainer.device"))
         torch.manual_seed(seed)
-        self.model: nn.Module = AutoModelForCausalLM.from_pretrained(
-            self.source, dtype=torch.float32, attn_implementation=NAME
-        )
-        self.model.to(self.device).eval()
-        for name in UNSUPPORTED:
-            if getattr(self.model.config, name, None) not in (None, 1, 1.0):
-                raise ConfigError(f"{self.source}: the model's {name} is not supported by the torch trainer")
+        self.model = self.load_model().to(self.device).eval()
+        if self.config.recompute == "full":
+            recompute_layers(self.model)
+        on_cpu = self.device.type == "cpu"
+        self.threads = cores.chosen(self.config.threads, cores.share(1, self.source)) if on_cpu else None
+        self.logits = Logits.of(self.model.config)
         self.version = 0
         self.reference: nn.Module | None = None
         self.begin(algo or AlgoConfig(), total_steps)
+
+    def load_model(self) -> nn.Module:
+        """The folder's model in float32, its attention following forests."""
+        model: nn.Module = load_causal_lm(self.source, torch.float32, NAME)
+        return model
 
     # ------------------------------------------------------------------------------------ learning
 
     def begin(self, algo: AlgoConfig, total_steps: int) -> None:
         """Begin a phase: a fresh optimizer and schedule; with a KL penalty, today's weights are its reference.
 
-        A critic begins at zero.
+        A critic begins anew; a trunk of its own begins as a copy of today's.
         """
         self.algorithm = get_algorithm(algo.name)
         self.algo = algo
-        width = self.model.get_output_embeddings().weight.shape[1]  # type: ignore[operator]
-        self.critic = nn.Parameter(torch.zeros(1, width, device=self.device)) if self.algorithm.critic else None
-        self.optimizer = Optimizer(self.model.parameters(), algo, total_steps, self.critic)
+        self.critic = self._new_critic(total_steps) if self.algorithm.critic else None
+        self.optimizer = Optimizer(self.model.parameters(), algo, total_steps)
         self.reference = copy.deepcopy(self.model).requires_grad_(False) if algo.kl_coef else None
 
+    def _new_critic(self, total_steps: int) -> ValueModel:
+        width = self.model.get_output_embeddings().weight.shape[1]  # type: ignore[operator]
+        trunk = None
+        if self.algo.value_trunk == "own":
+            trunk = copy.deepcopy(trunk_of(self.model))
+            trunk.zero_grad(set_to_none=True)
+        return ValueModel(width, self.algo, total_steps, self.device, trunk)
+
+    @computing
     def step(self, forests: Sequence[Forest]) -> dict[str, float]:
-        """Learn from a batch; see `Trainer.step`. A batch without trained tokens changes nothing but the version."""
+        """Learn from a batch; see `Trainer.step`. A batch without trained tokens changes no weight."""
         batches = [batch for batch in map(self.prepare, forests) if len(batch.rows)]
         if self.reference is not None:
             for batch in batches:
@@ -114,6 +141,10 @@ class TorchTrainer:
             for batch in batches:
                 loss += self.backward(batch, meter, first=epoch == 0)
             norm = self.optimizer.step()
+        judged = self._fit(self.critic, batches) if self.critic is not None and batches else Meter()
+        self.optimizer.steps += 1
+        if self.critic is not None:
+            self.critic.end_step()
         self.version += 1
         return {
             "loss": loss / max(epochs, 1),
@@ -124,6 +155,7 @@ class TorchTrainer:
             "tokens/trained": float(sum(len(batch.rows) for batch in batches)),
             "tokens/forests": float(len(forests)),
             **meter.metrics(passes=epochs),
+            **judged.metrics(),
         }
 
     def prepare(self, forest: Forest) -> Batch:
@@ -143,9 +175,11 @@ class TorchTrainer:
             first: no update has been made since the batch began: what is computed now is the old policy.
         """
         rows = batch.rows
-        hidden = self._hidden(self.model, batch)
+        hidden = self._hidden(trunk_of(self.model), batch)
         logp, entropy = self._logps(self.model, hidden, rows)
-        values = None if self.critic is None else token_values(self.critic, hidden, rows)
+        values = None
+        if self.critic is not None and self.critic.trunk is None:
+            values = self.critic.head.fixed(hidden[rows.predictor])
         if first and self.algo.epochs > 1 and rows.old_logp is None:
             rows.old_logp = logp.detach()
         loss = objective(self.algorithm, logp, entropy, rows, self.algo, values)
@@ -154,10 +188,9 @@ class TorchTrainer:
             meter.add(logp, entropy, rows, self.algo, policy=self.algorithm.policy)
             if first and self.algorithm.policy:
                 meter.add_mismatch(logp, rows)
-            if values is not None:
-                meter.add_values(values, rows, self.algo)
         return float(loss.detach())
 
+    @computing
     @torch.no_grad()
     def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
         """Log-probabilities of the trained tokens; see `Trainer.logprobs`."""
@@ -166,13 +199,25 @@ class TorchTrainer:
             raise InvalidInput("no reference is kept: algo.kl_coef is 0")
         return self._per_token(forests, functools.partial(self._score, model))
 
+    @computing
     @torch.no_grad()
-    def values(self, forests: Sequence[Forest]) -> list[Tensor]:
+    def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
         """The critic's values of the trained tokens; see `Critic.values`."""
         critic = self.critic
         if critic is None:
             raise InvalidInput(f"no critic is kept: algo={self.algo.name} wants none")
-        return self._per_token(forests, lambda batch: token_values(critic, self._hidden(self.model, batch), batch.rows))
+        critic.start(start)
+        trunk = trunk_of(self.model) if critic.trunk is None else critic.trunk
+        return self._per_token(forests, lambda batch: critic.head(self._hidden(trunk, batch)[batch.rows.predictor]))
+
+    def _fit(self, critic: ValueModel, batches: Sequence[Batch]) -> Meter:
+        """The critic's updates on a batch: a trunk of its own learns with it, the policy's is only read, once."""
+        if critic.trunk is not None:
+            trunk = critic.trunk
+            return critic.fit(lambda: ((self._hidden(trunk, b)[b.rows.predictor], b.rows) for b in batches))
+        with torch.no_grad():  # in the CPU's memory: a batch's hidden states may be many
+            read = [(self._hidden(trunk_of(self.model), b)[b.rows.predictor].cpu(), b.rows) for b in batches]
+        return critic.fit(lambda: read)
 
     def _per_token(self, forests: Sequence[Forest], compute: Callable[[Batch], Tensor]) -> list[Tensor]:
         """What `compute` says of each batch's rows, at their targets: [T] for each forest, 0 elsewhere."""
@@ -185,18 +230,18 @@ class TorchTrainer:
             found.append(told)
         return found
 
-    def _hidden(self, model: nn.Module, batch: Batch) -> Tensor:
+    def _hidden(self, trunk: nn.Module, batch: Batch) -> Tensor:
         """The last hidden states: [T, d]."""
-        body: Any = model.base_model
         with self._precision():
-            out = body(input_ids=batch.token_ids, position_ids=batch.position, use_cache=False, forest_plan=batch.plan)
+            out = trunk(input_ids=batch.token_ids, position_ids=batch.position, use_cache=False, forest_plan=batch.plan)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
     def _logps(self, model: nn.Module, hidden: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of each row: [P], [P]."""
         with self._precision():
-            return token_logps(model.get_output_embeddings(), hidden, rows)  # type: ignore[operator]
+            head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+            return token_logps(head, hidden, rows, shape=self.logits)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self.config.dtype == "bfloat16":
@@ -205,7 +250,7 @@ class TorchTrainer:
 
     @torch.no_grad()
     def _score(self, model: nn.Module, batch: Batch) -> Tensor:
-        return self._logps(model, self._hidden(model, batch), batch.rows)[0]
+        return self._logps(model, self._hidden(trunk_of(model), batch), batch.rows)[0]
 
     # -------------------------------------------------------------------------- weights and folders
 
@@ -224,7 +269,7 @@ class TorchTrainer:
         state = {
             "model": to_cpu(self.model.state_dict()),
             "reference": None if self.reference is None else to_cpu(self.reference.state_dict()),
-            "critic": None if self.critic is None else self.critic.detach().cpu().clone(),
+            "critic": None if self.critic is None else self.critic.state(),
             "optimizer": self.optimizer.state(),
             "version": self.version,
             "rng": torch.get_rng_state(),
@@ -248,30 +293,49 @@ class TorchTrainer:
         if self.reference is not None and state["reference"] is not None:
             self.reference.load_state_dict(state["reference"])
         if self.critic is not None and state.get("critic") is not None:
-            self.critic.data.copy_(state["critic"])
+            self.critic.restore(state["critic"])
         self.version = state["version"]
         torch.set_rng_state(state["rng"])
         if state["cuda_rng"]:
             torch.cuda.set_rng_state_all(state["cuda_rng"])
 
     def export(self, path: Path) -> None:
-        """Write a Hugging Face folder: the weights, and everything else that the source folder holds."""
+        """Write a Hugging Face folder: the weights, and whatever else the source folder held when it was read."""
         path = Path(path)
         beside = path.with_name(path.name + ".partial")
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         self.model.save_pretrained(beside)  # type: ignore[operator]
-        for file in self.source.iterdir():
-            weights = file.suffix in (".safetensors", ".bin", ".gguf", ".pt") or file.name.endswith(".index.json")
-            if file.is_file() and not weights and not (beside / file.name).exists():
-                shutil.copy2(file, beside / file.name)
+        write_side_files(self._side_files, beside)
         shutil.rmtree(path, ignore_errors=True)
         beside.replace(path)
 
     def close(self) -> None:
         """Let go of the weights."""
-        self.reference = None
+        self.reference = self.critic = None
         self.model.to("meta")
+
+
+def recompute_layers(model: nn.Module) -> None:
+    """Keep each decoder layer's input only, and compute the layer again in the backward: the same gradient bit for bit.
+
+    transformers does so in training mode alone. Only the layers themselves are put into it, not the modules within
+    them, so that dropout stays off.
+
+    Raises:
+        ConfigError: the model's layers can't be recomputed.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(f"trainer.recompute=full: {type(model).__name__} has no layers that transformers recomputes")
+    for layer in layers:
+        layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
+        layer.gradient_checkpointing = layer.training = True
+
+
+def trunk_of(model: nn.Module) -> nn.Module:
+    """A model without its head: what gives hidden states."""
+    return cast(nn.Module, model.base_model)
 
 
 def padded_length(tokens: int) -> int:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from agentrl.errors import InvalidInput
-from agentrl.train.backends.attention import FLEX_BLOCK, BlockPlan, FlexPlan, flex_mask, forest_attention
+from agentrl.train.backends.attention import BlockPlan, forest_attention
+from agentrl.train.backends.flex import FLEX_BLOCK, FlexPlan, flex_mask
 from agentrl.train.backends.torch import padded_length
 from agentrl.train.forest import Forest
 from agentrl.train.packing import pack
@@ -52,13 +53,13 @@ def test_blocks_of_queries_equal_the_dense_square_forward_and_backward(seed: int
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 10**6), block=st.sampled_from((8, 32, 128)))
-def test_the_block_mask_of_flex_attention_is_the_visibility_rule(seed: int, block: int) -> None:
+@given(seed=st.integers(0, 10**6), block=st.sampled_from((8, 32, 128)), window=st.sampled_from((None, 1, 5, 12)))
+def test_the_block_mask_of_flex_attention_is_the_visibility_rule(seed: int, block: int, window: int | None) -> None:
     """Written out from its parts: whole blocks see everything, partial ones what the mask function says."""
     forest = random_forest(seed)
     forest = forest.padded(-(-len(forest) // block) * block)
-    mask = flex_mask(forest.end, block)
-    seen = dense(forest)
+    mask = flex_mask(forest.end, block, window=window, position=forest.position)
+    seen = within(forest, window)
     count = len(forest) // block
     written = torch.zeros_like(seen)
     zero = torch.tensor(0)
@@ -104,12 +105,79 @@ def test_there_are_few_padded_lengths() -> None:
     assert len({padded_length(t) for t in range(1, 65_537)}) <= 40
 
 
-def test_a_path_longer_than_a_sliding_window_is_refused() -> None:
+def within(forest: Forest, window: int | None) -> Tensor:
+    """What is visible under a window: the reference, by depths along the path."""
+    near = forest.position[:, None] - forest.position[None, :] < (window or len(forest))
+    return dense(forest) & near
+
+
+def eager(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
+    """Gemma 2's and GPT-OSS's attention, written out over the whole square."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    score = q @ k.transpose(-1, -2) * 0.25
+    if softcap is not None:
+        score = softcap * torch.tanh(score / softcap)
+    score = score.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        score = torch.cat((score, sinks[None, :, None, None].expand(1, -1, len(seen), 1)), -1)
+    return (torch.softmax(score, -1)[..., : len(seen)] @ v).transpose(1, 2)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    block=st.sampled_from((1, 5, 16, 64, 10_000)),
+    window=st.sampled_from((None, 1, 2, 7, 12, 10_000)),
+    softcap=st.sampled_from((None, 0.5)),
+    sinks=st.booleans(),
+)
+def test_windows_caps_and_sinks_equal_the_dense_square_forward_and_backward(
+    seed: int, block: int, window: int | None, softcap: float | None, sinks: bool
+) -> None:
+    forest = random_forest(seed)
+    inputs = [*heads(len(forest), 2, torch.Generator().manual_seed(seed))]
+    if sinks:
+        inputs.append(torch.randn(4, requires_grad=True))
+    q, k, v, *rest = inputs
+    sink = rest[0] if rest else None
+    weigh = torch.randn(1, len(forest), 4, 16)
+    ours = BlockPlan(forest, block).within(window)(q, k, v, 0.25, softcap, sink)
+    theirs = eager(q, k, v, within(forest, window), softcap, sink)
+    assert torch.allclose(ours, theirs, atol=1e-5)
+    found = torch.autograd.grad((ours * weigh).sum(), inputs)
+    expected = torch.autograd.grad((theirs * weigh).sum(), inputs)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("window", [None, 3, 12])
+def test_flex_attention_has_windows_caps_and_sinks_too(window: int | None) -> None:
+    forest = random_forest(3)
+    padded = forest.padded(padded_length(len(forest)))
+    q, k, v = (x.detach() for x in heads(len(padded), 2, torch.Generator().manual_seed(0)))
+    sinks = torch.randn(4)
+    plan = FlexPlan(padded, compiled=False).within(window)
+    for softcap, sink in ((None, None), (0.5, None), (None, sinks), (0.5, sinks)):
+        ours = plan(q, k, v, 0.25, softcap, sink)
+        assert torch.allclose(ours, eager(q, k, v, within(padded, window), softcap, sink), atol=1e-5)
+
+
+def test_a_plan_is_narrowed_once_for_all_layers_and_not_where_no_path_reaches_the_window() -> None:
+    forest = random_forest(3)
+    longest = int(forest.position.max()) + 1
+    padded = forest.padded(padded_length(len(forest)))
+    for plan in (BlockPlan(forest), FlexPlan(padded, compiled=False)):
+        assert plan.within(longest) is plan.within(None) is plan
+        assert plan.within(longest - 1) is plan.within(longest - 1) is not plan
+
+
+def test_a_layer_that_keeps_its_window_to_itself_has_it_all_the_same() -> None:
     forest = random_forest(3)
     plan = BlockPlan(forest)
     q, k, v = heads(len(forest), 4, torch.Generator().manual_seed(0))
-    forest_attention(nn.Identity(), q, k, v, None, forest_plan=plan, sliding_window=plan.longest)
-    with pytest.raises(InvalidInput, match="window"):
-        forest_attention(nn.Identity(), q, k, v, None, forest_plan=plan, sliding_window=plan.longest - 1)
-    with pytest.raises(InvalidInput, match="caps"):
-        forest_attention(nn.Identity(), q, k, v, None, forest_plan=plan, softcap=30.0)
+    layer = nn.Identity()
+    layer.sliding_window = 3
+    passed = forest_attention(nn.Identity(), q, k, v, None, forest_plan=plan, sliding_window=3)[0]
+    assert torch.equal(forest_attention(layer, q, k, v, None, forest_plan=plan)[0], passed)
+    assert not torch.equal(forest_attention(nn.Identity(), q, k, v, None, forest_plan=plan)[0], passed)

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig, TrainerConfig
-from agentrl.errors import ConfigError, InvalidInput, UnknownName
+from agentrl.errors import InvalidInput, UnknownName
 from agentrl.train.algorithms import get_algorithm
 from agentrl.train.backends import Trainer, make_trainer
 from agentrl.train.backends.head import token_logps
@@ -205,7 +205,23 @@ def test_a_gradient_that_is_not_finite_costs_a_step_and_nothing_else(tiny_llama:
     assert not same(parameters(trainer), before)
 
 
-def test_a_batch_without_forests_changes_nothing_but_the_version(tiny_llama: Path) -> None:
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_the_schedule_reaches_its_end_with_the_run_whatever_the_epochs_and_steps_without_signal(
+    epochs: int, tiny_llama: Path
+) -> None:
+    """Updates used to be counted: with three epochs, the last two thirds of a run had a learning rate of 0."""
+    algo = AlgoConfig(lr=1e-3, schedule="linear", warmup_steps=1, epochs=epochs)
+    trainer = trainer_on(tiny_llama, algo, total_steps=5)
+    rates, moved = [], []
+    for step in range(5):
+        before = parameters(trainer)
+        rates.append(trainer.step([] if step == 1 else forests_for(algo, step))["lr"])
+        moved.append(not same(parameters(trainer), before))
+    assert rates == pytest.approx([0.5e-3, 1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+    assert moved == [True, False, True, True, True]
+
+
+def test_a_batch_without_forests_changes_no_weight(tiny_llama: Path) -> None:
     trainer = trainer_on(tiny_llama)
     before = parameters(trainer)
     assert trainer.step([])["tokens/trained"] == 0
@@ -235,8 +251,8 @@ def test_bfloat16_computes_near_float32_and_keeps_float32_weights(tiny_llama: Pa
     assert rough["policy/logp"] == pytest.approx(exact["policy/logp"], rel=0.02)
     assert rough["grad_norm"] == pytest.approx(exact["grad_norm"], rel=0.1)
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
-    with pytest.raises(ConfigError, match="float16"):
-        TorchTrainer(tiny_llama, TrainerConfig(device="cpu", dtype="float16"), ALGO)
+    with pytest.raises(ValueError, match="float16"):
+        TrainerConfig(device="cpu", dtype="float16")
 
 
 def test_the_head_in_chunks_equals_the_head_at_once(tiny_llama: Path) -> None:
@@ -265,3 +281,24 @@ def test_the_learning_rate_warms_up_and_follows_its_schedule(schedule: str, expe
     algo = AlgoConfig.model_validate({"lr": 1.0, "schedule": schedule, "warmup_steps": 2})
     assert [learning_rate(algo, step, 6) for step in range(6)] == pytest.approx(expected)
     assert learning_rate(algo, 10**6, 6) == (1.0 if schedule == "constant" else pytest.approx(0.0))
+
+
+def test_recomputed_layers_give_the_same_update_bit_for_bit_and_hold_fewer_activations(tiny_llama: Path) -> None:
+    forests = forests_for(ALGO)
+    kept = trainer_on(tiny_llama)
+    recomputing = TorchTrainer(tiny_llama, TrainerConfig(device="cpu", recompute="full"), ALGO)
+    saved: dict[str, int] = {}
+    for name, trainer in (("kept", kept), ("recomputing", recomputing)):
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, s=sizes: (s.append(t.numel()), t)[1], lambda t: t):
+            trainer.step(forests)
+        saved[name] = sum(sizes)
+    assert same(parameters(kept), parameters(recomputing))
+    assert saved["recomputing"] < saved["kept"] / 2
+
+
+def test_settings_of_the_torch_trainer_are_taken_and_those_of_megatron_refused() -> None:
+    taken = TrainerConfig(device="cpu", dtype="bfloat16", token_budget=64, threads=2, recompute="full", proof=False)
+    assert (taken.threads, taken.proof) == (2, False)
+    with pytest.raises(ValueError, match="pipeline=2 needs trainer=megatron"):
+        TrainerConfig(pipeline=2)

@@ -27,6 +27,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from agentrl.errors import InvalidInput
 from agentrl.train.backends import attention as shared
+from agentrl.train.backends.flex import compiled_flex_attention, flex_mask
 from agentrl.train.backends.megatron.table import END, HELD
 
 KEPT_PLANS = 64
@@ -155,8 +156,8 @@ class HeldFlexPlan:
     """The plan for a GPU: FlexAttention, which skips blocks that no pair of tokens in them can see."""
 
     def __init__(self, end: Tensor, held: Tensor, *, compiled: bool = True) -> None:
-        self.mask = shared.flex_mask(end, queries=None if len(held) == len(end) else held)
-        self.attend = shared.compiled_flex_attention() if compiled else flex_attention
+        self.mask = flex_mask(end, queries=None if len(held) == len(end) else held)
+        self.attend = compiled_flex_attention() if compiled else flex_attention
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """See `Attend`."""

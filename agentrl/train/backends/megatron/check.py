@@ -137,10 +137,11 @@ def _known_names(folder: Path, family: Family, layers: int) -> int:
 def _reference(hf: Any, folder: Path, seed: int) -> tuple[Tensor, Tensor]:
     """What transformers computes for some tokens, of a random model that it leaves in the folder."""
     import torch
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    model = AutoModelForCausalLM.from_config(hf, attn_implementation="eager").float().eval()
+    from agentrl.models.loading import new_causal_lm
+
+    model = new_causal_lm(hf, torch.float32, "eager").eval()
     randomise(model, seed)
     tokens = torch.randint(0, hf.vocab_size, (TOKENS,), generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():

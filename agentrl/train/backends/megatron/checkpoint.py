@@ -1,12 +1,13 @@
 """Checkpoints in Megatron's distributed format, which another layout can go on from.
 
 Every rank writes its own shards of weights and optimizer state under global names; a loader with other shards
-reads the slices that it needs. The optimizer's state is saved in the form that does not know how it was shared
-(`fully_reshardable`). A folder stands under its name only once it is whole: it is written beside, and renamed
-when every rank is done.
+reads the slices that it needs. The optimizer's state is saved by parameter, in the parameter's own shape (see
+`moments`). A folder stands under its name only once it is whole: it is written beside, and renamed when every rank is
+done.
 
-    policy/      weights, optimizer state, and the numbers that going on needs
-    reference/   the reference's weights, where there is a KL penalty
+    policy/         weights, optimizer state, and the numbers that going on needs
+    reference/      the reference's weights, where there is a KL penalty
+    contents.json   digests of files and of weights, by which a loader knows them again (see `contents`)
 
 With `async_save` a forked process of each rank writes while training goes on, from memory as it was at the
 fork; the folder appears when the next call, or the end, finds it finished. Meanwhile the folder around it may get
@@ -19,27 +20,31 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import (
+    ShardedBase,
+    ShardedTensor,
+    ShardedTensorFactory,
+    apply_factories,
+    is_main_replica,
+)
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+from torch import Tensor
 
-from agentrl.config import AlgoConfig
 from agentrl.errors import InvalidInput
+from agentrl.train.backends.megatron import contents
 
 if TYPE_CHECKING:
     from agentrl.train.backends.megatron.rank import Rank
-
-METADATA = {
-    "distrib_optim_sharding_type": "fully_reshardable",
-    "distrib_optim_fully_reshardable_mem_efficient": False,
-    "chained_optim_avoid_prefix": True,
-}
-"""How Megatron is to lay out the optimizer's state; handed over as copies, because it adds its process groups."""
 
 
 class Checkpoints:
@@ -64,38 +69,55 @@ class Checkpoints:
         dist.barrier()
         # Made and let go of by each save: Megatron's own stays, and would survive a rank that is killed.
         filesystem_async._results_queue = multiprocessing.get_context("fork").Manager().Queue()
+        weights = {"policy": self._sums()}
         if rank.reference is not None:
             with rank.as_reference():
+                weights["reference"] = self._sums()
                 dist_checkpointing.save(self._models(), str(beside / "reference"))
-        state = self._policy(loading=False)
+        state = {**self._models(), **self._states(), "numbers": self._numbers()}
+
+        def finalise() -> None:
+            dist.barrier()
+            contents.record(beside, self._settings(), weights, rank.shared, dist.get_rank())
+            appear(beside, path)
+
         if rank.config.async_save:
             request = dist_checkpointing.save(state, str(beside / "policy"), async_sharded_save=True)
-            request.add_finalize_fn(lambda: appear(beside, path))
+            request.add_finalize_fn(finalise)
             self._queue.schedule_async_request(request)
         else:
             dist_checkpointing.save(state, str(beside / "policy"))
-            appear(beside, path)
+            finalise()
             self._let_go()
 
     def load(self, path: Path) -> int:
-        """Go on from a folder, in the phase that it was written in; returns the version.
+        """Go on from a folder, with the settings of the last `begin`; returns the version.
+
+        A reference that was not kept is the policy as it is now.
 
         Raises:
-            InvalidInput: no checkpoint is there.
+            InvalidInput: no checkpoint is there, it is damaged, belongs to another model or other settings, or what was
+                loaded is not what was saved.
         """
         self.finish()
         rank, policy = self.rank, path / "policy"
-        if not (policy / "metadata.json").is_file():
-            raise InvalidInput(f"{path}: no checkpoint of the megatron trainer, or one that was not written to its end")
+        held = contents.read(path, self._settings(), rank.shared, dist.get_rank())
+        self._check_shapes(path)
         numbers = dist_checkpointing.load_common_state_dict(str(policy))["numbers"]
-        rank.begin(AlgoConfig.model_validate(numbers["algo"]), numbers["total_steps"])
-        if rank.reference is not None:
+        rank.begin(rank.algo, rank.update.total_steps)
+        if rank.reference is not None and "reference" in held["weights"]:
             self._fill(dist_checkpointing.load(self._models(), str(path / "reference")))
+            self._compare(path / "reference", held["weights"]["reference"])
             rank.reference = rank.copied()
-        state = dist_checkpointing.load(self._policy(loading=True), str(policy))
-        self._fill(state)
-        rank.update.taken, rank.update.skipped = numbers["taken"], numbers["skipped"]
-        rank.update.restore(state["optimizer"])
+        rank.update.steps, rank.update.updates = numbers["steps"], numbers["updates"]
+        rank.update.skipped = numbers["skipped"]
+        self._fill(dist_checkpointing.load(self._models(), str(policy)))
+        self._restore(policy)
+        self._compare(policy, held["weights"]["policy"])
+        if rank.critic is not None:
+            rank.critic.restore(numbers["critic"])
+        if rank.reference is not None and "reference" not in held["weights"]:
+            rank.reference = rank.copied()
         rank.version = int(numbers["version"])
         return rank.version
 
@@ -110,31 +132,102 @@ class Checkpoints:
             os.close(self._around)
             self._around = None
 
-    def _models(self) -> dict[str, Any]:
-        return {
-            f"model{i}": model.sharded_state_dict(metadata=dict(METADATA)) for i, model in enumerate(self.rank.models)
-        }
+    def _settings(self) -> dict[str, str]:
+        """What tensors depend on, besides the model."""
+        config = self.rank.config
+        return {"trainer.dtype": config.dtype, "trainer.optimizer": config.optimizer}
 
-    def _policy(self, *, loading: bool) -> dict[str, Any]:
-        rank, models = self.rank, self._models()
-        rank.update.materialise()
-        named = {"model": models["model0"]} if len(models) == 1 else models
-        optimizer = rank.update.inner.sharded_state_dict(named, is_loading=loading, metadata=dict(METADATA))
-        if loading:
-            return {**models, "optimizer": optimizer}
-        numbers = {
-            "algo": rank.algo.model_dump(mode="json"),
-            "total_steps": rank.update.total_steps,
-            "taken": rank.update.taken,
+    def _numbers(self) -> dict[str, Any]:
+        rank = self.rank
+        return {
+            "steps": rank.update.steps,
+            "updates": rank.update.updates,
             "skipped": rank.update.skipped,
             "version": rank.version,
+            "critic": None if rank.critic is None else rank.critic.state(),
         }
-        return {**models, "optimizer": optimizer, "numbers": numbers}
+
+    def _models(self) -> dict[str, Any]:
+        return {f"model{i}": model.sharded_state_dict(metadata={}) for i, model in enumerate(self.rank.models)}
 
     def _fill(self, state: dict[str, Any]) -> None:
         with torch.no_grad():
             for i, model in enumerate(self.rank.models):
                 model.load_state_dict(state[f"model{i}"])
+
+    def _states(self) -> dict[str, ShardedBase]:
+        """What the optimizer keeps, in the shape of the weights: what this rank is to write, by names of no meaning."""
+        whole = self.rank.update.states()
+        wanted: dict[str, ShardedBase] = {}
+        for sharded in nested_values(self._models()):
+            if isinstance(sharded, ShardedTensor | ShardedTensorFactory) and is_main_replica(sharded.replica_id):
+                for kind, tensor in whole.get(sharded.data, {}).items():
+                    wanted[f"optimizer.{len(wanted)}"] = _like(sharded, kind, tensor)
+        return wanted
+
+    def _restore(self, policy: Path) -> None:
+        """Load what the optimizer keeps."""
+        kinds = self.rank.update.kinds()
+        wanted: dict[str, ShardedBase] = {}
+        places: list[tuple[torch.nn.Parameter, str]] = []
+        for sharded in nested_values(self._models()):
+            if isinstance(sharded, ShardedTensor | ShardedTensorFactory):
+                for kind in kinds.get(sharded.data, ()):
+                    tensor = torch.empty(sharded.data.shape, dtype=torch.float32)
+                    wanted[str(len(places))] = _like(sharded, kind, tensor)
+                    places.append((sharded.data, kind))
+        loaded = dist_checkpointing.load({"optimizer": wanted}, str(policy))["optimizer"] if places else {}
+        states: dict[torch.nn.Parameter, dict[str, Tensor]] = {parameter: {} for parameter in kinds}
+        for i, (parameter, kind) in enumerate(places):
+            states[parameter][kind] = loaded[str(i)]
+        self.rank.update.restore(states)
+
+    def _check_shapes(self, path: Path) -> None:
+        """Raise on every rank where the weights are not of this model's shapes."""
+        held = dist_checkpointing.load_tensors_metadata(str(path / "policy"))
+        problems = []
+        for sharded in self._tensors():
+            there = held.get(sharded.key)
+            first = 1 if sharded.allow_shape_mismatch else 0  # a vocabulary is padded differently by each layout
+            if there is None:
+                problems.append(f"{sharded.key} is not in the checkpoint")
+            elif there.global_shape[first:] != sharded.global_shape[first:]:
+                shapes = f"{list(there.global_shape)} there and {list(sharded.global_shape)} here"
+                problems.append(f"{sharded.key} is {shapes}")
+        everyones = list(dict.fromkeys(problem for each in self.rank.shared(problems) for problem in each))
+        if everyones:
+            raise InvalidInput(f"{path}: the checkpoint is of another model: {contents.told(everyones)}")
+
+    def _tensors(self) -> Iterator[ShardedTensor]:
+        models = self._models()
+        apply_factories(models)
+        yield from (sharded for sharded in nested_values(models) if isinstance(sharded, ShardedTensor))
+
+    def _sums(self) -> contents.Sums:
+        """Of the weights as engines would get them; on rank 0."""
+        return contents.sums(self.rank.weights())
+
+    def _compare(self, folder: Path, recorded: contents.Sums) -> None:
+        """Raise on rank 0 where weights are not those that were saved, or ranks hold different copies of one."""
+        found = self._sums()
+        own = {(sharded.key, sharded.global_offset): contents.checksum(sharded.data) for sharded in self._tensors()}
+        everyone = self.rank.gathered(own)
+        if everyone is None:
+            return
+        contents.compare(folder, recorded, found)
+        copies: dict[Any, str] = {}
+        entries = (entry for each in everyone for entry in each.items())
+        differ = {place[0] for place, total in entries if copies.setdefault(place, total) != total}
+        if differ:
+            problems = [f"{key} is not the same on all ranks that hold it" for key in sorted(differ)]
+            raise InvalidInput(f"{folder}: the weights are not those that were saved: {contents.told(problems)}")
+
+
+def _like(sharded: ShardedTensor | ShardedTensorFactory, kind: str, tensor: Tensor) -> ShardedBase:
+    """A tensor that is cut, and lies, as a weight is."""
+    if isinstance(sharded, ShardedTensorFactory):
+        return replace(sharded, key=f"optimizer.{kind}.{sharded.key}", data=tensor)
+    return replace(sharded, key=f"optimizer.{kind}.{sharded.key}", data=tensor, dtype=tensor.dtype)
 
 
 def appear(beside: Path, path: Path) -> None:

@@ -14,7 +14,6 @@ from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 
 from agentrl.config import TrainerConfig
 from agentrl.train.backends.megatron.attention import ForestAttention
-from agentrl.train.backends.megatron.critic import NAME, ValueHead
 from agentrl.train.backends.megatron.layout import Layout, experts_of
 from agentrl.train.backends.megatron.models import Family, build, load
 from agentrl.train.backends.megatron.moe import moe_settings
@@ -26,9 +25,6 @@ def chunks_of(folder: str | Path, hf: Any, family: Family, config: TrainerConfig
     settings = megatron_settings(hf, family, config, layout)
     models = [model.to(device()) for model in build(family, hf, core_attention=ForestAttention, **settings)]
     load(models, folder, family)
-    for model in models:
-        if model.post_process:
-            setattr(model, NAME, ValueHead(model.config).to(device()))
     if layout.pipeline > 1 and models[0].share_embeddings_and_output_weights:
         _share_embedding(models)
     return models

@@ -1,57 +1,50 @@
-"""The critic's row on the last stage: one number of each token's last hidden state.
+"""A critic over ranks: its head on every rank, its states on the last stage.
 
-Every model has it, whatever the algorithm, and at zero until one wants it: Megatron lays out its gradients' buffer
-when a model is wrapped, before anybody knows which phases come, and what is spent is one number for each channel of
-the model's width. It is no part of the Hugging Face model, so neither engines nor exported folders see it;
-checkpoints carry it.
+Every rank holds the whole head and its optimizer, d + 1 numbers and their moments in float32, and they stay the same on
+all of them: each learns from rows that no other rank learns from, gradients are summed over all ranks, and each takes
+the same step. So the head is no part of Megatron's model: no buffer of gradients, no sharding, no layout knows of it,
+any rank may write it to a checkpoint and every rank reads it from there.
 
-Tensor-parallel ranks hold the same row. Where they also share the sequence, each computes the values of its own
-tokens, these (and not the states) are gathered, and the row's gradient is summed over ranks as a norm's is; where they
-don't, each computes all and has the whole gradient. A value is computed off the hidden states themselves, before
-the head's region that sums over ranks what each one's part of the vocabulary says.
+Ranks of one tensor-parallel group have the same rows. Where they share the sequence, each answers for the rows whose
+predictor lies in its own part; elsewhere each has the states of all and they take turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
-from torch import Tensor, nn
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor
 
-NAME = "value_head"
-"""Under which a model holds the row, and by which the optimizer knows it."""
-
-
-class ValueHead(nn.Module):
-    """[L, 1, d] -> [L], float32; of all tokens that this context-parallel rank holds."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        device = None if config.use_cpu_initialization else torch.cuda.current_device()
-        self.sequence_parallel = config.sequence_parallel
-        self.weight = nn.Parameter(torch.zeros(1, config.hidden_size, dtype=config.params_dtype, device=device))
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-        setattr(self.weight, NAME, True)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """Values of the states before the next token."""
-        values = states.squeeze(1).float() @ self.weight[0].float()
-        if self.sequence_parallel:
-            values = gather_from_sequence_parallel_region(values, tensor_parallel_output_grad=False)
-        return values
+from agentrl.train.forest import Rows
 
 
-def heads(models: Sequence[Any]) -> Iterator[ValueHead]:
-    """The head, on ranks that have it."""
-    for model in models:
-        if model.post_process:
-            yield getattr(model, NAME)
+def own_rows(states: Tensor, rows: Rows, *, sequence_parallel: bool) -> tuple[Tensor, Rows]:
+    """This rank's part of a micro-batch's rows, and the hidden states that predict them.
+
+    Args:
+        states: [L, d] of the tokens that this rank holds; under sequence parallelism a part of its context's.
+        rows: P pairs, the same on every rank of the tensor-parallel group.
+        sequence_parallel: whether the group shares the sequence.
+    """
+    rank, size = (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_tensor_model_parallel_world_size(),
+    )
+    if sequence_parallel:
+        begin = rank * len(states)
+        mine = torch.nonzero((rows.predictor >= begin) & (rows.predictor < begin + len(states))).flatten()
+    else:
+        begin = 0
+        mine = torch.arange(rank, len(rows), size, device=rows.predictor.device)
+    return states[rows.predictor[mine] - begin], rows.take(mine)
 
 
-@torch.no_grad()
-def forget(models: Sequence[Any]) -> None:
-    """Set the row back to zero."""
-    for head in heads(models):
-        head.weight.zero_()
+def summed(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+    """Sum gradients over a group of ranks that talk through the CPU, in place."""
+    flat = torch.cat([gradient.flatten() for gradient in gradients]).cpu()
+    dist.all_reduce(flat, group=group)
+    for gradient, total in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
+        gradient.copy_(total.view_as(gradient))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from agentrl.train.backends.attention import FLEX_BLOCK
+from agentrl.train.backends.flex import FLEX_BLOCK
 from agentrl.train.backends.megatron.balance import Work
 from agentrl.train.backends.megatron.layout import Layout
 from agentrl.train.backends.megatron.table import Share, block_size, deal, padded_tokens, table

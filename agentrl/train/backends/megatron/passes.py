@@ -27,9 +27,12 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.utils import get_attr_wrapped_model
 from torch import Tensor
 
+from agentrl.train.backends.critic import ValueHead
 from agentrl.train.backends.megatron.attention import PLANS
+from agentrl.train.backends.megatron.critic import own_rows
 from agentrl.train.backends.megatron.head import token_logps
 from agentrl.train.backends.megatron.micro import Micro
+from agentrl.train.forest import Rows
 
 Use = Callable[[Micro, "Heads"], Tensor]
 """(micro-batch, what can be asked of it) -> loss."""
@@ -135,10 +138,23 @@ class Heads:
             vocabulary=self.model.sizes.vocabulary,
         )
 
-    def values(self) -> Tensor:
-        """The critic's value of the state before each row's target: [P]."""
-        values: Tensor = self.model.value_head(self.out)
+    def values(self, head: ValueHead) -> Tensor:
+        """The critic's value of the state before each row's target: [P].
+
+        It is read off the hidden states themselves, before the region that sums over ranks what each one's part of the
+        vocabulary says; under sequence parallelism the values (and not the states) are gathered.
+        """
+        values = head.fixed(self.out.squeeze(1))
+        if self.model.config.sequence_parallel:
+            values = gather_from_sequence_parallel_region(values, tensor_parallel_output_grad=False)
         return values.index_select(0, self.micro.rows.predictor)
+
+    def states(self) -> tuple[Tensor, Rows]:
+        """This rank's part of the rows with the hidden states that predict them, in the CPU's memory."""
+        states, rows = own_rows(
+            self.out.squeeze(1), self.micro.rows, sequence_parallel=self.model.config.sequence_parallel
+        )
+        return states.cpu(), rows
 
 
 def head_weight(model: Any) -> Tensor:

@@ -12,6 +12,7 @@ processes. With `reference=copy` they stay on the device beside the policy's, an
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -24,17 +25,18 @@ from torch import Tensor
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms import get_algorithm
+from agentrl.train.backends.critic import ValueModel
 from agentrl.train.backends.megatron import passes
 from agentrl.train.backends.megatron.balance import assign
 from agentrl.train.backends.megatron.checkpoint import Checkpoints
 from agentrl.train.backends.megatron.chunks import chunks_of, sparse_layers, wrapped
-from agentrl.train.backends.megatron.critic import forget
+from agentrl.train.backends.megatron.critic import summed
 from agentrl.train.backends.megatron.layout import Layout
 from agentrl.train.backends.megatron.micro import Micro, lengths, micro_batch
 from agentrl.train.backends.megatron.models import export, family_of, read_config
 from agentrl.train.backends.megatron.moe import Routers, metrics, recorded_routes
 from agentrl.train.backends.megatron.update import Update, device
-from agentrl.train.forest import Forest
+from agentrl.train.forest import Forest, Rows
 from agentrl.train.losses import Meter, objective
 
 
@@ -79,10 +81,12 @@ class Rank:
     # ------------------------------------------------------------------------------------ learning
 
     def begin(self, algo: AlgoConfig, total_steps: int) -> None:
-        """Begin a phase; see `Trainer.begin`. A critic begins at zero."""
+        """Begin a phase; see `Trainer.begin`. A critic begins anew."""
         self.algorithm = get_algorithm(algo.name)
         self.algo = algo
-        forget(self.models)
+        reduce = functools.partial(summed, group=self.control)
+        wanted = self.algorithm.critic
+        self.critic = ValueModel(self.width, algo, total_steps, device(), reduce=reduce) if wanted else None
         self.update = Update(self.chunks, self.config, algo, total_steps)
         self.update.clear()
         self.reference = self.copied() if algo.kl_coef else None
@@ -100,8 +104,12 @@ class Rank:
         for epoch in range(epochs):
             loss += self.backward(micros, meter, first=epoch == 0)
             norm = self.update.step()
+        judged = self._fit(self.critic, micros) if self.critic is not None and micros else Meter()
+        self.update.steps += 1
+        if self.critic is not None:
+            self.critic.end_step()
         self.version += 1
-        counted = self.gathered((self._tells, loss, meter, self.routers.counts()))
+        counted = self.gathered((self._tells, loss, meter, self.routers.counts(), judged))
         if counted is None:
             return None
         merged = merge([entry[2] for entry in counted if entry[0]])
@@ -115,6 +123,7 @@ class Rank:
             "tokens/trained": float(sum(forest.trained for forest in trained)),
             "tokens/forests": float(len(forests)),
             **merged.metrics(passes=epochs),
+            **merge([entry[4] for entry in counted]).metrics(),
             **metrics([entry[3] for entry in counted], len(micros) * epochs, self.layout.data, sharing),
         }
 
@@ -146,7 +155,7 @@ class Rank:
         def use(micro: Micro, heads: passes.Heads) -> Tensor:
             nonlocal total
             rows, (logp, entropy) = micro.rows, heads.logps()
-            values = heads.values() if self.algorithm.critic else None
+            values = None if self.critic is None else heads.values(self.critic.head)
             if first and self.algo.epochs > 1 and rows.old_logp is None:
                 rows.old_logp = logp.detach()
             loss = objective(self.algorithm, logp, entropy, rows, self.algo, values)
@@ -155,8 +164,6 @@ class Rank:
                 meter.add(logp, entropy, rows, self.algo, policy=self.algorithm.policy)
                 if first and self.algorithm.policy:
                     meter.add_mismatch(logp, rows)
-                if values is not None:
-                    meter.add_values(values, rows, self.algo)
             return loss
 
         passes.run(self.chunks, micros, use, learn=True, before=self.routers.before)
@@ -171,21 +178,37 @@ class Rank:
             self._score(micros, "ref_logp")
         return self._per_token(forests, micros, "ref_logp")
 
-    def values(self, forests: Sequence[Forest]) -> list[Tensor] | None:
+    def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor] | None:
         """The critic's values of the trained tokens; see `Critic.values`."""
-        if not self.algorithm.critic:
+        if self.critic is None:
             raise InvalidInput(f"no critic is kept: algo={self.algo.name} wants none")
+        self.critic.start(start)
         micros = self.prepare(forests)
         self._score(micros, "value")
         return self._per_token(forests, micros, "value")
 
     def _score(self, micros: Sequence[Micro], into: Literal["ref_logp", "value"]) -> None:
         def use(micro: Micro, heads: passes.Heads) -> Tensor:
-            scores = heads.values() if into == "value" else heads.logps()[0]
+            if into == "value":
+                assert self.critic is not None
+                scores = heads.values(self.critic.head)
+            else:
+                scores = heads.logps()[0]
             setattr(micro.rows, into, scores.detach())
             return scores.sum()
 
         passes.run(self.chunks, micros, use, learn=False, before=self.routers.before)
+
+    def _fit(self, critic: ValueModel, micros: Sequence[Micro]) -> Meter:
+        """The critic's updates on a batch, whose hidden states are computed once."""
+        read: list[tuple[Tensor, Rows]] = []
+
+        def use(micro: Micro, heads: passes.Heads) -> Tensor:
+            read.append(heads.states())
+            return heads.out.sum()
+
+        passes.run(self.chunks, micros, use, learn=False, before=self.routers.before)
+        return critic.fit(lambda: read)
 
     def _per_token(self, forests: Sequence[Forest], micros: Sequence[Micro], name: str) -> list[Tensor] | None:
         """What `_score` wrote, on rank 0: [T] for each forest, 0 where nothing is trained."""
@@ -272,4 +295,10 @@ class Rank:
         """Every rank's value, on rank 0."""
         everyone: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
         dist.gather_object(value, everyone, 0, group=self.control)
+        return everyone
+
+    def shared(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank."""
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, value, group=self.control)
         return everyone

@@ -2,7 +2,8 @@
 
 A call goes to every rank and returns what rank 0 answers once all have. A rank that raises, dies or does not
 answer in time ends the whole world, because the others are waiting for it in some collective; the error has its
-traceback. What it raised on purpose (a `ConfigError`, say) is raised here as what it was.
+traceback. What it raised on purpose (a `ConfigError`, say) is raised here as what it was. One that does not run any
+more is found by its heartbeat, long before the deadline. When this process is killed, a keeper ends the ranks.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl import cores
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError
-from agentrl.train.backends.megatron.worker import Role
+from agentrl.train.backends.megatron.heartbeat import SECOND, SILENT, Watch
+from agentrl.train.backends.megatron.worker import Role, heartbeat_file
 
 GRACE = 5.0
 """Seconds in which other ranks may still report, once one has failed: often theirs is the cause."""
@@ -36,17 +39,22 @@ class Ranks:
     Args:
         roles: one for each rank, their `store` left empty.
         timeout: seconds that a call may take.
+        threads: CPU threads of each rank; None leaves it what the environment says.
     """
 
-    def __init__(self, roles: Sequence[Role], timeout: float) -> None:
-        self.timeout = timeout
+    def __init__(self, roles: Sequence[Role], timeout: float, threads: int | None = None) -> None:
+        self.timeout, self.threads = timeout, threads
         self._folder = tempfile.TemporaryDirectory(prefix="agentrl-ranks-")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
         self._streaming = False
+        keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), self._folder.name]
+        self._keeper = subprocess.Popen(keeper, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
         try:
             for _ in roles:
                 self._start()
+            files = [heartbeat_file(Path(self._folder.name) / "store", rank) for rank in range(len(roles))]
+            self._watch = Watch(files, [process.pid for process in self._processes], min(SILENT, timeout / 2))
             for role, pipe in zip(roles, self._pipes, strict=True):
                 store = str(Path(self._folder.name) / "store")
                 fields = {name: getattr(role, name) for name in Role.__slots__}
@@ -67,11 +75,12 @@ class Ranks:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, "PYTHONPATH": path, "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+                env={**cores.environment(self.threads), "PYTHONPATH": path, "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
             )
         )
         theirs.close()
         self._pipes.append(ours)
+        self._tell_keeper(self._processes[-1].pid)
 
     @property
     def alive(self) -> bool:
@@ -132,16 +141,27 @@ class Ranks:
         """The next reply of rank 0; what others say meanwhile goes into `replies`, unless it is the end."""
         others = {pipe: i for i, pipe in enumerate(self._pipes) if i and i not in replies}
         while True:
-            ready = wait([self._pipes[0], *others], timeout=max(0.0, deadline - time.monotonic()))
+            ready = self._wait([self._pipes[0], *others], method, deadline)
             if self._pipes[0] in ready:
                 return self._read(0)
             if not ready:
                 self._give_up(f"{method}: no answer from rank 0 in {self.timeout:g} s", DeadlineExceeded)
             for pipe in ready:
-                other = others.pop(pipe)  # type: ignore[call-overload]
+                other = others.pop(pipe)
                 reply = replies[other] = self._read(other)
                 if reply[0] == "failed":
                     self._give_up(f"{method}: rank {other} of {len(self._pipes)} failed:\n{reply[2]}", reply[1])
+
+    def _wait(self, pipes: Sequence[Connection], method: str, deadline: float) -> list[Any]:
+        """Connections that have something to say; none at the deadline. A rank that stands still ends the world."""
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            ready = wait(pipes, timeout=min(left, SECOND))
+            if ready or left <= SECOND:
+                return list(ready)
+            if still := self._watch.still():
+                told = "; ".join(f"rank {rank} of {len(self._pipes)} {what}" for rank, what in still.items())
+                self._give_up(f"{method}: {told}")
 
     def _read(self, rank: int) -> Any:
         try:
@@ -154,11 +174,11 @@ class Ranks:
         replies = dict(have or {})
         missing = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in replies}
         while missing:
-            ready = wait(list(missing), timeout=max(0.0, deadline - time.monotonic()))
+            ready = self._wait(list(missing), method, deadline)
             if not ready:
                 break
             for pipe in ready:
-                rank = missing.pop(pipe)  # type: ignore[call-overload]
+                rank = missing.pop(pipe)
                 replies[rank] = self._read(rank)
                 if replies[rank][0] == "failed":
                     deadline = min(deadline, time.monotonic() + GRACE)
@@ -194,3 +214,11 @@ class Ranks:
             process.wait()
         self._processes = []
         self._folder.cleanup()
+        if self._keeper.poll() is None:
+            self._tell_keeper("done")
+        self._keeper.communicate()
+
+    def _tell_keeper(self, what: object) -> None:
+        assert self._keeper.stdin is not None
+        with contextlib.suppress(OSError):  # it was killed: ranks that run end by themselves
+            self._keeper.stdin.write(f"{what}\n".encode())

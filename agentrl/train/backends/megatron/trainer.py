@@ -17,8 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl import cores
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError, InvalidInput, missing_extra
+from agentrl.models.folders import read_side_files, write_side_files
+from agentrl.train.algorithms import get_algorithm
 from agentrl.train.backends.megatron.layout import layout_of
 from agentrl.train.backends.megatron.ranks import Ranks
 from agentrl.train.backends.megatron.worker import Role
@@ -55,20 +58,24 @@ class MegatronTrainer:
         self.config = config or TrainerConfig(name="megatron")
         self.source = Path(path)
         self.version = 0
-        algo = algo or AlgoConfig()
+        algo = allowed(algo or AlgoConfig())
         self.layout = layout_of(self.config, model_settings(self.source), gpus_of(self.config))
         require_megatron()
+        share = cores.share(self.layout.ranks, self.source)
+        self.threads = None if torch.cuda.is_available() else cores.chosen(self.config.threads, share)
+        self._side_files = read_side_files(self.source)  # now: the folder may be gone by the time of an export
         fields = (str(self.source), self.config, self.layout, algo, total_steps, seed)
-        self.ranks = Ranks([Role(rank, "", *fields) for rank in range(self.layout.ranks)], self.config.timeout)
+        roles = [Role(rank, "", *fields) for rank in range(self.layout.ranks)]
+        self.ranks = Ranks(roles, self.config.timeout, self.threads)
 
     # ------------------------------------------------------------------------------------ learning
 
     def begin(self, algo: AlgoConfig, total_steps: int) -> None:
         """Begin a phase: a fresh optimizer and schedule; with a KL penalty, today's weights are its reference."""
-        self.ranks.call("begin", algo, total_steps)
+        self.ranks.call("begin", allowed(algo), total_steps)
 
     def step(self, forests: Sequence[Forest]) -> dict[str, float]:
-        """Learn from a batch; see `Trainer.step`. A batch without trained tokens changes nothing but the version."""
+        """Learn from a batch; see `Trainer.step`. A batch without trained tokens changes no weight."""
         metrics: dict[str, float] = self.ranks.call("step", list(forests))
         self.version += 1
         return metrics
@@ -78,9 +85,9 @@ class MegatronTrainer:
         logps: list[Tensor] = self.ranks.call("logprobs", list(forests), reference) if forests else []
         return logps
 
-    def values(self, forests: Sequence[Forest]) -> list[Tensor]:
+    def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
         """The critic's values of the trained tokens; see `Critic.values`."""
-        values: list[Tensor] = self.ranks.call("values", list(forests)) if forests else []
+        values: list[Tensor] = self.ranks.call("values", list(forests), start) if forests else []
         return values
 
     # -------------------------------------------------------------------------- weights and folders
@@ -95,20 +102,17 @@ class MegatronTrainer:
         self.ranks.call("save", str(path))
 
     def load(self, path: Path) -> None:
-        """Go on from a folder that `save` wrote, in the phase and at the version that it was written in."""
+        """Go on from a folder that `save` wrote, at its version; the settings are those of the last `begin`."""
         self.version = self.ranks.call("load", str(path))
 
     def export(self, path: Path) -> None:
-        """Write a Hugging Face folder: the weights, and everything else that the source folder holds."""
+        """Write a Hugging Face folder: the weights, and whatever else the source folder held when it was read."""
         path = Path(path)
         beside = path.with_name(path.name + ".partial")
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         dtypes = write_weights(beside, self.weights())
-        for file in self.source.iterdir():
-            weights = file.suffix in (".safetensors", ".bin", ".gguf", ".pt") or file.name.endswith(".index.json")
-            if file.is_file() and not weights:
-                shutil.copy2(file, beside / file.name)
+        write_side_files(self._side_files, beside)
         settings = json.loads((beside / "config.json").read_text())
         for stale in ("torch_dtype", "quantization_config"):  # what is written is wide, whatever was read
             settings.pop(stale, None)
@@ -122,6 +126,20 @@ class MegatronTrainer:
         if self.ranks.alive and self.config.async_save:
             self.ranks.call("finish_saving")
         self.ranks.close()
+
+
+def allowed(algo: AlgoConfig) -> AlgoConfig:
+    """The same settings.
+
+    Raises:
+        ConfigError: they ask for what only the torch trainer has.
+    """
+    if get_algorithm(algo.name).critic and algo.value_trunk == "own":
+        raise ConfigError(
+            "algo.value_trunk=own: trainer=megatron has one model in its layout, and its critic reads that one's "
+            "hidden states; use algo.value_trunk=policy, or trainer=torch"
+        )
+    return algo
 
 
 def write_weights(folder: Path, weights: Iterator[tuple[str, Tensor]]) -> dict[str, int]:

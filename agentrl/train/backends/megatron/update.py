@@ -8,18 +8,17 @@ sharded runs by it, where Adam would amplify the last bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
-from megatron.core.optimizer.optimizer_config import ParamKey
+from torch.nn import Parameter
 
 from agentrl.config import AlgoConfig, TrainerConfig
-from agentrl.train.algorithms import get_algorithm
-from agentrl.train.backends.megatron.critic import NAME
-from agentrl.train.backends.optimizer import critic_scale, learning_rate
+from agentrl.train.backends.megatron import moments
+from agentrl.train.backends.optimizer import learning_rate
 
 
 class Update:
@@ -29,14 +28,19 @@ class Update:
         chunks: this rank's part of the model, wrapped for data parallelism.
         config: which optimizer, and where its state lives.
         algo: rates, decay and clipping.
-        total_steps: the phase's length, for the schedule.
+        total_steps: the phase's length in training steps, for the schedule.
+
+    Attributes:
+        steps: training steps taken, which the schedule follows; the trainer counts them.
+        updates: of the weights, in all epochs; those that were skipped are not among them.
+        skipped: updates that a gradient which was not finite cost.
     """
 
     def __init__(
         self, chunks: Sequence[torch.nn.Module], config: TrainerConfig, algo: AlgoConfig, total_steps: int
     ) -> None:
         self.algo, self.total_steps = algo, total_steps
-        self.taken = self.skipped = 0
+        self.steps = self.updates = self.skipped = 0
         self.distributed = shares_state(config)
         self.adam = config.optimizer == "adam"
         self.offload = config.offload_optimizer
@@ -54,15 +58,11 @@ class Update:
             params_dtype=torch.bfloat16 if config.dtype == "bfloat16" else torch.float32,
             use_distributed_optimizer=self.distributed,
         )
-        groups = get_standard_config_overrides(settings)
-        scale = critic_scale(algo) if get_algorithm(algo.name).critic else 1.0
-        if scale != 1.0:  # by `lr_mult` and `wd_mult` Megatron knows groups again when it loads them
-            groups[ParamKey(attr=NAME)] = {"lr_mult": scale}
-        self.inner: Any = get_megatron_optimizer(settings, self.chunks, groups)
+        self.inner: Any = get_megatron_optimizer(settings, self.chunks, get_standard_config_overrides(settings))
 
     def rate(self) -> float:
-        """The learning rate of the next step."""
-        return learning_rate(self.algo, self.taken, self.total_steps)
+        """The learning rate of this training step."""
+        return learning_rate(self.algo, self.steps, self.total_steps)
 
     @torch.no_grad()
     def step(self) -> float:
@@ -72,16 +72,16 @@ class Update:
         norm = float(self.inner.get_grad_norm())
         if math.isfinite(norm):
             for group in self.inner.param_groups:
-                group["lr"] = self.rate() * group.get("lr_mult", 1.0)
+                group["lr"] = self.rate()
                 group["weight_decay"] = self.algo.weight_decay * group.get("wd_mult", 1.0)
             for each in self.parts():
                 if parameters := each.get_parameters():
                     clip_grad_by_total_norm_fp32(parameters, self.algo.max_grad_norm, norm)
             self.inner.step_with_ready_grads()
+            self.updates += 1
         else:
             self.skipped += 1
         self.clear()
-        self.taken += 1
         self._move("cpu")
         return norm
 
@@ -93,7 +93,8 @@ class Update:
 
     def parts(self) -> list[Any]:
         """The optimizers that it consists of: of matrices, of experts."""
-        return list(getattr(self.inner, "chained_optimizers", [self.inner]))
+        parts = getattr(self.inner, "chained_optimizers", [self.inner])
+        return [part for part in parts if not getattr(part, "is_stub_optimizer", False)]
 
     def materialise(self) -> None:
         """Make the state that the first step would make: a checkpoint's form can't say that there is none yet."""
@@ -106,22 +107,38 @@ class Update:
                         state["exp_avg"] = torch.zeros_like(parameter.data)
                         state["exp_avg_sq"] = torch.zeros_like(parameter.data)
 
-    def restore(self, state: dict[Any, Any]) -> None:
-        """Take over what a checkpoint held of the moments; rates and counts follow from the steps taken.
+    def kinds(self) -> dict[Parameter, tuple[str, ...]]:
+        """The names of what is kept for each parameter that is learned; see `moments`."""
+        learned = (p for each in self.parts() for p in moments.parameters(each))
+        return {p: moments.kinds(p, adam=self.adam) for p in learned}
 
-        Megatron's own loader wants as many optimizers as there were when it was saved (experts that are shared have
-        one of their own), and stumbles over the step count that torch's AdamW keeps for each parameter.
+    def states(self) -> dict[Parameter, moments.State]:
+        """What is kept for each parameter, whole; each at one rank at least. Collective."""
+        self.materialise()
+        return {p: state for each in self.parts() for p, state in moments.whole(each, adam=self.adam)}
+
+    @torch.no_grad()
+    def restore(self, states: Mapping[Parameter, moments.State]) -> None:
+        """Take over what a checkpoint held, after the weights; rates and Adam's corrections follow from the counts.
+
+        Weights become what the optimizer steps from, on every rank: float32 masters, rounded, where there are any,
+        and each data-parallel rank's own share where they share state. So what is wrong there shows in the weights.
         """
-        if not self.distributed:
-            self.inner.load_state_dict(state)
-            return
-        parts = self.parts()
-        for part, held in zip(parts, [state] if len(parts) == 1 else [state[i] for i in sorted(state)], strict=True):
-            for each in part.optimizer.state.values():
-                del each["step"]
-            part.load_parameter_state_from_fully_reshardable(held["param_state"])
-            for each in part.optimizer.state.values():
-                each["step"] = torch.tensor(float(self.taken - self.skipped))
+        self.materialise()
+        for each in self.parts():
+            moments.fill(each, states)
+            for state in each.optimizer.state.values():
+                if "step" in state:
+                    state["step"] = torch.tensor(float(self.updates))
+            for group in each.optimizer.param_groups:  # where Transformer Engine's Adam counts
+                if "step" in group or not isinstance(each.optimizer, torch.optim.Adam | torch.optim.SGD):
+                    group["step"] = self.updates
+            if each.config.bf16:
+                each._copy_main_params_to_model_params()
+        if self.distributed:
+            for chunk in self.chunks:
+                chunk.start_param_sync()  # type: ignore[operator]
+        self._move("cpu")
 
     def _move(self, to: torch.device | str) -> None:
         """Move the state, where it is offloaded. Megatron's own way would part weights from the model."""

@@ -21,10 +21,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import AgentRLError
+from agentrl.train.backends.megatron import heartbeat
 from agentrl.train.backends.megatron.layout import Layout
 
 if TYPE_CHECKING:
@@ -47,6 +49,11 @@ class Role:
     seed: int
 
 
+def heartbeat_file(store: Path, rank: int) -> Path:
+    """What a rank renews as long as it runs, beside the store that ranks meet by."""
+    return store.with_name(f"beat-{rank}")
+
+
 def main(descriptor: int) -> None:
     """Serve until the connection closes."""
     pipe = Connection(descriptor)
@@ -57,6 +64,7 @@ def main(descriptor: int) -> None:
             try:
                 if isinstance(call, Role):
                     rank, answer = start(call), None
+                    heartbeat.beat(heartbeat_file(Path(call.store), call.rank))  # imports may keep Python's lock long
                 else:
                     assert rank is not None
                     method, args = call
@@ -66,7 +74,7 @@ def main(descriptor: int) -> None:
                         send_item(pipe, *item)
                     answer = None
                 reply: tuple[Any, ...] = ("done", answer)
-            except Exception as error:
+            except BaseException as error:  # torch's CheckpointException is no Exception
                 reply = ("failed", error if isinstance(error, AgentRLError) else None, traceback.format_exc())
             pipe.send_bytes(pickle.dumps(reply))
     os.killpg(0, signal.SIGKILL)  # helpers as well; and no destructors, which would wait for ranks that are gone
@@ -86,9 +94,7 @@ def start(role: Role) -> Rank:
 
     layout = role.layout
     torch.manual_seed(role.seed)
-    if alone and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // layout.ranks))
-    elif not alone:
+    if not alone:
         torch.cuda.set_device(role.rank % torch.cuda.device_count())
     dist.init_process_group(
         "gloo" if alone else "nccl",  # which is RCCL on AMD

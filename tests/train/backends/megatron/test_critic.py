@@ -1,4 +1,4 @@
-"""The critic's row under every kind of parallelism: the torch trainer's values, loss and gradients."""
+"""The critic under every kind of parallelism: the torch trainer's values, loss, gradients and updates."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ import torch
 from torch import Tensor, zeros_like
 
 from agentrl.config import AlgoConfig
+from agentrl.errors import ConfigError
+from agentrl.train.backends.megatron.trainer import MegatronTrainer
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.forest import Forest
 from tests.train.backends.megatron.batches import distances, published, random_forests, run
+from tests.train.backends.megatron.work_train import head_of
 from tests.train.backends.megatron.world import World
 
-PPO = AlgoConfig(name="ppo", clip_high=0.3, value_coef=0.5, value_clip=0.4, max_grad_norm=1e9)
-LEARN = AlgoConfig(name="ppo", lr=1e-2, value_lr=3e-2, kl_coef=0.1, schedule="cosine", weight_decay=0.1)
+PPO = AlgoConfig(name="ppo", clip_high=0.3, value_coef=0.5, value_clip=0.4, value_epochs=3, max_grad_norm=1e9)
+LEARN = AlgoConfig(name="ppo", lr=1e-2, value_lr=3e-2, value_epochs=3, kl_coef=0.1, schedule="cosine", weight_decay=0.1)
+START = 0.3
+"""Where the critic begins."""
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "one": ("smollm2", {}),
     "TP2": ("smollm2", {"tensor": 2, "sequence": False}),
@@ -51,20 +56,22 @@ Told = tuple[float, list[Tensor], dict[str, Tensor], Tensor]
 
 @pytest.fixture(scope="module")
 def torch_says(tiny: Callable[[str], Path]) -> Callable[[str], Told]:
-    """By a case's name, the torch trainer's loss, values, gradients, and the critic's own gradient."""
+    """By a case's name, the torch trainer's loss, values and gradients, and what updates make of its critic's head."""
     known: dict[str, Told] = {}
 
     def ask(case: str) -> Told:
         if case not in known:
             trainer, forests = TorchTrainer(tiny(case), algo=PPO), judged(5)
-            assert trainer.critic is not None
-            trainer.critic.data.copy_(a_row(trainer.critic.shape[1]))
-            values = trainer.values(forests)
-            loss = sum(trainer.backward(trainer.prepare(forest)) for forest in forests)
+            critic = trainer.critic
+            assert critic is not None
+            critic.head.weight.data.copy_(a_row(critic.head.weight.shape[1]))
+            values = trainer.values(forests, START)
+            batches = [trainer.prepare(forest) for forest in forests]
+            loss = sum(map(trainer.backward, batches))
             named = trainer.model.named_parameters()
             gradients = published({n: zeros_like(p) if p.grad is None else p.grad for n, p in named})
-            assert trainer.critic.grad is not None
-            known[case] = loss, values, gradients, trainer.critic.grad
+            trainer._fit(critic, batches)
+            known[case] = loss, values, gradients, head_of(critic)
         return known[case]
 
     return ask
@@ -77,21 +84,22 @@ def test_values_loss_and_every_gradient_are_those_of_the_torch_trainer(
 ) -> None:
     case, settings = LAYOUTS[layout]
     loss, values, gradients, critic = torch_says(case)
-    row = a_row(critic.shape[1])
-    got = run(world, "criticism", tiny(case), judged(5), row, algo=PPO, distributed_optimizer=False, **settings)
+    row = a_row(len(critic) - 1)
+    got = run(world, "criticism", tiny(case), judged(5), row, START, algo=PPO, distributed_optimizer=False, **settings)
     assert got["loss"] == pytest.approx(loss, rel=1e-5)
     for ours, theirs in zip(got["values"], values, strict=True):
         assert float((ours - theirs).abs().max()) < 1e-4
     assert not {name: far for name, far in distances(got["gradients"], gradients).items() if not far < 1e-5}
-    assert got["critic"], "some rank has the row"
-    assert all(float((own - critic).norm() / critic.norm()) < 1e-5 for own in got["critic"])
+    begun = torch.cat([row[0], torch.tensor([START])])
+    assert float((critic - begun).norm()) > 0.1, "it has moved"
+    assert all(torch.equal(own, got["critic"][0]) for own in got["critic"]), "every rank has the same"
+    assert float((got["critic"][0] - critic).abs().max()) < 1e-3
 
 
 @pytest.mark.slow
 def test_what_was_saved_under_one_layout_goes_on_under_another_with_its_critic(
     world: World, tiny: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """The row lives on one rank's stage and is replicated on another's tensor ranks."""
     folder, path = tiny("smollm2"), tmp_path / "state"
     batches = [judged(seed) for seed in range(4)]
     straight = run(world, "save", folder, batches, str(path), algo=LEARN, tensor=2, sequence=True)
@@ -100,7 +108,7 @@ def test_what_was_saved_under_one_layout_goes_on_under_another_with_its_critic(
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4, abs=1e-5)
         assert ours["critic/loss"] == pytest.approx(theirs["critic/loss"], rel=1e-4)
     rows = [*resumed["critic"], *straight["critic"]]
-    assert len(rows) == 3, "one last stage, two tensor ranks"
+    assert len(rows) == 4, "every rank has it"
     assert all(float((row - rows[0]).norm() / rows[0].norm()) < 1e-4 for row in rows)
 
 
@@ -118,5 +126,21 @@ def test_steps_are_those_of_the_torch_trainer(
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
         assert ours["critic/loss"] == pytest.approx(theirs["critic/loss"], rel=1e-4)
     assert trainer.critic is not None
-    critic = trainer.critic.detach()
+    critic = head_of(trainer.critic)
     assert all(float((row - critic).norm() / critic.norm()) < 1e-3 for row in got["critic"])
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_in_the_same_layout_has_the_same_critic_bit_for_bit(
+    world: World, tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    batches = [judged(seed) for seed in range(4)]
+    straight = run(world, "save", tiny("smollm2"), batches, str(tmp_path / "state"), algo=LEARN, ranks=2)
+    resumed = run(world, "resume", tiny("smollm2"), batches, str(tmp_path / "state"), algo=LEARN, ranks=2)
+    assert resumed["rows"] == straight["rows"]
+    assert all(torch.equal(a, b) for a, b in zip(resumed["critic"], straight["critic"], strict=True))
+
+
+def test_a_critic_with_a_trunk_of_its_own_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"algo.value_trunk=own: trainer=megatron .* trainer=torch"):
+        MegatronTrainer(tmp_path, algo=AlgoConfig(name="ppo", value_trunk="own"))

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
+from agentrl.errors import ConfigError
+from agentrl.train.backends import proof
 from tests.conftest import need
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.world import World
@@ -118,6 +121,32 @@ def test_a_family_that_is_not_there_is_an_unknown_name(name: str, world: World, 
     kind, message = world.run(f"{WORK}:refusal", str(tiny("llama")), name)[0]
     assert kind == "UnknownName"
     assert name.partition(":")[0] in message
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(580)
+def test_a_family_that_computes_something_else_is_refused_at_start_with_the_numbers(
+    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need(_has_megatron(), "megatron-core is not installed")
+    monkeypatch.setattr(proof, "cache_folder", lambda: tmp_path / "cache" / "models")
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    with pytest.raises(
+        ConfigError, match=r"'mine' \(llama\) can't be trained by trainer=megatron.*differ by up to .* nats"
+    ):
+        proof.require(tiny("llama"), "mine", subject="megatron", family=f"{tmp_path}/plugin.py:WRONG")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(580)
+def test_the_gate_goes_through_the_function_that_the_model_names(tmp_path: Path) -> None:
+    """Megatron went through SiLU whatever the configuration said: 0.99 nats off for a Llama with GELU."""
+    need(_has_megatron(), "megatron-core is not installed")
+    kind, settings = zoo.CASES["llama"]
+    config = AutoConfig.for_model(kind, **settings, hidden_act="gelu_pytorch_tanh")
+    assert proof.compare(config, subject="megatron").passed
+    refused = proof.compare(AutoConfig.for_model(kind, **settings, hidden_act="tanh"), subject="megatron")
+    assert "hidden_act='tanh' is not supported, only silu or" in str(refused)
 
 
 def checked(*words: str) -> subprocess.CompletedProcess[str]:

@@ -156,7 +156,7 @@ def test_a_run_records_publishes_and_replays(tmp_path: Path) -> None:
         model=str(folder),
         engine={"device": "cpu"},
         trainer={"name": "megatron", "moe": {"replay": "rollout"}},
-        algo="reinforce",
+        algo={"name": "reinforce", "entropy_coef": 0.01},  # which trains on sessions that earned nothing, too
         steps=2,
         seed=0,
         run_dir=str(tmp_path / "run"),
@@ -201,7 +201,7 @@ async def test_an_engine_that_tells_no_routes_is_refused_by_name_and_closed(tmp_
     )
     folder = tiny.build(tmp_path / "tiny", TEXTS)
     with Store(tmp_path / "s.db") as store, pytest.raises(ConfigError, match=f"replay=rollout: engine={path} does not"):
-        async with runs._player(config, factory("calculator"), folder, store):
+        async with runs.player(config, factory("calculator"), folder, store):
             pass
     assert Forgetful.opened == Forgetful.closed
 

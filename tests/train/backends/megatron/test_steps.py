@@ -51,10 +51,18 @@ def test_three_steps_end_where_one_process_does(
         for ours, theirs in zip(found["rows"], expected["rows"], strict=True):
             assert ours.keys() == theirs.keys()
             assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
+            assert ours["lr"] == theirs["lr"]
             assert ours["tokens/trained"] == theirs["tokens/trained"]
             assert ours["policy/entropy"] == pytest.approx(theirs["policy/entropy"], rel=1e-4)
         if optimizer == "sgd":
             assert max(distances(found["weights"], expected["weights"]).values()) < 1e-5
+
+
+@pytest.mark.slow
+def test_the_schedule_follows_steps_and_not_the_updates_of_their_epochs(folders: dict[str, Path], world: World) -> None:
+    batches = [random_forests(1, old=False), [], random_forests(2, old=False)]
+    found = run(world, "steps", folders["smollm2"], batches, algo=ADAM)
+    assert [row["lr"] for row in found["rows"]] == pytest.approx([0.5e-3, 1e-3, 0.5e-3])
 
 
 @pytest.mark.slow

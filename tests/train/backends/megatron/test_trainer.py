@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError, InfraError, InvalidInput
 from agentrl.train.backends import Trainer, make_trainer
+from agentrl.train.backends.megatron import heartbeat
 from agentrl.train.backends.megatron.trainer import MegatronTrainer
 from agentrl.train.backends.torch import TorchTrainer
 from tests.train.backends.megatron import zoo
@@ -64,7 +65,10 @@ def test_its_steps_metrics_and_weights_are_the_torch_trainers(trainer: Trainer, 
 
     trainer.save(tmp_path / "deep" / "state")
     after = trainer.step(random_forests(7, old=False))
-    trainer.begin(AlgoConfig(name="sft"), 3)
+    trainer.begin(ALGO.model_copy(update={"lr": ALGO.lr / 7}), 3)
+    trainer.load(tmp_path / "deep" / "state")
+    assert trainer.step(random_forests(7, old=False))["lr"] == pytest.approx(ALGO.lr / 7), "the settings are today's"
+    trainer.begin(ALGO, 1)
     trainer.load(tmp_path / "deep" / "state")
     assert trainer.version == 2
     assert trainer.step(random_forests(7, old=False)) == after
@@ -89,6 +93,30 @@ def test_a_rank_that_dies_ends_the_trainer_with_an_error_and_leaves_nobody_behin
     with pytest.raises(InfraError, match="closed"):
         trainer.step([])
     trainer.close()
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_is_named_alone_long_before_the_deadline(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "STOPPED", 2.0)
+    trainer = MegatronTrainer(folder, TrainerConfig(name="megatron", tensor=2, timeout=500), ALGO)
+    os.kill(trainer.ranks._processes[1].pid, signal.SIGSTOP)
+    with pytest.raises(InfraError, match=r"^step: rank 1 of 2 is stopped: process \d+ has not run for \d+ s$"):
+        trainer.step(random_forests(0, old=False))
+    assert not trainer.ranks.alive
+
+
+@pytest.mark.slow
+def test_another_models_checkpoint_is_refused_by_the_name_of_a_weight(folder: Path, tmp_path: Path) -> None:
+    alone = TrainerConfig(name="megatron", timeout=120)
+    trainer = MegatronTrainer(folder, alone, ALGO)
+    trainer.save(tmp_path / "state")
+    trainer.close()
+    other = zoo.write("qwen3", tmp_path / "other")
+    trainer = MegatronTrainer(other, alone, ALGO)
+    with pytest.raises(InvalidInput, match=r"of another model: .* is not in the checkpoint"):
+        trainer.load(tmp_path / "state")
 
 
 @pytest.mark.slow

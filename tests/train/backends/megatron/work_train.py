@@ -7,11 +7,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.config import AlgoConfig, TrainerConfig
-from agentrl.train.backends.megatron.critic import heads
+from agentrl.errors import InvalidInput
+from agentrl.train.backends.critic import ValueModel
 from agentrl.train.backends.megatron.layout import Layout
 from agentrl.train.backends.megatron.rank import Rank
 from agentrl.train.forest import Forest
@@ -43,18 +45,25 @@ def gradients(
 
 
 def criticism(
-    folder: str, forests: Sequence[Forest], row: Tensor, config: TrainerConfig, layout: Layout, algo: AlgoConfig
+    folder: str,
+    forests: Sequence[Forest],
+    row: Tensor,
+    start: float,
+    config: TrainerConfig,
+    layout: Layout,
+    algo: AlgoConfig,
 ) -> Answer:
-    """Loss, values and gradients of a batch with a critic; its own row's, from every rank that has it."""
+    """Loss, values and gradients of a batch with a critic; and what its updates on the batch make of its head."""
     rank = Rank(folder, config, layout, algo)
-    for head in heads(rank.models):
-        head.weight.data.copy_(row)
-    values = rank.values(forests)
-    loss = rank.backward(rank.prepare(forests))
+    assert rank.critic is not None
+    rank.critic.head.weight.data.copy_(row)
+    values = rank.values(forests, start)
+    micros = rank.prepare(forests)
+    loss = rank.backward(micros)
     counted = total(loss if rank._tells else 0.0)
     found = rank.gradients()
-    own = everyones([head.weight.main_grad.clone() for head in heads(rank.models)])
-    return answer({"loss": counted, "gradients": found, "values": values, "critic": own})
+    rank._fit(rank.critic, micros)
+    return answer({"loss": counted, "gradients": found, "values": values, "critic": critics(rank)})
 
 
 def steps(
@@ -68,8 +77,13 @@ def steps(
 
 
 def critics(rank: Rank) -> list[Tensor]:
-    """The critic's row, from every rank that has it."""
-    return everyones([head.weight.detach().clone() for head in heads(rank.models)])
+    """The critic's row and bias, from every rank."""
+    return everyones([] if rank.critic is None else [head_of(rank.critic)])
+
+
+def head_of(critic: ValueModel) -> Tensor:
+    """A critic's row and bias as one tensor."""
+    return torch.cat([critic.head.weight.detach().flatten(), critic.head.bias.detach()[None]])
 
 
 def everyones(own: list[Tensor]) -> list[Tensor]:
@@ -136,9 +150,46 @@ def resume(
     layout: Layout,
     algo: AlgoConfig,
 ) -> Answer:
-    """Go on from a checkpoint with the second half of the batches; the given phase is not the saved one's."""
-    rank = Rank(folder, config, layout, AlgoConfig(name="sft", lr=5.0), total_steps=1)
+    """Go on from a checkpoint with the second half of the batches."""
+    rank = Rank(folder, config, layout, algo, total_steps=len(batches))
     version = rank.load(path)
     rows = [rank.step(forests) for forests in batches[len(batches) // 2 :]]
     weights = {name: tensor.clone() for name, tensor in rank.weights()}
     return answer({"rows": rows, "version": version, "weights": weights, "critic": critics(rank)})
+
+
+def resumptions(
+    jobs: Sequence[tuple[str, str | None, str | None, TrainerConfig]],
+    batches: Sequence[Sequence[Forest]],
+    layout: Layout,
+    algo: AlgoConfig,
+) -> Any:
+    """The weights after two steps of each job, that saves or goes on after the first; or why it was refused.
+
+    Args:
+        jobs: a model, the checkpoint to go on from, the path to save to, and settings of this layout.
+        batches: two.
+        layout: of all jobs.
+        algo: of all jobs.
+    """
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # Megatron's manager
+    found: list[Any] = []
+    for folder, origin, target, config in jobs:
+        rank = Rank(folder, config, layout, algo, total_steps=len(batches))
+        try:
+            if origin is None:
+                rank.step(batches[0])
+            else:
+                rank.load(origin)
+            problem = None
+        except InvalidInput as error:
+            problem = str(error)
+        problem = next((told for told in rank.shared(problem) if told), None)
+        if problem is None:
+            if target is not None:
+                rank.save(target)
+            rank.step(batches[1])
+            found.append({name: tensor.clone() for name, tensor in rank.weights()})
+        else:
+            found.append(problem)
+    return found if dist.get_rank() == 0 else None

@@ -1,7 +1,8 @@
-"""One pool of worker processes for all tests of Megatron, because starting torch and Megatron takes seconds.
+"""One pool of worker processes for all tests of Megatron.
 
-A worker changes torch for good (`cpu.install`) and belongs to one process group at a time, so nothing of this
-happens in the test process. `World.run` makes the first `size` workers a gloo world in the parallel layout that
+Importing torch and Megatron takes seconds: one process does (`preload`), and workers are forked from it. A worker
+changes torch for good (`cpu.install`) and belongs to one process group at a time, so nothing of this happens in the
+test process. `World.run` makes the first `size` workers a gloo world in the parallel layout that
 a call wants, sends each of them the function and its arguments, and returns what each rank answered. Worlds of
 different sizes share workers; groups are made anew only where the size or the layout changes.
 
@@ -15,7 +16,6 @@ import contextlib
 import gc
 import importlib
 import multiprocessing
-import os
 import pickle
 import tempfile
 import time
@@ -26,6 +26,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import torch
+
+PRELOAD = "tests.train.backends.megatron.preload"
 SECONDS = 400.0
 """How long a call may take, starting workers included; below these tests' own limit, so that the failure is named."""
 
@@ -105,7 +108,9 @@ class World:
         return [answers[rank] for rank in range(size)]
 
     def _start(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        # A process that has looked for a GPU can't be forked to use one.
+        context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")
+        multiprocessing.set_forkserver_preload([PRELOAD])
         while len(self._workers) < size:
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(len(self._workers), theirs), daemon=True)
@@ -135,16 +140,7 @@ def open_world() -> Iterator[World]:
 
 
 def _work(rank: int, pipe: Connection) -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["PYTHONWARNINGS"] = "ignore"
-    import warnings
-
-    warnings.simplefilter("ignore")
-    from agentrl.train.backends.megatron import cpu
-
-    cpu.install()
-    import torch
-
+    importlib.import_module(PRELOAD)  # where it was not forked
     torch.set_num_threads(1)
     while True:
         try:

@@ -7,6 +7,8 @@ every one of them, and says so if it can't.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -28,6 +30,7 @@ from megatron.core.transformer.transformer_layer import (
     get_transformer_layer_offset,
 )
 
+from agentrl.errors import InvalidInput
 from agentrl.train.backends.megatron.models.family import Family
 from agentrl.train.backends.megatron.models.layers import (
     CausalAttention,
@@ -40,10 +43,18 @@ from agentrl.train.backends.megatron.models.layers import (
 )
 from agentrl.train.backends.megatron.models.layouts import Sizes
 
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+"""By the names that configurations have for them (transformers.activations)."""
+
 COMMON: dict[str, Any] = {
     "normalization": "RMSNorm",
     "gated_linear_unit": True,
-    "activation_func": F.silu,
     "add_bias_linear": False,
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,
@@ -107,11 +118,24 @@ def transformer_config(family: Family, hf: Any, **settings: Any) -> TransformerC
         "expert_tensor_parallel_size": parallel_state.get_expert_tensor_parallel_world_size(),
         "params_dtype": torch.float32,
         "pipeline_dtype": torch.float32,
+        "activation_func": activation(hf),
         **family.settings(hf),
         **settings,
     }
     kind = MLATransformerConfig if fields.get("multi_latent_attention") else TransformerConfig
     return cast(TransformerConfig, kind(**fields))
+
+
+def activation(hf: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What an MLP's gate goes through.
+
+    Raises:
+        InvalidInput: a function that is not known here.
+    """
+    name = getattr(hf, "hidden_act", None) or getattr(hf, "hidden_activation", None) or "silu"
+    if name not in ACTIVATIONS:
+        raise InvalidInput(f"{hf.model_type}: hidden_act={name!r} is not supported, only {' or '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
 
 
 def sizes(hf: Any, config: TransformerConfig) -> Sizes:

@@ -7,15 +7,14 @@ Adding one is one file: a `Family` named by `register`, or given by import path 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from agentrl.errors import InvalidInput, UnknownName, unknown_name
+from agentrl.imports import load
 from agentrl.train.backends.megatron.models.layouts import Layout
 from agentrl.train.backends.megatron.models.rotary import Rotary
 
@@ -86,24 +85,10 @@ def family_of(hf: Any, name: str | None = None) -> Family:
 
 
 def _imported(path: str) -> Family:
-    module, _, attribute = path.rpartition(":")
-    try:
-        loaded = _file(Path(module)) if module.endswith(".py") else importlib.import_module(module)
-        family = getattr(loaded, attribute)
-    except (ImportError, AttributeError, OSError) as error:
-        raise UnknownName(f"no model family at {path!r}: {error}") from error
+    family = load(path, "trainer.family")
     if not isinstance(family, Family):
         raise UnknownName(f"{path!r} is a {type(family).__name__}, not a Family")
     return family
-
-
-def _file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def read_config(folder: str | Path, family: Family | str | None = None) -> Any:

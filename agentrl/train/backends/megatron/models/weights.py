@@ -188,11 +188,11 @@ def _held(chunks: Sequence[GPTModel], family: Family, *, buffers: bool = True) -
 def _tensors(chunk: GPTModel, buffers: bool) -> Iterator[tuple[str, Tensor]]:
     """Parameters, and the buffers that are part of the model.
 
-    A tied head is its embedding and left out, and a critic's row is none of the policy's weights.
+    A tied head is its embedding and left out.
     """
     for name, parameter in chunk.named_parameters():
         tied = name == "output_layer.weight" and chunk.share_embeddings_and_output_weights
-        if not tied and not name.startswith("value_head."):
+        if not tied:
             yield name, parameter
     if buffers:
         for name, buffer in chunk.named_buffers():

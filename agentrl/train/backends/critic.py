@@ -1,0 +1,151 @@
+"""A critic: a row and a bias on hidden states, those of the policy or those of a trunk of its own.
+
+    value = h · w / √d + b        h: the last hidden state of the token that predicts, [d]
+
+The row begins at zero and the bias at the first batch's mean return, so that the critic begins as the best constant
+and the row has only differences to learn. Norms leave hidden states a length of about √d; divided by it they have one
+of about 1, and a step of Adam moves a value by at most about √d times the rate, and not by d times.
+
+The critic is updated apart from the policy: `AlgoConfig.value_epochs` times on each batch, after the policy, by
+optimizers of its own with their own rates and their own clipping. On the policy's trunk the hidden states stand still
+meanwhile, so they are computed once; the loss reaches that trunk only through the policy's own passes
+(`AlgoConfig.value_coef`), which leave the row as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agentrl.config import AlgoConfig
+from agentrl.errors import ConfigError
+from agentrl.train.backends.optimizer import Optimizer, to_cpu
+from agentrl.train.forest import Rows
+from agentrl.train.losses import Meter, value_error
+
+Pass = Callable[[], Iterable[tuple[Tensor, Rows]]]
+"""Goes through a batch: each forest's hidden states [P, d] with the rows that they predict."""
+
+SHARED_EPOCHS = 32
+"""Updates on a batch where hidden states stand still: they cost next to nothing, and a row that a few steps of Adam
+have moved explains little of what hidden states say (`benchmarks.critic`)."""
+OWN_EPOCHS = 4
+"""Updates on a batch of a trunk of its own, each of them a forward and a backward pass."""
+
+
+class ValueHead(nn.Module):
+    """[*, d] -> [*], in float32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, width))
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, states: Tensor) -> Tensor:
+        """The values of hidden states."""
+        return _values(states, self.weight, self.bias)
+
+    def fixed(self, states: Tensor) -> Tensor:
+        """The same; a gradient reaches the hidden states and not the head."""
+        return _values(states, self.weight.detach(), self.bias.detach())
+
+
+def _values(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return states.float() @ weight[0] / math.sqrt(weight.shape[1]) + bias
+
+
+class ValueModel:
+    """A critic with its optimizers, for one phase.
+
+    Args:
+        width: d, of the hidden states.
+        algo: the phase's settings.
+        total_steps: the phase's length, for the schedule.
+        device: where the head computes.
+        trunk: what gives the hidden states, where it is not the policy.
+        reduce: sums gradients over ranks in place, where there are several; each then takes the same step.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        algo: AlgoConfig,
+        total_steps: int,
+        device: torch.device,
+        trunk: nn.Module | None = None,
+        reduce: Callable[[Sequence[Tensor]], None] | None = None,
+    ) -> None:
+        self.algo, self.trunk, self.reduce = algo, trunk, reduce
+        self.head = ValueHead(width).to(device)
+        self.started = False
+        self.epochs = algo.value_epochs or (SHARED_EPOCHS if trunk is None else OWN_EPOCHS)
+        self.optimizers = [Optimizer(self.head.parameters(), _at(algo, algo.value_lr), total_steps)]
+        if trunk is not None:
+            rate = algo.value_trunk_lr or algo.lr
+            self.optimizers.append(Optimizer(trunk.parameters(), _at(algo, rate), total_steps))
+
+    @torch.no_grad()
+    def start(self, mean: float) -> None:
+        """Begin at `mean` everywhere; of a critic that has begun already nothing changes."""
+        if not self.started:
+            self.head.bias.fill_(mean)
+            self.started = True
+
+    def fit(self, passes: Pass) -> Meter:
+        """Take the updates of one batch; `passes` is called for each. What is metered is before each update."""
+        meter = Meter()
+        for _ in range(self.epochs):
+            for states, rows in passes():
+                values = self.head(states.to(self.head.weight.device))
+                meter.add_values(values, rows, self.algo)
+                (rows.weight * value_error(values, rows, self.algo)).sum().backward()  # type: ignore[no-untyped-call]
+            self._update()
+        return meter
+
+    def _update(self) -> None:
+        if self.reduce is not None:
+            for parameter in self.head.parameters():  # of a rank without rows
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            self.reduce([parameter.grad for parameter in self.head.parameters() if parameter.grad is not None])
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def end_step(self) -> None:
+        """Count a training step, which the schedule follows, whether it had a signal or none."""
+        for optimizer in self.optimizers:
+            optimizer.steps += 1
+
+    def state(self) -> dict[str, Any]:
+        """All that going on needs."""
+        return {
+            "head": to_cpu(self.head.state_dict()),
+            "trunk": None if self.trunk is None else to_cpu(self.trunk.state_dict()),
+            "optimizers": [optimizer.state() for optimizer in self.optimizers],
+            "started": self.started,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`, under the rates that this critic was made with.
+
+        Raises:
+            ConfigError: it was saved by a critic on another trunk.
+        """
+        ours, saved = ("policy" if trunk is None else "own" for trunk in (self.trunk, state["trunk"]))
+        if ours != saved:
+            raise ConfigError(
+                f"algo.value_trunk={ours}: the checkpoint's critic has value_trunk={saved}; go on with that"
+            )
+        self.head.load_state_dict(state["head"])
+        if self.trunk is not None:
+            self.trunk.load_state_dict(state["trunk"])
+        for optimizer, held in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.restore(held)
+        self.started = bool(state["started"])
+
+
+def _at(algo: AlgoConfig, rate: float) -> AlgoConfig:
+    return algo.model_copy(update={"lr": rate})

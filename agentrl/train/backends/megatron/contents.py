@@ -1,0 +1,157 @@
+"""What a checkpoint holds, written down when it is saved and compared when it is loaded.
+
+`contents.json` has the settings that its tensors depend on, every file's size and SHA-256, and of every weight by its
+Hugging Face name the shape, the type and a checksum. Files are compared before anything is read from them: what
+was cut off, replaced or changed in a single bit is named. Weights are compared after everything was loaded, as
+engines would get them, the optimizer's float32 masters included: whatever goes wrong between two layouts, nobody
+trains on weights that were not saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.errors import InvalidInput
+
+NAME = "contents.json"
+ELEMENTS = 1 << 22
+"""Of a tensor, at a time: a checksum takes 24 bytes for each."""
+
+Gather = Callable[[Any], list[Any]]
+"""Of one value from every rank, in their order, on every rank."""
+
+Sums = dict[str, tuple[list[int], str, str]]
+"""By name: shape, type, checksum."""
+
+
+def checksum(tensor: Tensor) -> str:
+    """A sum over a tensor's bits that knows their places: Σ (2i + 1) · bits_i modulo 2^64, in hexadecimal.
+
+    One changed element, or two that changed places, always change it. It is the same on every device.
+    """
+    widths = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+    bits = tensor.detach().contiguous().flatten().view(widths[tensor.element_size()])
+    total = 0
+    for start in range(0, len(bits), ELEMENTS):
+        part = bits[start : start + ELEMENTS].long()
+        places = torch.arange(start, start + len(part), device=part.device)
+        total += int((part * (2 * places + 1)).sum())
+    return f"{total % (1 << 64):016x}"
+
+
+def sums(weights: Iterable[tuple[str, Tensor]]) -> Sums:
+    """What is remembered of weights."""
+    return {name: (list(w.shape), str(w.dtype).removeprefix("torch."), checksum(w)) for name, w in weights}
+
+
+def record(folder: Path, settings: Mapping[str, str], weights: Mapping[str, Sums], gather: Gather, rank: int) -> None:
+    """Write down what a folder holds; called by every rank, each of which reads its share of the files.
+
+    Args:
+        folder: with every file written.
+        settings: that the tensors depend on.
+        weights: by the folder's part ("policy", "reference"); rank 0's counts.
+        gather: of all ranks.
+        rank: this one.
+    """
+    files = _shared(folder, sorted(_names(folder)), gather, rank)
+    if rank == 0:
+        contents = {"settings": settings, "files": files, "weights": weights}
+        (folder / NAME).write_text(json.dumps({"sha256": _digest(contents), "contents": contents}, indent=1))
+
+
+def read(folder: Path, settings: Mapping[str, str], gather: Gather, rank: int) -> dict[str, Any]:
+    """What a folder is to hold, once its files are known to be those that were written; called by every rank.
+
+    Raises:
+        InvalidInput: something is missing or changed, or was written under other settings; the same on all ranks.
+    """
+    contents = _parsed(folder)
+    for name, value in contents["settings"].items():
+        if settings.get(name) != value:
+            raise InvalidInput(f"{folder}: written with {name}={value}, and this is {name}={settings.get(name)}")
+    recorded = contents["files"]
+    problems = [f"{name} is missing" for name in recorded if not (folder / name).is_file()]
+    if not problems:
+        found = _shared(folder, sorted(recorded), gather, rank)
+        for name, (size, digest) in recorded.items():
+            if found[name][0] is None:
+                problems.append(f"{name} can't be read: {found[name][1]}")
+            elif found[name][0] != size:
+                problems.append(f"{name} has {found[name][0]:,} bytes, and {size:,} were written")
+            elif found[name][1] != digest:
+                problems.append(f"{name} was changed after it was written (another SHA-256)")
+    if problems:
+        raise InvalidInput(f"{folder}: the checkpoint is damaged: {told(problems)}")
+    return contents
+
+
+def compare(folder: Path, recorded: Mapping[str, Any], found: Sums) -> None:
+    """Raise where loaded weights are not those that were saved.
+
+    Raises:
+        InvalidInput: naming the tensors.
+    """
+    problems = [f"{name} is missing in this model" for name in recorded if name not in found]
+    problems += [f"{name} is not in the checkpoint" for name in found if name not in recorded]
+    for name in (name for name in recorded if name in found):
+        (shape, dtype, total), (our_shape, our_dtype, our_total) = recorded[name], found[name]
+        if (shape, dtype) != (our_shape, our_dtype):
+            problems.append(f"{name} was saved as {dtype} {shape}, and is {our_dtype} {our_shape} here")
+        elif total != our_total:
+            problems.append(f"{name} has checksum {our_total}, and was saved with {total}")
+    if problems:
+        raise InvalidInput(f"{folder}: the weights are not those that were saved: {told(problems)}")
+
+
+def told(problems: list[str], most: int = 4) -> str:
+    """The first of some problems, and how many more there are."""
+    more = [f"and {len(problems) - most} more"] if len(problems) > most else []
+    return "; ".join([*problems[:most], *more])
+
+
+def _parsed(folder: Path) -> dict[str, Any]:
+    try:
+        written = json.loads((folder / NAME).read_bytes())
+        contents: dict[str, Any] = written["contents"]
+        if _digest(contents) != written["sha256"]:
+            raise ValueError("it was changed after it was written")
+    except FileNotFoundError:
+        raise InvalidInput(
+            f"{folder}: no checkpoint of the megatron trainer, or one not written to its end: {NAME} is missing"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(f"{folder}: the checkpoint is damaged: {NAME} can't be read: {error}") from None
+    return contents
+
+
+def _digest(contents: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
+
+
+def _names(folder: Path) -> list[str]:
+    return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
+
+
+def _shared(folder: Path, names: list[str], gather: Gather, rank: int) -> dict[str, Any]:
+    """Size and SHA-256 of files by name, every rank reading some of them."""
+    ranks = len(gather(None))
+    own = {name: _fingerprint(folder / name) for name in names[rank::ranks]}
+    return {name: entry for each in gather(own) for name, entry in each.items()}
+
+
+def _fingerprint(file: Path) -> tuple[int | None, str]:
+    """Size and SHA-256; None and why, where a file can't be read: ranks must go on together."""
+    try:
+        with file.open("rb") as opened:
+            return os.fstat(opened.fileno()).st_size, hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        return None, str(error.strerror)

@@ -1,0 +1,84 @@
+"""Which ranks still run: each renews a file every second, and whoever waits for ranks looks at the files.
+
+A rank that was stopped, or hangs in the kernel, answers no call; the others wait for it in a collective, so that by a
+call's deadline nobody can say whose fault it was. A process that computes, or waits for others, has a thread that
+goes on renewing. Silence is counted in the waiting process's own time, bit by bit: when both were frozen together
+(a suspended machine), nobody has been silent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+SECOND = 1.0
+"""Between two signs of life, and between two looks at them."""
+
+STOPPED = 10.0
+"""Seconds without a sign after which a process that the kernel calls stopped is given up."""
+
+SILENT = 120.0
+"""Seconds after which any process is; it would have to keep Python's lock for as long."""
+
+
+def beat(file: Path) -> None:
+    """Renew a file from now on, in a thread that ends with the process, or when the file's folder is gone."""
+
+    def renew() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                file.touch()
+                time.sleep(SECOND)
+
+    threading.Thread(target=renew, name="heartbeat", daemon=True).start()
+
+
+class Watch:
+    """Looks at the signs of life of some processes.
+
+    Args:
+        files: what each of them renews; one that does not exist yet is not missed.
+        processes: their ids.
+        silent: seconds without a sign after which a process is given up.
+    """
+
+    def __init__(self, files: Sequence[Path], processes: Sequence[int], silent: float = SILENT) -> None:
+        self.files, self.processes, self.silent = list(files), list(processes), silent
+        self._seen: list[int | None] = [None] * len(self.files)
+        self._quiet = [0.0] * len(self.files)
+        self._looked = time.monotonic()
+
+    def still(self) -> dict[int, str]:
+        """Who does not run any more, and since when; to be asked about every second while waiting."""
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, 2 * SECOND), now
+        found: dict[int, str] = {}
+        for i, (file, process) in enumerate(zip(self.files, self.processes, strict=True)):
+            sign = _renewed(file)
+            stopped = _state(process) == "T"  # and not "t", whom a debugger holds
+            if sign != self._seen[i] or (sign is None and not stopped):
+                self._seen[i], self._quiet[i] = sign, 0.0
+                continue
+            self._quiet[i] += passed
+            if self._quiet[i] >= (min(STOPPED, self.silent) if stopped else self.silent):
+                what = "is stopped" if stopped else "gives no sign of life"
+                found[i] = f"{what}: process {process} has not run for {self._quiet[i]:.0f} s"
+        return found
+
+
+def _renewed(file: Path) -> int | None:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _state(process: int) -> str:
+    """The kernel's letter for what a process does; empty where nothing can be read."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

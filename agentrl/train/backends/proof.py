@@ -1,0 +1,309 @@
+"""Do our trainer and our engine compute what this architecture means? Tried on a small model of its kind.
+
+A forest is exact for attention that goes through transformers' attention interface with queries, keys and values alone,
+and with positions counted along the path. It is silently wrong for layers that carry a state along the row (recurrent,
+convolutional, state-space), for biases that depend on the place in the row, for attention that passes by the interface,
+and for rotary embeddings that depend on the longest position in a batch. No table of names can know them all, so the
+architecture itself is tried. Its configuration is shrunk, keeps one of every kind of layer, and gets random weights. A
+small random forest of several trees, some branches longer than where scaled positions and windows begin, goes through
+the torch trainer, and every path as a row of its own through transformers' eager attention. Log-probabilities and the
+gradient must agree. The local engine computes the same paths, half of each as a prompt and half token by token; its
+log-probabilities must be those of the rows, too. The Megatron trainer is tried on one rank: the forest's
+log-probabilities, and the length of its gradient.
+
+It takes seconds, and is remembered by a digest of what it depends on. Given up: the folder's own weights are not looked
+at (loading them is transformers' part), and an architecture that can't be tried is refused like one that fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig
+
+import agentrl
+from agentrl.config import AlgoConfig, TrainerConfig
+from agentrl.errors import ConfigError, EngineError, InvalidInput, UnknownName
+from agentrl.models.loading import load_causal_lm
+from agentrl.models.registry import cache_folder
+from agentrl.models.small import VOCABULARY, in_words, small_model
+from agentrl.rollout.engines.runner import QUANTUM, Runner, Segment, Unsupported
+from agentrl.train.backends.reference import Truth, distance, paths_of, random_forest, rows_of
+from agentrl.train.backends.torch import TorchTrainer
+from agentrl.train.forest import Forest
+
+LOGP_BOUND, GRADIENT_BOUND = 1e-3, 1e-2
+"""In nats, and as a share of the gradient's length. Rounding gives 1e-5; what forests can't express, 0.1 and more."""
+PACKAGE = Path(agentrl.__file__).parent
+SIDE_BY_SIDE = 8
+"""Paths that the engine computes at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What came out.
+
+    Attributes:
+        logp: the largest |difference of log-probability|, in nats.
+        gradient: the length of the gradients' difference, as a share of the gradient's; None of an engine.
+        fault: why there are no numbers: what was raised.
+        unproved: why nothing was tried.
+    """
+
+    logp: float = 0.0
+    gradient: float | None = None
+    fault: str = ""
+    unproved: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it computes what paths mean."""
+        return not (self.unproved or self.fault) and self.logp <= LOGP_BOUND and (self.gradient or 0) <= GRADIENT_BOUND
+
+    def __str__(self) -> str:
+        if self.unproved:
+            return f"it could not be tried: {self.unproved}"
+        if self.fault:
+            return self.fault
+        logp = f"log-probabilities differ by up to {self.logp:.2g} nats (at most {LOGP_BOUND:g})"
+        if self.gradient is None:
+            return logp
+        return f"{logp}, gradients by {self.gradient:.2g} of their length (at most {GRADIENT_BOUND:g})"
+
+
+def require(path: Path, what: str, device: str = "cpu", subject: str = "torch", family: str | None = None) -> None:
+    """Refuse a model that a trainer would train wrong, or that the local engine would play wrong.
+
+    Args:
+        path: a Hugging Face folder; its config.json is enough.
+        what: how the user named the model.
+        device: where the run will compute.
+        subject: torch, megatron or local.
+        family: the model's family on Megatron, where its configuration does not say it.
+
+    Raises:
+        ConfigError: what it computes for this architecture is not what its paths mean, or it could not be found out.
+    """
+    proof = prove(path, device, subject=subject, family=family)
+    if not proof.passed:
+        kind, tried = _config(path, subject, family).model_type, SUBJECTS[subject]
+        anyway = "" if proof.fault else f"; {tried.anyway}"
+        raise ConfigError(f"model={what!r} ({kind}) can't be {tried.refusal}: {proof}{tried.instead}{anyway}")
+
+
+def prove(path: Path, device: str = "cpu", seed: int = 0, subject: str = "torch", family: str | None = None) -> Proof:
+    """Try the architecture of a folder, or remember how it went."""
+    try:
+        config = _config(path, subject, family)
+    except (UnknownName, InvalidInput) as error:  # no family of Megatron's
+        return Proof(fault=str(error))
+    remembered = cache_folder().parent / "proofs" / f"{_digest(config, device, subject, family)}.json"
+    try:
+        return Proof(**json.loads(remembered.read_text()))
+    except (OSError, ValueError, TypeError):
+        pass
+    proof = compare(config, device, seed, subject, family)
+    if not proof.passed and not proof.fault:  # two experts as good as each other: rounding decides, but seldom twice
+        proof = compare(config, device, seed + 1, subject, family)
+    try:
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+        remembered.write_text(json.dumps(asdict(proof)))
+    except OSError:  # a cache is no reason to fail
+        pass
+    return proof
+
+
+def _config(path: Path, subject: str, family: str | None) -> Any:
+    if subject != "megatron":
+        return AutoConfig.from_pretrained(path)
+    from agentrl.train.backends.megatron.models.family import read_config
+
+    return read_config(path, family)
+
+
+def compare(
+    config: Any, device: str = "cpu", seed: int = 0, subject: str = "torch", family: str | None = None
+) -> Proof:
+    """Compare what our trainer or engine computes with eager rows, on a small random model of this kind.
+
+    Sliding windows are first made narrower than the paths.
+    """
+    with tempfile.TemporaryDirectory(prefix="agentrl-proof-") as scratch, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model, why = small_model(config)
+        if model is None:
+            return Proof(unproved=why)
+        folder = Path(scratch) / "model"
+        try:
+            _save(model, folder)
+            plain = load_causal_lm(folder, torch.float32, "eager")
+        except Exception as error:
+            return Proof(unproved=f"a small model of its kind can't be saved and loaded: {in_words(error)}")
+        plain.to(device).eval()
+        forest = random_forest(random.Random(seed), VOCABULARY)
+        try:
+            want = rows_of(plain, forest, device)
+        except Exception as error:
+            return Proof(unproved=f"transformers' eager attention can't compute its rows: {in_words(error)}")
+        try:
+            return SUBJECTS[subject].compute(Trial(folder, forest, want, device, family))
+        except (ConfigError, EngineError, InvalidInput, UnknownName) as error:
+            reason = error.__cause__ if isinstance(error.__cause__, Unsupported) else error
+            return Proof(fault=str(reason).replace(str(folder), "this model"))
+        except Exception as error:
+            return Proof(fault=f"its layers refuse a {SUBJECTS[subject].what}: {in_words(error)}")
+
+
+def _save(model: Any, folder: Path) -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model.save_pretrained(folder)
+
+
+# ------------------------------------------------------------------------------------ what is tried
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A small model's folder, a forest, what rows say of it, where to compute, and the family that was named."""
+
+    folder: Path
+    forest: Forest
+    want: Truth
+    device: str
+    family: str | None
+
+
+def _by_trainer(trial: Trial) -> Proof:
+    want = trial.want
+    trainer = TorchTrainer(trial.folder, TrainerConfig(device=trial.device), AlgoConfig())  # type: ignore[arg-type]
+    (logp,) = trainer.logprobs([trial.forest])
+    trainer.backward(trainer.prepare(trial.forest))
+    gradients = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+    return Proof(float((logp - want.logp).abs().max()), distance(gradients, want.gradients))
+
+
+def _by_megatron(trial: Trial) -> Proof:
+    """One rank, in a process of its own."""
+    from agentrl.train.backends.megatron.trainer import MegatronTrainer
+
+    config = TrainerConfig(name="megatron", ranks=1, dtype="float32", family=trial.family)
+    trainer = MegatronTrainer(trial.folder, config, AlgoConfig())
+    try:
+        (logp,) = trainer.logprobs([trial.forest])
+        length = trainer.step([trial.forest])["grad_norm"]
+    finally:
+        trainer.close()
+    want = float(sum(value.double().square().sum() for value in trial.want.gradients.values()) ** 0.5)
+    return Proof(float((logp - trial.want.logp).abs().max()), abs(length - want) / want)
+
+
+def _by_engine(trial: Trial) -> Proof:
+    """Some paths side by side at a time: the first half of each as a prompt, the rest token by token."""
+    forest = trial.forest
+    runner = Runner(trial.folder, trial.device, "float32", SIDE_BY_SIDE, 1 << 30)
+    logp = torch.zeros(len(forest))
+    leaves = paths_of(forest)
+    for start in range(0, len(leaves), runner.arena.rows):
+        paths = leaves[start : start + runner.arena.rows]
+        for path, logits in zip(
+            paths, _played(runner, [forest.token_ids[path].tolist() for path in paths]), strict=True
+        ):
+            along = torch.log_softmax(logits[:-1].cpu(), -1)
+            logp[path[1:]] = along.gather(1, forest.token_ids[path][1:, None])[:, 0]
+    return Proof(float((logp - trial.want.logp).abs().max()))
+
+
+def _played(runner: Runner, paths: list[list[int]]) -> list[Tensor]:
+    """The logits at every token of some paths, [length, vocabulary] each."""
+    segments, keep = list[Segment](), list[int]()
+    for row, tokens in enumerate(paths):
+        half = len(tokens) // 2 + 1
+        for start in range(0, half, QUANTUM):
+            count = min(QUANTUM, half - start)
+            keep += range(len(segments) * QUANTUM, len(segments) * QUANTUM + count)
+            segments.append(Segment(row, start, tokens[start : start + count]))
+    prompts = runner.step(0, [], segments, QUANTUM, keep)
+    found = list(torch.split(prompts, [len(tokens) // 2 + 1 for tokens in paths]))
+    for place in range(max(map(len, paths))):
+        rows = [row for row, tokens in enumerate(paths) if len(tokens) // 2 + 1 <= place < len(tokens)]
+        if rows:
+            logits = runner.step(len(paths), [(row, place, paths[row][place]) for row in rows], [], QUANTUM, rows)
+            for row, one in zip(rows, logits, strict=True):
+                found[row] = torch.cat((found[row], one[None]))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One of ours that is tried.
+
+    Attributes:
+        compute: tries it.
+        what: what a model's layers are given.
+        refusal: what a model that fails can't be.
+        instead: what to use for a model that fails.
+        anyway: how to do without the proof.
+        sources: our own files whose change asks for a new proof, under the package.
+    """
+
+    compute: Callable[[Trial], Proof]
+    what: str
+    refusal: str
+    instead: str
+    anyway: str
+    sources: tuple[str, ...]
+
+
+ALWAYS = ("models/small.py", "train/backends/proof.py", "train/backends/reference.py")
+MEGATRON = tuple(
+    str(file.relative_to(PACKAGE)) for file in sorted((PACKAGE / "train" / "backends" / "megatron").rglob("*.py"))
+)
+SUBJECTS = {
+    "torch": Subject(
+        _by_trainer,
+        "forest",
+        "trained by trainer=torch, where a forest must mean what its paths mean",
+        "",
+        "trainer.proof=false trains it all the same",
+        tuple(f"train/backends/{name}.py" for name in ("attention", "flex", "head", "torch")),
+    ),
+    "megatron": Subject(
+        _by_megatron,
+        "forest",
+        "trained by trainer=megatron, where its family must compute what transformers computes",
+        "; trainer=torch trains more models",
+        "trainer.proof=false trains it all the same",
+        MEGATRON,
+    ),
+    "local": Subject(
+        _by_engine,
+        "flat step",
+        "played by engine=local, where a path must be computed as transformers computes it",
+        "; engine=sglang and engine=vllm run more models",
+        "engine.proof=false plays it all the same",
+        tuple(f"rollout/engines/{name}.py" for name in ("runner", "flat", "parts", "arena")),
+    ),
+}
+
+
+def _digest(config: Any, device: str, subject: str, family: str | None) -> str:
+    """What a proof depends on."""
+    fields = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
+    digest = hashlib.blake2b(json.dumps(fields, sort_keys=True, default=str).encode(), digest_size=16)
+    for word in (transformers.__version__, torch.__version__, device, subject, family or ""):
+        digest.update(word.encode())
+    for name in (*ALWAYS, *SUBJECTS[subject].sources):
+        digest.update((PACKAGE / name).read_bytes())
+    return digest.hexdigest()

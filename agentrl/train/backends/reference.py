@@ -1,0 +1,100 @@
+"""What plain transformers says of a small random forest: every path as a row of its own."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.train.forest import Forest
+
+
+def random_forest(rng: random.Random, vocabulary: int) -> Forest:
+    """Three trees of random tokens, with branches, shorter and longer than NEAR; all but the roots are trained."""
+    tokens, position, end, parents = list[int](), list[int](), list[int](), list[int]()
+
+    def grow(parent: int, depth: int, levels: int) -> None:
+        first = len(tokens)
+        last = first + rng.randint(3, 8)
+        for place in range(first, last):
+            tokens.append(rng.randrange(1, vocabulary))
+            position.append(depth + place - first)
+            parents.append(parent if place == first else place - 1)
+        end.extend([0] * (last - first))
+        for _ in range(rng.randint(2, 3) if levels else 0):
+            grow(last - 1, depth + last - first, levels - 1)
+        end[first:last] = [len(tokens)] * (last - first)
+
+    for levels in (1, 3, 0):
+        grow(-1, 0, levels)
+    count = len(tokens)
+    pairs = [(parent, child) for child, parent in enumerate(parents) if parent >= 0]
+    pairs.sort()
+    weight = torch.tensor([0.0 if parent < 0 else 1.0 / count for parent in parents])
+    return Forest(
+        token_ids=torch.tensor(tokens),
+        position=torch.tensor(position),
+        end=torch.tensor(end),
+        node_id=torch.zeros(count, dtype=torch.int64),
+        session_id=torch.zeros(count, dtype=torch.int64),
+        weight=weight,
+        advantage=torch.tensor([rng.choice((-1.0, 1.0)) for _ in tokens]),
+        temperature=torch.ones(count),
+        behaviour_logp=torch.zeros(count),
+        version=torch.zeros(count, dtype=torch.int64),
+        predictor=torch.tensor([parent for parent, _ in pairs]),
+        target=torch.tensor([child for _, child in pairs]),
+        sessions=("proof",),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What rows say of a forest: log-probabilities [T], 0 where nothing is trained, and gradients by parameter."""
+
+    logp: Tensor
+    gradients: dict[str, Tensor]
+
+
+def paths_of(forest: Forest) -> list[Tensor]:
+    """Every path from a root to a leaf, as indices."""
+    index = torch.arange(len(forest))
+    return [index[(index <= leaf) & (forest.end > leaf)] for leaf in index[forest.end == index + 1].tolist()]
+
+
+def rows_of(model: Any, forest: Forest, device: str, autocast: bool = False) -> Truth:
+    """Compute every path by itself through a plain model; a token is taken from the first path that holds it.
+
+    The loss is what a first update's clipped ratio comes to: minus weight times advantage times log-probability.
+    """
+    trained = (forest.weight > 0) & torch.isin(torch.arange(len(forest)), forest.target)
+    seen = torch.zeros(len(forest), dtype=torch.bool)
+    logp = torch.zeros(len(forest))
+    model.zero_grad()
+    for path in paths_of(forest):
+        fresh = (trained & ~seen)[path]
+        fresh[0] = False
+        seen[path] = True
+        if not fresh.any():
+            continue
+        tokens = forest.token_ids[path].to(device)
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+        logits = logits.float() / forest.temperature[path][1:, None].to(device)
+        along = torch.log_softmax(logits, -1).gather(1, tokens[1:, None])[:, 0][fresh[1:].to(device)]
+        places = path[fresh]
+        (-(forest.weight * forest.advantage)[places].to(device) * along).sum().backward()  # type: ignore[no-untyped-call]
+        logp[places] = along.detach().cpu()
+    return Truth(logp, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+
+
+def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """The length of the gradients' difference, as a share of theirs; a parameter that is missing here counts as 0."""
+    apart = whole = 0.0
+    for name, value in theirs.items():
+        whole += float(value.double().square().sum())
+        apart += float((ours[name].double() - value.double() if name in ours else value.double()).square().sum())
+    return float((apart / whole) ** 0.5)

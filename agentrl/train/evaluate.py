@@ -1,0 +1,194 @@
+"""`agentrl eval`: a policy measured without training it, and what it leaves in a folder of its own.
+
+    config.yaml      the settings, all of them, defaults included
+    result.json      the summary: mean, confidence, pass@k, how sessions ended, why some don't count
+    sessions.db      every session, token for token, written as soon as it has ended
+    transcripts/     a few conversations
+
+Scripted policies (expert, noop) go the same way, and need neither a model nor torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import orjson
+
+from agentrl.config import RunConfig
+from agentrl.envs import sandboxes
+from agentrl.envs.base import Env
+from agentrl.envs.registry import factory
+from agentrl.errors import ConfigError, missing_extra
+from agentrl.rollout.episode import Actor
+from agentrl.rollout.evaluation import SCRIPTED, held_out_split, play_held_out
+from agentrl.rollout.fleet import started
+from agentrl.rollout.groups import Rollouts
+from agentrl.rollout.health import failures, finding, sessions_of
+from agentrl.rollout.programs import Program
+from agentrl.rollout.stats import Evaluation
+from agentrl.sessions.renderers.silent import SilentRenderer
+from agentrl.sessions.store import Store
+from agentrl.train.display import Display
+from agentrl.train.files import write_atomically
+from agentrl.train.pictures import transcripts
+from agentrl.train.run import RunFolder, run_path
+from agentrl.types import Group, Session
+
+SHOWN = 6
+"""Conversations in a transcript."""
+IGNORED = {
+    **dict.fromkeys(("trainer", "algo", "weights", "warm_start", "steps", "resume"), ""),
+    **dict.fromkeys(("checkpoint_every", "keep_checkpoints", "mismatch_bound"), ""),
+    "rollout.groups": "eval.tasks",
+    "rollout.n": "eval.n",
+    "rollout.temperature": "eval.temperature",
+}
+"""Settings of training that an evaluation takes no notice of, and what it has instead."""
+MODELS_OWN = (
+    *("model", "engine", "fleet", "agent", "eval.temperature", "rollout.top_p"),
+    *("rollout.turn_tokens", "rollout.session_tokens", "rollout.context_tokens"),
+)
+"""What only a model takes notice of, and a script doesn't."""
+
+
+def ignored(tree: Mapping[str, Any]) -> dict[str, str]:
+    """The settings of a tree that an evaluation would ignore, and why."""
+    policy = tree.get("policy", "model")
+    found = {}
+    for key in _leaves(tree):
+        unused = next((name for name in IGNORED if key == name or key.startswith(f"{name}.")), None)
+        if unused is not None:
+            instead = f"; an evaluation has {IGNORED[unused]}" if IGNORED[unused] else ""
+            found[key] = f"is for training{instead}"
+        elif policy in SCRIPTED and any(key == name or key.startswith(f"{name}.") for name in MODELS_OWN):
+            found[key] = f"is for models, and policy={policy} is a script"
+        elif policy != "model" and key in ("model", "model.name"):
+            found[key] = f"says which model, and so does policy={policy}"
+    return found
+
+
+def refuse_ignored(tree: Mapping[str, Any]) -> None:
+    """Refuse settings that an evaluation would ignore.
+
+    Raises:
+        ConfigError: there are some; the message names each, and why.
+    """
+    if found := ignored(tree):
+        raise ConfigError("\n".join(f"{key} {why}; leave it out of an evaluation" for key, why in found.items()))
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
+
+
+async def evaluate_run(config: RunConfig, display: Display) -> Evaluation:
+    """Measure a policy (a model or a script) on held-out tasks.
+
+    Raises:
+        ConfigError: a setting does not fit.
+        InfraError: our machinery failed in every session.
+    """
+    sandboxes.configure(config.sandbox)
+    make_env = factory(config.env.name, **config.env.kwargs)
+    split = held_out_split(config, make_env())
+    if config.policy not in ("model", *SCRIPTED):
+        model = config.model.model_copy(update={"name": config.policy})
+        config = config.model_copy(update={"model": model})
+    began = time.monotonic()
+    async with _player(config, make_env, display) as (folder, store, rollouts, who):
+        display.say(f"evaluating {_label(config)} on {config.env.name}, split {split}, in {folder.path}")
+        kept = Counter[str]()
+
+        def keep(session: Session) -> None:
+            store.save(session, replace=True)
+            kept[session.id] += 1
+
+        display.how_to_go_on = lambda: f"interrupted; {len(kept)} sessions are in {folder.path / 'sessions.db'}"
+        result, groups = await play_held_out(config, rollouts, who, display, keep=keep)
+        shown = [session for group in groups[:SHOWN] for session in group.sessions[:1]]
+        transcripts(folder.path / "transcripts" / "eval.md", f"{config.env.name}, {_label(config)}", shown)
+        data = _as_json(config, split, result, groups, time.monotonic() - began)
+        write_atomically(folder.path / "result.json", orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n")
+    return result
+
+
+@asynccontextmanager
+async def _player(
+    config: RunConfig, make_env: Callable[[], Env], display: Display
+) -> AsyncIterator[tuple[RunFolder, Store, Rollouts, Actor | Program]]:
+    """Where the evaluation is kept, what plays it, and who acts."""
+    if config.policy in SCRIPTED:
+        rollouts = Rollouts(make_env, SilentRenderer(), None, config.rollout, config.seed)
+        with _kept(config) as (folder, store), display:
+            yield folder, store, rollouts, SCRIPTED[config.policy]()
+        return
+    try:
+        from agentrl.train import runs, setup
+    except ModuleNotFoundError as error:
+        raise missing_extra(error.name or "torch", "train") from error
+    setup.quiet()
+    shape = config.rollout.model_copy(update={"temperature": config.eval.temperature})  # a program's default
+    config = config.model_copy(update={"rollout": shape})
+    with TemporaryDirectory() as scratch, _kept(config) as (folder, store), display:
+        if config.model.name == setup.TINY:
+            display.warn(
+                "model=tiny is made for this evaluation and has learned nothing; "
+                "for a trained one say model=runs/NAME/checkpoints/step-…"
+            )
+        with display.part("loading the model"):
+            base = await runs.base_model(config, make_env, Path(scratch))
+        runs.prove_architecture(config, base, display, trains=False)
+        async with runs.player(config, make_env, base, store) as (rollouts, act):
+            with display.part("starting the engine"):
+                await started(rollouts.engine)
+            yield folder, store, rollouts, act(config.eval.temperature)
+
+
+def _label(config: RunConfig) -> str:
+    name = config.policy if config.policy in SCRIPTED else config.model.name
+    return f"agent {config.agent!r} with {name}" if config.agent else name
+
+
+@contextmanager
+def _kept(config: RunConfig) -> Iterator[tuple[RunFolder, Store]]:
+    """A new folder for the evaluation, and its store; gone again where it fails before any session has ended."""
+    with closing(RunFolder.create(run_path(config, "eval-"), config)) as folder:
+        empty = True
+        try:
+            with Store(folder.path / "sessions.db") as store:
+                try:
+                    yield folder, store
+                finally:
+                    empty = not store.ids()
+        except Exception:
+            if empty:
+                folder.discard()
+            raise
+
+
+def _as_json(
+    config: RunConfig, split: str, result: Evaluation, groups: Sequence[Group], seconds: float
+) -> dict[str, Any]:
+    sessions = sessions_of(groups)
+    about = {
+        "env": config.env.name,
+        "policy": config.policy if config.policy in SCRIPTED else config.model.name,
+        "agent": config.agent,
+        "split": split,
+        "seed": config.seed,
+        "seconds": round(seconds, 3),
+        "ends": dict(Counter(session.status.value for session in sessions)),
+        "finding": finding(sessions) or failures(sessions) or None,
+    }
+    return about | asdict(result) | {"pass_at": {str(k): value for k, value in result.pass_at.items()}}

@@ -1,0 +1,41 @@
+"""Changes to files that a crash, or a full disk, leaves either undone or done."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write beside and rename: a reader sees the old file or the new one, also where the disk is full."""
+    beside = path.with_name(f".{path.name}.partial")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def sync(folder: Path) -> None:
+    """See to it that a folder's names are on the disk; a file system that can't is left alone."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder if it is there: under its name it is whole, or gone."""
+    away = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(away, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(away)
+        shutil.rmtree(away, ignore_errors=True)

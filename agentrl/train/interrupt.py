@@ -1,0 +1,150 @@
+"""Ctrl-C and SIGTERM end a run, in order where that is quick, and within two seconds in any case.
+
+The first signal cancels the work: sessions end, engines and trainers are closed. Some of that can take long (a thread
+in the middle of an optimizer step can't be cancelled at all), so a thread of its own tells the user at once how to go
+on, and after `GRACE` seconds ends this process's descendants and then this process. Nothing is lost by that: what is
+stored survives a kill at any byte. A second signal does it at once.
+
+That is for a process of ours, the command line's. In a script or a notebook an interrupt cancels the work, waits
+until that has ended, and raises `KeyboardInterrupt`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, wait
+from types import FrameType
+from typing import Any, Generic, NoReturn, TypeVar
+
+from agentrl.processes import descendants
+from agentrl.tools.threads import loop_is_running
+
+T = TypeVar("T")
+GRACE = 1.0
+"""Seconds that the work has to end in order."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Work(Generic[T]):
+    """A coroutine that other threads and signal handlers can cancel."""
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self._work, self._cancelled = work, False
+        self._cancel: Callable[[], object] = lambda: None
+
+    async def __call__(self) -> T:
+        """Do it."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        if self._cancelled:  # before there was anything to cancel
+            task.cancel()
+        return await self._work
+
+    def cancel(self) -> None:
+        """Ask it to end."""
+        self._cancelled = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
+            self._cancel()
+
+
+def run(work: Coroutine[Any, Any, T], farewell: Callable[[], object], *, owns_process: bool = False) -> T:
+    """Run to the end, also where an event loop runs already (a notebook): in a thread of its own then.
+
+    Args:
+        work: what to run.
+        farewell: called at once when it is interrupted; says how to go on. It may be called from another thread.
+        owns_process: end the process when it is interrupted, with 128 plus the signal's number.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted; the work has ended.
+    """
+    if owns_process:
+        return _run_in_own_process(Work(work), farewell)
+    if loop_is_running():
+        return _run_in_thread(Work(work), farewell)
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        farewell()
+        raise
+
+
+def _run_in_own_process(work: Work[T], farewell: Callable[[], object]) -> T:
+    sent: list[int] = []
+    said = threading.Event()
+
+    def watch() -> None:
+        farewell()
+        said.set()
+        time.sleep(GRACE)
+        end_process(128 + sent[0])
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        sent.append(number)
+        if len(sent) > 1:
+            end_process(128 + sent[0])
+        threading.Thread(target=watch, name="agentrl-ending", daemon=True).start()
+        work.cancel()
+
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        result = asyncio.run(work())
+    except BaseException:
+        if sent:  # whatever else went wrong while it ended; taking the interpreter down would need seconds more
+            said.wait(GRACE)
+            end_process(128 + sent[0])
+        raise
+    finally:
+        if not sent:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return result
+
+
+def _run_in_thread(work: Work[T], farewell: Callable[[], object]) -> T:
+    ended: Future[T] = Future()
+
+    def target() -> None:
+        if not ended.set_running_or_notify_cancel():
+            return
+        try:
+            ended.set_result(asyncio.run(work()))
+        except BaseException as error:
+            ended.set_exception(error)
+
+    thread = threading.Thread(target=target, name="agentrl", daemon=True)
+    try:
+        thread.start()  # which can be interrupted when the work has begun
+        return ended.result()  # not `thread.join`: one that was interrupted takes the thread for ended (Python 3.11)
+    except KeyboardInterrupt:
+        begun = not ended.cancel()
+        work.cancel()
+        farewell()
+        if begun:
+            wait([ended])  # a second interrupt leaves it to itself
+        raise
+
+
+def end_process(code: int) -> NoReturn:
+    """End every process that descends from this one, and this one, at once.
+
+    Where the kernel lists no processes, engines' guards and trainers' ranks notice by their pipes that we are gone, a
+    few seconds later.
+    """
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(pid) == pid:  # with what it left behind in its group
+                os.killpg(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,120 @@
+"""One process at a time trains in a run folder.
+
+The lock is the kernel's (`flock`), so it ends with the process that holds it, however that ends: nothing is left to
+clean up after kill -9. `run.lock` itself stays; while it is locked it says who has it. On NFS the kernel makes it a
+lock of the server's, which other hosts respect. Where a file system keeps no locks at all, what the file says is all
+there is to go by: then it is emptied by whoever ends in order, and after a crash it is removed by hand, unless the
+process that it names was on this host.
+
+Reading a run folder (evaluating a checkpoint, looking at sessions or metrics) takes no lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import socket
+import weakref
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import ConfigError
+
+NAME = "run.lock"
+logger = logging.getLogger(__name__)
+
+
+class RunLock:
+    """The lock of a run folder, held from now on.
+
+    Args:
+        folder: the run's.
+
+    Raises:
+        ConfigError: somebody else has it; the message names the host, the process and since when.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+        self._descriptor: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._forget()
+            raise self._taken(_read(self._path)) from None
+        except OSError as error:
+            self._without_locks(error)
+        holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": datetime.now().astimezone().isoformat()}
+        try:
+            self._write(json.dumps(holder).encode())
+        except OSError:  # the disk is full
+            self._forget()
+            raise
+        _held.add(self)
+
+    def release(self) -> None:
+        """Let others have it; idempotent."""
+        if self._descriptor is not None:
+            try:
+                self._write(b"")
+            finally:
+                self._forget()
+
+    def _write(self, data: bytes) -> None:
+        assert self._descriptor is not None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, data, 0)
+
+    def _forget(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _without_locks(self, error: OSError) -> None:
+        """Decide by what the file says."""
+        holder = _read(self._path)
+        if holder and not (holder.get("host") == socket.gethostname() and not _alive(int(holder.get("pid", 0)))):
+            self._forget()
+            raise self._taken(holder, f"; if that process has ended, remove {self._path}")
+        logger.warning("%s: this file system keeps no locks (%s)", self._path, error.strerror)
+
+    def _taken(self, holder: dict[str, Any], hint: str = "") -> ConfigError:
+        name = "another process"
+        if holder:
+            name = f"process {holder['pid']} on host {holder['host']}, since {holder['since'][:19].replace('T', ' ')}"
+        return ConfigError(
+            f"{self._path.parent}: a run is going on there ({name}, holds {NAME}); wait for its end or end it{hint}"
+        )
+
+
+_held: weakref.WeakSet[RunLock] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A forked child shares its parent's lock; it lets go, so that the lock ends with the run and not with a child."""
+    for lock in list(_held):
+        lock._forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        holder = json.loads(path.read_text())
+        return {name: str(holder[name]) for name in ("host", "pid", "since")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,112 @@
+"""What is wrong with a run that can be known before anything is written, loaded or trained.
+
+Each check is cheap beside what would otherwise come before the failure: building the tiny model, fetching weights,
+starting servers, a warm start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from agentrl.config import RunConfig
+from agentrl.envs import calls
+from agentrl.envs.base import Env
+from agentrl.envs.registry import make
+from agentrl.errors import ConfigError, EnvError, InfraError
+from agentrl.models import resolve
+from agentrl.rollout.agents import load_agent
+from agentrl.rollout.engines import check_engine
+from agentrl.rollout.engines.folder import ModelFacts
+from agentrl.rollout.evaluation import SCRIPTED, held_out_split
+from agentrl.sessions.conversation import Conversation
+from agentrl.sessions.renderers import get_renderer
+from agentrl.sessions.renderers.base import Renderer
+from agentrl.sessions.renderers.registry import check_name
+from agentrl.train import resuming, setup
+from agentrl.train.algorithms import get_algorithm
+from agentrl.train.backends import check_trainer
+from agentrl.types import Session
+
+
+def check_training(config: RunConfig) -> None:
+    """Look up what a training run's configuration names; a model that is known by name is fetched.
+
+    Raises:
+        UnknownName: there is none of a name; the message lists what is known.
+        ConfigError, InvalidInput, EnvError, MissingExtra: something that is named can't be used here.
+    """
+    if config.resume:  # first, so that another environment is refused as another, and not for its settings
+        resuming.changes(Path(config.resume), resuming.saved_settings(Path(config.resume)), config)
+    if config.policy != "model":
+        raise ConfigError(f"policy={config.policy!r} is for agentrl eval; what is trained is named by model=")
+    get_algorithm(config.algo.name)
+    check_trainer(config.trainer)
+    _check_player(config, config.model.name)
+    env = make(config.env.name, **config.env.kwargs)
+    _check_tasks(env, "train")
+    _check_tasks(env, held_out_split(config, env))
+    if config.warm_start.steps:
+        _check_tasks(env, setup.demonstration_split(env))
+
+
+def check_evaluation(config: RunConfig) -> None:
+    """Look up what an evaluation's configuration names; a model that is known by name is fetched.
+
+    Raises:
+        UnknownName: there is none of a name; the message lists what is known.
+        ConfigError, InvalidInput, EnvError, MissingExtra: something that is named can't be used here.
+    """
+    if config.policy not in SCRIPTED:
+        _check_player(config, config.model.name if config.policy == "model" else config.policy)
+    env = make(config.env.name, **config.env.kwargs)
+    _check_tasks(env, held_out_split(config, env))
+
+
+def _check_player(config: RunConfig, model: str) -> None:
+    check_engine(config.engine, config.fleet)
+    check_name(config.model.renderer, "model.renderer")
+    if config.agent is not None:
+        load_agent(config.agent)
+    if model != setup.TINY and not config.resume:
+        get_renderer(resolve(model), config.model.renderer)
+
+
+def _check_tasks(env: Env, split: str) -> None:
+    if next(calls.tasks(env, split), None) is None:
+        raise EnvError(f"{type(env.unwrapped).__name__} has no tasks in the split {split!r}")
+
+
+async def check_room(config: RunConfig, make_env: Callable[[], Env], renderer: Renderer, model: Path) -> None:
+    """Refuse budgets that leave no room for a first turn, by a task's opening messages and the tools on offer.
+
+    Where our machinery fails to open the task (a sandbox, say) nothing is said: the run has retries for that.
+
+    Raises:
+        ConfigError: the smallest budget is used up by the opening.
+        RenderError: the model's format has no place for a message of it, an image for example.
+    """
+    env = make_env()
+    task = next(calls.tasks(env, env.splits[0]), None)
+    if task is None or config.agent is not None:  # a program writes its own prompts
+        return
+    try:
+        opening = await calls.reset(env, task, seed=config.seed)
+    except InfraError:
+        return
+    finally:
+        await calls.close(env)
+    conversation = Conversation(Session("opening", task), renderer, None, tools=env.tools.schemas())
+    conversation.add(opening)
+    used = len(conversation.token_ids) + len(renderer.generation_prompt(conversation.head))
+    budgets = {
+        f"engine.max_context={config.engine.max_context}": config.engine.max_context,
+        f"rollout.context_tokens={config.rollout.context_tokens}": config.rollout.context_tokens,
+        f"rollout.session_tokens={config.rollout.session_tokens}": config.rollout.session_tokens,
+        f"model={config.model.name}'s context of {(own := ModelFacts.read(model).context)} tokens": own,
+    }
+    setting, least = min(((name, n) for name, n in budgets.items() if n is not None), key=lambda budget: budget[1])
+    if used >= least:
+        raise ConfigError(
+            f"{setting} leaves no room for a turn: task {task.id!r} opens with {used} tokens, tools included"
+        )

@@ -1,0 +1,130 @@
+"""What a resumed run goes on from, and with which settings.
+
+Some settings are what a run is: with another environment, model or seed it would not be the same one, and what it
+has learned so far would not be what its settings say. They are refused. All others may change between one
+resumption and the next (the number of steps, the learning rate, engines, the trainer's layout): the run says so, and
+its config.yaml has the new ones from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.config import RunConfig
+from agentrl.errors import ConfigError
+from agentrl.overrides import read_yaml, validate
+from agentrl.train import manifest
+from agentrl.train.files import remove
+
+FIXED = (
+    *("env", "agent", "model", "seed", "warm_start", "algo.name", "algo.value_trunk"),
+    *("trainer.name", "trainer.optimizer", "run_dir"),
+)
+"""Settings, or whole sections, that a run keeps from its first step to its last."""
+ASIDE = "damaged-"
+"""Before the name of a checkpoint that could not be gone on from."""
+
+
+def saved_settings(run: Path) -> RunConfig:
+    """The settings that a run was last begun or resumed with.
+
+    Raises:
+        ConfigError: there is no run, or its config.yaml is not one.
+    """
+    if not (run / "config.yaml").is_file():
+        raise ConfigError(f"resume={str(run)!r}: no run there (config.yaml is missing)")
+    return validate(read_yaml(run / "config.yaml"), RunConfig)
+
+
+def changes(run: Path, saved: RunConfig, asked: RunConfig) -> list[str]:
+    """The settings that are to change, in words.
+
+    Raises:
+        ConfigError: one of them can't; the message names them all.
+    """
+    old, new = _flat(saved.model_dump(mode="json")), _flat(asked.model_dump(mode="json"))
+    changed = [name for name in {**old, **new} if name not in ("resume", "policy") and old.get(name) != new.get(name)]
+    fixed = [name for name in changed if any(name == part or name.startswith(f"{part}.") for part in FIXED)]
+    if fixed:
+        wrong = ", ".join(f"{_word(name, new)} (the run has {_word(name, old)})" for name in fixed)
+        raise ConfigError(
+            f"resume={run}: {wrong}: a run keeps its {', '.join(FIXED)}; to train its model with other ones begin a "
+            f"new run from a checkpoint, model={run}/checkpoints/step-…"
+        )
+    return [name if "key" in name else f"{_word(name, old)} -> {new.get(name)}" for name in changed]
+
+
+def newest_whole(run: Path, steps: int, done: int, say: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that is whole; newer ones are put aside under another name, and it is said why.
+
+    Args:
+        run: the run's folder.
+        steps: how many steps there shall be.
+        done: how many the metrics have.
+        say: is told what the user should know.
+
+    Returns:
+        None where the run had not come to its first one yet.
+
+    Raises:
+        ConfigError: none is whole though there were some, or the run has more steps behind it than there shall be.
+    """
+    wrong: dict[Path, str] = {}
+    found = None
+    for path in reversed(step_folders(run)):
+        unfinished = None if (path / "trainer").exists() else "its trainer is missing, or was not written to the end"
+        if (fault := unfinished or manifest.damage(path)) is None:
+            found = path
+            break
+        wrong[path] = fault
+    faults = "; ".join(f"{path.name}: {fault}" for path, fault in wrong.items())
+    if found is None and (done or any(map(step_of, wrong))):
+        missing = f"no checkpoint is whole ({faults})" if wrong else "its checkpoints are gone"
+        raise ConfigError(
+            f"resume={run}: {missing}, and metrics.jsonl has {done} steps: there is nothing to go on from. Another "
+            "run_dir begins anew with the same settings: agentrl train -c "
+            f"{run}/config.yaml run_dir=…"
+        )
+    start = step_of(found) if found else 0
+    if steps < start:
+        raise ConfigError(f"steps={steps}: {run} has {start} steps behind it; use steps>={start}")
+    for path in wrong:
+        aside = path.with_name(ASIDE + path.name)
+        remove(aside)
+        path.rename(aside)
+    if wrong:
+        on = f"after step {start}" if found else "from the beginning"
+        say(f"warning: {faults}. Put aside as checkpoints/{ASIDE}…; going on {on}")
+    if start < done:
+        say(f"steps {start + 1} to {done} come after the newest checkpoint: they are taken again")
+    elif start > done:
+        say(f"warning: metrics.jsonl has {done} of {start} steps; the others stay missing")
+    return found
+
+
+def step_folders(run: Path) -> list[Path]:
+    """What stands under the name of a checkpoint, whole or not, oldest first."""
+    found = [path for path in (run / "checkpoints").glob("step-*") if path.name.removeprefix("step-").isdecimal()]
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """How many steps a checkpoint has behind it."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _word(name: str, settings: Mapping[str, Any]) -> str:
+    """A setting as it is typed: env=calculator, not env.name=calculator."""
+    return f"{name.removesuffix('.name')}={settings.get(name)}"

@@ -1,0 +1,101 @@
+"""Ranks that stand still are found, and none is left behind by a trainer that was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl.train.backends.megatron import heartbeat, keeper
+
+BEATING = """
+import pathlib, sys, time
+sys.path.insert(0, sys.argv[1])
+import heartbeat
+heartbeat.beat(pathlib.Path(sys.argv[2]))
+time.sleep(600)
+"""
+
+OWNER = """
+import subprocess, sys, time, os, signal
+keeper = subprocess.Popen([sys.executable, "-I", "-S", sys.argv[1], sys.argv[2]], stdin=subprocess.PIPE, bufsize=0)
+rank = subprocess.Popen(["sleep", "600"], start_new_session=True)
+keeper.stdin.write(f"{rank.pid}\\n".encode())
+os.kill(rank.pid, signal.SIGSTOP)
+print(rank.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def until(holds: Callable[[], object], seconds: float = 100.0) -> None:
+    """Wait for something to come true."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def gone(process: int) -> bool:
+    return heartbeat._state(process) in ("", "Z")
+
+
+def test_of_two_processes_the_stopped_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "STOPPED", 2.0)
+    files = [tmp_path / "0", tmp_path / "1"]
+    command = [sys.executable, "-S", "-c", BEATING, str(Path(heartbeat.__file__).parent)]
+    processes = [subprocess.Popen([*command, str(file)]) for file in files]
+    try:
+        watch = heartbeat.Watch(files, [process.pid for process in processes], silent=1e9)
+        until(lambda: all(file.exists() for file in files))
+        assert watch.still() == {}
+        processes[1].send_signal(signal.SIGSTOP)
+        found: dict[int, str] = {}
+        until(lambda: found.update(watch.still()) or found)
+        assert list(found) == [1]
+        assert f"is stopped: process {processes[1].pid}" in found[1]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_whoever_was_frozen_together_with_the_watcher_has_not_been_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
+    (tmp_path / "0").touch()
+    watch = heartbeat.Watch([tmp_path / "0"], [os.getpid()], silent=60)
+    for _ in range(20):
+        now[0] += 1000
+        assert watch.still() == {}
+    for _ in range(60):
+        now[0] += 1
+        found = watch.still()
+    assert "gives no sign of life" in found[0]
+
+
+def test_a_stopped_rank_and_its_folder_go_when_the_trainer_is_killed(tmp_path: Path) -> None:
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    command = [sys.executable, "-c", OWNER, keeper.__file__, str(folder)]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    rank = int(owner.stdout.readline())
+    try:
+        time.sleep(1)
+        assert not gone(rank)
+        assert folder.exists()
+        owner.kill()
+        owner.communicate()
+        until(lambda: gone(rank) and not folder.exists())
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)

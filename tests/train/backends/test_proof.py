@@ -1,0 +1,232 @@
+"""An architecture for which forests don't mean what paths mean is found out by trying it, whatever it is called."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+from typer.testing import CliRunner
+
+import agentrl
+from agentrl import cli
+from agentrl.errors import ConfigError
+from agentrl.models import tiny
+from agentrl.rollout.engines.flat import Layout
+from agentrl.train.backends import attention, proof
+from agentrl.train.backends.attention import BlockPlan
+from agentrl.train.backends.proof import Proof, compare, prove, require
+
+HEADS = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4}
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "long_factor": [4.0] * 8,
+    "short_factor": [1.0] * 8,
+    "original_max_position_embeddings": 4096,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 2048}
+EXACT: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama with yarn": ("llama", {"rope_parameters": YARN}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen2 with windows that paths don't reach": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 2},
+    ),
+    "mistral": ("mistral", {"sliding_window": 4096}),
+    "windows in some layers": (
+        "smollm3",
+        {"use_sliding_window": True, "sliding_window": 512},
+    ),
+    "windows that the layers keep to themselves": (
+        "qwen2_moe",
+        {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 2, "num_experts": 4},
+    ),
+    "windows, caps of scores and of logits": ("gemma2", {"head_dim": 16}),
+    "windows and sinks": ("gpt_oss", {"head_dim": 16, "num_local_experts": 4}),
+    "windows, and logits that are scaled": ("cohere2", {"head_dim": 16}),
+    "logits that are divided": ("granite", {"logits_scaling": 8.0}),
+    "phi3": ("phi3", {}),
+    "olmo2": ("olmo2", {}),
+    "gpt_neox": ("gpt_neox", {"num_key_value_heads": None}),
+    "gpt2, with learned positions": ("gpt2", {"num_key_value_heads": None}),
+    "mixtral": ("mixtral", {"num_local_experts": 4}),
+}
+WRONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "rotary tables by the longest path": ("llama", {"rope_parameters": DYNAMIC}),
+    "longrope": ("phi3", {"rope_parameters": LONG, "max_position_embeddings": 131072}),
+    "biases by place (ALiBi)": ("bloom", {"num_key_value_heads": None}),
+    "convolutions": ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
+    "states along the row": ("rwkv", {"num_attention_heads": None, "num_key_value_heads": None}),
+}
+MLA = {
+    "num_key_value_heads": 4,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "n_routed_experts": 4,
+    "first_k_dense_replace": 1,
+}
+PLAYED: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: EXACT[name] for name in EXACT if "windows" in name or name in ("llama", "gpt2, with learned positions")},
+    "latent attention": ("deepseek_v3", MLA),
+}
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "through transformers' attention interface": ("falcon", {"num_key_value_heads": None}),
+    "does not pass a caller's arguments on": ("stablelm", {}),
+}
+
+
+def config_of(kind: str, more: dict[str, Any]) -> Any:
+    fields = {name: value for name, value in {**HEADS, **more}.items() if value is not None}
+    return AutoConfig.for_model(kind, **fields)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_an_architecture_that_a_forest_can_express_is_proved(name: str) -> None:
+    found = compare(config_of(*EXACT[name]))
+    assert found.passed, str(found)
+    assert found.logp > 0, "two implementations that agree to the last bit are one"
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_architecture_that_would_train_wrong_without_a_word_is_found_out(name: str) -> None:
+    found = compare(config_of(*WRONG[name]))
+    assert not found.fault
+    assert not found.unproved
+    assert not found.passed
+    assert found.logp > 0.05
+
+
+@pytest.mark.parametrize("name", ["mistral", "windows in some layers"])
+def test_a_window_that_were_not_kept_would_be_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockPlan, "within", lambda plan, window: plan)
+    assert compare(config_of(*EXACT[name])).logp > 0.05
+
+
+@pytest.mark.parametrize("forgotten", [{"softcap": None}, {"s_aux": None}], ids=str)
+def test_caps_and_sinks_that_were_forgotten_would_be_found_out(
+    forgotten: dict[str, None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AttentionInterface
+
+    monkeypatch.setitem(
+        AttentionInterface._global_mapping,
+        attention.NAME,
+        lambda *inputs, **options: attention.forest_attention(*inputs, **{**options, **forgotten}),
+    )
+    name = "windows and sinks" if "s_aux" in forgotten else "windows, caps of scores and of logits"
+    assert not compare(config_of(*EXACT[name])).passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mamba", "mamba2", "qwen3_next", "recurrent_gemma"])
+def test_recurrent_architectures_are_found_out_at_the_sizes_of_their_defaults(kind: str) -> None:
+    found = compare(AutoConfig.for_model(kind))
+    assert not found.passed
+    assert found.logp > 0.05
+
+
+@pytest.mark.parametrize("why", REFUSED)
+@pytest.mark.parametrize("subject", ["torch", "local"])
+def test_what_can_not_be_computed_is_refused_in_words_and_before_the_first_step(why: str, subject: str) -> None:
+    found = compare(config_of(*REFUSED[why]), subject=subject)
+    assert why in found.fault
+    assert not found.passed
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_the_local_engine_computes_what_rows_mean(name: str) -> None:
+    found = compare(config_of(*PLAYED[name]), subject="local")
+    assert found.passed, str(found)
+    assert found.logp > 0
+    assert found.gradient is None
+
+
+def test_a_window_that_the_local_engine_forgot_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Layout._mask
+    monkeypatch.setattr(Layout, "_mask", lambda layout, decoding, keys, window: whole(layout, decoding, keys, None))
+    assert compare(config_of(*EXACT["mistral"]), subject="local").logp > 0.05
+
+
+def test_an_architecture_that_the_local_engine_would_play_wrong_is_found_out(tmp_path: Path) -> None:
+    config_of("diffllama", {}).save_pretrained(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"can't be played by engine=local.*nats.*engine=sglang.*engine.proof=false"):
+        require(tmp_path / "model", "mine", subject="local")
+
+
+def test_an_architecture_that_can_not_be_tried_does_not_pass() -> None:
+    assert not Proof(unproved="its configuration can't be shrunk").passed
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of dynamic RoPE, and a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config_of("llama", {"rope_parameters": DYNAMIC}).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_run_with_such_a_model_is_refused_with_the_numbers_and_the_way_out(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model='mine' \(llama\).*nats.*trainer.proof=false"):
+        require(folder, "mine")
+
+
+def test_a_copy_of_a_folder_needs_no_proof_of_its_own(folder: Path, tmp_path: Path) -> None:
+    one = prove(folder)
+    shutil.copytree(folder, tmp_path / "copy")
+    assert prove(tmp_path / "copy") == one
+    assert len(list((tmp_path / "cache" / "agentrl" / "proofs").iterdir())) == 1
+    assert prove(folder, subject="local") != one
+    assert len(list((tmp_path / "cache" / "agentrl" / "proofs").iterdir())) == 2
+
+
+@pytest.mark.slow
+def test_a_run_is_refused_before_its_engine_starts_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = tiny.build(tmp_path / "model", ["<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n"])
+    settings = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**settings, "rope_parameters": DYNAMIC}))
+    with pytest.raises(ConfigError, match="can't be trained by trainer=torch"):
+        agentrl.train("calculator", model=str(model), steps=1, run_dir=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_proof_is_remembered_until_something_it_depends_on_changes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr(proof, "compare", lambda config, device, seed, *_: (tried.append(seed), Proof(logp=0.5))[1])
+    assert prove(folder) == prove(folder) == Proof(logp=0.5)
+    assert tried == [0, 1], "what fails is tried twice, and not again"
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "num_hidden_layers": 3}))
+    prove(folder)
+    assert len(tried) == 4
+    monkeypatch.setattr(proof.transformers, "__version__", "0")
+    prove(folder)
+    assert len(tried) == 6
+
+
+def test_a_model_that_no_family_serves_can_not_be_trained_on_megatron_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    found = prove(tmp_path, subject="megatron")
+    assert found.fault.startswith("unknown model family 'gpt2' (known: deepseek_v3")
+    assert not found.passed
+
+
+@pytest.mark.slow
+def test_models_check_prints_a_line_for_the_trainer_and_one_for_the_engine(folder: Path) -> None:
+    printed = CliRunner().invoke(cli.app, ["models", "check", str(folder)], env={"COLUMNS": "400"})
+    assert "✗ trainer=torch: log-probabilities differ" in printed.stdout
+    assert "✗ engine=local: its dynamic RoPE goes by the longest sequence of a batch" in printed.stdout
+    assert printed.exit_code == 1

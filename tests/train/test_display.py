@@ -1,0 +1,106 @@
+"""The display: nothing is wider than the terminal, plain lines elsewhere, and what others wrote is only text."""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from agentrl.train import display as module
+from agentrl.train.display import Count, Display, clock
+from agentrl.train.pictures import learning_curve
+
+METRICS = {
+    "sessions/turns": 12.345,
+    "policy/entropy": 1.23456,
+    "policy/clip_fraction": 0.012345,
+    "grad_norm": 12345.6,
+    "mismatch/abs_max": 1.2e-7,
+    "throughput/tokens_per_s": 123456.7,
+    "time/rollout": 1234.5,
+    "time/train": 0.5,
+    "status/agent_error": 0.25,
+    "status/infra_error": 0.125,
+}
+
+
+def shown(width: int, *, terminal: bool) -> tuple[Display, StringIO]:
+    file = StringIO()
+    return Display(Console(file=file, force_terminal=terminal, width=width)), file
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_panel_is_never_wider_than_the_terminal_and_no_row_of_it_wraps(width: int) -> None:
+    display, file = shown(width, terminal=True)
+    display.phase("warm start: imitating demonstrations of a long name", 1000, "reward")
+    for step in range(30):
+        display.step(METRICS, step / 30)
+    with display.part("evaluation before training", 128) as ended:
+        ended(None)
+        display.console.print(display._panel())
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in file.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    assert len(lines) == 2 + 2 + 1 + 3, lines  # border, phase and part, curve, ten numbers in fours
+    assert any("30/1000" in line and "left" in line for line in lines)
+    assert any("1/128" in line for line in lines)
+
+
+def test_without_a_terminal_each_step_is_one_short_line_with_the_time_left() -> None:
+    display, file = shown(80, terminal=False)
+    with display:
+        display.phase("reinforcement learning", 100, "reward")
+        display.step(METRICS, 0.5)
+        display.say("x" * 300)
+    head, step, long = file.getvalue().splitlines()
+    assert head == "== reinforcement learning: 100 steps"
+    assert step.startswith("    1/100  reward 0.5000  agent errors 25%  infra errors 12%")
+    assert step.endswith("left")
+    assert len(step) < 80
+    assert long == "x" * 300
+
+
+def test_without_a_terminal_something_long_says_now_and_then_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HEARTBEATS", (0.01, 0.01))
+    display, file = shown(80, terminal=False)
+    with display.part("evaluation", 8) as ended:
+        ended(None)
+        while file.getvalue().count("\n") < 2:
+            pass
+    assert file.getvalue().splitlines()[1].startswith("   evaluation: 1/8 sessions, 0:0")
+
+
+def test_what_others_wrote_is_text_and_neither_markup_nor_escapes() -> None:
+    display, file = shown(80, terminal=False)
+    display.warn("[/red] [bold]no[/] \x1b[2J\x07")
+    assert file.getvalue() == "warning: [/red] [bold]no[/] ?[2J?\n"
+
+
+def test_time_left_goes_by_what_was_done_since_it_began() -> None:
+    count = Count("steps", total=100, done=40)
+    assert count.left() == ""
+    count.began -= 100
+    count.done = 50
+    assert re.fullmatch(r"8:2\d left", count.left())
+    count.done = 100
+    assert count.left() == ""
+    assert [clock(s) for s in (0, 61, 3661)] == ["0:00", "1:01", "1:01:01"]
+
+
+def test_an_interrupted_run_says_how_to_go_on() -> None:
+    display, file = shown(80, terminal=True)
+    display.how_to_go_on = lambda: "go on with: agentrl train resume=runs/x"
+    with display:
+        display.farewell()
+    assert "resume=runs/x" in file.getvalue()
+
+
+def test_a_learning_curve_leaves_out_steps_without_a_reward(tmp_path: Path) -> None:
+    """It died of a KeyError at the end of a run in which every session of a step had failed."""
+    rows = [{"step": 1.0}, {"step": 2.0, "reward/mean": 0.5}]
+    learning_curve(tmp_path / "curve.png", rows, "t", {})
+    learning_curve(tmp_path / "empty.png", rows[:1], "t", {})
+    assert (tmp_path / "curve.png").stat().st_size > 5000
+    assert (tmp_path / "empty.png").exists()

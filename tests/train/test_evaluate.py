@@ -1,0 +1,122 @@
+"""An evaluation says what it is worth: why fewer sessions count, and where nothing worked at all."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import agentrl
+from agentrl.errors import AgentError, ConfigError, InfraError, SandboxError
+from agentrl.overrides import spread
+from agentrl.rollout import health
+from agentrl.train.display import Display
+from agentrl.train.evaluate import ignored
+from agentrl.train.lock import RunLock
+
+
+class Three(agentrl.Env):
+    """Three tasks, and a place to plant a failure."""
+
+    splits = ("train", "test")
+    failure: Exception | None = None
+
+    def tasks(self, split: str = "train") -> Any:
+        return [{"id": f"{split}-{number}"} for number in range(3)]
+
+    def reset(self, task: Any, *, seed: int | None = None) -> str:
+        return f"task {task.id}"
+
+    def step(self, message: Any) -> agentrl.StepResult:
+        if self.failure:
+            raise self.failure
+        return agentrl.StepResult(terminated=True)
+
+    @agentrl.reward
+    def always(self, session: Any) -> float:
+        return 1.0
+
+
+def evaluated(folder: Path, env: type[agentrl.Env] = Three, **settings: Any) -> tuple[Any, str]:
+    file = StringIO()
+    result = agentrl.evaluate(env, display=Display(Console(file=file)), run_dir=str(folder), policy="noop", **settings)
+    return result, file.getvalue()
+
+
+def test_fewer_tasks_than_asked_are_told_and_none_is_tried_twice(tmp_path: Path) -> None:
+    result, said = evaluated(tmp_path / "run", eval={"n": 2})
+    assert (result.tasks, result.sessions, result.worked) == (3, 6, True)
+    assert "3 tasks, not eval.tasks=128: split 'test' has no more" in said
+
+    class Generated(Three):
+        def tasks(self, split: str = "train") -> Any:
+            yield from super().tasks(split)
+
+    result, said = evaluated(tmp_path / "other", Generated)
+    assert result.tasks == 3
+
+
+def test_an_evaluation_lets_go_of_its_folder_and_leaves_none_where_no_session_ended(tmp_path: Path) -> None:
+    class Unprepared(Three):
+        async def prepare(self, tasks: Any, concurrency: int) -> None:
+            raise ConfigError("no data")
+
+    with pytest.raises(ConfigError, match="no data"):
+        evaluated(tmp_path / "run", Unprepared)
+    assert not (tmp_path / "run").exists()
+    evaluated(tmp_path / "run")
+    RunLock(tmp_path / "run").release()
+
+
+def test_sessions_that_do_not_count_are_told_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "DRAW_SECONDS", 0.0)
+
+    class Flaky(Three):
+        def reset(self, task: Any, *, seed: int | None = None) -> str:
+            self.failure = SandboxError("no daemon") if task.id.endswith("1") else None
+            return "go"
+
+    result, said = evaluated(tmp_path / "run", Flaky)
+    assert "1 of 3 sessions failed (1 INFRA_ERROR); the first: SandboxError: no daemon" in said
+    assert str(result).endswith("n=2 of 3 (1 lost to infrastructure)")
+    assert "1 of 3" in json.loads((tmp_path / "run" / "result.json").read_text())["finding"]
+
+
+def test_an_evaluation_in_which_every_session_failed_did_not_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "DRAW_SECONDS", 0.0)
+
+    class Refusing(Three):
+        failure = AgentError("you said nothing")
+
+        @agentrl.reward
+        def always(self, session: Any) -> float:
+            return 0.0
+
+    result, said = evaluated(tmp_path / "run", Refusing)
+    assert not result.worked
+    assert "all 3 sessions failed (3 AGENT_ERROR); the first: AgentError: you said nothing" in said
+
+    class Down(Three):
+        failure = SandboxError("no daemon")
+
+    with pytest.raises(InfraError, match=r"draw 3 of 3: all 3 sessions failed .*no daemon"):
+        evaluated(tmp_path / "down", Down)
+
+
+def test_settings_for_training_are_refused_in_an_evaluation_of_any_policy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"algo\.lr is for training"):
+        evaluated(tmp_path / "run", algo={"lr": 1.0})
+    assert not (tmp_path / "run").exists()
+    model: dict[str, Any] = {"env": "e", "model": "m", "engine.max_batch": 3, "eval.n": 2, "rollout.turn_tokens": 5}
+    assert ignored(spread(model)) == {}
+    assert set(ignored(spread(model | {"policy": "expert"}))) == {"model", "engine.max_batch", "rollout.turn_tokens"}
+    assert set(ignored(spread({"trainer": "megatron", "rollout.temperature": 0.5}))) == {
+        "trainer",
+        "rollout.temperature",
+    }

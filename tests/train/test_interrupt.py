@@ -1,0 +1,142 @@
+"""Interrupted work ends soon, with nothing left behind, and says how to go on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agentrl.processes import descendants
+from agentrl.train import interrupt
+
+PROGRAM = """
+    import asyncio, subprocess, sys, time
+    from agentrl.train import interrupt
+
+    async def work():
+        child = subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"], start_new_session=True)
+        print(child.pid, flush=True)
+        await {waiting}
+
+    interrupt.run(work(), lambda: print("go on like this", flush=True), owns_process=True)
+"""
+PATIENCE = 60.0
+
+
+def group_is_gone(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "waiting",
+    ["asyncio.sleep(600)", "asyncio.to_thread(time.sleep, 600)", "asyncio.sleep(time.sleep(600) or 0)"],
+    ids=["idle", "a thread computes", "the loop is blocked"],
+)
+def test_a_signal_ends_the_process_and_its_children_whatever_it_is_doing(number: signal.Signals, waiting: str) -> None:
+    program = textwrap.dedent(PROGRAM).format(waiting=waiting)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        time.sleep(0.2)
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=PATIENCE)  # 600 s, were it not ended
+    assert process.returncode == 128 + number
+    assert said == "go on like this\n"
+    end = time.monotonic() + PATIENCE
+    while not group_is_gone(child):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_notebooks_interrupt_stops_the_run_in_its_thread() -> None:
+    """The thread went on, in the background, with the interrupt long forgotten."""
+    begun, ended, told = threading.Event(), threading.Event(), []
+
+    async def work() -> None:
+        try:
+            begun.set()
+            await asyncio.sleep(600)
+        finally:
+            ended.set()
+
+    def interrupt_us() -> None:
+        begun.wait(PATIENCE)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    async def cell() -> None:
+        interrupt.run(work(), lambda: told.append("said"))
+
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=interrupt_us).start()
+    loop = asyncio.new_event_loop()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(cell())
+    finally:
+        loop.close()
+        signal.signal(signal.SIGINT, previous)
+    assert ended.is_set()
+    assert told == ["said"]
+
+
+def test_an_interrupt_that_comes_while_the_thread_starts_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the work begins before `Thread.start` returns; an interrupt there left it running."""
+    begun, ended = threading.Event(), threading.Event()
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "agentrl":
+            begun.wait(PATIENCE)
+            raise KeyboardInterrupt
+
+    async def work() -> None:
+        try:
+            begun.set()
+            await asyncio.sleep(600)
+        finally:
+            ended.set()
+
+    async def cell() -> None:
+        interrupt.run(work(), lambda: None)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with closing(asyncio.new_event_loop()) as loop, pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(cell())
+    assert ended.is_set()
+
+
+def test_work_in_a_notebook_returns_what_it_returns_and_raises_what_it_raises() -> None:
+    async def fails() -> int:
+        raise ValueError("so")
+
+    async def cell() -> None:
+        assert interrupt.run(asyncio.sleep(0, 7), lambda: None) == 7
+        with pytest.raises(ValueError, match="so"):
+            interrupt.run(fails(), lambda: None)
+
+    asyncio.run(cell())
+
+
+def test_descendants_are_found_through_their_parents(tmp_path: Path) -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True) as process:
+        end = time.monotonic() + PATIENCE
+        while len(descendants(os.getpid())) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert process.pid in descendants(os.getpid())
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,115 @@
+"""What a run finds out before it begins: budgets without room for a turn, episodes that can't be opened."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentrl
+from agentrl.config import RunConfig
+from agentrl.errors import ConfigError, EnvError, SandboxError
+from agentrl.models import devices
+from agentrl.overrides import typed, validate
+from agentrl.sessions.renderers import get_renderer
+from agentrl.train import preflight, setup
+from agentrl.types import Task
+
+
+class Greeting(agentrl.Env):
+    """Say hello."""
+
+    def tasks(self, split: str = "train") -> list[dict[str, int]]:
+        return [{"n": n} for n in range(3)]
+
+    def reset(self, task: Task, *, seed: int | None = None) -> Any:
+        return "Say hello to everybody in the room."
+
+    @agentrl.reward
+    def said(self, session: agentrl.Session) -> float:
+        return float("hello" in session.messages[-1].text)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return asyncio.run(setup.build_tiny(Greeting, tmp_path_factory.mktemp("greeting") / "model", seed=0))
+
+
+async def look(model: Path, *words: str) -> None:
+    config = validate(typed(["env=x", "trainer.token_budget=4096", *words]), RunConfig)
+    await preflight.check_room(config, Greeting, get_renderer(model), model)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "engine.max_context=10",
+        "rollout.context_tokens=10",
+        "rollout.session_tokens=10",
+    ],
+)
+async def test_a_budget_that_leaves_no_room_for_a_turn_is_refused_by_its_name(model: Path, word: str) -> None:
+    """Every session had 0 turns, and the run went on with them."""
+    with pytest.raises(ConfigError, match=rf"{word} leaves no room for a turn: task 'train-0' opens with \d+ tokens"):
+        await look(model, "rollout.turn_tokens=10", word)
+
+
+async def test_budgets_with_room_pass_and_programs_may_write_shorter_prompts(model: Path) -> None:
+    await look(model, "engine.max_context=100")
+    await look(model, "engine.max_context=10", "agent=solve.py:solve")
+
+
+class Flaky(Greeting):
+    """Its machine fails now and then."""
+
+    failures = 0
+
+    def reset(self, task: Task, *, seed: int | None = None) -> Any:
+        type(self).failures += 1
+        if type(self).failures in (1, 3):
+            raise SandboxError("the daemon hiccuped")
+        return super().reset(task, seed=seed)
+
+
+async def test_the_tiny_model_is_built_although_our_machinery_fails_now_and_then(tmp_path: Path) -> None:
+    Flaky.failures = 0
+    assert (await setup.build_tiny(Flaky, tmp_path / "model", seed=0)).is_dir()
+
+
+class Picture(Greeting):
+    """Shows a picture, which no format can express."""
+
+    def reset(self, task: Task, *, seed: int | None = None) -> Any:
+        parts = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+        return [{"role": "user", "content": parts}]
+
+
+async def test_an_image_is_refused_by_a_run_and_found_by_check(tmp_path: Path) -> None:
+    """It passed `agentrl check`, and ended the tiny model's run in a template's traceback."""
+    with pytest.raises(EnvError, match=r"Picture\.reset gave a user message with 'image_url' in it.*text only"):
+        await setup.build_tiny(Picture, tmp_path / "model", seed=0)
+    assert any("'image_url'" in str(finding) for finding in agentrl.check_env(Picture))
+
+
+class Parts(Greeting):
+    """Speaks in parts, all of them text."""
+
+    def reset(self, task: Task, *, seed: int | None = None) -> Any:
+        return [{"role": "user", "content": [{"type": "text", "text": "Say "}, {"type": "text", "text": "hello."}]}]
+
+
+async def test_text_in_parts_is_text(tmp_path: Path) -> None:
+    assert (await setup.build_tiny(Parts, tmp_path / "model", seed=0)).is_dir()
+
+
+@pytest.mark.parametrize("setting", ["engine.device", "trainer.device"])
+def test_a_gpu_that_is_not_there_is_refused_in_one_line(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = validate(typed(["env=calculator", f"{setting}=cuda"]), RunConfig)
+    with pytest.raises(ConfigError, match=rf"{setting}=cuda: torch \S+ finds no CUDA device.*{setting}=cpu or auto"):
+        preflight.check_training(config)
+    assert devices.torch_device("auto", setting) == "cpu"

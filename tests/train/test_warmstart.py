@@ -1,0 +1,75 @@
+"""Imitation before reinforcement learning: who is imitated, and how much of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import agentrl
+from agentrl.config import WarmStartConfig
+from agentrl.envs import has_demonstrator, has_expert
+from agentrl.train import warmstart
+from agentrl.train.algorithms import get_algorithm
+from agentrl.train.api import configure
+from agentrl.types import Message, Session, Task
+from tests.train.trees import as_group, environment_node, sampled_node
+
+
+class Beginner(agentrl.Env):
+    """Has a demonstrator and no expert."""
+
+    max_turns = 1
+
+    def tasks(self, split: str = "train") -> list[dict[str, int]]:
+        return [{"n": n} for n in range(20)]
+
+    def reset(self, task: Task, *, seed: int | None = None) -> str:
+        return f"{task['n']}?"
+
+    @agentrl.reward
+    def even(self, session: Session) -> float:
+        return float(session.answer == "even")
+
+    def demonstrate(self, messages: Sequence[Message]) -> str:
+        return "odd"
+
+
+class Nobody(Beginner):
+    """Has neither."""
+
+    demonstrate = agentrl.Env.demonstrate
+
+
+def demonstration(name: str, tokens: int) -> Session:
+    session = Session(name, Task(id=name), group="demonstrations")
+    environment_node(session, None, [8, 9])
+    sampled_node(session, 0, [30] * tokens, demonstrated=True)
+    return session
+
+
+def test_by_default_every_demonstrated_token_weighs_the_same_however_long_its_demonstration() -> None:
+    """A demonstrator who guessed (2 tokens) as often as he called a tool (15) made a model that only guessed."""
+    sessions = [demonstration("short", 2), demonstration("long", 15)]
+
+    def weights(config: WarmStartConfig) -> tuple[float, float]:
+        shares = get_algorithm("sft").credit([as_group(sessions)], warmstart.settings(config)).shares
+        ((short,), (long,)) = (shares[name, 1] for name in ("short", "long"))
+        return short.weight, long.weight
+
+    assert weights(WarmStartConfig()) == pytest.approx((1 / 17, 1 / 17))
+    assert weights(WarmStartConfig(normalize="rollout")) == pytest.approx((1 / 4, 1 / 30))
+
+
+def test_a_demonstrator_alone_is_imitated_and_where_there_is_nobody_there_is_no_warm_start() -> None:
+    assert (has_expert(Beginner), has_demonstrator(Beginner), has_demonstrator(Nobody)) == (False, True, False)
+    assert configure(Beginner, {}).warm_start.steps > 0
+    assert configure(Nobody, {}).warm_start.steps == 0
+
+
+def test_a_tiny_model_is_made_from_what_a_demonstrator_says(tmp_path: Path) -> None:
+    sizes = {"warm_start.steps": 1, "warm_start.demos": 2, "eval.tasks": 2, "rollout.groups": 1, "steps": 1}
+    result = agentrl.train(Beginner, run_dir=str(tmp_path / "run"), **sizes)
+    assert "odd" in (tmp_path / "run" / "model" / "tokenizer.json").read_text()
+    assert result.before is not None
