@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Two workers; tests/conftest.py says what they take as a whole, most tests first.
 PYTEST := $(BIN)/pytest --numprocesses 2
 
-.PHONY: train test check clients engines format clean
+.PHONY: train test check clients engines gpu format clean
 
 train: .venv/installed
 	$(BIN)/agentrl train env=calculator
@@ -29,6 +29,10 @@ clients: .venv-clients/installed
 # SGLang and vLLM, for the tests that drive the real servers (about 13 GB); without them those tests are skipped.
 engines: .venv/installed
 	tests/engines_env/install.sh
+
+# What only an NVIDIA GPU can show, in under nine minutes: with .venv where it is there, else with this machine's Python.
+gpu:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(GPU)
 
 format: .venv/installed
 	$(BIN)/ruff check --fix .

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from agentrl.envs.base import Env, reward
     from agentrl.envs.check import check_env
     from agentrl.envs.registry import make, register
+    from agentrl.errors import ToolError
     from agentrl.tools.tool import tool
     from agentrl.train.api import evaluate, train
     from agentrl.types import Message, StepResult, Task
@@ -24,6 +25,7 @@ _HOMES = {
     "Message": "agentrl.types",
     "StepResult": "agentrl.types",
     "Task": "agentrl.types",
+    "ToolError": "agentrl.errors",
     "check_env": "agentrl.envs.check",
     "evaluate": "agentrl.train.api",
     "make": "agentrl.envs.registry",
@@ -37,6 +39,7 @@ __all__ = [
     "Message",
     "StepResult",
     "Task",
+    "ToolError",
     "check_env",
     "evaluate",
     "make",

@@ -7,28 +7,75 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.status import Status
 from rich.table import Table
 
 from agentrl.errors import ConfigError, unknown_name
 
-Check = Callable[[str, dict[str, Any], Console], bool]
-"""(name, options, where to print) -> whether the contract is kept."""
+if TYPE_CHECKING:
+    from agentrl.envs.check import Finding, Progress
+
+Check = Callable[..., bool]
+"""(name, options, where to print, the check's own settings by keyword) -> whether the contract is kept."""
+QUIET_SECONDS = 5.0
+"""A call of an environment's that takes longer is told, again and again."""
 
 
-def check_environment(name: str, options: dict[str, Any], out: Console) -> bool:
-    """The environment's contract: determinism, tools, expert and no-op, isolation, rewards."""
-    from agentrl.envs.check import check_env
+def check_environment(name: str, options: dict[str, Any], out: Console, **settings: Any) -> bool:
+    """The environment's contract, rule by rule, as docs/check.md lists them."""
+    from agentrl.envs.check import LIMIT, check_env
 
-    findings = check_env(name, **options)
-    for finding in findings:
-        out.print(f"[red]✗[/] {escape(str(finding))}", highlight=False)
-    if not findings:
+    numbers = {"tasks": 3, "seed": 0, "limit": LIMIT}
+    for key, value in settings.items():
+        if key not in numbers:
+            raise unknown_name("setting of check env=…", key, numbers)
+        if isinstance(value, bool) or not isinstance(value, (int, float) if key == "limit" else int):
+            raise ConfigError(f"{key} = {value!r}: must be a {'number' if key == 'limit' else 'whole number'}")
+    with out.status("starting") as status:
+        findings = check_env(name, options=options, tell=_Shown(out, status), **{**numbers, **settings})
+    if findings:
+        number = f"{len(findings)} finding{'s' if len(findings) > 1 else ''}"
+        out.print(
+            f"[red]✗[/] {escape(name)}: {number}; docs/check.md says what each rule proves",
+            highlight=False,
+            soft_wrap=True,
+        )
+    else:
         out.print(f"[green]✓[/] {escape(name)} keeps the environment contract", highlight=False)
     return not findings
+
+
+class _Shown:
+    """Prints each rule with what was found, and what is being waited for."""
+
+    def __init__(self, out: Console, status: Status) -> None:
+        self.out, self.status = out, status
+        self._faults, self._next = 0, QUIET_SECONDS
+
+    def __call__(self, event: Finding | Progress) -> None:
+        from agentrl.envs.check import Finding
+
+        if isinstance(event, Finding):
+            self._faults += 1
+            self.out.print(f"[red]✗[/] {escape(event.rule)}: {escape(event.message)}", highlight=False, soft_wrap=True)
+            if event.mend:
+                self.out.print(f"    [dim]→[/] {escape(event.mend)}", highlight=False, soft_wrap=True)
+        elif event.done:
+            if not self._faults:
+                self.out.print(f"[green]✓[/] {event.rule}: {escape(event.proves)}", highlight=False, soft_wrap=True)
+            self._faults, self._next = 0, QUIET_SECONDS
+        else:
+            self.status.update(f"{event.rule}: {escape(event.doing or event.proves)}")
+            if event.seconds > self._next:
+                words = f"{event.rule}: {event.doing} has not returned for {event.seconds:.0f} s"
+                self.out.print(f"[yellow]…[/] {escape(words)}", highlight=False, soft_wrap=True)
+                self._next += QUIET_SECONDS
+            elif event.seconds < QUIET_SECONDS:
+                self._next = QUIET_SECONDS
 
 
 def check_format(name: str, options: dict[str, Any], out: Console) -> bool:
@@ -43,10 +90,14 @@ def check_format(name: str, options: dict[str, Any], out: Console) -> bool:
     out.print(as_table(rows, name))
     faults, wanted = [row for row in rows if row.ok is False], [row for row in rows if row.answer == ON_PURPOSE]
     if faults:
-        out.print(f"[red]✗[/] {escape(name)}: {len(faults)} of {len(rows)} checks failed", highlight=False)
+        out.print(
+            f"[red]✗[/] {escape(name)}: {len(faults)} of {len(rows)} checks failed", highlight=False, soft_wrap=True
+        )
     else:
         beside = f", and differs on purpose in {len(wanted)} kinds of conversation" if wanted else ""
-        out.print(f"[green]✓[/] {escape(name)} can be trained with this renderer{beside}", highlight=False)
+        out.print(
+            f"[green]✓[/] {escape(name)} can be trained with this renderer{beside}", highlight=False, soft_wrap=True
+        )
     return not faults
 
 

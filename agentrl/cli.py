@@ -1,4 +1,4 @@
-"""The command line: `agentrl train|eval|serve|envs|check|models|sandbox|swe|bench`, settings as `key=value` words.
+"""The command line: `agentrl train|eval|serve|sessions|envs|check|models|sandbox|swe|bench`, settings as `key=value`.
 
 Mistakes of the user's end with exit code 2 and one clear message, never with a traceback; failures of ours
 end with exit code 1. Everything heavy is imported inside the command that needs it, so `--help` is quick.
@@ -7,6 +7,7 @@ end with exit code 1. Everything heavy is imported inside the command that needs
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from rich.table import Table
 from agentrl.envs.swe.commands import app as swe
 from agentrl.errors import AgentRLError, Blame, ConfigError, missing_extra
 from agentrl.tools.sandbox.commands import app as sandbox
+from agentrl.untrusted import safe_text
 
 app = typer.Typer(
     name="agentrl",
@@ -82,19 +84,36 @@ def train(words: Words = None, config: File = None) -> None:
     from agentrl.train.api import run_train
     from agentrl.train.setup import complete
 
-    result = run_train(complete(typed(words or (), config)))
-    out.print(f"run folder: {escape(str(result.path))} (learning_curve.png, transcripts/, metrics.jsonl, checkpoints/)")
+    result = run_train(complete(typed(words or (), config)), owns_process=True)
+    what = "learning_curve.png, transcripts/, metrics.jsonl, checkpoints/"
+    out.print(f"run folder: {result.path} ({what})", markup=False, soft_wrap=True)
+    _end(result.worked)
 
 
 @app.command("eval", cls=_WithSettings)
 def evaluate(words: Words = None, config: File = None) -> None:
     """Measure a policy without training it: agentrl eval env=NAME model=PATH, or policy=expert, policy=noop."""
-    from agentrl.overrides import typed
+    from agentrl.overrides import parse_words, read_yaml, typed
     from agentrl.train.api import run_evaluate
+    from agentrl.train.evaluate import ignored, refuse_ignored
     from agentrl.train.setup import complete
 
-    result = run_evaluate(complete(typed(words or (), config)))
-    out.print(str(result), highlight=False)
+    refuse_ignored(parse_words(words or ()))
+    if config and (unused := ignored(read_yaml(config))):
+        sections = ", ".join(dict.fromkeys(key.partition(".")[0] for key in unused))
+        err.print(f"of {config} an evaluation takes no notice of some settings in: {sections}", soft_wrap=True)
+    result = run_evaluate(complete(typed(words or (), config)), owns_process=True)
+    out.print(str(result), highlight=False, markup=False, soft_wrap=True)
+    _end(result.worked)
+
+
+def _end(worked: bool) -> None:
+    """End with exit code 1 where nothing worked at all."""
+    if not worked:
+        err.print(
+            "[red]error:[/] nothing worked: every session failed or had no turn (see the warnings)", soft_wrap=True
+        )
+        raise typer.Exit(1)
 
 
 @app.command(cls=_WithServeSettings)
@@ -120,6 +139,38 @@ def envs() -> None:
 
 
 @app.command()
+def sessions(
+    path: Annotated[Path, typer.Argument(help="A run's folder, or a session store.")],
+    check: Annotated[
+        bool, typer.Option("--check", help="Hold every row against its checksum; 1 if one differs.")
+    ] = False,
+    salvage: Annotated[Path | None, typer.Option(help="Write the sessions that are whole into this new store.")] = None,
+) -> None:
+    """What a session store holds; whether it is as it was written (--check), and saving what is whole (--salvage)."""
+    from collections import Counter
+
+    from agentrl.sessions import salvage as salvaging
+    from agentrl.sessions.store import Store
+
+    file = path / "sessions.db" if path.is_dir() else path
+    if check or salvage is not None:
+        report = salvaging.check(file, salvage)
+        for line in report.lines():
+            out.print(line, markup=False, highlight=False, soft_wrap=True)
+        if salvage is not None:
+            out.print(f"{len(report.whole)} sessions are in {salvage}", markup=False, highlight=False, soft_wrap=True)
+        if not report.ok:
+            raise typer.Exit(1)
+        return
+    if not file.is_file():
+        raise ConfigError(f"{str(file)!r}: no such file; give a session store (sessions.db) or a run's folder")
+    with Store(file) as store:
+        ended = Counter(session.status.value for session in store.sessions())
+    said = ", ".join(f"{count} {status}" for status, count in sorted(ended.items()))
+    out.print(f"{sum(ended.values())} sessions{': ' if said else ''}{said}", highlight=False, soft_wrap=True)
+
+
+@app.command()
 def check(words: Words = None) -> None:
     """Prove that something keeps its contract: agentrl check env=NAME, renderer=MODEL, or sandbox=docker."""
     from agentrl.checks import CHECKS
@@ -127,13 +178,16 @@ def check(words: Words = None) -> None:
     from agentrl.overrides import parse_words
 
     tree = parse_words(words or ())
-    if len(tree) != 1:
+    kinds = [key for key in tree if key in CHECKS]
+    if len(tree) == 1 and not kinds:
+        raise unknown_name("thing to check", next(iter(tree)), CHECKS)
+    if len(kinds) != 1:
         raise ConfigError(f"say what to check, one of: {', '.join(f'{kind}=…' for kind in CHECKS)}")
-    (kind, subject), *_ = tree.items()
-    if kind not in CHECKS:
-        raise unknown_name("thing to check", kind, CHECKS)
+    subject = tree.pop(kinds[0])
+    if tree and kinds != ["env"]:
+        raise ConfigError(f"check {kinds[0]}=… takes no {', '.join(tree)}")
     options = dict(subject) if isinstance(subject, dict) else {"name": subject}
-    if not CHECKS[kind](str(options.pop("name", "")), options, out):
+    if not CHECKS[kinds[0]](str(options.pop("name", "")), options, out, **tree):
         raise typer.Exit(1)
 
 
@@ -163,16 +217,31 @@ def models_get(name: str) -> None:
 def models_check(
     path: str, family: Annotated[str | None, typer.Option(help="A model family's name or import path.")] = None
 ) -> None:
-    """Compare a model's family on Megatron with transformers, on a tiny random model of its kind."""
+    """Prove a model's architecture: trainer=torch, engine=local, and its family on Megatron where that is installed."""
     from agentrl.models import resolve
-    from agentrl.train.backends.megatron.check import check
+    from agentrl.train.backends.proof import prove
 
-    result = check(path if Path(path).is_dir() else resolve(path), family)
-    table = Table("what", "found", "wanted", title=f"family {result.family}", title_justify="left")
-    for row in result.rows():
-        table.add_row(*row)
-    out.print(table)
-    if not result.passed:
+    folder = Path(path) if Path(path).is_dir() else resolve(path)
+    subjects = {"trainer=torch": "torch", "engine=local": "local"}
+    if find_spec("megatron") is not None:
+        subjects["trainer=megatron"] = "megatron"
+    proofs = {name: prove(folder, subject=subject, family=family) for name, subject in subjects.items()}
+    for name, proof in proofs.items():
+        mark = "[green]✓[/]" if proof.passed else "[red]✗[/]"
+        out.print(f"{mark} {name}: {escape(str(proof))}", highlight=False)
+    try:
+        from agentrl.train.backends.megatron.check import check
+    except ModuleNotFoundError as error:
+        out.print(f"trainer=megatron: not tried, {error.name} is not installed", highlight=False)
+    else:
+        result = check(folder, family)
+        table = Table("what", "found", "wanted", title=f"family {result.family} on Megatron", title_justify="left")
+        for row in result.rows():
+            table.add_row(*row)
+        out.print(table)
+        if not result.passed:
+            raise typer.Exit(1)
+    if not all(proof.passed for proof in proofs.values()):
         raise typer.Exit(1)
 
 
@@ -189,7 +258,9 @@ def main() -> None:
     try:
         app()
     except AgentRLError as error:
-        err.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        err.print(f"[red]error:[/] {escape(safe_text(str(error)))}", highlight=False, soft_wrap=True)
+        for note in getattr(error, "__notes__", ()):
+            err.print(note, highlight=False, markup=False, soft_wrap=True)
         sys.exit(2 if error.blame is Blame.USER else 1)
     except ModuleNotFoundError as error:
         extra = EXTRAS.get((error.name or "").partition(".")[0])

@@ -28,9 +28,9 @@ OptionValue = bool | int | float | str | list[int | float | str] | dict[str, Any
 
 
 class Section(BaseModel):
-    """A frozen part of the configuration; unknown keys are errors."""
+    """A frozen part of the configuration; unknown keys are errors, and so are numbers that are not finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def _by_name(value: Any) -> Any:
@@ -43,7 +43,7 @@ NAMED = BeforeValidator(_by_name)
 class EnvConfig(Section):
     """Which environment; every other key goes to its constructor."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
     name: str
     """A registered name, or path/to/file.py:Class."""
 
@@ -59,7 +59,8 @@ class ModelConfig(Section):
     name: str = "tiny"
     """`tiny`, a name from `agentrl models`, or a local Hugging Face folder."""
     renderer: str = "auto"
-    """The conversation format: `auto` goes by the model's own, or a renderer's name."""
+    """The conversation format: `auto` (a family that writes what the model's chat template writes, else the template
+    itself), a renderer's name, or `generic:GRAMMAR`, the template read by that grammar."""
     reasoning: Literal["keep", "strip"] = "keep"
     """Earlier reasoning: keep it, or strip it at each new user message, on a branch whose tokens are computed again."""
 
@@ -80,7 +81,9 @@ class EngineConfig(Section):
     deterministic: bool = True
     """The same tokens whatever the arrival order and the batch mix."""
     threads: PositiveInt | None = None
-    """CPU threads of one forward pass; None is torch's own number, and 1 for a tiny model, where more only wait."""
+    """CPU threads of each engine; None is its share of the cores, and 1 for a small model, where more only wait."""
+    cores: str | None = None
+    """CPU cores of a server that binds its threads itself (sglang with AMX or on ARM): 0-3, for two ranks 0-3|4-7."""
     url: str | None = None
     """A running server to attach to (sglang, vllm); None starts one that ends with us."""
     api_key: str | None = None
@@ -89,6 +92,8 @@ class EngineConfig(Section):
     """The interpreter that a server is started with, where it lives in an environment of its own; None is ours."""
     server: dict[str, OptionValue] = {}
     """Further options of the server as its own command line has them: engine.server.mem_fraction_static=0.8."""
+    proof: bool = True
+    """First prove, on a small model of the architecture, that it computes what transformers computes (local)."""
     routes: bool = False
     """Record which experts each token went to; trainer.moe.replay=rollout sets it."""
     log: str | None = None
@@ -127,6 +132,8 @@ class TrainerConfig(Section):
     """Where it runs."""
     dtype: Dtype = "float32"
     """The precision it computes in; weights and optimizer state stay in float32."""
+    threads: PositiveInt | None = None
+    """CPU threads of each of its processes; None is its share of the cores, and 1 for a small model."""
     token_budget: PositiveInt = 8192
     """Tokens of one forest (one micro-batch); gradients accumulate over a step's forests."""
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -146,13 +153,15 @@ class TrainerConfig(Section):
     expert: PositiveInt = 1
     """Ranks that share the experts, taken from all others but the pipeline's (megatron)."""
     recompute: Literal["none", "full"] = "none"
-    """Activations: keep them, or keep each layer's input and compute the rest again (megatron)."""
+    """Activations: keep them, or keep each layer's input and compute the rest again in the backward."""
     distributed_optimizer: bool = True
     """Data-parallel ranks share the optimizer's state (megatron)."""
     offload_optimizer: bool = False
     """The optimizer's state waits in the CPU's memory between steps (megatron)."""
     async_save: bool = False
     """Checkpoints are written while training goes on (megatron)."""
+    proof: bool = True
+    """First prove, on a small model of the architecture, that forests mean for it what paths mean."""
     family: str | None = None
     """The model's family, by name or import path; None goes by its configuration (megatron)."""
     reference: Literal["switch", "copy"] = "switch"
@@ -165,11 +174,13 @@ class TrainerConfig(Section):
     @model_validator(mode="after")
     def _only_megatron(self) -> TrainerConfig:
         if self.name == "torch":
-            ours = ("name", "device", "dtype", "token_budget")
+            ours = ("name", "device", "dtype", "token_budget", "recompute", "threads", "proof")
             fields = [name for name in type(self).model_fields if name not in ours]
             changed = [name for name in fields if getattr(self, name) != type(self).model_fields[name].default]
             if changed:
                 raise ValueError(f"{changed[0]}={getattr(self, changed[0])!r} needs trainer=megatron, not torch")
+            if self.dtype == "float16":
+                raise ValueError("dtype=float16 would underflow without loss scaling; use bfloat16 or float32")
         return self
 
 
@@ -188,12 +199,16 @@ class FleetConfig(Section):
     """Seconds without a token from an engine that has requests, after which it counts as hung."""
     probe_every: PositiveFloat = 2.0
     """Seconds between an engine's probes."""
-    probe_timeout: PositiveFloat = 5.0
-    """Seconds that an engine may take to answer one."""
+    probe_timeout: PositiveFloat = 20.0
+    """Seconds that an engine may take to answer one, unless it draws tokens meanwhile."""
     strikes: PositiveInt = 3
-    """Failed requests in a row after which an engine that still answers probes is started anew."""
+    """Different requests that fail in a row, after which an engine that still answers probes is started anew."""
+    attempts: PositiveInt = 3
+    """How often one request may fail, or be on an engine that dies, before it is the request that fails."""
     restarts: int = Field(default=5, ge=0)
-    """How often one engine is started anew in a run before it is given up."""
+    """How often one engine is started anew before it is given up."""
+    refill: PositiveFloat = 600.0
+    """Seconds of work without a loss that give an engine one restart back."""
 
 
 class WeightsConfig(Section):
@@ -245,7 +260,7 @@ class AlgoConfig(Section):
     lr: PositiveFloat = 1e-6
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """The learning rate's course after warm-up."""
+    """The learning rate's course over the run's steps, after warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up."""
     weight_decay: NonNegativeFloat = 0.0
@@ -265,23 +280,30 @@ class AlgoConfig(Section):
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     normalize: Literal["rollout", "token", "group", "constant"] = "rollout"
-    """What the loss is averaged over; `rollout`: each session weighs the same."""
+    """What the loss is averaged over, groups without signal included; `rollout`: each session weighs the same."""
     constant_tokens: PositiveInt = 1024
     """Tokens that stand for a session's length under normalize=constant, whatever its length is."""
     scale_by_std: bool = True
     """Divide a group's centred rewards by their standard deviation; ppo: centre and divide a batch's advantages."""
-    merge: Literal["mean", "channels"] = "mean"
-    """Turns shared by branches with different advantages: their mean, or two channels A+ and A-."""
+    merge: Literal["mean", "channels"] = "channels"
+    """Turns shared by branches with different advantages: two channels A+ and A- (exact), or their mean."""
     gamma: Fraction = 1.0
     """A reward counts for this much less with each sampled token that it comes later (ppo)."""
     lam: Fraction = 1.0
     """Generalised advantage estimation: 1 takes whole returns, 0 the critic's word after one step (ppo)."""
+    value_trunk: Literal["policy", "own"] = "policy"
+    """Whose hidden states the critic reads: the policy's, or those of a copy of it that learns values alone (torch)."""
     value_coef: NonNegativeFloat = 0.1
-    """Weight of the critic's loss."""
+    """Weight of the critic's loss in the policy's trunk; 0 leaves the trunk to the policy."""
+    value_epochs: PositiveInt | None = None
+    """Updates of the critic on each batch; None is 32 on the policy's trunk, whose hidden states are computed once for
+    all of them, and 4 on a trunk of its own."""
     value_clip: PositiveFloat | None = None
     """A value that moves further than this from what it was before the step's first update is clipped; None: never."""
-    value_lr: PositiveFloat | None = None
-    """The critic's own peak learning rate; None is ten times `lr`."""
+    value_lr: PositiveFloat = 3e-2
+    """Peak learning rate of the critic's row and bias."""
+    value_trunk_lr: PositiveFloat | None = None
+    """Peak learning rate of the critic's own trunk; None is `lr`."""
 
 
 class RolloutConfig(Section):
@@ -313,6 +335,11 @@ class RolloutConfig(Section):
     """Sessions under way at once."""
     retries: int = Field(default=2, ge=0)
     """How often a session that ended in INFRA_ERROR is drawn again."""
+    replay: Literal["lost", "marked", "all"] = "lost"
+    """Which identical requests get the stored reply again: `lost`, those that say that they are retries, or whose reply
+    was lost; `marked`, those that say so; `all`, every one. Others are drawn afresh."""
+    strict_fields: bool = False
+    """Refuse an agent program's request with a field that its protocol doesn't know; else a harmless one is ignored."""
 
     @model_validator(mode="after")
     def _deadlines_nest(self) -> RolloutConfig:
@@ -337,6 +364,8 @@ class WarmStartConfig(Section):
     """Demonstrations in a step."""
     lr: PositiveFloat = 3e-3
     """Peak learning rate, cosine to zero."""
+    normalize: Literal["token", "rollout"] = "token"
+    """What weighs the same: every token, which is the demonstrations' likelihood, or every demonstration."""
 
 
 class EvalConfig(Section):
@@ -346,12 +375,19 @@ class EvalConfig(Section):
     """Tasks of the split that are tried."""
     n: PositiveInt = 1
     """Sessions for each task; pass@k is reported for k up to n."""
-    split: str = "eval"
-    """Which of the environment's splits."""
+    split: str | None = None
+    """Which of the environment's splits; None is `eval`, or the last where there is none of that name."""
     temperature: NonNegativeFloat = 1.0
     """Sampling temperature; 0 is greedy."""
     solved_at: float = 1.0
     """A session solves its task (for pass@k) with a score of at least this."""
+
+
+class SandboxConfig(Section):
+    """What becomes of sandboxes between episodes."""
+
+    reuse: Literal["proven", "never"] = "proven"
+    """proven: emptied and used again where it is proved that nothing stays; never: each is used once."""
 
 
 class RunConfig(Section):
@@ -377,6 +413,8 @@ class RunConfig(Section):
     """Imitation of an environment's expert, before reinforcement learning."""
     eval: EvalConfig = EvalConfig()
     """What is measured before and after."""
+    sandbox: SandboxConfig = SandboxConfig()
+    """Where a model's commands run, between episodes; an environment's own `env.sandbox` says which kind it is."""
     agent: str | None = None
     """A program that acts in the model's place: path/to/file.py:function or a command line; see docs/agents.md."""
     policy: str = "model"
@@ -402,6 +440,11 @@ class RunConfig(Section):
             raise ValueError(f"rollout.n=1 leaves algo={self.algo.name} no group to compare with; use rollout.n>=2")
         if self.rollout.temperature == 0:
             raise ValueError("rollout.temperature=0 can't be trained on; 0 is for evaluation (eval.temperature)")
+        if self.trainer.token_budget < self.rollout.turn_tokens:
+            raise ValueError(
+                f"trainer.token_budget={self.trainer.token_budget} must hold a turn: "
+                f"at least rollout.turn_tokens={self.rollout.turn_tokens}"
+            )
         context = self.rollout.context_tokens
         if context is not None and self.engine.max_context is not None and context > self.engine.max_context:
             raise ValueError(f"rollout.context_tokens={context} exceeds engine.max_context={self.engine.max_context}")

@@ -28,6 +28,7 @@ the run, because no retry can help. All of them survive pickling, since they cro
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 
@@ -148,3 +149,20 @@ def missing_extra(package: str, extra: str) -> MissingExtra:
     return MissingExtra(
         f"{package!r} is not installed; it comes with the extra {extra!r}: pip install 'agentrl-platform[{extra}]'"
     )
+
+
+_CAUSE = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
+_CAUSES = 3
+
+
+def brief(text: object, width: int = 240) -> str:
+    """What an error says in a few lines that are safe to print, whoever wrote it.
+
+    The first line stays, and of the others the last few that name an error (a traceback's or a log's), or else the
+    last ones. Lines are cut at `width`; what is not printable (a terminal's escape sequences) becomes `?`.
+    """
+    lines = [line.strip() for line in str(text).splitlines() if line.strip()]
+    lines = ["".join(c if c.isprintable() else "?" for c in line) for line in lines]
+    rest = list(dict.fromkeys(lines[1:]))
+    kept = lines[:1] + ([line for line in rest if _CAUSE.search(line)] or rest)[-_CAUSES:]
+    return "\n  ".join(line if len(line) <= width else f"{line[: width - 1]}…" for line in kept)

@@ -27,19 +27,33 @@ def parse_words(words: Iterable[str]) -> Tree:
     """A tree from `a.b=value` words; values are YAML scalars or flow collections.
 
     Raises:
-        ConfigError: a word without `=`, or one that is not YAML behind it.
+        ConfigError: a word without `=` or with an empty part in its key, or two words for one setting.
     """
     tree: Tree = {}
+    given: dict[str, str] = {}
     for word in words:
         key, equals, text = word.partition("=")
-        if not equals or not key:
+        if not equals or not all(key.split(".")):
             raise ConfigError(f"{word!r} is not a setting; settings look like key=value, for example env=calculator")
         try:
             value = yaml.safe_load(text) if text else ""
         except yaml.YAMLError:
             value = text  # a path or a sentence that only looks like YAML
-        put(tree, key, value)
+        for setting in _leaves(key, value):
+            if setting in given:
+                raise ConfigError(f"{setting!r} is given twice, as {given[setting]!r} and as {word!r}")
+            given[setting] = word
+        tree = merge(tree, spread({key: value}))
     return tree
+
+
+def _leaves(key: str, value: Any) -> Iterator[str]:
+    """The settings that a word gives; a section's name goes by the section's own key."""
+    if isinstance(value, Mapping):
+        for name, below in value.items():
+            yield from _leaves(f"{key}.{name}", below)
+    else:
+        yield key.removesuffix(".name")
 
 
 def put(tree: Tree, dotted: str, value: Any) -> None:
@@ -62,8 +76,8 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Tree:
     """Two trees as one; where both have a leaf, `high`'s stands."""
     out: Tree = {key: dict(value) if isinstance(value, Mapping) else value for key, value in low.items()}
     for key, value in high.items():
-        if isinstance(value, Mapping) and key in out:
-            below = out[key] if isinstance(out[key], Mapping) else {"name": out[key]}
+        if isinstance(value, Mapping) and isinstance(out.get(key), Mapping | str):
+            below = {"name": out[key]} if isinstance(out[key], str) else out[key]
             out[key] = merge(below, value)
         elif isinstance(out.get(key), dict) and isinstance(value, str):
             out[key] = {**out[key], "name": value}
@@ -79,14 +93,39 @@ def read_yaml(path: str | Path) -> Tree:
         ConfigError: the file is missing, is not YAML, or does not hold a mapping.
     """
     try:
-        tree = yaml.safe_load(Path(path).read_text()) or {}
+        tree = yaml.load(Path(path).read_text(), _Loader)
     except OSError as error:
         raise ConfigError(f"can't read the configuration file {str(path)!r}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{str(path)!r} is not YAML: {error}") from None
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(f"{str(path)!r} is not YAML: {_in_one_line(error)}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{str(path)!r} is not YAML: {str(error).splitlines()[0]}") from None
+    if tree is None:
+        return {}
     if not isinstance(tree, dict):
         raise ConfigError(f"{str(path)!r} must hold a mapping of settings, not a {type(tree).__name__}")
     return spread({str(key): value for key, value in tree.items()})
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error, as it is on the command line."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key.value, str) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return node
+
+
+def _in_one_line(error: yaml.MarkedYAMLError) -> str:
+    mark = error.problem_mark or error.context_mark
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return where + ", ".join(filter(None, (error.context, error.problem)))
 
 
 def typed(words: Sequence[str] = (), file: str | Path | None = None) -> Tree:
@@ -158,7 +197,10 @@ def _sentence(detail: ErrorDetails, model: type[BaseModel]) -> str:
         case "missing":
             return f"the setting {key!r} is required"
         case "model_type":
-            return f"{key}={value!r}: this is a section; set its fields: {', '.join(_below(key, model))}"
+            below = [name for name in _below(key, model) if not name.endswith(".name")]
+            named = f"give it a name, as in {key}=NAME" if NAMED in model.model_fields[key].metadata else ""
+            fields_ = f"set its fields: {', '.join(below)}" if below else ""
+            return f"{key}={value!r}: this is a section; {', or '.join(filter(None, (named, fields_)))}"
         case "value_error":  # a rule of ours, between fields
             return (f"{key}: " if key else "") + detail["msg"].removeprefix("Value error, ")
         case _:

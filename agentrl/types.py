@@ -18,19 +18,25 @@ import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from agentrl.untrusted import safe_text
 
 # ------------------------------------------------------------------------------------------ messages
+
+
+Text = Annotated[str, AfterValidator(safe_text)]
+"""Text that can be encoded: whoever wrote it, lone surrogates are replaced as it enters a message."""
 
 
 class FunctionCall(BaseModel):
     """The function a model asked for; `arguments` is JSON text, exactly as the model wrote it."""
 
     model_config = ConfigDict(extra="forbid")
-    name: str
-    arguments: str = "{}"
+    name: Text
+    arguments: Text = "{}"
 
 
 class ToolCall(BaseModel):
@@ -41,10 +47,10 @@ class ToolCall(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid")
-    id: str
+    id: Text
     type: Literal["function"] = "function"
     function: FunctionCall
-    error: str | None = None
+    error: Text | None = None
 
 
 class Part(BaseModel):
@@ -52,7 +58,7 @@ class Part(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     type: Literal["text", "image_url"]
-    text: str | None = None
+    text: Text | None = None
     image_url: dict[str, Any] | None = None
 
 
@@ -61,11 +67,11 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
-    reasoning_content: str | None = None
+    content: Text | list[Part] | None = None
+    reasoning_content: Text | None = None
     tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-    name: str | None = None
+    tool_call_id: Text | None = None
+    name: Text | None = None
 
     @property
     def text(self) -> str:
@@ -266,9 +272,43 @@ class Session:
 
     @property
     def score(self) -> float | None:
-        """The final reward plus all step rewards; None where there is neither."""
-        parts = [r for r in (self.reward, *(node.reward for node in self.nodes)) if r is not None]
-        return sum(parts) if parts else None
+        """The final reward plus the mean over the tree's paths of the step rewards along each; None without either."""
+        if all(node.reward is None for node in self.nodes):
+            return self.reward
+        totals = [sum(node.reward or 0.0 for node in path) for path in self.paths()]
+        return (self.reward or 0.0) + sum(totals) / len(totals)
+
+    def continued(self) -> set[int]:
+        """The nodes that something was built on: they have children, or are told again (`Node.repeats`)."""
+        ids = {node.parent for node in self.nodes} | {node.repeats for node in self.nodes}
+        return {i for i in ids if i is not None}
+
+    def unused(self) -> set[int]:
+        """Samples that nothing was built on: turns beside one that was gone on from, without a reward of their own.
+
+        Only turns that were handed to a client (`Node.reply_id`) are meant: a program may draw several and choose.
+        What came of the session is no consequence of the others, so they get no credit for it.
+        """
+        handed = [node for node in self.nodes if node.sampled and node.reply_id is not None]
+        continued = self.continued() if len(handed) > 1 else set()
+        chosen = {node.parent for node in handed if node.id in continued}
+        left = (node for node in handed if node.id not in continued and node.parent in chosen)
+        return {node.id for node in left if node.reward is None}
+
+    def paths(self) -> Iterator[list[Node]]:
+        """The paths from a root to a leaf, root first, but for those that end in an unused sample.
+
+        A turn that is told again (`Node.repeats`) stands for itself.
+        """
+        left_out = self.continued() | self.unused()
+        for leaf in (node.id for node in self.nodes if node.id not in left_out):
+            path: list[Node] = []
+            at: int | None = leaf
+            while at is not None:
+                node = self.nodes[at]
+                path.append(node if node.repeats is None else self.nodes[node.repeats])
+                at = node.parent
+            yield path[::-1]
 
     @property
     def messages(self) -> list[Message]:
@@ -333,12 +373,13 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether an engine answers, and what it has on its hands."""
+    """Whether an engine answers, and what it has on its hands; `gone`: it never will again, so no retry can help."""
 
     ok: bool
     running: int = 0
     waiting: int = 0
     detail: str = ""
+    gone: bool = False
 
 
 @runtime_checkable

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from agentrl.config import AlgoConfig, TrainerConfig
+from agentrl.config import AlgoConfig, Device, Dtype, TrainerConfig
 from agentrl.train.algorithms import get_algorithm
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.packing import pack
@@ -47,22 +47,38 @@ def sample(index: int, prompt: list[int], completion: list[int]) -> Session:
     return Session(str(index), Task(id="t"), "g", index, nodes=nodes, status=Status.COMPLETED, reward=float(index))
 
 
-def sides(path: Path) -> dict[str, Callable[[], None]]:
-    """What is compared, by name: a forward and a backward each, packing included."""
+def sides(
+    path: Path,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    length: int = PROMPT,
+    completion: int = COMPLETION,
+) -> dict[str, Callable[[], None]]:
+    """What is compared, by name: a forward and a backward each, packing included.
+
+    Args:
+        path: the model's folder.
+        device: where it is computed.
+        dtype: the precision of both sides; weights stay in float32.
+        length: the prompt's tokens.
+        completion: a sample's tokens.
+    """
     vocabulary = AutoConfig.from_pretrained(path).vocab_size
     rng = random.Random(0)
-    prompt = [rng.randrange(vocabulary) for _ in range(PROMPT)]
-    completions = [[rng.randrange(vocabulary) for _ in range(COMPLETION)] for _ in range(SAMPLES)]
-    sessions = [sample(i, prompt, completion) for i, completion in enumerate(completions)]
+    prompt = [rng.randrange(vocabulary) for _ in range(length)]
+    completions = [[rng.randrange(vocabulary) for _ in range(completion)] for _ in range(SAMPLES)]
+    sessions = [sample(i, prompt, drawn) for i, drawn in enumerate(completions)]
     algo, task = AlgoConfig(), Task(id="t")
-    trainer = TorchTrainer(path, TrainerConfig(device="cpu"), algo)
+    trainer = TorchTrainer(path, TrainerConfig(device=device, dtype=dtype), algo)
     credit = get_algorithm("grpo").credit([Group("g", task, sessions)], algo)
-    plain = AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa").eval()
-    ids = torch.tensor([prompt + completion for completion in completions])
-    advantage = torch.tensor([credit.shares[s.id, 1][0].advantage for s in sessions])[:, None]
+    plain = (
+        AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa", dtype=torch.float32).eval().to(device)
+    )
+    ids = torch.tensor([prompt + drawn for drawn in completions], device=device)
+    advantage = torch.tensor([credit.shares[s.id, 1][0].advantage for s in sessions], device=device)[:, None]
 
     def backward(groups: list[Group]) -> None:
-        for forest in pack(groups, credit, PROMPT * (SAMPLES + 1)):
+        for forest in pack(groups, credit, SAMPLES * (length + completion)):
             trainer.backward(trainer.prepare(forest))
         trainer.model.zero_grad()
 
@@ -73,8 +89,9 @@ def sides(path: Path) -> dict[str, Callable[[], None]]:
         backward([Group(s.id, task, [s]) for s in sessions])
 
     def rows() -> None:
-        logits = plain(input_ids=ids, logits_to_keep=COMPLETION + 1, use_cache=False).logits[:, :-1]
-        logp = torch.log_softmax(logits.float(), -1).gather(2, ids[:, -COMPLETION:, None]).squeeze(2)
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
+            logits = plain(input_ids=ids, logits_to_keep=completion + 1, use_cache=False).logits[:, :-1]
+        logp = torch.log_softmax(logits.float(), -1).gather(2, ids[:, -completion:, None]).squeeze(2)
         ratio = torch.exp(logp - logp.detach())
         loss = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
         loss.backward()  # type: ignore[no-untyped-call]

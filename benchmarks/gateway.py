@@ -75,7 +75,7 @@ async def one_turn(gateway: Gateway, seat: Seat, client: Client) -> dict[str, fl
     parsed = Body.parse(body, "messages")
     loaded = time.perf_counter()
     exchange = Exchange(gateway.parts, seat.live, chat.read(parsed, gateway.parts.limits, None, False))
-    exchange.prepare()
+    await exchange.prepare()
     async for _ in exchange.events():
         pass
     reply = chat_replies.reply(exchange)

@@ -41,8 +41,8 @@ def generate(model: Any, prompts: list[list[int]], new: int) -> list[list[int]]:
     """Batched sampling by transformers; returns the whole paths."""
     with torch.inference_mode():
         paths = model.generate(
-            torch.tensor(prompts),
-            attention_mask=torch.ones(len(prompts), len(prompts[0]), dtype=torch.long),
+            torch.tensor(prompts, device=model.device),
+            attention_mask=torch.ones(len(prompts), len(prompts[0]), dtype=torch.long, device=model.device),
             do_sample=True,
             top_k=0,
             min_new_tokens=new,

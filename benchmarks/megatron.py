@@ -23,10 +23,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.train.backends.megatron import cpu
-from agentrl.types import Group, Message, Node, Sampling, Session, Status, Task, VersionSpan
+from agentrl.types import Group, Session, Task
 from benchmarks.machine import machine
+from benchmarks.workloads import grow, split, workload
 
-SAMPLES, PROMPT, TURNS, SAID, ANSWERED, SUMMARY = 8, 1024, 10, 24, 24, 40
 ROWS, LENGTH = 8, 640
 VOCABULARY = 4096
 
@@ -67,7 +67,7 @@ def forest_against_rows(folder: Path, repeats: int) -> None:
 
     algo, task = AlgoConfig(), Task(id="t")
     rank = Rank(folder, TrainerConfig(name="megatron"), Layout(), algo)
-    sessions = workload(random.Random(0))
+    sessions = workload(random.Random(0), VOCABULARY)
     paths = [path for session in sessions for path in split(session)]
     shared, apart = [Group("g", task, sessions)], [Group(path.id, task, [path]) for path in paths]
     credits = {
@@ -143,57 +143,6 @@ def interleaved(sides: dict[str, Callable[[], None]], repeats: int) -> float:
         other()
         ratios.append((between - began) / (time.perf_counter() - between))
     return statistics.median(ratios)
-
-
-def workload(rng: random.Random) -> list[Session]:
-    """A group's sessions; see the module's docstring."""
-    prompt = [rng.randrange(VOCABULARY) for _ in range(PROMPT)]
-    sessions = []
-    for i in range(SAMPLES):
-        session = Session(str(i), Task(id="t"), "g", i, status=Status.COMPLETED, reward=float(i))
-        at = grow(session, None, prompt, sampled=False)
-        for turn in range(TURNS):
-            if turn == TURNS // 2:
-                at = grow(session, 0, [rng.randrange(VOCABULARY) for _ in range(SUMMARY)], sampled=False)
-            at = grow(session, at, [rng.randrange(VOCABULARY) for _ in range(SAID)], sampled=True)
-            at = grow(session, at, [rng.randrange(VOCABULARY) for _ in range(ANSWERED)], sampled=False)
-        sessions.append(session)
-    return sessions
-
-
-def split(session: Session) -> list[Session]:
-    """A session for each of its paths."""
-    parents = {node.parent for node in session.nodes}
-    paths = []
-    for leaf in (node.id for node in session.nodes if node.id not in parents):
-        along: list[int] = []
-        at: int | None = leaf
-        while at is not None:
-            along.insert(0, at)
-            at = session.nodes[at].parent
-        path = Session(f"{session.id}.{leaf}", Task(id="t"), "g", status=session.status, reward=session.reward)
-        for i, node in enumerate(along):
-            held = session.nodes[node]
-            grow(path, i - 1 if i else None, held.token_ids, sampled=held.sampled)
-        paths.append(path)
-    return paths
-
-
-def grow(session: Session, parent: int | None, ids: list[int], *, sampled: bool, demonstrated: bool = False) -> int:
-    """Add a node; returns its id."""
-    size = len(ids)
-    node = Node(
-        len(session.nodes),
-        parent,
-        Message(role="assistant" if sampled else "user", content="."),
-        ids,
-        [sampled] * size,
-        [-8.0 if sampled else 0.0] * size,
-    )
-    if sampled and not demonstrated:
-        node.sampling, node.versions = Sampling(), [VersionSpan(0, 0, size)]
-    session.nodes.append(node)
-    return node.id
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 Run it as python -m benchmarks.sandbox [part ...].
 
-Parts: basics, crowd, neighbour, output, lives (all by default). Every load is bounded and ends by itself; everything
-runs on this machine's daemon, in containers without a network.
+Parts: basics, crowd, neighbour, output, lives, reuse (all by default). Every load is bounded and ends by itself;
+everything runs on this machine's daemon, in containers without a network.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from agentrl.tools.sandbox.daemon import daemon
 from agentrl.tools.sandbox.docker import create_docker
 from agentrl.tools.sandbox.hub import on_hub
 from agentrl.tools.sandbox.owner import OWNER, owner
+from agentrl.tools.sandbox.pool import Pool
 from agentrl.tools.sandbox.spec import SandboxSpec
 
 SPEC = SandboxSpec(memory_mb=160, pids=64, tmpfs_mb={"/work": 32, "/tmp": 16}, shm_mb=8, file_mb=24)
@@ -174,7 +175,55 @@ async def lives(count: int = 1000, at_once: int = 8) -> None:
     print(f"{count} lives ({ends['died']} with a fault), {rate:.1f} a second; left behind: {left}")
 
 
-PARTS = {"basics": basics, "crowd": crowd, "neighbour": neighbour, "output": output, "lives": lives}
+async def reuse(rounds: int = 6, sessions: int = 40, at_once: int = 4) -> None:
+    """Short sessions from a pool that empties and reuses its sandboxes, against one that uses each once; in turns."""
+    pools = {"proven": Pool(recycle=True), "never": Pool(recycle=False)}
+    waits: dict[str, list[float]] = {name: [] for name in pools}
+    rates: dict[str, list[float]] = {name: [] for name in pools}
+    processor: dict[str, list[float]] = {name: [] for name in pools}
+
+    async def session(name: str, places: asyncio.Semaphore) -> None:
+        async with places:
+            began = time.perf_counter()
+            sandbox = await pools[name].acquire(SPEC)
+            waits[name].append(time.perf_counter() - began)
+            await sandbox.write("file", b"x" * 10_000)
+            await sandbox.exec("cat file | wc -c; mkdir -p a/b; echo done > a/b/c")
+            await pools[name].release(sandbox)
+
+    def busy() -> float:
+        """Processor seconds of the whole machine, daemon and containers included."""
+        fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+
+    try:
+        for turn in range(rounds + 1):
+            for name, pool in pools.items():
+                await pool.warm(SPEC, 2 * at_once)
+                places = asyncio.Semaphore(at_once)
+                began, used = time.perf_counter(), busy()
+                await asyncio.gather(*(session(name, places) for _ in range(sessions)))
+                if turn:  # the first round warms up
+                    rates[name].append(sessions / (time.perf_counter() - began))
+                    processor[name].append((busy() - used) / sessions)
+                else:
+                    waits[name].clear()
+                await pool.prepare(SPEC, 0)  # what is idle must not be in the other's way
+                await asyncio.sleep(1.0)
+    finally:
+        await asyncio.gather(*(pool.close() for pool in pools.values()))
+    for name in pools:
+        print(
+            f"sandbox.reuse={name}: {statistics.median(rates[name]):.1f} sessions/s, "
+            f"wait p50 {statistics.median(waits[name]) * 1e3:.1f} ms, "
+            f"p99 {percentile(waits[name], 0.99) * 1e3:.0f} ms, "
+            f"{statistics.median(processor[name]):.3f} processor seconds a session; {dict(pools[name].counts)}"
+        )
+    ratio = [a / b for a, b in zip(rates["proven"], rates["never"], strict=True)]
+    print(f"sessions/s, proven over never: {statistics.median(ratio):.2f} ({min(ratio):.2f} to {max(ratio):.2f})")
+
+
+PARTS = {"basics": basics, "crowd": crowd, "neighbour": neighbour, "output": output, "lives": lives, "reuse": reuse}
 
 
 def main(parts: list[str] | None = None) -> None:

@@ -64,7 +64,7 @@ def build_model(path: Path, examples: int) -> int:
     return len(load_tokenizer(path).encode(question(0, examples)))
 
 
-def ours(model: str, steps: int, examples: int, seed: int) -> dict[str, Any]:
+def ours(model: str, steps: int, examples: int, seed: int, device: str = "cpu") -> dict[str, Any]:
     """Train with agentrl; rewards and seconds by step."""
     import agentrl
     from agentrl.types import Message, Session, StepResult, Task
@@ -97,6 +97,8 @@ def ours(model: str, steps: int, examples: int, seed: int) -> dict[str, Any]:
             algo=ALGO,
             rollout={"groups": GROUPS, "n": SAMPLES, "turn_tokens": TOKENS, "temperature": 1.0},
             eval={"tasks": 1},
+            engine={"device": device},
+            trainer={"device": device},
         )
     return {
         "rewards": [row["reward/mean"] for row in result.metrics],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -16,10 +17,13 @@ from agentrl.config import RunConfig
 from agentrl.models.tiny import build, render
 from agentrl.overrides import fields
 from agentrl.rollout.serving import ServeConfig
+from agentrl.sessions.store import Store
+
+ENDS = {"completed": 40}
 
 
 def agentrl(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "agentrl.cli", *words]
+    command = [sys.executable, "-m", "agentrl", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, check=False)
 
 
@@ -33,6 +37,11 @@ def agentrl(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess
         (["train", "env=calculator", "model=smolm2-135m"], ["smolm2-135m", "smollm2-135m"]),
         (["train", "resume=nowhere"], ["nowhere"]),
         (["train", "-c", "nowhere.yaml"], ["nowhere.yaml"]),
+        (["eval", "env=calculator", "policy=expert", "eval.split=evall"], ["'evall'", "'eval'", "train, eval, demo"]),
+        (["eval", "env=calculator", "policy=noop", "steps=3", "algo.lr=1"], ["steps is for training", "algo.lr"]),
+        (["eval", "env=calculator", "rollout.n=4"], ["rollout.n is for training", "eval.n"]),
+        (["eval", "env=calculator", "policy=expert", "model=tiny"], ["model is for models", "policy=expert"]),
+        (["eval", "env=calculator", "policy=smollm2-135m", "model=tiny"], ["which model", "policy=smollm2-135m"]),
         (["check", "envv=calculator"], ["'envv'", "'env'"]),
         (["models", "get", "smollm"], ["'smollm'", "smollm2-135m"]),
         (["serve", "prot=80", "model=tiny"], ["'prot'", "'port'", "admin_key"]),
@@ -80,8 +89,9 @@ def test_envs_lists_the_built_in_worlds_and_their_options() -> None:
 
 
 def test_check_says_that_a_good_environment_keeps_its_contract_and_what_a_bad_one_breaks(tmp_path: Path) -> None:
-    good = agentrl("check", "env=calculator", "env.max_steps=2")
+    good = agentrl("check", "env=calculator", "env.max_steps=2", "env.seed=3", "tasks=1", "seed=1", "limit=300")
     assert (good.returncode, "keeps" in good.stdout) == (0, True)
+    assert "✓ determinism: the same task and seed give the same episode" in good.stdout
     (tmp_path / "bad.py").write_text(
         "import random, agentrl\n"
         "class Bad(agentrl.Env):\n"
@@ -92,13 +102,28 @@ def test_check_says_that_a_good_environment_keeps_its_contract_and_what_a_bad_on
     )
     bad = agentrl("check", "env=bad.py:Bad", cwd=tmp_path)
     assert bad.returncode == 1
-    assert "determinism" in bad.stdout
+    assert "✗ determinism: task 'train-0', entry 0: the same seed gave first" in bad.stdout
+    for words, complaint in (
+        (["env=calculator", "task=3"], "did you mean 'tasks'?"),
+        (["env=calculator", "tasks=few"], "tasks = 'few': must be a whole number"),
+        (["renderer=tiny", "limit=3"], "check renderer=… takes no limit"),
+    ):
+        assert complaint in agentrl("check", *words).stderr
 
 
 @pytest.mark.parametrize(("policy", "mean"), [("expert", "mean 1.000"), ("noop", "mean 0.000")])
-def test_scripted_policies_are_evaluated_without_a_model(policy: str, mean: str) -> None:
-    done = agentrl("eval", "env=calculator", f"policy={policy}", "eval.tasks=20", "eval.n=2")
+def test_scripted_policies_are_evaluated_without_a_model_and_leave_a_folder(
+    policy: str, mean: str, tmp_path: Path
+) -> None:
+    done = agentrl("eval", "env=calculator", f"policy={policy}", "eval.tasks=20", "eval.n=2", cwd=tmp_path)
     assert mean in done.stdout, done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("eval-calculator-")
+    assert {path.name for path in folder.iterdir()} >= {"config.yaml", "result.json", "sessions.db", "transcripts"}
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["policy"], result["split"], result["drawn"], result["ends"]) == (policy, "eval", 40, ENDS)
+    with Store(folder / "sessions.db") as store:
+        assert len(store.ids()) == 40
     assert "pass@2" in done.stdout
     assert "95% CI" in done.stdout
 
@@ -106,7 +131,7 @@ def test_scripted_policies_are_evaluated_without_a_model(policy: str, mean: str)
 @pytest.mark.slow
 def test_serve_answers_from_a_fleet_until_it_is_terminated(tmp_path: Path) -> None:
     build(tmp_path / "model", [render([{"role": "user", "content": "What is 2 + 2?"}])])
-    command = [sys.executable, "-u", "-m", "agentrl.cli", "serve", "model=model", "port=0", "fleet.engines=2"]
+    command = [sys.executable, "-u", "-m", "agentrl", "serve", "model=model", "port=0", "fleet.engines=2"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
@@ -121,3 +146,11 @@ def test_serve_answers_from_a_fleet_until_it_is_terminated(tmp_path: Path) -> No
             assert server.wait(60) == 0
         finally:
             server.kill()
+
+
+def test_a_file_that_can_not_be_imported_is_a_finding_of_the_check_and_says_where(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import agentrl\nclass E(agentrl.Env:\n")
+    found = agentrl("check", f"env={tmp_path / 'broken.py'}")
+    assert found.returncode == 1
+    assert "SyntaxError" in found.stdout
+    assert "Traceback" not in found.stdout + found.stderr

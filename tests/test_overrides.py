@@ -73,12 +73,18 @@ def test_words_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     assert (config.env.name, config.env.kwargs, config.algo.lr, config.steps) == ("shop", {"size": 4}, 0.5, 9)
 
 
-@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [", "just words"])
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [", "just words", "? [a, b]\n: 1\n"])
 def test_a_file_that_holds_no_settings_is_refused_by_name(tmp_path: Path, text: str) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"bad\.yaml"):
         read_yaml(file)
+
+
+def test_a_merged_mapping_may_be_overridden_and_merged_again(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("a: &a {lr: 1, n: 2}\nb: {c: &c {<<: *a, lr: 3}}\nd: {<<: *c}\n")
+    assert read_yaml(file)["d"] == {"lr": 3, "n": 2}
 
 
 def test_a_missing_file_is_refused_by_name() -> None:

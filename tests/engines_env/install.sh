@@ -18,7 +18,6 @@ export UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}" # uv does not read 
 
 main() {
     for engine in ${@:-sglang vllm}; do "install_$engine"; done
-    stand_in
 }
 
 install_sglang() {
@@ -62,13 +61,6 @@ find_uv() {
     fi
     test -x .venv-uv/bin/uv || { python3 -m venv .venv-uv && .venv-uv/bin/pip install --quiet uv; }
     UV=$PWD/.venv-uv/bin/uv
-}
-
-# Without a driver SGLang's kernels can't be imported: see libcuda.c. A real driver is never covered up.
-stand_in() {
-    ldconfig -p | grep -q 'libcuda\.so\.1' && return
-    mkdir -p .venv-sglang/driver
-    gcc -shared -fPIC -Wl,-soname,libcuda.so.1 -o .venv-sglang/driver/libcuda.so.1 tests/engines_env/libcuda.c
 }
 
 main "$@"

@@ -1,0 +1,173 @@
+"""CPU cores: how many this process may keep busy, and how many threads each of several that share them gets.
+
+Matrix products wait for their slowest thread, and OpenMP's threads spin while they wait. With more of them than cores
+a step takes many times as long (docs/benchmarks.md), and every process starts as many as the machine has cores unless
+it is told otherwise. So each process that computes on a CPU is told its share: what this one may use, which affinity
+and control groups limit, divided among those that compute at the same time.
+
+What decides is, in this order: the setting (`engine.threads`, `trainer.threads`), OMP_NUM_THREADS where the user has
+set it, the share. One variable is enough: torch, MKL, oneDNN and OpenBLAS all go by it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+VARIABLE = "OMP_NUM_THREADS"
+SMALL_BYTES = 40 << 20
+"""Weights below this (ten million parameters in float32) are computed by one thread: more only wait for each other."""
+WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
+CGROUPS = Path("/sys/fs/cgroup")
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+
+_ours = 0  # runs under way that have set the variable themselves
+
+
+def allowed() -> list[int]:
+    """Processors that this process may keep busy: one of each core that it may run on, at most its quota."""
+    if not hasattr(os, "sched_getaffinity"):
+        return list(range(os.cpu_count() or 1))
+    by_core: dict[object, int] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        by_core.setdefault(_core(cpu), cpu)
+    return list(by_core.values())[: int(max(1, min(quota(), len(by_core))))]
+
+
+def quota(root: Path = CGROUPS, mine: Path = Path("/proc/self/cgroup")) -> float:
+    """Cores' worth of time that control groups (version 1 or 2) leave to this process; infinite without a limit."""
+    found = math.inf
+    for line in _read(mine).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            bases, limit = (root, root / "unified"), _limit_v2
+        elif "cpu" in controllers.split(","):
+            bases, limit = (root / controllers, root / "cpu"), _limit_v1
+        else:
+            continue
+        inside = Path(path.lstrip("/"))
+        for base in bases:
+            found = min([found, *(limit(base / group) for group in (inside, *inside.parents))])
+    return found
+
+
+def share(processes: int, model: Path | None = None) -> int:
+    """Threads of each of several processes that compute at the same time, at least one.
+
+    Args:
+        processes: how many there are.
+        model: the Hugging Face folder that they compute with; a small one gets one thread.
+    """
+    if model is not None and is_small(model):
+        return 1
+    return max(1, len(allowed()) // processes)
+
+
+def blocks(count: int, size: int) -> list[str]:
+    """Lists of `size` processors for each of `count` processes ("0,1"), disjoint as long as there are enough."""
+    cpus = allowed()
+    return [",".join(str(cpus[(i * size + j) % len(cpus)]) for j in range(min(size, len(cpus)))) for i in range(count)]
+
+
+def is_small(model: Path) -> bool:
+    """Whether a folder's weights are so few that threads wait for each other longer than they compute."""
+    sizes = [file.stat().st_size for file in model.iterdir() if file.suffix in WEIGHTS] if model.is_dir() else []
+    return bool(sizes) and sum(sizes) < SMALL_BYTES
+
+
+def chosen(setting: int | None, default: int) -> int | None:
+    """Threads by setting, else `default`; None where the user's OMP_NUM_THREADS decides."""
+    return setting if setting is not None or set_by_user() else default
+
+
+def set_by_user() -> bool:
+    """Whether OMP_NUM_THREADS stands in the environment and a user put it there."""
+    return VARIABLE in os.environ and not _ours
+
+
+def environment(threads: int | None) -> dict[str, str]:
+    """The environment of a child that computes with so many threads; None: as it decides, or the user's variable."""
+    ours = {name: value for name, value in os.environ.items() if name != VARIABLE or not _ours}
+    return ours if threads is None else {**ours, VARIABLE: str(threads)}
+
+
+def described(threads: Mapping[str, int | None]) -> str | None:
+    """A line that says how many threads each part of a run computes with; None where no part computes on a CPU.
+
+    Args:
+        threads: by part; None where something else decides, a GPU or the user's OMP_NUM_THREADS.
+    """
+    environments = os.environ[VARIABLE] if set_by_user() else None
+    known = {part: f"{number}" if number else environments for part, number in threads.items()}
+    if not any(known.values()):
+        return None
+    parts = ", ".join(f"{part} {number}" for part, number in known.items() if number)
+    why = f"{VARIABLE} is set" if environments else "engine.threads and trainer.threads change it"
+    return f"CPU threads: {parts}; {len(allowed())} cores may be used ({why})"
+
+
+@contextmanager
+def computing(threads: int | None) -> Iterator[None]:
+    """Meanwhile torch computes with so many threads in this process; None leaves it as it is."""
+    if threads is None:
+        yield
+        return
+    import torch
+
+    own = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(own)
+
+
+@contextmanager
+def one_each() -> Iterator[None]:
+    """Meanwhile whatever asks for no number of its own gets one thread: tools, rewards, and programs they start.
+
+    As many of them work at once as there are sessions. Where the user has set OMP_NUM_THREADS, that stands.
+    """
+    global _ours
+    if set_by_user():
+        yield
+        return
+    imported = "torch" in sys.modules
+    _ours += 1
+    os.environ[VARIABLE] = "1"
+    try:
+        with computing(1 if imported else None):
+            yield
+    finally:
+        _ours -= 1
+        if not _ours:
+            os.environ.pop(VARIABLE, None)
+        if not imported and "torch" in sys.modules:  # it has taken the one for its own number
+            sys.modules["torch"].set_num_threads(len(allowed()))
+
+
+def _core(cpu: int) -> object:
+    """Which core a processor belongs to; hardware threads of one core share it."""
+    topology = _TOPOLOGY / f"cpu{cpu}" / "topology"
+    return (_read(topology / "physical_package_id"), _read(topology / "core_id")) if topology.is_dir() else cpu
+
+
+def _limit_v2(group: Path) -> float:
+    most, _, period = _read(group / "cpu.max").partition(" ")
+    return int(most) / int(period) if most.isdigit() else math.inf
+
+
+def _limit_v1(group: Path) -> float:
+    most, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
+    return int(most) / int(period) if most.isdigit() else math.inf
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

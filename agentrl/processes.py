@@ -1,0 +1,31 @@
+"""The processes that one has started, and that they have: what has to end with it."""
+
+from __future__ import annotations
+
+import os
+
+
+def descendants(pid: int) -> list[int]:
+    """The living processes below one, nearest first (Linux; elsewhere none are seen).
+
+    Those whose own parent has ended are below whoever adopted them.
+    """
+    below: dict[int, list[int]] = {}
+    for number in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        parent = _parent(number) if number.isdigit() else None
+        if parent is not None:
+            below.setdefault(parent, []).append(int(number))
+    found = [pid]
+    for process in found:
+        found += below.get(process, [])
+    return found[1:]
+
+
+def _parent(number: str) -> int | None:
+    """A process's parent; None where it has ended."""
+    try:
+        with open(f"/proc/{number}/stat", "rb") as file:
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+    except (OSError, ValueError):
+        return None
+    return None if state in b"ZX" else int(parent)

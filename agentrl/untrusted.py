@@ -1,0 +1,78 @@
+"""What a model, a tool, a sandbox or an agent program wrote, made safe to hold, to store and to print.
+
+Such text may hold lone surrogates (which no encoder writes), JSON that nests deeper than a decoder's stack or numbers
+that no column holds. None of it may raise an error that looks like the user's, so it is cleaned where it enters:
+messages by their own fields (`agentrl.types`), a session's error where it is noted, everything else where it is stored
+(`agentrl.sessions.codec`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+MAX_DEPTH = 64
+"""Levels of lists and mappings that are kept; what lies deeper becomes text."""
+MAX_INTEGER = 2**63 - 1
+"""The largest whole number that is stored as one (64 bits with a sign); others become text."""
+SHOWN = 200
+"""Characters that are kept of what becomes text."""
+
+
+def safe_text(text: str) -> str:
+    """The text with each lone surrogate replaced by U+FFFD, so that it can be encoded; any other text is unchanged."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in text)
+    return text
+
+
+def safe_json(value: Any, *, whole: bool = False, depth: int = 0) -> Any:
+    """The value with whatever in its strings, numbers and nesting JSON writers refuse made storable.
+
+    Args:
+        value: anything; mappings, lists and tuples are copied.
+        whole: objects that are no JSON become the text of their `repr` as well, instead of being left as they are.
+        depth: how deep in a larger value this one lies.
+    """
+    if isinstance(value, str):
+        return safe_text(value)
+    if value is None or isinstance(value, float):
+        return value
+    if isinstance(value, int):
+        return value if -MAX_INTEGER - 1 <= value <= MAX_INTEGER else f"{value:#x}"[:SHOWN]
+    if isinstance(value, Mapping | list | tuple):
+        if depth >= MAX_DEPTH:
+            return f"… {type(value).__name__} of {len(value)} items, nested deeper than {MAX_DEPTH} levels"
+        if isinstance(value, Mapping):
+            pairs = ((_key(key), safe_json(item, whole=whole, depth=depth + 1)) for key, item in value.items())
+            return dict(pairs)
+        return [safe_json(item, whole=whole, depth=depth + 1) for item in value]
+    return _shown(value) if whole else value
+
+
+def read_json(text: str | bytes) -> Any:
+    """JSON from outside.
+
+    Raises:
+        ValueError: it is no JSON, or nests too deeply for the decoder.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("the JSON nests too deeply") from None
+
+
+def _key(key: Any) -> str:
+    return safe_text(key) if isinstance(key, str) else safe_text(str(key))[:SHOWN]
+
+
+def _shown(value: Any) -> str:
+    try:
+        return safe_text(repr(value))[:SHOWN]
+    except Exception as error:
+        return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"

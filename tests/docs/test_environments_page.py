@@ -1,0 +1,106 @@
+"""What an author is told works as printed: every block of docs/environments.md, README's, and the examples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentrl
+from agentrl.config import RunConfig
+from agentrl.envs import calls, has_demonstrator, has_expert
+from agentrl.envs.play import demonstrator_policy, expert_policy, play
+from agentrl.envs.registry import factory
+from agentrl.overrides import merge, spread
+from agentrl.train import api
+from agentrl.train.api import TrainResult, run_train
+from agentrl.train.display import Display
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "environments.md"
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+EXAMPLES = sorted((ROOT / "examples" / "environments").glob("*.py"))
+SMALL: Mapping[str, Any] = {
+    "steps": 1,
+    "warm_start.steps": 2,
+    "warm_start.demos": 16,
+    "eval.tasks": 2,
+    "rollout.groups": 1,
+    "rollout.n": 2,
+}
+
+
+def blocks(path: Path) -> list[str]:
+    """A page's blocks of Python."""
+    return BLOCK.findall(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """What the page's blocks leave behind, run one after the other; its runs are made as well, but small."""
+    folder = tmp_path_factory.mktemp("page")
+
+    def small(config: RunConfig, display: Display | None = None) -> TrainResult:
+        sizes = {**SMALL, "run_dir": str(folder / "run")}
+        return run_train(RunConfig.model_validate(merge(config.model_dump(), spread(sizes))), display)
+
+    scope: dict[str, Any] = {"__name__": "page"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "run_train", small)
+        patch.chdir(folder)
+        for number, block in enumerate(blocks(PAGE)):
+            exec(compile(block, f"environments.md, block {number}", "exec"), scope)
+        yield scope
+
+
+def environments(scope: Mapping[str, Any]) -> dict[str, type[agentrl.Env]]:
+    """The environments that a namespace defines."""
+    found = {name: value for name, value in scope.items() if isinstance(value, type) and issubclass(value, agentrl.Env)}
+    return {name: value for name, value in found.items() if value.__module__ == "page"}
+
+
+def test_every_block_of_the_page_runs_and_its_environments_keep_the_contract(page: dict[str, Any]) -> None:
+    found = environments(page)
+    assert len(found) >= 8
+    assert page["result"].checkpoint.name == "step-000001"
+    for name, cls in found.items():
+        options = {"sandbox": "subprocess"} if name == "Shell" else {}
+        assert agentrl.check_env(factory(cls, **options), tasks=2) == [], name
+        assert disjoint(cls(**options)), name
+
+
+def test_the_page_names_every_method_and_attribute_of_env() -> None:
+    page = PAGE.read_text()
+    public = [name for name in vars(agentrl.Env) if not name.startswith("_")]
+    assert [name for name in public if not re.search(rf"`[^`]*\b{name}\b[^`]*`", page)] == []
+
+
+def test_the_readmes_environment_is_the_pages_first_and_the_examples(page: dict[str, Any]) -> None:
+    (readme,) = [block for block in blocks(ROOT / "README.md") if "agentrl.Env" in block]
+    assert readme == blocks(PAGE)[0]
+    theirs = factory(f"{ROOT / 'examples' / 'environments' / 'oracle.py'}:Oracle")()
+    ours = page["Oracle"]()
+    for split in ours.splits:
+        assert list(ours.tasks(split)) == list(theirs.tasks(split))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+async def test_an_example_keeps_the_contract_and_its_splits_apart(path: Path) -> None:
+    make = factory(f"{path}:{path.stem.capitalize()}")
+    env = make()
+    assert f"`{path.name}`" in PAGE.read_text()
+    assert disjoint(env)
+    if has_demonstrator(env):
+        policy = expert_policy if has_expert(env) else demonstrator_policy
+        tasks = [task for task, _ in zip(calls.tasks(env, "eval"), range(20), strict=False)]
+        scores = [(await play(make(), task, policy)).score for task in tasks]
+        assert any(scores), "nothing to start from"
+
+
+def disjoint(env: agentrl.Env) -> bool:
+    """Whether no problem is in two of its splits."""
+    drawn = [{str(sorted(task.data.items())) for task in calls.tasks(env, split)} for split in env.splits]
+    return sum(map(len, drawn)) == len(set().union(*drawn))

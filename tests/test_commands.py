@@ -1,0 +1,350 @@
+"""What README.md and docs/*.md tell a user to type works as printed: every shell command is executed, at a small size.
+
+A command that is not in the table fails the first test. Commands are run as they are printed, in a folder that has
+what they name; what a table entry adds makes them small. The model that they call smollm2-135m is a random one with
+its heads, already in the cache, and `.venv-sglang/bin/python` starts a small server that speaks SGLang's protocol
+(the real one is `test_with_sglang.py`'s).
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli import app, main
+from agentrl.overrides import typed, validate
+from agentrl.rollout.engines.server import free_port
+from agentrl.rollout.serving import ServeConfig
+from agentrl.train.setup import complete
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+OTHERS = {"environments.md"}
+"""Pages whose Python is tested by a module of its own."""
+
+QUICK = "rollout.turn_tokens=8 rollout.max_turns=1 eval.tasks=2 "
+TRAINED = QUICK + "rollout.groups=1 rollout.n=2 weights.probe_tokens=0 "
+
+
+@dataclass(frozen=True)
+class Run:
+    """Execute it, with `more` words behind it, and others in place of some: `instead`; `slow` ones take seconds."""
+
+    more: str = ""
+    instead: dict[str, str] = field(default_factory=dict)
+    slow: bool = True
+    servers: tuple[str, ...] = ()
+    """Addresses at which a small server runs meanwhile."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Another test executes it: its file and name."""
+
+    where: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """It can't be executed by a test; why."""
+
+    reason: str
+
+
+SWE = Elsewhere(
+    "tests/envs/swe/test_env.py::test_the_expert_solves_a_task_through_the_tools_and_saying_nothing_does_not"
+)
+CHECK = "tests/test_cli.py::test_check_says_that_a_good_environment_keeps_its_contract_and_what_a_bad_one_breaks"
+STORE = "tests/sessions/test_integrity.py::test_the_command_line_checks_and_salvages"
+REAL = "tests/train/backends/megatron/test_with_sglang.py"
+SERVERS = "engine.python=.venv-sglang/bin/python fleet.engines=2 engine.device=cpu "
+COMMANDS: dict[str, Run | Elsewhere | Left] = {
+    "make train": Elsewhere(
+        "tests/train/test_learning.py"
+        "::test_the_calculator_agent_rises_from_below_half_to_nine_in_ten_on_tasks_it_never_saw"
+    ),
+    "make test": Left("it is what runs this test"),
+    "agentrl models get smollm2-135m": Run(slow=False),
+    "agentrl train env=gsm8k env.path=problems.jsonl model=smollm2-135m steps=3": Run(TRAINED),
+    "agentrl eval env=gsm8k env.path=problems.jsonl model=smollm2-135m eval.n=4": Run(QUICK, slow=False),
+    "agentrl train env=gsm8k env.path=problems.jsonl model=smollm2-135m "
+    "engine=sglang engine.python=.venv-sglang/bin/python fleet.engines=2 trainer=megatron trainer.pipeline=2": Run(
+        TRAINED + "steps=1 engine.device=cpu"
+    ),
+    "agentrl train env=calculator agent=examples/openai_agent/agent.py:agent": Elsewhere(
+        "tests/train/test_learning.py::test_an_agent_program_is_trained_through_the_gateway_without_a_change"
+    ),
+    'agentrl eval env=calculator agent="python my_agent.py" model=PATH': Run(QUICK, {"model=PATH": "model=model"}),
+    "uv venv .venv-sglang && uv pip install --python .venv-sglang/bin/python sglang==0.5.23": Left(
+        "ten gigabytes; `make engines` installs the same, and CI runs that"
+    ),
+    "uv venv .venv-vllm && uv pip install --python .venv-vllm/bin/python vllm==0.32.0": Left("the same"),
+    "agentrl train env=gsm8k model=smollm2-135m engine=sglang engine.python=.venv-sglang/bin/python "
+    "engine.dtype=bfloat16": Elsewhere(
+        f"{REAL}::test_a_real_model_is_trained_by_megatron_on_what_sglang_generates_with_its_newest_weights"
+    ),
+    "agentrl serve model=smollm2-135m engine=sglang engine.python=.venv-sglang/bin/python port=8000": Run(
+        "engine.device=cpu", {"port=8000": "port=0"}
+    ),
+    "agentrl train env=swe model=… engine=sglang fleet.engines=4 weights.mode=retract": Run(
+        TRAINED + SERVERS + "steps=1",
+        {"env=swe": "env=calculator", "model=…": "model=model", "fleet.engines=4": "env.max_steps=2"},
+    ),
+    "agentrl train env=swe model=… engine=sglang 'fleet.urls=[http://a:30000,http://b:30000]' "
+    "weights.dir=/shared/weights": Run(
+        TRAINED + "steps=1 engine.device=cpu",
+        {"env=swe": "env=calculator", "model=…": "model=model", "weights.dir=/shared/weights": "weights.dir=shared"},
+        servers=("http://a:30000", "http://b:30000"),
+    ),
+    "agentrl check env=oracle.py:Oracle": Run(slow=False),
+    "agentrl train env=oracle.py:Oracle": Run(TRAINED + "steps=1 warm_start.steps=2 warm_start.demos=16"),
+    "agentrl eval env=oracle.py:Oracle policy=noop": Run(slow=False),
+    "agentrl sessions RUN --check": Elsewhere(STORE),
+    "agentrl sessions RUN --salvage saved.db": Elsewhere(STORE),
+    "agentrl check env=shop.py:Shop": Elsewhere(CHECK),
+    "agentrl check env=shop.py:Shop tasks=10 seed=1 limit=300": Elsewhere(CHECK),
+    "agentrl check env=swe": Elsewhere(
+        "tests/envs/swe/test_builtin.py::test_both_forms_keep_the_environments_contract"
+    ),
+    "agentrl eval env=swe policy=expert": SWE,
+    "agentrl eval env=swe policy=noop": SWE,
+    "agentrl eval env=swe model=… engine=sglang": SWE,
+    "agentrl train env=swe": Elsewhere(
+        "tests/envs/swe/test_infra.py::test_a_run_in_which_containers_die_trains_on_its_full_number_of_groups"
+    ),
+    "agentrl swe generate PACKAGE --out FOLDER --count 20 --seed 0": Elsewhere(
+        "tests/envs/swe/test_generate.py::test_the_command_makes_the_same_tasks_of_the_same_seed"
+    ),
+}
+
+
+def printed() -> dict[str, str]:
+    """Each shell command, in one line without its comments, and the page that it stands on."""
+    found: dict[str, str] = {}
+    for page in PAGES:
+        for language, block in BLOCK.findall(page.read_text()):
+            if language == "sh":
+                lines = block.replace("\\\n", " ").splitlines()
+                bare = [re.sub(r"\s+", " ", re.sub(r"(^|\s)#.*", "", line)).strip() for line in lines]
+                found |= dict.fromkeys(filter(None, bare), page.name)
+    return found
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's cache, in which there is a model of SmolLM2's name and heads."""
+    pytest.importorskip("torch")
+    from agentrl.models.tiny import TinyShape, build, render
+
+    cache = tmp_path_factory.mktemp("cache")
+    texts = [render([{"role": "user", "content": f"Ann has {n} pens. How many? #### {n}"}]) for n in range(100, 160)]
+    shape = TinyShape(layers=2, width=72, heads=9, kv_heads=3)
+    build(cache / "agentrl" / "models" / "smollm2-135m", texts, shape=shape)
+    return cache
+
+
+@pytest.fixture
+def folder(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a user types: everything that the commands name is there."""
+    from agentrl.native import cache_dir
+
+    monkeypatch.setenv("AGENTRL_CACHE", str(cache_dir()))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    lines = [
+        f'{{"question": "Ann has {n} pens and buys 3. How many?", "answer": "Ann has {n + 3} pens.\\n#### {n + 3}"}}\n'
+        for n in range(100, 140)
+    ]
+    (tmp_path / "problems.jsonl").write_text("".join(lines))
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "oracle.py").symlink_to(ROOT / "examples" / "environments" / "oracle.py")
+    (tmp_path / "model").symlink_to(cache / "agentrl" / "models" / "smollm2-135m")
+    (tmp_path / "my_agent.py").write_text(
+        "import openai\n"
+        "message = {'role': 'user', 'content': 'How many?'}\n"
+        "openai.OpenAI().chat.completions.create(model='policy', messages=[message], max_tokens=4)\n"
+    )
+    python = tmp_path / ".venv-sglang" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        "#!/bin/bash\n"
+        'case "$*" in *metadata*) echo 0.5.23; exit;; esac\n'
+        'while [ $# -gt 0 ]; do case "$1" in --model-path) model=$2;; --port) port=$2;; esac; shift; done\n'
+        f'exec {sys.executable} -m tests.rollout.fleet.token_server "$model" "$port"\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def small(command: str, how: Run) -> list[str]:
+    """The command's words, at the size of a test."""
+    for word, other in how.instead.items():
+        assert word in command, f"{word} is not in {command}"
+        command = command.replace(word, other)
+    return shlex.split(f"{command} {how.more}")
+
+
+RUNS = [
+    pytest.param(command, how, marks=[pytest.mark.slow] if how.slow else [], id=command)
+    for command, how in COMMANDS.items()
+    if isinstance(how, Run)
+]
+
+
+def test_every_shell_command_of_the_docs_is_in_the_table_and_every_entry_in_the_docs() -> None:
+    found = printed()
+    assert {f"{page}: {command}" for command, page in found.items() if command not in COMMANDS} == set()
+    assert set(COMMANDS) - set(found) == set(), "nobody is told to type this any more"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_block_of_commands_says_that_it_is_one(page: Path) -> None:
+    blocks = BLOCK.findall(page.read_text())
+    assert {language for language, _ in blocks} <= {"sh", "python", "toml", "yaml", "json", ""}
+    assert not [block for language, block in blocks if language == "" and re.match("(agentrl|make|uv|pip) ", block)]
+
+
+@pytest.mark.timeout(900)  # a busy machine takes minutes for what a quiet one does in ten seconds
+@pytest.mark.parametrize(("command", "how"), RUNS)
+@pytest.mark.usefixtures("folder")
+def test_a_command_runs_as_printed(command: str, how: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.ExitStack() as stack:
+        words = small(command, how)
+        for address in how.servers:
+            own = stack.enter_context(server())
+            words = [word.replace(address, own) for word in words]
+        if words[1] == "serve":
+            served(words)
+            return
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code in (0, None)
+
+
+@contextlib.contextmanager
+def server() -> Iterator[str]:
+    """The address of a server that speaks SGLang's protocol."""
+    port = free_port()
+    command = [sys.executable, "-m", "tests.rollout.fleet.token_server", "model", str(port)]
+    with subprocess.Popen(command) as process:
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+def served(words: list[str]) -> None:
+    """A server says where it is, and ends in order when it is asked to."""
+    command = [sys.executable, "-u", "-m", "agentrl.cli", *words[1:]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            assert re.search(r"http://\S+?:\d+", server.stdout.readline())
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(100) == 0
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize("command", [command for command, how in COMMANDS.items() if isinstance(how, Elsewhere)])
+def test_a_command_that_another_test_executes_is_executed_there(command: str) -> None:
+    how = COMMANDS[command]
+    assert isinstance(how, Elsewhere)
+    file, _, name = how.where.partition("::")
+    assert f"def {name}" in (ROOT / file).read_text()
+
+
+def test_make_train_is_the_command_that_readme_calls_it() -> None:
+    assert "\n\t$(BIN)/agentrl train env=calculator\n" in (ROOT / "Makefile").read_text()
+
+
+INLINE = sorted({(page.name, code) for page in PAGES for code in re.findall(r"`(agentrl [^`\n]*)`", page.read_text())})
+
+
+@pytest.mark.parametrize(("page", "code"), [*INLINE, *((page, command) for command, page in printed().items())])
+def test_a_command_in_a_sentence_or_block_names_commands_and_settings_that_exist(page: str, code: str) -> None:
+    import typer
+
+    _, *words = shlex.split(code.partition("&&")[0]) if code.startswith("agentrl") else ["", "envs"]
+    group = typer.main.get_command(app)
+    name = words[0] if words else "envs"
+    assert name in group.commands, f"{page}: {code}"  # type: ignore[attr-defined]
+    settings = [word for word in words[1:] if "=" in word]
+    known = {"oracle.py:Oracle": "calculator", "…": "calculator"}
+    tree = typed([word if (new := known.get(word[4:])) is None else f"env={new}" for word in settings])
+    if name == "serve" and settings:
+        validate(tree, ServeConfig)
+    elif name in ("train", "eval") and settings:
+        if tree.pop("resume", None):  # of a run whose settings are in its folder
+            tree = {"env": {"name": "calculator"}, **tree}
+        complete(tree)
+
+
+# ------------------------------------------------------------------------------------------------ Python
+
+SNIPPETS = [
+    pytest.param(block, id=f"{page.name} {i}")
+    for page in PAGES
+    if page.name not in OTHERS
+    for i, (language, block) in enumerate(BLOCK.findall(page.read_text()))
+    if language == "python"
+]
+
+
+@pytest.mark.parametrize("block", SNIPPETS)
+def test_python_on_a_page_compiles_and_imports_what_there_is(block: str) -> None:
+    code = compile(block, "page", "exec", flags=ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    for node in ast.walk(code):
+        if isinstance(node, ast.ImportFrom):
+            assert node.module is not None
+            module = importlib.import_module(node.module)
+            missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
+            missing = [name for name in missing if not importlib.util.find_spec(f"{node.module}.{name}")]
+            assert missing == [], f"{node.module} has no {missing}"
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                importlib.import_module(alias.name)
+
+
+def snippet(page: str, word: str) -> str:
+    """The Python block of a page that holds a word."""
+    blocks = BLOCK.findall((ROOT / "docs" / page).read_text())
+    return next(block for language, block in blocks if language == "python" and word in block)
+
+
+def test_a_task_is_written_as_a_folder_and_read_back_as_the_page_does_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(snippet("swe-tasks.md", "harbor.write"), names)
+    assert names["tasks"] == [names["task"]]
+
+
+def test_the_layout_of_readmes_megatron_command_fits_the_model_that_it_names() -> None:
+    """It once asked for two tensor ranks of nine heads."""
+    pytest.importorskip("transformers")
+    from transformers import LlamaConfig
+
+    from agentrl.train.backends.megatron.layout import layout_of
+
+    shape = {"num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 30, "intermediate_size": 1536}
+    (command,) = (command for command in printed() if "trainer=megatron" in command)
+    trainer = complete(typed([word for word in shlex.split(command) if "=" in word])).trainer
+    assert layout_of(trainer, LlamaConfig(hidden_size=576, **shape)).ranks == 2

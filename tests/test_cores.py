@@ -1,0 +1,184 @@
+"""Which cores a process may keep busy, and who gets how many of them."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl import cores
+from agentrl.config import EngineConfig, FleetConfig
+from agentrl.rollout.fleet import divided
+
+
+@pytest.fixture
+def four(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four cores, and nothing in the environment."""
+    monkeypatch.setattr(cores, "allowed", lambda: [0, 1, 2, 3])
+    monkeypatch.delenv(cores.VARIABLE, raising=False)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """The folder of a model that is not small; the file has no content on the disk."""
+    with open(tmp_path / "model.safetensors", "wb") as file:
+        file.truncate(cores.SMALL_BYTES)
+    return tmp_path
+
+
+def test_affinity_limits_what_may_be_used() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    code = f"import os; os.sched_setaffinity(0, [{cpu}]); from agentrl import cores; print(cores.allowed())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"[{cpu}]\n", done.stderr
+
+
+def test_hardware_threads_of_one_core_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 6})
+    monkeypatch.setattr(cores, "_core", lambda cpu: cpu % 4)
+    monkeypatch.setattr(cores, "quota", lambda: math.inf)
+    assert cores.allowed() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("quota", "count"), [(0.5, 1), (2.0, 2), (2.9, 2), (math.inf, 4)])
+def test_a_quota_limits_them_further_and_leaves_one(quota: float, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(cores, "_core", lambda cpu: cpu)
+    monkeypatch.setattr(cores, "quota", lambda: quota)
+    assert len(cores.allowed()) == count
+
+
+@pytest.mark.parametrize(
+    ("mine", "files", "quota"),
+    [
+        ("0::/a/b", {"a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, 1.5),
+        ("0::/a/b", {"a/cpu.max": "150000 100000", "a/b/cpu.max": "50000 100000"}, 0.5),
+        ("0::/", {"cpu.max": "400000 100000"}, 4.0),
+        ("0::/elsewhere", {"cpu.max": "300000 100000"}, 3.0),  # a container's own view begins at its root
+        ("5:memory:/x\n1:cpu:/a\n0::/", {"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"}, 2.5),
+        ("1:cpu,cpuacct:/", {"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, None),
+        ("", {}, None),
+    ],
+)
+def test_quotas_of_both_versions_of_control_groups_are_found(
+    mine: str, files: dict[str, str], quota: float | None, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(text + "\n")
+    (tmp_path / "mine").write_text(mine + "\n" if mine else "")
+    assert cores.quota(tmp_path / "root", tmp_path / "mine") == (math.inf if quota is None else quota)
+
+
+@pytest.mark.usefixtures("four")
+@pytest.mark.parametrize(
+    ("name", "engines", "server", "threads"),
+    [
+        ("sglang", 1, {}, 4),
+        ("sglang", 2, {}, 2),
+        ("sglang", 2, {"tp_size": 2}, 1),
+        ("sglang", 8, {}, 1),
+        ("vllm", 2, {}, 1),  # its scheduler keeps a core busy
+        ("vllm", 1, {}, 3),
+        ("local", 2, {}, 2),
+    ],
+)
+def test_engines_that_generate_at_the_same_time_share_the_cores(
+    name: str, engines: int, server: dict[str, Any], threads: int, large: Path
+) -> None:
+    config = EngineConfig(name=name, device="cpu", server=server)
+    assert [one.threads for one in divided(config, FleetConfig(engines=engines), large)] == [threads] * engines
+
+
+@pytest.mark.usefixtures("four")
+def test_servers_that_bind_their_threads_are_given_cores_of_their_own(large: Path) -> None:
+    config = EngineConfig(name="sglang", device="cpu")
+    assert [one.cores for one in divided(config, FleetConfig(engines=2), large)] == ["0,1", "2,3"]
+    config = EngineConfig(name="sglang", device="cpu", server={"tp": 2})
+    assert [one.cores for one in divided(config, FleetConfig(engines=2), large)] == ["0|1", "2|3"]
+    assert [one.cores for one in divided(config, FleetConfig(), large)] == [None]
+
+
+@given(count=st.integers(1, 9), size=st.integers(1, 6), cpus=st.sets(st.integers(0, 99), min_size=1, max_size=12))
+def test_blocks_are_disjoint_where_there_are_enough_cores(count: int, size: int, cpus: set[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cores, "allowed", lambda: sorted(cpus))
+        blocks = [block.split(",") for block in cores.blocks(count, size)]
+    assert all(len(set(block)) == len(block) == min(size, len(cpus)) for block in blocks)
+    if count * size <= len(cpus):
+        assert len({cpu for block in blocks for cpu in block}) == count * size
+
+
+@pytest.mark.usefixtures("four")
+def test_a_small_model_is_computed_by_one_thread(tmp_path: Path, large: Path) -> None:
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "model.safetensors").write_bytes(b"1234")
+    assert (cores.share(1, tmp_path / "small"), cores.share(1, large)) == (1, 4)
+
+
+@pytest.mark.usefixtures("four")
+def test_a_setting_goes_before_the_users_environment_and_that_before_the_share(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, fleet = EngineConfig(name="sglang", device="cpu"), FleetConfig(engines=2)
+    monkeypatch.setenv(cores.VARIABLE, "3")
+    assert divided(config, fleet, large)[0].threads is None
+    assert cores.environment(None)[cores.VARIABLE] == "3"
+    assert divided(config.model_copy(update={"threads": 5}), fleet, large)[0].threads == 5
+
+
+@pytest.mark.usefixtures("four")
+@pytest.mark.parametrize("settings", [{"url": "http://a:1"}, {"device": "cuda"}])
+def test_what_does_not_compute_on_these_cores_is_told_nothing(settings: dict[str, Any], large: Path) -> None:
+    assert divided(EngineConfig(name="sglang", **settings), FleetConfig(), large)[0].threads is None
+
+
+@pytest.mark.usefixtures("four")
+def test_tools_and_the_programs_that_they_start_get_one_thread_and_the_user_gets_his_own_back() -> None:
+    code = (
+        "import os, subprocess, sys, torch\n"
+        "from agentrl import cores\n"
+        "torch.set_num_threads(3)\n"
+        "child = [sys.executable, '-c', 'import os; print(os.environ[\"OMP_NUM_THREADS\"])']\n"
+        "with cores.one_each():\n"
+        "    print(torch.get_num_threads(), subprocess.check_output(child, text=True).strip(), cores.chosen(None, 4))\n"
+        "    with cores.computing(2): print(torch.get_num_threads())\n"
+        "print(torch.get_num_threads(), os.environ.get('OMP_NUM_THREADS'))\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name != cores.VARIABLE}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env)
+    assert done.stdout.split() == ["1", "1", "4", "2", "3", "None"], done.stderr
+
+
+def test_a_server_that_is_told_nothing_does_not_inherit_what_tools_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU servers choose for themselves; a run's own 1 would have been taken for the user's."""
+    monkeypatch.delenv(cores.VARIABLE, raising=False)
+    with cores.one_each():
+        assert cores.VARIABLE not in cores.environment(None)
+        assert cores.environment(4)[cores.VARIABLE] == "4"
+
+
+def test_what_the_user_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cores.VARIABLE, "7")
+    with cores.one_each():
+        assert os.environ[cores.VARIABLE] == "7"
+        assert cores.chosen(None, 2) is None
+    assert os.environ[cores.VARIABLE] == "7"
+
+
+@pytest.mark.usefixtures("four")
+def test_a_run_says_who_computes_with_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = cores.described({"engine=sglang (2 of them)": 2, "trainer=torch": 4})
+    assert line is not None
+    assert line.startswith("CPU threads: engine=sglang (2 of them) 2, trainer=torch 4; 4 cores may be used (")
+    assert cores.described({"engine=sglang": None, "trainer=torch": None}) is None  # on a GPU
+    monkeypatch.setenv(cores.VARIABLE, "1")
+    assert "engine=sglang 1" in str(cores.described({"engine=sglang": None}))
+    assert "OMP_NUM_THREADS is set" in str(cores.described({"engine=sglang": None}))

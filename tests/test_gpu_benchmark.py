@@ -1,0 +1,68 @@
+"""`make gpu` on a CPU: each part that needs no GPU runs in its small form, to be right at the first try on one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(*words: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_part_that_needs_no_gpu_runs_on_a_cpu_in_a_small_form(tmp_path: Path) -> None:
+    run("--device", "cpu", "--small", "--seconds", "800", "--out", str(tmp_path))
+    results = {result["part"]: result for result in json.loads((tmp_path / "results.json").read_text())}
+    assert list(results) == [part.name for part in gpu.PARTS]
+    for part in gpu.PARTS:
+        if part.gpu:
+            assert results[part.name]["ended"] == "skipped: it needs a GPU"
+        else:
+            assert results[part.name]["ended"] == "done"
+            assert results[part.name]["figures"]
+            assert all(figure["ok"] is not False for figure in results[part.name]["figures"])
+    assert (tmp_path / "table.md").read_text().startswith("| part |")
+
+
+def test_a_part_without_time_is_skipped_and_said_to_be(tmp_path: Path) -> None:
+    told = run("--device", "cpu", "--small", "--seconds", "1", "--parts", "head,mfu", "--out", str(tmp_path))
+    assert told.count("skipped: no time was left") == 2
+
+
+def test_an_unknown_part_is_refused_with_those_that_there_are() -> None:
+    told = run("--parts", "haed", code=2)
+    assert "--parts=haed" in told
+    assert "forests, speed" in told
+
+
+@pytest.mark.parametrize(
+    ("ending", "ended"), [("raise ValueError", "failed with exit code 1"), ("time.sleep(600)", "stopped after its")]
+)
+def test_a_part_that_fails_or_hangs_keeps_the_figures_it_had(
+    ending: str, ended: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "benchmarks" / "gpu_parts"  # beside the real ones: these are namespace packages
+    folder.mkdir(parents=True)
+    (folder / "planted.py").write_text(f"import time\ndef run(report):\n    report.add('w', 1.0)\n    {ending}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(gpu, "PARTS", (gpu.Part("planted", "", 1),))
+    seconds = "600" if "raise" in ending else "25"
+    given = ["--device", "cpu", "--parts", "planted", "--seconds", seconds, "--out", str(tmp_path / "out")]
+    assert gpu.main(given) == 1
+    (result,) = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert result["ended"].startswith(ended)
+    assert [figure["what"] for figure in result["figures"]] == ["w"]
