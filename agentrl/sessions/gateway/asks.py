@@ -28,7 +28,8 @@ class Ask:
         prelude: the messages that the head brings (a system prompt beside the messages).
         history: the conversation, still text; None where the protocol has none.
         convert: validates and converts items, given the first one's place; raises Refusal, naming the item.
-        tools: what may be called.
+        tools: what may be called, as the prompt tells it.
+        deferred: what may be called besides: the prompt leaves it out, and messages may tell of it later.
         sampling: how to draw; `seed` is None where the client gave none.
         n: how many choices.
         stream: whether the reply is wanted piece by piece.
@@ -49,6 +50,7 @@ class Ask:
     sampling: Sampling
     prelude: list[Message] = field(default_factory=list)
     tools: Sequence[ToolSchema] = ()
+    deferred: Sequence[ToolSchema] = ()
     n: int = 1
     stream: bool = False
     force: str | None = None
@@ -58,3 +60,8 @@ class Ask:
     extra: dict[str, Any] = field(default_factory=dict)
     count: int = 0
     ignored: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def callable(self) -> list[ToolSchema]:
+        """Every tool that a turn may call."""
+        return [*self.tools, *self.deferred]

@@ -356,6 +356,6 @@ class Exchange:
 
     def spans(self, choice: Drawn) -> list[Span]:
         """What each of a choice's sampled tokens is."""
-        parsed = parse(self.parts.renderer, [*self.forced, *choice.turn.token_ids], self.ask.tools)
+        parsed = parse(self.parts.renderer, [*self.forced, *choice.turn.token_ids], self.ask.callable)
         by = len(self.forced)
         return [Span(s.kind, max(0, s.start - by), s.end - by) for s in parsed.spans if s.end > by]

@@ -122,8 +122,8 @@ class Live:
         ask.count = start + len(items)
         messages = ask.convert(items, start)
         if line is not None:
-            return self.index.place(line.node, messages), line
-        return self.index.place(tools_digest(ask.tools), [*ask.prelude, *messages]), None
+            return self.index.place(line.node, messages, ask.callable), line
+        return self.index.place(tools_digest(ask.tools), [*ask.prelude, *messages], ask.callable), None
 
     def _after_reply(self, ask: Ask, reply_id: str) -> Place:
         """Go on from a reply by its name; other instructions or tools than its own begin a new root."""
@@ -135,9 +135,9 @@ class Live:
         prompt = [nodes[0].message] if _prompt(nodes[0]) is not None else []
         same = [m.text for m in prompt] == [m.text for m in ask.prelude]
         if same and tools_digest(ask.tools) == tools_digest(nodes[0].tools):
-            return self.index.place(node_id, new)
+            return self.index.place(node_id, new, ask.callable)
         history = [node.message for node in nodes[len(prompt) :]]
-        return self.index.place(tools_digest(ask.tools), [*ask.prelude, *history, *new])
+        return self.index.place(tools_digest(ask.tools), [*ask.prelude, *history, *new], ask.callable)
 
     def path_ids(self, node_id: int | None) -> list[int]:
         """The tokens of the path to a node; to be read only."""

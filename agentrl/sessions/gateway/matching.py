@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,12 +112,12 @@ class Index:
                 return node
         return None
 
-    def place(self, above: Above, messages: Sequence[Message]) -> Place:
-        """Follow `messages` down from `above` as far as they are stored."""
+    def place(self, above: Above, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> Place:
+        """Follow `messages` down from `above` as far as they are stored; `tools` are what turns may call."""
         front: list[tuple[Above, int]] = [(above, 0)]
         taken = 0
         for message in messages:
-            below = self._step(front, message)
+            below = self._step(front, message) or self._completed(front, message, tools)
             if not below:
                 break
             front, taken = below, taken + 1
@@ -136,6 +136,20 @@ class Index:
             found = self._loose.get((above, loose_key(message)), []) if not exact else []
             below += [(i, loose + 1) for i in self._of_same_calls(found, message)]
         return below
+
+    def _completed(
+        self, front: list[tuple[Above, int]], message: Message, tools: Sequence[ToolSchema]
+    ) -> list[tuple[Above, int]]:
+        """The turns that `message` is with the arguments left out that its client filled in from the schema."""
+        if not message.tool_calls:
+            return []
+        return [
+            (node.id, loose + 1)
+            for above, loose in front
+            if isinstance(above, int)
+            for node in self.sampled_children(above)
+            if node.finish_reason is not FinishReason.LENGTH and completes(message, node.message, tools)
+        ]
 
     def _of_same_calls(self, found: list[int], message: Message) -> list[int]:
         """Those whose calls have the message's very ids, where there are any: ids are ours, and unique."""
@@ -209,6 +223,40 @@ def loose_key(message: Message) -> Hashable:
     """What every client keeps of a message: who, what, and which calls."""
     calls = tuple((c.function.name, _canonical(c.function.arguments)) for c in message.tool_calls or ())
     return message.role, message.text.strip(), calls
+
+
+def completes(echo: Message, said: Message, tools: Sequence[ToolSchema]) -> bool:
+    """Whether an echo is what was said but for arguments that it adds, each the default that the tool declares.
+
+    Clients validate a call against the tool's schema, which fills in defaults, and send back the result.
+    """
+    if echo.role != said.role or echo.text.strip() != said.text.strip() or _call_ids(echo) != _call_ids(said):
+        return False
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    for sent, made in zip(echo.tool_calls or (), said.tool_calls or (), strict=True):
+        name = made.function.name
+        whole, part = _object(sent.function.arguments), _object(made.function.arguments)
+        if sent.function.name != name or whole is None or part is None:
+            return False
+        if whole != {**_defaults(schemas.get(name), whole.keys() - part.keys()), **part}:
+            return False
+    return True
+
+
+def _defaults(schema: Any, names: Set[str]) -> dict[str, Any]:
+    """The default of each of these arguments that has one."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    declared = {name: properties.get(name) for name in names} if isinstance(properties, dict) else {}
+    return {name: one["default"] for name, one in declared.items() if isinstance(one, dict) and "default" in one}
+
+
+def _object(arguments: str) -> dict[str, Any] | None:
+    """A call's arguments; None where they are no JSON object."""
+    try:
+        value = orjson.loads(arguments or "{}")
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _call_ids(message: Message) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ class Reading:
     """
 
     def __init__(self, renderer: Renderer, ask: Ask, forced: Sequence[int], call_ids: str) -> None:
-        self._parser: Parser = renderer.parser(ask.tools)
+        self._parser: Parser = renderer.parser(ask.callable)
         self._ends = frozenset(renderer.stop_token_ids)
         self._stop, self._parallel, self._call_ids = ask.sampling.stop, ask.parallel, call_ids
         self._content: list[str] = []

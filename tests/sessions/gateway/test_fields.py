@@ -126,6 +126,45 @@ async def test_cache_marks_that_move_from_turn_to_turn_keep_one_path(serve: Serv
         assert session.counters == {"gateway/clean": 1, **counted}
 
 
+LATER: Any = {"name": "fetch", "description": "fetches", "input_schema": {"type": "object"}, "defer_loading": True}
+
+
+async def test_a_deferred_tool_is_told_where_a_result_refers_to_it_and_the_path_goes_on(serve: Serve) -> None:
+    """Claude Code finds tools so; each search began the conversation anew, with every tool in its prompt."""
+    words = (say("", None, [("search", "{}")]), say("", None, [("fetch", '{"url": "x"}')]), say("done"))
+    search = {"name": "search", "input_schema": {"type": "object"}}
+    async with serve(Talker(in_turn(*words))) as served:
+        access = await served.open()
+        history: list[Any] = [{"role": "user", "content": "hi"}]
+        for declared in ([search], [search, LATER], [LATER, search]):
+            body = {"model": "m", "max_tokens": 500, "tools": declared, "messages": history}
+            reply = await post(f"{access['anthropic_base_url']}/v1/messages", access["api_key"], body)
+            assert reply.status_code == 200, reply.text
+            (block,) = reply.json()["content"]
+            found: Any = {"type": "tool_result", "content": [{"type": "tool_reference", "tool_name": "fetch"}]}
+            history += [
+                {"role": "assistant", "content": [block]},
+                {"role": "user", "content": [{**found, "tool_use_id": block.get("id")}]},
+            ]
+        session = served.session(access["id"])
+        assert session.counters == {"gateway/clean": 2}
+        texts = [renderer().tokenizer.decode(node.token_ids) for node in session.nodes]
+        assert ["fetches" in text for text in texts] == [False, False, True, False, True, False]
+
+
+async def test_a_reference_to_a_tool_that_is_not_declared_is_refused_by_name(serve: Serve) -> None:
+    async with serve() as served:
+        access = await served.open()
+        found: Any = {"type": "tool_result", "content": [{"type": "tool_reference", "tool_name": "fetch"}]}
+        use: Any = {"type": "tool_use", "id": "a", "name": "add", "input": {}}
+        history = [*HI, {"role": "assistant", "content": [use]}, {"role": "user", "content": [found]}]
+        found["tool_use_id"] = "a"
+        body = {"model": "m", "max_tokens": 500, "tools": [ATOOL], "messages": history}
+        reply = await post(f"{access['anthropic_base_url']}/v1/messages", access["api_key"], body)
+        assert reply.status_code == 400
+        assert "messages[2].content[0].content[0].tool_name='fetch'" in reply.json()["error"]["message"]
+
+
 async def test_counting_takes_what_a_turn_takes(serve: Serve) -> None:
     async with serve() as served:
         access = await served.open()

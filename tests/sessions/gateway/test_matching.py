@@ -161,3 +161,26 @@ def test_a_turn_that_was_cut_is_never_gone_on_from() -> None:
     tree.add_turn(session, 0, [9], turn, Sampling(), said("half a"))
     place = Index(session).place(ABOVE, [user("q"), said("half a"), user("go on")])
     assert (place.parent, place.cause, len(place.new)) == (0, "cut", 2)
+
+
+FLAG = {"type": "boolean", "default": False}
+DEFAULTS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"all": FLAG, "n": {}}}}}]
+
+
+@pytest.mark.parametrize(
+    ("echoed", "same"),
+    [
+        ('{"x": 1, "all": false}', True),
+        ('{"x": 1, "all": true}', False),
+        ('{"x": 2, "all": false}', False),
+        ('{"x": 1, "n": false}', False),
+        ('{"all": false}', False),
+    ],
+)
+def test_a_call_that_its_client_completed_by_declared_defaults_is_the_same_call(echoed: str, same: bool) -> None:
+    session, index = grow(user("a"), said("", None, call('{"x": 1}')))
+    history = [user("a"), said("", None, call(echoed)), user("b")]
+    place = index.place(ABOVE, history, DEFAULTS)
+    assert (place.parent, place.loose, place.cause) == ((1, 1, None) if same else (0, 0, "edited"))
+    assert index.place(ABOVE, history).cause == "edited"
+    assert index.place(ABOVE, [user("a"), said("", None, call(echoed, "c2"))], DEFAULTS).parent == 0

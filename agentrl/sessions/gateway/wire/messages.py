@@ -3,6 +3,8 @@
 The model's reasoning is handed over as thinking blocks where the request enables thinking; their signature is
 the reply's id. `budget_tokens` is part of `max_tokens`, which alone is enforced. Marks for a prompt cache
 (`cache_control`) may stand on every block, tool and system text: the engine keeps what it has computed anyway.
+A tool with `defer_loading` is not in the prompt: it is told where a tool's result refers to it (`tool_reference`),
+so that a search for tools adds to the conversation and leaves its beginning as it was.
 """
 
 from __future__ import annotations
@@ -72,7 +74,10 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
     _keeps_all(given.get("context_management", {}))
     choice = given.get("tool_choice", {"type": "auto"})
     offered = choice["type"] != "none"
-    tools = _tools(given.get("tools", [])) if offered else []
+    declared = given.get("tools", [])
+    prompted = [tool for tool in declared if not tool.get("defer_loading")]
+    tools = _tools(prompted) if offered else []
+    deferred = _tools([tool for tool in declared if tool.get("defer_loading")])
     force = {"any": "", "tool": choice.get("name")}.get(choice["type"])
     if force is not None and not tools:
         raise Refusal(400, "tool_choice demands a call, but there are no tools", "invalid_value", "tool_choice")
@@ -88,11 +93,12 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
     return Ask(
         protocol="messages",
         model=given["model"],
-        head=(system, given.get("tools"), offered),
+        head=(system, prompted, offered),
         prelude=[Message(role="system", content=prompt)] if prompt else [],
         history=body.history,
-        convert=functools.partial(convert, ignored=ignored),
+        convert=functools.partial(convert, ignored=ignored, tools=[*tools, *deferred]),
         tools=tools,
+        deferred=deferred if offered else (),
         sampling=Sampling(
             temperature=number(given, "temperature", limits.temperature, 0, 2),
             top_p=number(given, "top_p", 1.0, 1e-6, 1),
@@ -155,18 +161,22 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
     return tools_of(shaped)
 
 
-def convert(items: Sequence[Any], start: int, ignored: dict[str, str]) -> list[Message]:
+def convert(
+    items: Sequence[Any], start: int, ignored: dict[str, str], tools: Sequence[ToolSchema] = ()
+) -> list[Message]:
     """Validated messages, from item `start` on; a user's tool results become tool messages.
 
     Args:
         items: the messages.
         start: the first one's place in the conversation.
         ignored: takes the names of fields that were passed over.
+        tools: what a tool's result may refer to.
 
     Raises:
-        Refusal: one can't be read; it names the item.
+        Refusal: one can't be read, or refers to a tool that is not declared; it names the item.
     """
     messages: list[Message] = []
+    told = {tool["function"]["name"]: json.dumps(tool, ensure_ascii=False) for tool in tools}
     for place, item in enumerate(items):
         where = f"messages[{start + place}]"
         (item,) = _unmarked([item], ignored)
@@ -176,7 +186,7 @@ def convert(items: Sequence[Any], start: int, ignored: dict[str, str]) -> list[M
         if item["role"] == "assistant":
             messages.append(_assistant(blocks, where))
         elif item["role"] == "user":
-            messages += _user(blocks, where)
+            messages += _user(blocks, where, told)
         else:
             messages.append(Message(role="system", content=_texts(blocks, f"{where}.content")))
     if messages and messages[-1].role == "assistant":
@@ -205,12 +215,12 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> Message:
     )
 
 
-def _user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[Message]:
+def _user(blocks: Sequence[Mapping[str, Any]], where: str, told: Mapping[str, str]) -> list[Message]:
     messages: list[Message] = []
     for place, block in enumerate(blocks):
         at = f"{where}.content[{place}]"
         if block["type"] == "tool_result":
-            text = _result(block, at)
+            text = _result(block, at, told)
             messages.append(Message(role="tool", content=text, tool_call_id=block["tool_use_id"]))
         elif block["type"] != "text":
             raise unsupported(f"{at}.type", f"{block['type']!r}; this model takes text only")
@@ -221,10 +231,24 @@ def _user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[Message]:
     return messages or [Message(role="user", content="")]
 
 
-def _result(block: Mapping[str, Any], where: str) -> str:
+def _result(block: Mapping[str, Any], where: str, told: Mapping[str, str]) -> str:
     content = block.get("content") or ""
+    if not isinstance(content, str):
+        content = [_definition(part, f"{where}.content[{place}]", told) for place, part in enumerate(content)]
     text = content if isinstance(content, str) else _texts(content, f"{where}.content")
     return f"Error: {text}" if block.get("is_error") else text
+
+
+def _definition(block: Mapping[str, Any], where: str, told: Mapping[str, str]) -> Mapping[str, Any]:
+    """A reference to a tool as the text that defines it, a line of JSON; any other block as it is."""
+    if block["type"] != "tool_reference":
+        return block
+    name = block["tool_name"]
+    if name not in told:
+        raise Refusal(
+            400, f"{where}.tool_name={name!r:.100} is none of the tools", "invalid_value", f"{where}.tool_name"
+        )
+    return {"type": "text", "text": told[name] + "\n"}
 
 
 def _texts(blocks: Sequence[Mapping[str, Any]], where: str) -> str:
