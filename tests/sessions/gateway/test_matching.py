@@ -178,7 +178,7 @@ DEFAULTS = [{"type": "function", "function": {"name": "f", "parameters": {"prope
     ],
 )
 def test_a_call_that_its_client_completed_by_declared_defaults_is_the_same_call(echoed: str, same: bool) -> None:
-    session, index = grow(user("a"), said("", None, call('{"x": 1}')))
+    _, index = grow(user("a"), said("", None, call('{"x": 1}')))
     history = [user("a"), said("", None, call(echoed)), user("b")]
     place = index.place(ABOVE, history, DEFAULTS)
     assert (place.parent, place.loose, place.cause) == ((1, 1, None) if same else (0, 0, "edited"))
