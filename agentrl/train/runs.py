@@ -180,11 +180,12 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
     if trains and config.trainer.name in ("torch", "megatron") and config.trainer.proof:
         with display.part("proving the architecture for the trainer"):
             device = torch_device(config.trainer.device, "trainer.device")
-            proof.require(base, config.model.name, device, config.trainer.name, config.trainer.family)
+            chosen = config.trainer
+            proof.require(base, config.model.name, device, chosen.name, chosen.family, chosen.dtype)
     if config.engine.name == "local" and config.engine.proof:
         with display.part("proving the architecture for the engine"):
             device = torch_device(config.engine.device, "engine.device")
-            proof.require(base, config.model.name, device, subject="local")
+            proof.require(base, config.model.name, device, subject="local", dtype=config.engine.dtype)
 
 
 def _recording(config: RunConfig) -> EngineConfig:

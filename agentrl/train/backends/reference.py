@@ -98,3 +98,8 @@ def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
         whole += float(value.double().square().sum())
         apart += float((ours[name].double() - value.double() if name in ours else value.double()).square().sum())
     return float((apart / whole) ** 0.5)
+
+
+def mean_square(ours: Tensor, theirs: Tensor, forest: Forest) -> float:
+    """The root mean square difference of a forest's trained log-probabilities, [T] each, in nats."""
+    return float((ours - theirs)[forest.weight > 0].double().square().mean().sqrt())

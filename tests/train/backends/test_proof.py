@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from transformers import AutoConfig
 from typer.testing import CliRunner
 
@@ -126,6 +128,32 @@ def test_caps_and_sinks_that_were_forgotten_would_be_found_out(
     assert not compare(config_of(*EXACT[name])).passed
 
 
+@pytest.mark.parametrize("subject", ["torch", "local"])
+def test_in_bfloat16_ours_is_off_by_no_more_than_twice_what_transformers_is(subject: str) -> None:
+    found = compare(config_of(*EXACT["llama"]), subject=subject, dtype="bfloat16")
+    assert found.passed, str(found)
+    assert found.logp > 1e-3, "rows in float32 are what it is held to"
+    assert found.logp_bound < 0.05
+    assert "in bfloat16" in str(found)
+    assert "twice transformers' own error" in str(found)
+
+
+def test_what_is_right_in_float32_and_too_rough_in_bfloat16_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values that a kernel holds in eight bits, where the model is in sixteen."""
+    from transformers import AttentionInterface
+
+    def rough(module: Any, query: Tensor, key: Tensor, value: Tensor, *inputs: Any, **options: Any) -> Any:
+        if value.dtype == torch.bfloat16:
+            value = value.to(torch.float8_e5m2).to(value.dtype)
+        return attention.forest_attention(module, query, key, value, *inputs, **options)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, attention.NAME, rough)
+    assert compare(config_of(*EXACT["llama"])).passed
+    found = compare(config_of(*EXACT["llama"]), dtype="bfloat16")
+    assert not found.passed
+    assert not found.fault
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mamba", "mamba2", "qwen3_next", "recurrent_gemma"])
 def test_recurrent_architectures_are_found_out_at_the_sizes_of_their_defaults(kind: str) -> None:
@@ -215,6 +243,9 @@ def test_a_proof_is_remembered_until_something_it_depends_on_changes(
     monkeypatch.setattr(proof.transformers, "__version__", "0")
     prove(folder)
     assert len(tried) == 6
+    prove(folder, dtype="bfloat16")
+    assert tried[6:] == [0, 1, 2], "each precision has a proof of its own"
+    assert prove(folder).remembered
 
 
 def test_a_model_that_no_family_serves_can_not_be_trained_on_megatron_and_says_so(tmp_path: Path) -> None:
