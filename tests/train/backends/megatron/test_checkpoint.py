@@ -10,7 +10,7 @@ import pytest
 from agentrl.config import AlgoConfig
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.batches import random_forests, run
-from tests.train.backends.megatron.resuming import Kind, try_pairs
+from tests.train.backends.megatron.resuming import TESTED, covering, try_pairs
 from tests.train.backends.megatron.world import World
 
 ALGO = AlgoConfig(lr=1e-2, kl_coef=0.1, schedule="cosine", weight_decay=0.1)
@@ -49,13 +49,15 @@ def test_what_was_saved_under_one_layout_goes_on_under_another(
 def test_weights_and_moments_are_the_same_under_every_layout_that_goes_on(world: World, tmp_path: Path) -> None:
     """A later stage's weights were others after save and load, even under the same layout: its tied head's bucket
     has padding, which Megatron's form of the optimizer's state forgot. All pairs: see `resuming`."""
-    saved = [
-        Kind("PP2", True, True, "odd"),
-        Kind("PP2", False, False, "odd"),
-        Kind("DP2", True, True, "odd"),
-        Kind("TP2", True, True, "round"),
-    ]
-    others = [("PP2", True), ("DP2", True), ("TP2", False)]
-    pairs = [(one, one) for one in saved]
-    pairs += [(one, Kind(name, on, one.tied, one.width)) for one in saved for name, on in others if name != one.layout]
-    assert try_pairs(world, pairs, tmp_path) == []
+    assert try_pairs(world, covering(TESTED), tmp_path) == []
+
+
+def test_every_two_choices_of_layout_optimizer_and_model_meet_in_a_pair_that_is_tried() -> None:
+    pairs = covering(TESTED)
+    for choice in ("distributed", "tied", "width"):
+        values = {getattr(one, choice) for one, _ in pairs}
+        for side in (0, 1):
+            met = {(pair[side].layout, getattr(pair[side], choice)) for pair in pairs}
+            assert met == {(layout, value) for layout in TESTED for value in values}
+    layouts = {frozenset((one.layout, other.layout)) for one, other in pairs}
+    assert layouts == {frozenset((one, other)) for one in TESTED for other in TESTED}
