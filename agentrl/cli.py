@@ -7,7 +7,6 @@ end with exit code 1. Everything heavy is imported inside the command that needs
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -215,39 +214,20 @@ def models_get(name: str) -> None:
 
 @models.command("check")
 def models_check(
-    path: str, family: Annotated[str | None, typer.Option(help="A model family's name or import path.")] = None
+    path: str,
+    trainer: Annotated[str | None, typer.Option(help="Try this trainer; it has to take it: torch, megatron.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Try this engine; it has to take it: local.")] = None,
+    family: Annotated[str | None, typer.Option(help="A model family's name or import path, for Megatron.")] = None,
 ) -> None:
-    """Prove a model's architecture: trainer=torch, engine=local, and its family on Megatron where that is installed."""
+    """Prove a model's architecture: trainer=torch, engine=local, and its family on Megatron where that is installed.
+
+    Ends with 1 where numbers are wrong, where a trainer or engine that is named refuses the model, or where all do.
+    """
     from agentrl.models import resolve
-    from agentrl.train.backends.proof import prove
+    from agentrl.train.backends.report import report
 
     folder = Path(path) if Path(path).is_dir() else resolve(path)
-    subjects = {"trainer=torch": "torch", "engine=local": "local"}
-    if find_spec("megatron") is not None:
-        subjects["trainer=megatron"] = "megatron"
-    passed = True
-    for name, subject in subjects.items():
-        for dtype in ("float32", "bfloat16"):
-            proof = prove(folder, subject=subject, family=family, dtype=dtype)
-            mark = "[green]✓[/]" if proof.passed else "[red]✗[/]"
-            took = f"{proof.seconds:.1f} s, remembered" if proof.remembered else f"{proof.seconds:.1f} s"
-            out.print(f"{mark} {name}: {escape(str(proof))} [dim]({took})[/]", highlight=False)
-            passed = passed and proof.passed
-            if not proof.passed:  # in bfloat16 it would be said again
-                break
-    try:
-        from agentrl.train.backends.megatron.check import check
-    except ModuleNotFoundError as error:
-        out.print(f"trainer=megatron: not tried, {error.name} is not installed", highlight=False)
-    else:
-        result = check(folder, family)
-        table = Table("what", "found", "wanted", title=f"family {result.family} on Megatron", title_justify="left")
-        for row in result.rows():
-            table.add_row(*row)
-        out.print(table)
-        if not result.passed:
-            raise typer.Exit(1)
-    if not passed:
+    if not report(folder, out, trainer, engine, family):
         raise typer.Exit(1)
 
 

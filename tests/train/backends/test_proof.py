@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 from transformers import AutoConfig
 from typer.testing import CliRunner
 
 import agentrl
 from agentrl import cli
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UnknownName
 from agentrl.models import tiny
 from agentrl.rollout.engines.flat import Layout
 from agentrl.train.backends import attention, proof
 from agentrl.train.backends.attention import BlockPlan
 from agentrl.train.backends.proof import Proof, compare, prove, require
+from agentrl.train.backends.report import report
+from tests.conftest import need
 
 HEADS = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4}
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
@@ -255,9 +259,43 @@ def test_a_model_that_no_family_serves_can_not_be_trained_on_megatron_and_says_s
     assert not found.passed
 
 
+def checked(*words: object) -> tuple[int, str]:
+    """The exit code of `agentrl models check`, and what it printed."""
+    printed = CliRunner().invoke(cli.app, ["models", "check", *map(str, words)], env={"COLUMNS": "400"})
+    return printed.exit_code, printed.stdout
+
+
 @pytest.mark.slow
 def test_models_check_prints_a_line_for_the_trainer_and_one_for_the_engine(folder: Path) -> None:
-    printed = CliRunner().invoke(cli.app, ["models", "check", str(folder)], env={"COLUMNS": "400"})
-    assert "✗ trainer=torch: log-probabilities differ" in printed.stdout
-    assert "✗ engine=local: its dynamic RoPE goes by the longest sequence of a batch" in printed.stdout
-    assert printed.exit_code == 1
+    code, printed = checked(folder)
+    assert "✗ trainer=torch: log-probabilities differ" in printed
+    assert "- engine=local: its dynamic RoPE goes by the longest sequence of a batch" in printed
+    assert code == 1
+
+
+def test_models_check_ends_well_for_a_model_that_megatron_alone_refuses_unless_megatron_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config_of(*EXACT["gpt2, with learned positions"]).save_pretrained(tmp_path / "model")
+    code, printed = checked(tmp_path / "model")
+    assert code == 0, printed
+    assert "✓ trainer=torch" in printed
+    assert "✓ engine=local" in printed
+    need(find_spec("megatron") is not None, "megatron-core is not installed")
+    assert "- trainer=megatron: unknown model family 'gpt2'" in printed
+    code, printed = checked(tmp_path / "model", "--trainer", "megatron")
+    assert code == 1
+    assert "torch" not in printed
+    assert checked(tmp_path / "model", "--trainer", "torch", "--engine", "local")[0] == 0
+
+
+def test_models_check_ends_with_1_where_the_engine_that_was_named_refuses(folder: Path) -> None:
+    code, printed = checked(folder, "--engine", "local")
+    assert code == 1
+    assert "trainer" not in printed
+
+
+def test_models_check_names_what_it_can_try(folder: Path) -> None:
+    with pytest.raises(UnknownName, match=r"unknown engine to try 'sglang' \(known: local\)"):
+        report(folder, Console(), engine="sglang")

@@ -1,0 +1,103 @@
+"""What `agentrl models check` prints: a line for each trainer and engine that was tried, and whether all is well.
+
+A line says one of three things: ✓ what it computes is right; ✗ the numbers are wrong; - it refuses the model, or could
+not try it. A refusal is an answer, and no failure, unless it comes from the trainer or engine that the user named.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from agentrl.errors import AgentRLError, missing_extra, unknown_name
+from agentrl.train.backends.proof import prove
+
+LINES = {"trainer=torch": "torch", "engine=local": "local", "trainer=megatron": "megatron"}
+"""Whom a line is about, as the user names it, and as the proof does."""
+PRECISIONS = ("float32", "bfloat16")
+REFUSED = "[yellow]-[/]"
+
+
+def report(
+    folder: Path, out: Console, trainer: str | None = None, engine: str | None = None, family: str | None = None
+) -> bool:
+    """Try an architecture and print what came out.
+
+    Args:
+        folder: a Hugging Face folder; its config.json is enough.
+        out: where to print.
+        trainer: the one to try, torch or megatron; None tries all, unless an engine is named.
+        engine: the one to try, local; None tries all, unless a trainer is named.
+        family: the family on Megatron, where the configuration does not say it; the model is to be served there, then.
+
+    Returns:
+        Whether no numbers are wrong, whatever was named takes the model, and if nothing was named, something does.
+
+    Raises:
+        UnknownName: there is no proof of such a trainer or engine.
+        MissingExtra: the trainer that was named is not installed.
+    """
+    named = _named("trainer", trainer) | _named("engine", engine)
+    tried = [line for line in LINES if line in named or not named]
+    required = named | ({"trainer=megatron"}.intersection(tried) if family else set())
+    passed: dict[str, bool] = {}
+    wrong = False
+    for line in tried:
+        if line == "trainer=megatron" and find_spec("megatron") is None:
+            if line in required:
+                raise missing_extra("megatron-core", "megatron")
+            out.print(f"{REFUSED} {line}: not tried, megatron-core is not installed", highlight=False)
+            continue
+        passed[line], faulty = _try(line, folder, family, out)
+        wrong = wrong or faulty
+    served = all(passed[line] for line in required) if required else any(passed.values())
+    return served and not wrong
+
+
+def _named(kind: str, name: str | None) -> set[str]:
+    if name is None:
+        return set()
+    known = [line.partition("=")[2] for line in LINES if line.startswith(kind)]
+    if name not in known:
+        raise unknown_name(f"{kind} to try", name, known)
+    return {f"{kind}={name}"}
+
+
+def _try(line: str, folder: Path, family: str | None, out: Console) -> tuple[bool, bool]:
+    """Print what came out; whether it takes the model, and whether numbers are wrong."""
+    wrong = False
+    for dtype in PRECISIONS:
+        proof = prove(folder, subject=LINES[line], family=family, dtype=dtype)
+        refused = bool(proof.fault or proof.unproved)
+        mark = "[green]✓[/]" if proof.passed else REFUSED if refused else "[red]✗[/]"
+        took = f"{proof.seconds:.1f} s, remembered" if proof.remembered else f"{proof.seconds:.1f} s"
+        out.print(f"{mark} {line}: {escape(str(proof))} [dim]({took})[/]", highlight=False)
+        if refused:
+            return False, wrong
+        if not proof.passed:  # in bfloat16 it would be said again
+            wrong = True
+            break
+    if line == "trainer=megatron":
+        served, changed = _compare_family(line, folder, family, out)
+        return served and not wrong, wrong or changed
+    return not wrong, wrong
+
+
+def _compare_family(line: str, folder: Path, family: str | None, out: Console) -> tuple[bool, bool]:
+    """Print what differs in logits, and in tensors that are loaded and exported; see `_try`."""
+    from agentrl.train.backends.megatron.check import check
+
+    try:
+        result = check(folder, family)
+    except AgentRLError as error:
+        out.print(f"{REFUSED} {line}: {escape(str(error))}", highlight=False)
+        return False, False
+    table = Table("what", "found", "wanted", title=f"family {result.family} on Megatron", title_justify="left")
+    for row in result.rows():
+        table.add_row(*row)
+    out.print(table)
+    return result.passed, not result.passed
