@@ -1,8 +1,8 @@
 """Which families are exact, and to what: `python -m benchmarks.families [NAME...]`.
 
-Every family's configuration in transformers goes through the proofs of trainer=torch and engine=local; of Megatron the
-table says which of its families serves the model, and `agentrl models check` proves that one. The lines go into the
-table of docs/families.md; those of NAMEs are printed only.
+Every family's configuration in transformers goes through the proofs of trainer=torch, engine=local and, where one of
+its families serves the model, trainer=megatron. The lines go into the table of docs/families.md; with NAMEs, only
+theirs are tried and replaced.
 """
 
 from __future__ import annotations
@@ -78,26 +78,30 @@ def configuration(name: str) -> Any:
 def row(name: str) -> str:
     """A family's line."""
     config = configuration(name)
-    torch, local = (compare(config, subject=subject) for subject in ("torch", "local"))
-    known = next((one.name for one in families().values() if config.model_type in one.model_types), None)
-    return f"| {name} | {cell(torch)} | {cell(local)} | {known or '-'} |"
+    known = any(config.model_type in one.model_types for one in families().values())
+    proofs = [compare(config, subject=subject) for subject in ("torch", "local", *["megatron"] * known)]
+    cells = [name, *map(cell, proofs), *["-"] * (not known)]
+    return f"| {' | '.join(cells)} |"
 
 
 def main(names: list[str]) -> None:
-    """Print a line for each family, and write them all where none was named."""
-    lines = []
+    """Print a line for each family, and put them into the page's table."""
+    lines = {}
     for name in names or FAMILIES:
-        lines.append(row(name))
-        print(lines[-1], flush=True)
-    if not names:
-        write(lines)
+        lines[name] = row(name)
+        print(lines[name], flush=True)
+    write(lines)
 
 
-def write(lines: list[str]) -> None:
-    """Put the lines into the page's table."""
+def write(found: dict[str, str]) -> None:
+    """Put lines into the page's table, in the order of FAMILIES; it keeps the others'."""
     head = "| family | trainer=torch | engine=local | trainer=megatron |\n|---|---|---|---|\n"
     page = PAGE.read_text()
     before, after = page.partition(BEGIN)[0], page.partition(END)[2]
+    known = {
+        line.split(" | ")[0].removeprefix("| "): line for line in page.partition(BEGIN)[2].splitlines() if "|" in line
+    }
+    lines = [line for name in FAMILIES if (line := found.get(name, known.get(name)))]
     table = f"transformers {transformers.__version__}:\n\n{head}" + "\n".join(lines) + "\n\n"
     PAGE.write_text(f"{before}{BEGIN}\n{table}{END}{after}")
 

@@ -92,8 +92,18 @@ class BlockPlan:
     """The plan for a CPU."""
 
     def __init__(self, forest: Forest, block: int | None = None) -> None:
-        self.end, self.position, self.narrower = forest.end.numpy(), forest.position.numpy(), dict[int, BlockPlan]()
-        self.prepare(self.end, block or block_for(float(self.position.mean())))
+        self.begin(forest.end.numpy(), forest.position.numpy(), block)
+
+    def begin(
+        self,
+        end: np.ndarray[Any, Any],
+        position: np.ndarray[Any, Any],
+        block: int | None = None,
+        queries: np.ndarray[Any, Any] | None = None,
+    ) -> None:
+        """Take a row's `end` and depths, and find every block's keys; `block` and `queries` are `prepare`'s."""
+        self.end, self.position, self.queries, self.narrower = end, position, queries, dict[int, BlockPlan]()
+        self.prepare(end, block or block_for(float(position.mean())), queries)
 
     def within(self, window: int | None) -> BlockPlan:
         """See `Plan`; made for the first layer that asks."""
@@ -101,7 +111,8 @@ class BlockPlan:
             return self
         if window not in self.narrower:
             narrow = self.narrower[window] = copy.copy(self)
-            narrow.prepare(self.end, min(self.block, block_for(window)), window=window)
+            block = min(self.block, block_for(window)) if self.queries is None else self.block
+            narrow.prepare(self.end, block, self.queries, window)
         return self.narrower[window]
 
     def prepare(

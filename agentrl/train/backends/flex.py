@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -29,8 +30,13 @@ class FlexPlan:
     """The plan for a GPU; the forest must be padded to a multiple of FLEX_BLOCK."""
 
     def __init__(self, forest: Forest, *, compiled: bool = True) -> None:
-        self.forest, self.longest, self.narrower = forest, int(forest.position.max()) + 1, dict[int, FlexPlan]()
-        self.mask = flex_mask(forest.end)
+        self.begin(forest.end, forest.position, compiled=compiled)
+
+    def begin(self, end: Tensor, position: Tensor, queries: Tensor | None = None, *, compiled: bool = True) -> None:
+        """Take a row's `end` and depths; `queries` are those that ask, in whole blocks of it, where not all do."""
+        self.end, self.position, self.queries = end, position, queries
+        self.longest, self.narrower = int(position.max()) + 1, dict[int, FlexPlan]()
+        self.mask = flex_mask(end, queries=queries)
         self.attend = compiled_flex_attention() if compiled else flex_attention
 
     def within(self, window: int | None) -> FlexPlan:
@@ -39,7 +45,7 @@ class FlexPlan:
             return self
         if window not in self.narrower:
             narrow = self.narrower[window] = copy.copy(self)
-            narrow.mask = flex_mask(self.forest.end, window=window, position=self.forest.position)
+            narrow.mask = flex_mask(self.end, queries=self.queries, window=window, position=self.position)
         return self.narrower[window]
 
     def __call__(
@@ -89,7 +95,7 @@ def flex_mask(
         block: the sparse block.
         queries: the tokens that ask, in whole blocks of the row; None is all of them.
         window: how far along its path a query sees; None is all of it.
-        position: the tokens' depths, with a window; all of the row's tokens ask.
+        position: the tokens' depths, with a window.
     """
     length = len(end)
     if length % block:
@@ -108,19 +114,19 @@ def flex_mask(
     def visible_from_held(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k <= held[q]) & (held[q] < end[k])
 
-    rule = visible if queries is None else visible_from_held
+    rule: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = visible if queries is None else visible_from_held
     if window is not None:
         assert position is not None
-        assert queries is None
         depth = position.to(torch.int32)
-        shallow, deep = depth.view(count, block).amin(1), depth.view(count, block).amax(1)
-        some &= shallow[:, None] - deep < window
-        whole &= deep[:, None] - shallow < window
+        asking = depth if queries is None else depth[queries]
+        shallow, deep = asking.view(-1, block).amin(1)[:, None], asking.view(-1, block).amax(1)[:, None]
+        some &= shallow - depth.view(count, block).amax(1) < window
+        whole &= deep - depth.view(count, block).amin(1) < window
 
-        def visible_within(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return (k <= q) & (q < end[k]) & (depth[q] - depth[k] < window)
+        def near(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return asking[q] - depth[k] < window
 
-        rule = visible_within
+        rule = flex.and_masks(rule, near)
     partly_n, partly = _ordered(some & ~whole)
     whole_n, fully = _ordered(whole)
     return BlockMask.from_kv_blocks(

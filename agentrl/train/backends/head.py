@@ -47,13 +47,22 @@ class Logits:
             logits = logits * self.scale
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
+    def slope(self, logits: Tensor) -> Tensor | float:
+        """The derivative of logits by the head's outputs, from the logits themselves."""
+        if self.cap is None:
+            return self.scale
+        return self.scale * (1 - (logits / self.cap).clamp(-1, 1).square())
+
+
+AS_THEY_ARE = Logits()
+
 
 def token_logps(
     head: nn.Module,
     hidden: Tensor,
     rows: Rows,
     chunk_elements: int = CHUNK_ELEMENTS,
-    shape: Logits = Logits(),
+    shape: Logits = AS_THEY_ARE,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of each row's target at its temperature.
 

@@ -352,7 +352,8 @@ class Subject:
 
 
 ALWAYS = ("models/small.py", "train/backends/proof.py", "train/backends/reference.py")
-MEGATRON = tuple(
+SHARED = tuple(f"train/backends/{name}.py" for name in ("attention", "flex", "head"))
+MEGATRON = SHARED + tuple(
     str(file.relative_to(PACKAGE)) for file in sorted((PACKAGE / "train" / "backends" / "megatron").rglob("*.py"))
 )
 SUBJECTS = {
@@ -362,7 +363,7 @@ SUBJECTS = {
         "trained by trainer=torch, where a forest must mean what its paths mean",
         "",
         "trainer.proof=false trains it all the same",
-        tuple(f"train/backends/{name}.py" for name in ("attention", "flex", "head", "torch")),
+        (*SHARED, "train/backends/torch.py"),
     ),
     "megatron": Subject(
         _by_megatron,

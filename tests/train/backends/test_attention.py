@@ -163,6 +163,21 @@ def test_flex_attention_has_windows_caps_and_sinks_too(window: int | None) -> No
         assert torch.allclose(ours, eager(q, k, v, within(padded, window), softcap, sink), atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("window", [None, 3, 40])
+def test_a_part_of_the_queries_sees_what_it_sees_among_all(window: int | None) -> None:
+    """As context-parallel ranks ask: some blocks of the row, for keys of the whole row."""
+    forest = random_forest(3).padded(3 * FLEX_BLOCK)
+    q, k, v = (x.detach() for x in heads(len(forest), 2, torch.Generator().manual_seed(0)))
+    asked = torch.cat((torch.arange(FLEX_BLOCK), torch.arange(2 * FLEX_BLOCK, 3 * FLEX_BLOCK)))
+    blocks, flex = BlockPlan.__new__(BlockPlan), FlexPlan.__new__(FlexPlan)
+    blocks.begin(forest.end.numpy(), forest.position.numpy(), FLEX_BLOCK, asked.numpy())
+    flex.begin(forest.end, forest.position, asked, compiled=False)
+    want = eager(q, k, v, within(forest, window), None, None)[:, asked]
+    for plan in (blocks, flex):
+        assert torch.allclose(plan.within(window)(q[:, :, asked], k, v, 0.25), want, atol=1e-5)
+
+
 def test_a_plan_is_narrowed_once_for_all_layers_and_not_where_no_path_reaches_the_window() -> None:
     forest = random_forest(3)
     longest = int(forest.position.max()) + 1

@@ -16,39 +16,30 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
 
 from agentrl.errors import InvalidInput
 from agentrl.train.backends import attention as shared
-from agentrl.train.backends.flex import compiled_flex_attention, flex_mask
+from agentrl.train.backends.flex import FlexPlan
 from agentrl.train.backends.megatron.table import END, HELD
 
 KEPT_PLANS = 64
 """Tables whose plans are kept: more micro-batches than that are under way in no pipeline we build."""
 
 
-class Attend(Protocol):
-    """A plan: [1, heads, L, d] against [1, kv heads, T, d] -> [1, L, heads, d]."""
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Attend."""
-        ...
-
-
 class Plans:
     """The plans of the tables at hand, by the table's storage; a table is held as long as its plan."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[int, int], tuple[Tensor, Attend, Tensor]] = OrderedDict()
+        self._known: OrderedDict[tuple[int, int], tuple[Tensor, shared.Plan, Tensor]] = OrderedDict()
 
-    def of(self, table: Tensor, rank: int, length: int) -> tuple[Attend, Tensor]:
+    def of(self, table: Tensor, rank: int, length: int) -> tuple[shared.Plan, Tensor]:
         """The plan for `length` queries held by a context-parallel rank, and what puts gathered keys in order."""
         key = (table.data_ptr(), rank)
         if key not in self._known:
@@ -76,6 +67,8 @@ class ForestAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no 
         layer_number: from 1 on.
         softmax_scale: what scores are multiplied with; None is one over the square root of the keys' width.
         k_channels: the keys' width where it is not `config.kv_channels` (MLA).
+        window: how far along its path a query sees; None is all of it.
+        softcap: what scores are capped at; see `agentrl.train.backends.attention.Plan`.
         _: what only other kinds of attention need.
     """
 
@@ -85,10 +78,12 @@ class ForestAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no 
         layer_number: int,
         softmax_scale: float | None = None,
         k_channels: int | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
         **_: Any,
     ) -> None:
         super().__init__(config=config)
-        self.layer_number = layer_number
+        self.layer_number, self.window, self.softcap = layer_number, window, softcap
         self.scale = softmax_scale or (k_channels or config.kv_channels) ** -0.5
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: Any) -> Tensor:
@@ -102,7 +97,7 @@ class ForestAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no 
         plan, order = PLANS.of(attention_mask, rank, length)
         if context > 1:
             key, value = gathered(key, order), gathered(value, order)
-        out = plan(by_heads(query), by_heads(key), by_heads(value), self.scale)
+        out = plan.within(self.window)(by_heads(query), by_heads(key), by_heads(value), self.scale, self.softcap)
         return out.reshape(length, 1, -1)
 
 
@@ -131,7 +126,7 @@ def causal_table(length: int, device: torch.device) -> Tensor:
     return torch.stack((index, torch.full_like(index, length), index))
 
 
-def make_plan(end: Tensor, held: Tensor) -> Attend:
+def make_plan(end: Tensor, held: Tensor) -> shared.Plan:
     """The plan for a machine with, or without, a GPU."""
     return HeldFlexPlan(end, held) if end.device.type == "cuda" else HeldBlockPlan(end, held)
 
@@ -146,24 +141,21 @@ class HeldBlockPlan(shared.BlockPlan):
 
     def __init__(self, end: Tensor, held: Tensor) -> None:
         everything = len(held) == len(end)
-        index = torch.arange(len(end))
-        depth = index - torch.bincount(end, minlength=len(end) + 1)[: len(end)].cumsum(0)
-        block = shared.block_for(float(depth.float().mean())) if everything else run_length(held)
-        self.prepare(end.numpy(), block, None if everything else held.numpy())
+        queries = None if everything else held.numpy()
+        self.begin(end.numpy(), depths(end).numpy(), None if everything else run_length(held), queries)
 
 
-class HeldFlexPlan:
-    """The plan for a GPU: FlexAttention, which skips blocks that no pair of tokens in them can see."""
+class HeldFlexPlan(FlexPlan):
+    """The plan for a GPU, likewise."""
 
     def __init__(self, end: Tensor, held: Tensor, *, compiled: bool = True) -> None:
-        self.mask = flex_mask(end, queries=None if len(held) == len(end) else held)
-        self.attend = compiled_flex_attention() if compiled else flex_attention
+        self.begin(end, depths(end), None if len(held) == len(end) else held, compiled=compiled)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """See `Attend`."""
-        gqa = query.shape[1] != key.shape[1]
-        out: Tensor = self.attend(query, key, value, block_mask=self.mask, scale=scale, enable_gqa=gqa)
-        return out.transpose(1, 2)
+
+def depths(end: Tensor) -> Tensor:
+    """How many tokens are above each on its path, [T], from their `end`: those before it whose subtree holds it."""
+    passed = torch.bincount(end, minlength=len(end) + 1)[: len(end)].cumsum(0)
+    return torch.arange(len(end), device=end.device) - passed
 
 
 def run_length(held: Tensor) -> int:

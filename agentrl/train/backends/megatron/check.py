@@ -107,18 +107,37 @@ def shrunk(hf: Any, family: Family) -> Any:
         "num_attention_heads": heads,
         "num_key_value_heads": groups,
         "max_position_embeddings": 4 * TOKENS,
-        "layer_types": None,
         "pad_token_id": None,
         "dtype": "float32",
         "rope_parameters": _shrunk_positions(hf.rope_parameters),
+        **_few_kinds(hf),
+        **_early(hf),
         **family.tiny(hf),
     }
     kind = settings.pop("model_type")
     return AutoConfig.for_model(kind, **settings)
 
 
+def _few_kinds(hf: Any) -> dict[str, Any]:
+    """Layers of every kind that the model has."""
+    kinds = getattr(hf, "layer_types", None)
+    if not kinds:
+        return {}
+    kept = [*kinds[:LAYERS], *[kinds[-1]] * (LAYERS - len(kinds))]
+    missing = sorted(set(kinds) - set(kept))
+    return {"layer_types": kept[: LAYERS - len(missing)] + missing}
+
+
+def _early(hf: Any) -> dict[str, Any]:
+    """Windows and caps, where there are any, that matter within the tokens that are tried, and for small scores."""
+    least = {"sliding_window": TOKENS // 4, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.5}
+    return {name: least[name] for name in least if getattr(hf, name, None)}
+
+
 def _shrunk_positions(rope: dict[str, Any]) -> dict[str, Any]:
     """The same scaling, which begins to matter within the tokens that are tried."""
+    if all(isinstance(each, dict) for each in rope.values()):  # one for each kind of layer
+        return {kind: _shrunk_positions(each) for kind, each in rope.items()}
     if rope.get("original_max_position_embeddings"):
         return {**rope, "original_max_position_embeddings": TOKENS // 2}
     return dict(rope)

@@ -13,7 +13,6 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 
 from agentrl.config import TrainerConfig
-from agentrl.train.backends.megatron.attention import ForestAttention
 from agentrl.train.backends.megatron.layout import Layout, experts_of
 from agentrl.train.backends.megatron.models import Family, build, load
 from agentrl.train.backends.megatron.moe import moe_settings
@@ -23,7 +22,7 @@ from agentrl.train.backends.megatron.update import device, shares_state
 def chunks_of(folder: str | Path, hf: Any, family: Family, config: TrainerConfig, layout: Layout) -> list[Any]:
     """This rank's part of a folder's model, on its device."""
     settings = megatron_settings(hf, family, config, layout)
-    models = [model.to(device()) for model in build(family, hf, core_attention=ForestAttention, **settings)]
+    models = [model.to(device()) for model in build(family, hf, **settings)]
     load(models, folder, family)
     if layout.pipeline > 1 and models[0].share_embeddings_and_output_weights:
         _share_embedding(models)

@@ -11,6 +11,8 @@ parallelism).
 
     d logp / d logit_j    = [j = target] - p_j
     d entropy / d logit_j = -p_j (log p_j + entropy)             both over the row's temperature
+
+times the slope of what the model does to its head's outputs (a factor, a cap).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agentrl.train.backends.head import CHUNK_ELEMENTS
+from agentrl.train.backends.head import AS_THEY_ARE, CHUNK_ELEMENTS, Logits
 
 NEVER = -1e30
 """The logit of a padded vocabulary's entries: finite, so that 0 * logit is 0."""
@@ -36,6 +38,7 @@ def token_logps(
     group: dist.ProcessGroup | None = None,
     vocabulary: int | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
+    shape: Logits = AS_THEY_ARE,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of each row's target at its temperature.
 
@@ -47,6 +50,7 @@ def token_logps(
         group: the n tensor-parallel ranks; None is one alone.
         vocabulary: the real one, where the head is padded.
         chunk_elements: the most logits to hold at once.
+        shape: what the model does to its head's outputs.
 
     Returns:
         logp [P] and entropy [P] in nats, float32, the same on every rank.
@@ -56,7 +60,7 @@ def token_logps(
     real = (vocabulary or weight.shape[0] * ranks) - first
     rows = max(1, chunk_elements // weight.shape[0])
     apply: Any = _Head.apply
-    out = apply(states, weight, targets, temperature, first, real, rows, group if ranks > 1 else None)
+    out = apply(states, weight, targets, temperature, first, real, rows, group if ranks > 1 else None, shape)
     return cast(tuple[Tensor, Tensor], out)
 
 
@@ -74,41 +78,42 @@ class _Head(torch.autograd.Function):
         real: int,
         rows: int,
         group: dist.ProcessGroup | None,
+        shape: Logits,
     ) -> tuple[Tensor, Tensor]:
         logp, entropy, normaliser = (states.new_zeros(len(targets), dtype=torch.float32) for _ in range(3))
         kept = None
         for at in _chunks(len(targets), rows):
-            logits = _logits(states[at], weight, temperature[at], real)
+            logits = _logits(states[at], weight, temperature[at], real, shape)
             logp[at], entropy[at], normaliser[at] = _reduce(logits, targets[at] - first, group)
             kept = logits if len(targets) <= rows else None
         ctx.save_for_backward(states, weight, targets, temperature, entropy, normaliser, kept)
-        ctx.place = first, real, rows
+        ctx.place = first, real, rows, shape
         return logp, entropy
 
     @staticmethod
     def backward(ctx: Any, logp_grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, targets, temperature, entropy, normaliser, kept = ctx.saved_tensors
-        first, real, rows = ctx.place
+        first, real, rows, shape = ctx.place
         states_grad, weight_grad = torch.zeros_like(states), torch.zeros_like(weight)
         for at in _chunks(len(targets), rows):
-            logits = kept if kept is not None else _logits(states[at], weight, temperature[at], real)
+            logits = kept if kept is not None else _logits(states[at], weight, temperature[at], real, shape)
             logp = logits - normaliser[at, None]
             p = logp.exp()
             grad = p.mul(-(logp_grad[at, None] + entropy_grad[at, None] * (logp + entropy[at, None])))
             local, inside = _local(targets[at] - first, weight.shape[0])
             grad.scatter_add_(1, local[:, None], (logp_grad[at] * inside)[:, None])
-            grad = (grad / temperature[at, None]).to(states.dtype)
+            grad = (grad / temperature[at, None] * shape.slope(logits * temperature[at, None])).to(states.dtype)
             states_grad[at] = grad @ weight
             weight_grad.addmm_(grad.t(), states[at])
-        return states_grad, weight_grad, None, None, None, None, None, None
+        return states_grad, weight_grad, *[None] * 7
 
 
 def _chunks(length: int, rows: int) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, length, rows)]
 
 
-def _logits(states: Tensor, weight: Tensor, temperature: Tensor, real: int) -> Tensor:
-    logits = (states @ weight.t()).float() / temperature[:, None]
+def _logits(states: Tensor, weight: Tensor, temperature: Tensor, real: int, shape: Logits) -> Tensor:
+    logits = shape(states @ weight.t()) / temperature[:, None]
     if real < weight.shape[0]:
         logits[:, max(real, 0) :] = NEVER
     return logits

@@ -136,6 +136,7 @@ class Heads:
             rows.temperature,
             group=parallel_state.get_tensor_model_parallel_group(),
             vocabulary=self.model.sizes.vocabulary,
+            shape=self.model.logits,
         )
 
     def values(self, head: ValueHead) -> Tensor:

@@ -22,8 +22,12 @@ from tests.train.backends.megatron.world import World
 WORK = "tests.train.backends.megatron.work_models"
 
 
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "long_factor": [4.0] * 3, "factor": 2.0}
+
+
 def folder_with(tmp_path: Path, kind: str, **settings: Any) -> str:
-    (tmp_path / "config.json").write_text(json.dumps({**zoo.CASES[kind][1], "model_type": kind, **settings}))
+    case = {**zoo.CASES, **zoo.MORE}[kind][1]
+    (tmp_path / "config.json").write_text(json.dumps({**case, "model_type": kind, **settings}))
     return str(tmp_path)
 
 
@@ -38,6 +42,11 @@ def folder_with(tmp_path: Path, kind: str, **settings: Any) -> str:
         ("glm4_moe", "glm4_moe"),
         ("deepseek_v3", "deepseek_v3"),
         ("kimi_k2", "deepseek_v3"),
+        ("smollm3", "smollm3"),
+        ("mistral", "mistral"),
+        ("mixtral", "mixtral"),
+        ("phi3", "phi3"),
+        ("granite", "granite"),
     ],
 )
 def test_a_model_type_names_its_family(model_type: str, family: str, world: World, tmp_path: Path) -> None:
@@ -67,7 +76,11 @@ def test_an_unknown_model_type_lists_what_is_known(world: World, tmp_path: Path)
         ("llama", {"attention_bias": True}, "attention_bias=True"),
         ("llama", {"mlp_bias": True}, "mlp_bias=True"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
-        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, "sliding_attention"),
+        ("qwen2", {"layer_types": ["full_attention"] * 3 + ["chunked_attention"]}, "chunked_attention"),
+        ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1"),
+        ("phi3", {"rope_parameters": {**LONGROPE, "short_factor": [1.0] * 3}}, "'longrope'"),
+        ("phi3", {"rope_parameters": {**LONGROPE, "short_factor": [1.0]}}, "must have length 3"),
+        ("granite", {"attention_bias": True}, "attention_bias=True"),
         ("glm4_moe", {"norm_topk_prob": False}, "norm_topk_prob=False"),
         ("deepseek_v3", {"num_experts_per_tok": 6}, "best 2"),
         ("deepseek_v3", {"attention_bias": True}, "attention_bias=True"),
@@ -104,14 +117,15 @@ def test_a_family_in_a_file_is_found_by_its_path(world: World, tmp_path: Path, t
 
 def test_the_family_in_the_documentation_computes_what_transformers_does(world: World, tmp_path: Path) -> None:
     text = (Path(__file__).resolve().parents[4] / "docs" / "families.md").read_text()
-    (tmp_path / "mistral.py").write_text(text.split("```python\n")[1].split("```")[0])
-    settings = {**zoo.CASES["qwen3"][1], "sliding_window": None}
-    model = zoo.random_model("mistral", settings)
+    (tmp_path / "ministral.py").write_text(text.split("```python\n")[1].split("```")[0])
+    kinds = ["sliding_attention", "full_attention"] * 2
+    settings = {**zoo.CASES["qwen3"][1], "sliding_window": 5, "layer_types": kinds}
+    model = zoo.random_model("ministral", settings)
     model.save_pretrained(tmp_path / "model")
     tokens = torch.arange(40) % zoo.VOCABULARY
     with torch.no_grad():
         want = model(tokens[None]).logits[0]
-    name = f"{tmp_path}/mistral.py:MISTRAL"
+    name = f"{tmp_path}/ministral.py:MINISTRAL"
     (got,) = world.run(f"{WORK}:logits", str(tmp_path / "model"), tokens, None, None, name)
     assert float((got - want).abs().max()) < 1e-5
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from agentrl.errors import AgentRLError
 from agentrl.train.backends.megatron import models
-from agentrl.train.backends.megatron.attention import ForestAttention
 from agentrl.train.backends.megatron.models.reader import Reader
 
 
@@ -24,7 +23,7 @@ def built(
     """This rank's chunks of a folder's model, filled; of the family called `name`, or else its own."""
     hf = models.read_config(folder, name)
     family = models.family_of(hf, name)
-    chunks = models.build(family, hf, core_attention=ForestAttention, **(settings or {}))
+    chunks = models.build(family, hf, **(settings or {}))
     models.load(chunks, folder, family)
     return chunks, family
 
@@ -109,7 +108,7 @@ def peaks(folder: str) -> dict[str, int]:
     """Bytes: the model's, its largest parameter's, and the most that lay beside the model in loading and exporting."""
     hf = models.read_config(folder)
     family = models.family_of(hf)
-    chunks = models.build(family, hf, core_attention=ForestAttention)
+    chunks = models.build(family, hf)
     parameters = [p for chunk in chunks for p in chunk.parameters()]
     own = {p.untyped_storage().data_ptr() for p in parameters}
     gc.collect()

@@ -44,6 +44,15 @@ def gradients(
     return answer({"loss": counted, "gradients": rank.gradients(), "logps": logps})
 
 
+def family(folder: str, forests: Sequence[Forest], config: TrainerConfig, layout: Layout, algo: AlgoConfig) -> Answer:
+    """Log-probabilities and gradients of a batch; and the weights as they were loaded."""
+    rank = Rank(folder, config, layout, algo)
+    weights = {name: tensor.clone() for name, tensor in rank.weights()}
+    logps = rank.logprobs(forests)
+    rank.backward(rank.prepare(forests))
+    return answer({"logps": logps, "gradients": rank.gradients(), "weights": weights})
+
+
 def criticism(
     folder: str,
     forests: Sequence[Forest],

@@ -47,8 +47,15 @@ _YARN = {
     "original_max_position_embeddings": 64,
 }
 _EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
+_HEADLESS = {name: value for name, value in _DENSE.items() if name != "head_dim"}
+_MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.0,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.4,
+}
 _LATENT: dict[str, Any] = {
-    **{name: value for name, value in _DENSE.items() if name != "head_dim"},
+    **_HEADLESS,
     **_EXPERTS,
     "num_key_value_heads": 4,
     "n_routed_experts": 8,
@@ -101,7 +108,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**_LATENT, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "n_shared_experts": 2, "rms_norm_eps": 1e-5},
     ),
 }
-"""By name: transformers' model type, and the settings of its configuration."""
+"""By name: transformers' model type, and the settings of its configuration; tried by every test of models."""
+
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "smollm3": ("smollm3", {**_DENSE, "tie_word_embeddings": True, "no_rope_layers": [1, 0, 1, 0]}),
+    "qwen2_window": ("qwen2", {**_DENSE, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
+    "qwen3_moe_window": (
+        "qwen3_moe",
+        {**_DENSE, **_EXPERTS, "num_experts": 8, "use_sliding_window": True, "sliding_window": 5},
+    ),
+    "mistral": ("mistral", {**_DENSE, "sliding_window": 5}),
+    "mixtral": (
+        "mixtral",
+        {**_DENSE, "intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 7},
+    ),
+    "phi3": ("phi3", {**_HEADLESS, "sliding_window": 5, "partial_rotary_factor": 0.5}),
+    "granite": ("granite", {**_HEADLESS, "tie_word_embeddings": True, **_MULTIPLIERS}),
+}
+"""Families that share their code with those: held to transformers' eager rows (`test_eager_rows`)."""
 
 QUICK = ("llama", "moonlight")
 """A dense and an expert case, which tests of every layout try in `make check`; the others are slow there."""
@@ -119,7 +143,7 @@ def write(name: str, folder: Path, seed: int = 0) -> Path:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    random_model(*CASES[name], seed=seed).save_pretrained(folder)
+    random_model(*{**CASES, **MORE}[name], seed=seed).save_pretrained(folder)
     return folder
 
 

@@ -2,7 +2,7 @@
 
     hf = read_config(folder)                         # transformers' configuration, no foreign code
     family = family_of(hf)                           # or by name, or by import path
-    chunks = build(family, hf, core_attention=…, sequence_parallel=True)    # this rank's part
+    chunks = build(family, hf, sequence_parallel=True)    # this rank's part
     load(chunks, folder, family)                     # slices of the files, nothing whole
     for name, tensor in export(chunks, family):      # whole tensors, one at a time
         …

@@ -7,7 +7,7 @@ every one of them, and says so if it can't.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -31,17 +31,20 @@ from megatron.core.transformer.transformer_layer import (
 )
 
 from agentrl.errors import InvalidInput
+from agentrl.train.backends.head import Logits
+from agentrl.train.backends.megatron.attention import ForestAttention
 from agentrl.train.backends.megatron.models.family import Family
 from agentrl.train.backends.megatron.models.layers import (
-    CausalAttention,
     LatentAttention,
     LatentNorm,
     Norm,
     PostNormLayer,
+    ScaledLayer,
     SelfAttention,
     mark_shards,
 )
 from agentrl.train.backends.megatron.models.layouts import Sizes
+from agentrl.train.backends.megatron.models.rotary import Rotary
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -74,16 +77,12 @@ COMMON: dict[str, Any] = {
 """What all families share; a family's settings come after it, and the trainer's last."""
 
 
-def build(
-    family: Family, hf: Any, *, core_attention: type[torch.nn.Module] = CausalAttention, **settings: Any
-) -> list[GPTModel]:
+def build(family: Family, hf: Any, **settings: Any) -> list[GPTModel]:
     """This rank's chunks of the model, one unless the pipeline is interleaved. Weights are not set; see `load`.
 
     Args:
         family: from `family_of`.
         hf: the Hugging Face configuration, from `read_config`.
-        core_attention: the class of Megatron's core attention; it gets query, key (rotated) and value, and the
-            table that travels as `attention_mask`. The default takes the row for one sequence.
         settings: fields of Megatron's TransformerConfig, which override the family's: `sequence_parallel`,
             `params_dtype`, `pipeline_dtype`, recomputation, a pipeline's uneven split, dispatchers, auxiliary losses.
 
@@ -92,10 +91,10 @@ def build(
         ValueError: a setting that Megatron refuses, in its words.
     """
     config = transformer_config(family, hf, **settings)
-    layers = layer_specs(family, hf, config, core_attention)
+    layers = layer_specs(family, hf, config)
     virtual = config.virtual_pipeline_model_parallel_size
     stages = [None] if virtual is None else range(virtual)
-    return [_chunk(hf, config, layers, stage) for stage in stages]
+    return [_chunk(family, hf, config, layers, stage) for stage in stages]
 
 
 def transformer_config(family: Family, hf: Any, **settings: Any) -> TransformerConfig:
@@ -154,19 +153,21 @@ def padded_vocabulary(hf: Any) -> int:
     return int(-(-hf.vocab_size // ranks) * ranks)
 
 
-def layer_specs(
-    family: Family, hf: Any, config: TransformerConfig, core_attention: type[torch.nn.Module]
-) -> list[ModuleSpec]:
+def layer_specs(family: Family, hf: Any, config: TransformerConfig) -> list[ModuleSpec]:
     """One specification for each of the whole model's layers."""
-    attention = _attention(family, hf, config, core_attention)
-    sparse = config.moe_layer_freq if isinstance(config.moe_layer_freq, list) else [1] * config.num_layers
-    made = {experts: _layer(family, attention, experts) for experts in (None, config.num_moe_experts)}
-    return [made[config.num_moe_experts if sparse[i] else None] for i in range(config.num_layers)]
+    rotary, count = family.rotary(hf), config.num_layers
+    rotaries = rotary if isinstance(rotary, Sequence) else [rotary] * count
+    sparse = config.moe_layer_freq if isinstance(config.moe_layer_freq, list) else [1] * count
+    experts = [config.num_moe_experts if on else None for on in sparse]
+    attention = [_attention(hf, config, *each) for each in zip(rotaries, family.windows(hf), strict=True)]
+    return [_layer(family, hf, *each) for each in zip(attention, experts, strict=True)]
 
 
-def _layer(family: Family, attention: ModuleSpec, experts: int | None) -> ModuleSpec:
+def _layer(family: Family, hf: Any, attention: ModuleSpec, experts: int | None) -> ModuleSpec:
+    params = {"multiplier": float(family.residual(hf))} if family.residual(hf) != 1.0 else {}
     return ModuleSpec(
-        module=PostNormLayer if family.post_norms else TransformerLayer,
+        module=PostNormLayer if family.post_norms else ScaledLayer if params else TransformerLayer,
+        params=params,
         submodules=TransformerLayerSubmodules(
             input_layernorm=Norm,
             self_attention=attention,
@@ -178,9 +179,10 @@ def _layer(family: Family, attention: ModuleSpec, experts: int | None) -> Module
     )
 
 
-def _attention(family: Family, hf: Any, config: TransformerConfig, core_attention: type[torch.nn.Module]) -> ModuleSpec:
+def _attention(hf: Any, config: TransformerConfig, rotary: Rotary | None, window: int | None) -> ModuleSpec:
     column, row = LocalSpecProvider().column_parallel_linear(), LocalSpecProvider().row_parallel_linear()
-    params = {"attn_mask_type": AttnMaskType.causal, "rotary": family.rotary(hf)}
+    params = {"attn_mask_type": AttnMaskType.causal, "rotary": rotary}
+    seen: dict[str, Any] = {"window": window, "softcap": getattr(hf, "attn_logit_softcapping", None)}
     if config.multi_latent_attention:
         submodules: Any = MLASelfAttentionSubmodules(
             linear_q_proj=column,
@@ -188,7 +190,7 @@ def _attention(family: Family, hf: Any, config: TransformerConfig, core_attentio
             linear_q_up_proj=column,
             linear_kv_down_proj=column,
             linear_kv_up_proj=column,
-            core_attention=core_attention,
+            core_attention=ModuleSpec(module=ForestAttention, params=seen),
             linear_proj=row,
             q_layernorm=LatentNorm,
             kv_layernorm=LatentNorm,
@@ -196,12 +198,16 @@ def _attention(family: Family, hf: Any, config: TransformerConfig, core_attentio
         return ModuleSpec(module=LatentAttention, params=params, submodules=submodules)
     norm = Norm if config.qk_layernorm else None
     submodules = SelfAttentionSubmodules(
-        linear_qkv=column, core_attention=core_attention, linear_proj=row, q_layernorm=norm, k_layernorm=norm
+        linear_qkv=column,
+        core_attention=partial(ForestAttention, **seen),
+        linear_proj=row,
+        q_layernorm=norm,
+        k_layernorm=norm,
     )
     return ModuleSpec(module=SelfAttention, params=params, submodules=submodules)
 
 
-def _chunk(hf: Any, config: TransformerConfig, layers: list[ModuleSpec], stage: int | None) -> GPTModel:
+def _chunk(family: Family, hf: Any, config: TransformerConfig, layers: list[ModuleSpec], stage: int | None) -> GPTModel:
     model = GPTModel(
         config=config,
         transformer_layer_spec=TransformerBlockSubmodules(
@@ -215,7 +221,12 @@ def _chunk(hf: Any, config: TransformerConfig, layers: list[ModuleSpec], stage: 
         position_embedding_type="none",
         vp_stage=stage,
     )
-    model.sizes = sizes(hf, config)
+    model.sizes, model.logits = sizes(hf, config), Logits.of(hf)
+    if model.post_process:  # of Megatron's own forward; the trainer's head takes weights and shape as they are
+        model.output_layer.register_forward_hook(lambda _, __, out: (model.logits(out[0]), *out[1:]))
+    if model.pre_process and family.embedding(hf) != 1.0:
+        factor = torch.tensor(family.embedding(hf))
+        model.embedding.register_forward_hook(lambda _, __, out: out * factor.to(out))
     mark_shards(model)
     return model
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,27 +28,33 @@ class Family:
         model_types: the `model_type`s of config.json that it serves. The first is transformers' own, and reads
             the configurations of the others, which may come with code of their own that is not run.
         settings: fields of Megatron's TransformerConfig that differ from `assembly.COMMON`.
-        rotary: positions, or None where there is nothing to rotate.
+        rotary: positions: one for all layers, or one for each, None where nothing is rotated.
         layer: names within a layer ("self_attention.linear_qkv.weight") to layouts; the tables of `tables`.
         outside: the same for what lies outside of layers.
         refuse: raises InvalidInput for what the family can't express; `build` calls it first.
+        windows: how far along its path each layer's attention sees, None for all of it.
         post_norms: attention and MLP outputs are normed before they are added.
+        embedding: what embeddings are multiplied with.
+        residual: what attention and MLP outputs are multiplied with before they are added.
         tiny: what makes a configuration of the kind small, besides `check.shrunk`'s own settings.
     """
 
     name: str
     model_types: tuple[str, ...]
     settings: Callable[[Any], dict[str, Any]]
-    rotary: Callable[[Any], Rotary]
+    rotary: Callable[[Any], Rotary | Sequence[Rotary | None]]
     layer: Mapping[str, Layout]
     outside: Mapping[str, Layout]
     refuse: Callable[[Any], None] = lambda hf: None
+    windows: Callable[[Any], Sequence[int | None]] = lambda hf: [None] * hf.num_hidden_layers
     post_norms: bool = False
+    embedding: Callable[[Any], float] = lambda hf: 1.0
+    residual: Callable[[Any], float] = lambda hf: 1.0
     tiny: Callable[[Any], dict[str, Any]] = lambda hf: {}
 
 
 _FAMILIES: dict[str, Family] = {}
-BUILT_IN = ("llama", "qwen", "glm", "deepseek")
+BUILT_IN = ("llama", "mistral", "phi", "granite", "qwen", "glm", "deepseek")
 """The modules of `families`; imported when somebody asks for a family."""
 
 
@@ -102,6 +108,7 @@ def read_config(folder: str | Path, family: Family | str | None = None) -> Any:
         InvalidInput: no config.json, or one that cannot be read.
         UnknownName: no family serves its `model_type`.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     path = Path(folder) / "config.json"
@@ -115,7 +122,7 @@ def read_config(folder: str | Path, family: Family | str | None = None) -> Any:
         settings.pop(foreign, None)
     try:
         return AutoConfig.for_model(known.model_types[0], **settings)
-    except ValueError as error:  # its message lists some hundred names
+    except (ValueError, StrictDataclassError) as error:  # its message lists some hundred names
         raise InvalidInput(f"{path} is no configuration of {known.model_types[0]!r}: {str(error)[:200]}") from None
 
 
@@ -132,3 +139,22 @@ def require(hf: Any, **allowed: Any) -> None:
         if value not in values:
             options = " or ".join(map(repr, values))
             raise InvalidInput(f"{hf.model_type}: {name}={value!r} is not supported, only {options}")
+
+
+def window_everywhere(hf: Any) -> list[int | None]:
+    """A window in every layer, where the configuration has one at all: Mistral, Phi-3."""
+    return [getattr(hf, "sliding_window", None) or None] * hf.num_hidden_layers
+
+
+def window_by_kind(hf: Any) -> list[int | None]:
+    """A window in the layers whose `layer_types` say so.
+
+    Raises:
+        InvalidInput: a layer of another kind.
+    """
+    kinds = getattr(hf, "layer_types", None) or ["full_attention"] * hf.num_hidden_layers
+    if unknown := sorted(set(kinds) - {"full_attention", "sliding_attention"}):
+        raise InvalidInput(
+            f"{hf.model_type}: layer_types={unknown} are not supported, only 'full_attention' and 'sliding_attention'"
+        )
+    return [hf.sliding_window if kind == "sliding_attention" else None for kind in kinds]

@@ -4,6 +4,7 @@ Norm            RMSNorm that works under sequence parallelism (the local one ass
 SelfAttention   queries and keys rotated by each token's position before the core attention sees them
 LatentAttention multi-head latent attention, likewise
 PostNormLayer   a transformer layer that also norms what attention and MLP give back (GLM-4)
+ScaledLayer     one that multiplies it (Granite)
 
 A position reaches the attention in the `attention_mask` argument (see `rotary.positions`), which Megatron
 saves and restores with each micro-batch; it is kept on the module only while that module's forward runs.
@@ -11,6 +12,7 @@ saves and restores with each micro-batch; it is kept on the module only while th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,9 +57,9 @@ class LatentNorm(Norm):
 class _ByPosition:
     """What an attention that is rotated by position has: a rotation, and the table while a pass is under way."""
 
-    def __init__(self, *args: Any, rotary: Rotary, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, rotary: Rotary | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.rotary = rotary
+        self.rotary: Callable[[Tensor, Tensor | None], Tensor] = rotary or (lambda states, table: states)
         self._table: Tensor | None = None
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, *args: Any, **kwargs: Any) -> Any:
@@ -135,38 +137,27 @@ class PostNormLayer(transformer_layer.TransformerLayer):  # type: ignore[misc]
         super().__init__(config, *args, **kwargs)
         self.post_attention_norm = Norm(config, config.hidden_size, config.layernorm_epsilon)
         self.post_mlp_norm = Norm(config, config.hidden_size, config.layernorm_epsilon)
-        self.self_attn_bda: Any = _normed(self.self_attn_bda, self.post_attention_norm)
-        self.mlp_bda: Any = _normed(self.mlp_bda, self.post_mlp_norm)
+        self.self_attn_bda: Any = _changed(self.self_attn_bda, self.post_attention_norm)
+        self.mlp_bda: Any = _changed(self.mlp_bda, self.post_mlp_norm)
 
 
-def _normed(add: Any, norm: Norm) -> Any:
-    """Megatron's bias-dropout-add with a norm before it; the families that want one have no bias there."""
+class ScaledLayer(transformer_layer.TransformerLayer):  # type: ignore[misc]
+    """A layer that multiplies the outputs of attention and MLP before it adds them."""
+
+    def __init__(self, *args: Any, multiplier: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.self_attn_bda: Any = _changed(self.self_attn_bda, lambda states: states * multiplier)
+        self.mlp_bda: Any = _changed(self.mlp_bda, lambda states: states * multiplier)
+
+
+def _changed(add: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Megatron's bias-dropout-add of something else; the families that want this have no bias there."""
 
     def prepare(training: bool, fused: bool) -> Any:
         inner = add(training, fused)
-        return lambda output, residual, dropout: inner((norm(output[0]), output[1]), residual, dropout)
+        return lambda output, residual, dropout: inner((change(output[0]), output[1]), residual, dropout)
 
     return prepare
-
-
-class CausalAttention(nn.Module):
-    """The core attention of `build` where none is given: a row is one sequence. For checks of a model as such."""
-
-    def __init__(self, config: Any, softmax_scale: float | None = None, **_: Any) -> None:
-        super().__init__()
-        self.scale = softmax_scale
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: Any) -> Tensor:
-        """[T, 1, heads, d], [T, 1, groups, d] and [T, 1, groups, v] -> [T, 1, heads * v]."""
-        out = F.scaled_dot_product_attention(
-            query.permute(1, 2, 0, 3),
-            key.permute(1, 2, 0, 3),
-            value.permute(1, 2, 0, 3),
-            is_causal=True,
-            scale=self.scale,
-            enable_gqa=query.shape[2] != key.shape[2],
-        )
-        return out.permute(2, 0, 1, 3).flatten(2)
 
 
 def mark_shards(model: nn.Module) -> None:

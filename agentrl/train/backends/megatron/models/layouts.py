@@ -10,6 +10,7 @@ from the same list, so a round trip is exact by construction, and a new family s
     Gated      gate and up, joined rank by rank: [gate_0; up_0], [gate_1; up_1], …
     Halves     the same, where one tensor holds gate above up
     Grouped    query, key and value, interleaved by key-value groups, then cut into equal intervals
+    Joint      the same, where one tensor holds query above key above value
 
 Embeddings are `Rows` with `vocabulary=True`: Megatron's vocabulary is padded to a multiple of the ranks, and
 what lies beyond the real one is zero when loaded and dropped when exported.
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agentrl.errors import InvalidInput
@@ -153,15 +154,34 @@ class Grouped(Layout):
 
     def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
         """See `Layout`."""
-        size, per_group = local[0], sizes.heads // sizes.groups
-        order = []
-        for group in range(sizes.groups):
-            for name, heads in ((self.query, per_group), (self.key, 1), (self.value, 1)):
-                start = group * heads * sizes.head_dim
-                order.append(Piece(name, 0, start, start + heads * sizes.head_dim))
-        if sum(map(len, order)) != size * count:
-            raise InvalidInput(f"{self.query} and its like have {sum(map(len, order))} rows, not {count} x {size}")
-        return [list(_interval(order, rank * size, (rank + 1) * size)) for rank in range(count)]
+        return _grouped(((self.query, 0), (self.key, 0), (self.value, 0)), local[0], count, sizes)
+
+
+@dataclass(frozen=True)
+class Joint(Layout):
+    """Query above key above value in one tensor."""
+
+    name: str
+
+    def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
+        """See `Layout`."""
+        key = sizes.heads * sizes.head_dim
+        return _grouped(
+            ((self.name, 0), (self.name, key), (self.name, key + sizes.groups * sizes.head_dim)), local[0], count, sizes
+        )
+
+
+def _grouped(parts: Sequence[tuple[str, int]], size: int, count: int, sizes: Sizes) -> list[list[Piece]]:
+    """Query, key and value, each a tensor and where it begins there, interleaved by groups and cut into `count`."""
+    per_group = sizes.heads // sizes.groups
+    order = []
+    for group in range(sizes.groups):
+        for (name, begin), heads in zip(parts, (per_group, 1, 1), strict=True):
+            start = begin + group * heads * sizes.head_dim
+            order.append(Piece(name, 0, start, start + heads * sizes.head_dim))
+    if sum(map(len, order)) != size * count:
+        raise InvalidInput(f"{parts[0][0]} and its like have {sum(map(len, order))} rows, not {count} x {size}")
+    return [list(_interval(order, rank * size, (rank + 1) * size)) for rank in range(count)]
 
 
 def _interval(order: list[Piece], start: int, stop: int) -> Iterator[Piece]:

@@ -35,15 +35,21 @@ class Rotary:
         self._latest: tuple[Any, tuple[Tensor, Tensor]] | None = None
 
     @classmethod
-    def of(cls, hf: Any, head_dim: int, *, neighbours: bool = False) -> Rotary:
+    def of(cls, hf: Any, head_dim: int, *, neighbours: bool = False, kind_of_layer: str | None = None) -> Rotary:
         """What a Hugging Face configuration asks for.
+
+        Args:
+            hf: the configuration.
+            head_dim: channels of a head.
+            neighbours: see above.
+            kind_of_layer: which of the configuration's, where it has one for each kind of layer.
 
         Raises:
             InvalidInput: a kind of scaling that depends on the row's length.
         """
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-        parameters = hf.rope_parameters
+        parameters = hf.rope_parameters if kind_of_layer is None else hf.rope_parameters[kind_of_layer]
         kind = parameters.get("rope_type", "default")
         if kind in LENGTH_DEPENDENT or (kind != "default" and kind not in ROPE_INIT_FUNCTIONS):
             raise InvalidInput(f"rope_type={kind!r} is not supported (known: default, linear, llama3, yarn)")
@@ -51,7 +57,8 @@ class Rotary:
             width = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
             powers = torch.arange(0, width, 2, dtype=torch.float) / width
             return cls(1.0 / parameters["rope_theta"] ** powers, neighbours=neighbours)
-        frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"))
+        several = {} if kind_of_layer is None else {"layer_type": kind_of_layer}
+        frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"), **several)
         return cls(frequencies, scaling, neighbours=neighbours)
 
     def __call__(self, states: Tensor, table: Tensor | None) -> Tensor:

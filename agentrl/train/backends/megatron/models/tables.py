@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.train.backends.megatron.models.layouts import Columns, Gated, Grouped, Halves, Layout, Rows, Whole
+from agentrl.train.backends.megatron.models.layouts import Columns, Gated, Grouped, Halves, Joint, Layout, Rows, Whole
 
 Table = dict[str, Layout]
 
@@ -34,6 +34,11 @@ ATTENTION: Table = {
     },
     "self_attention.q_layernorm.weight": Whole(LAYER + "self_attn.q_norm.weight"),
     "self_attention.k_layernorm.weight": Whole(LAYER + "self_attn.k_norm.weight"),
+    "self_attention.linear_proj.weight": Columns(LAYER + "self_attn.o_proj.weight"),
+}
+
+JOINT_ATTENTION: Table = {
+    "self_attention.linear_qkv.weight": Joint(LAYER + "self_attn.qkv_proj.weight"),
     "self_attention.linear_proj.weight": Columns(LAYER + "self_attn.o_proj.weight"),
 }
 

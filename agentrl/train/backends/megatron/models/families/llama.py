@@ -1,10 +1,10 @@
-"""Llama 3 and what has its shape: SmolLM2, the tiny model."""
+"""Llama 3 and what has its shape: SmolLM2, the tiny model; SmolLM3, some of whose layers don't rotate."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from agentrl.train.backends.megatron.models.family import Family, register, require
+from agentrl.train.backends.megatron.models.family import Family, register, require, window_by_kind
 from agentrl.train.backends.megatron.models.rotary import Rotary
 from agentrl.train.backends.megatron.models.tables import ATTENTION, MLP, NORMS, OUTSIDE
 
@@ -19,6 +19,11 @@ def head_dim(hf: Any) -> int:
     return int(getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
 
 
+def _sometimes(hf: Any) -> list[Rotary | None]:
+    one = rotary(hf)
+    return [one if rotated else None for rotated in hf.no_rope_layers]
+
+
 LLAMA = register(
     Family(
         name="llama",
@@ -28,5 +33,19 @@ LLAMA = register(
         layer={**NORMS, **ATTENTION, **MLP},
         outside=OUTSIDE,
         refuse=lambda hf: require(hf, attention_bias=False, mlp_bias=False),
+    )
+)
+
+SMOLLM3 = register(
+    Family(
+        name="smollm3",
+        model_types=("smollm3",),
+        settings=lambda hf: {"kv_channels": head_dim(hf)},
+        rotary=_sometimes,
+        windows=window_by_kind,
+        layer={**NORMS, **ATTENTION, **MLP},
+        outside=OUTSIDE,
+        refuse=lambda hf: require(hf, attention_bias=False, mlp_bias=False),
+        tiny=lambda hf: {"no_rope_layers": [1, 1, 1, 0]},
     )
 )

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrl.errors import InvalidInput
 from agentrl.train.backends.megatron.models.families.llama import head_dim, rotary
-from agentrl.train.backends.megatron.models.family import Family, register, require
+from agentrl.train.backends.megatron.models.family import Family, register, require, window_by_kind, window_everywhere
 from agentrl.train.backends.megatron.models.tables import ATTENTION, EXPERTS, MLP, NORMS, OUTSIDE
 
 
-def _windowless(hf: Any) -> None:
-    kinds = set(getattr(hf, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise InvalidInput(f"{hf.model_type}: layer_types={sorted(kinds)} are not supported, only 'full_attention'")
-
-
-def _refuse(hf: Any) -> None:
-    _windowless(hf)
-    require(hf, attention_bias=False, use_sliding_window=False)
+def _biasless(hf: Any) -> None:
+    require(hf, attention_bias=False)
 
 
 def _normed(hf: Any) -> dict[str, Any]:
@@ -62,9 +54,9 @@ QWEN2 = register(
         model_types=("qwen2",),
         settings=lambda hf: {"kv_channels": head_dim(hf), "add_qkv_bias": True},
         rotary=rotary,
+        windows=window_by_kind,
         layer={**NORMS, **ATTENTION, **MLP},
         outside=OUTSIDE,
-        refuse=_windowless,
     )
 )
 
@@ -74,9 +66,10 @@ QWEN3 = register(
         model_types=("qwen3",),
         settings=_normed,
         rotary=rotary,
+        windows=window_by_kind,
         layer={**NORMS, **ATTENTION, **MLP},
         outside=OUTSIDE,
-        refuse=_refuse,
+        refuse=_biasless,
         tiny=lambda hf: {"head_dim": 16},
     )
 )
@@ -87,9 +80,10 @@ QWEN3_MOE = register(
         model_types=("qwen3_moe",),
         settings=_experts,
         rotary=rotary,
+        windows=window_everywhere,
         layer={**NORMS, **ATTENTION, **MLP, **EXPERTS},
         outside=OUTSIDE,
-        refuse=_refuse,
+        refuse=_biasless,
         tiny=_tiny,
     )
 )

@@ -1,0 +1,31 @@
+"""Families on Megatron against transformers' eager rows, forward and backward, on forests longer than their windows.
+
+Here under one rank, and each of the other layouts where it matters most; under all of them by
+`python -m tests.train.backends.megatron.rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.train.backends.megatron import zoo
+from tests.train.backends.megatron.rows import compare, possible
+from tests.train.backends.megatron.world import World
+
+CLOSE = 1e-5
+SHARDED = [("phi3", "TP2"), ("mixtral", "TP2 SP"), ("mixtral", "EP2"), ("granite", "PP2"), ("mistral", "CP2")]
+
+
+@pytest.mark.parametrize(("case", "layout"), [*((case, "one") for case in zoo.MORE), *SHARDED])
+def test_a_family_says_and_learns_what_eager_rows_do_and_gives_its_weights_back(
+    case: str, layout: str, world: World, tiny: Callable[[str], Path]
+) -> None:
+    assert possible(case, layout)
+    found = compare(world, tiny(case), layout)
+    assert found.logp < CLOSE
+    assert found.gradient < CLOSE, found.where
+    assert found.learning > 0.9, "weights that learn nothing would prove little"
+    assert found.changed == []
