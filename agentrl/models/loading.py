@@ -15,13 +15,14 @@ from typing import Any
 _one_at_a_time = threading.Lock()
 
 
-def load_causal_lm(folder: Path, dtype: Any, attention: str) -> Any:
+def load_causal_lm(folder: Path, dtype: Any, attention: str, **placed: Any) -> Any:
     """The language model of a Hugging Face folder.
 
     Args:
         folder: the folder; nothing is fetched.
         dtype: torch's type of its weights.
         attention: what transformers calls the attention's implementation.
+        placed: where its parts go, in transformers' words (`device_map`, `offload_folder`).
 
     Raises:
         OSError, ValueError, KeyError: of transformers, where the folder holds no model that it can load.
@@ -32,7 +33,7 @@ def load_causal_lm(folder: Path, dtype: Any, attention: str) -> Any:
     with _one_at_a_time:
         try:
             return AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, attn_implementation=attention, local_files_only=True
+                folder, dtype=dtype, attn_implementation=attention, local_files_only=True, **placed
             )
         except KeyError as error:
             if error.args != (attention,):

@@ -28,6 +28,7 @@ from agentrl.train import manifest, preflight, setup, warmstart
 from agentrl.train.algorithms import get_algorithm
 from agentrl.train.api import TrainResult
 from agentrl.train.backends import Trainer, make_trainer, proof
+from agentrl.train.backends.loaded import Loaded, require_loaded
 from agentrl.train.display import Display
 from agentrl.train.loop import Loop
 from agentrl.train.pictures import learning_curve, transcripts
@@ -77,6 +78,7 @@ async def _train(
             display,
         )
         try:
+            compare_loaded(config, base, trainer, display)
             if folder.checkpoint:
                 trainer.load(folder.checkpoint / "trainer")
             start = folder.go_on(config)
@@ -186,6 +188,26 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
         with display.part("proving the architecture for the engine"):
             device = torch_device(config.engine.device, "engine.device")
             proof.require(base, config.model.name, device, subject="local", dtype=config.engine.dtype)
+
+
+def compare_loaded(config: RunConfig, base: Path, trainer: Trainer, display: Display) -> Loaded | None:
+    """Refuse a trainer that computes something else with the weights that it loaded than transformers does.
+
+    Returns:
+        What came out; None where nothing was to be proved.
+
+    Raises:
+        ConfigError: with the numbers, and the first layer that differs.
+    """
+    chosen = config.trainer
+    if config.model.name == setup.TINY or chosen.name not in ("torch", "megatron") or not chosen.proof:
+        return None
+    with display.part("comparing the trainer's weights with the folder's"):
+        device = torch_device(chosen.device, "trainer.device")
+        found = require_loaded(trainer, base, config.model.name, chosen, device, (config.engine.dtype,))
+    if found.unread:
+        display.warn(str(found))
+    return found
 
 
 def _recording(config: RunConfig) -> EngineConfig:

@@ -296,8 +296,12 @@ def _by_megatron(trial: Trial) -> Proof:
 
 def _by_engine(trial: Trial) -> Proof:
     """Some paths side by side at a time: the first half of each as a prompt, the rest token by token."""
-    forest = trial.forest
     runner = Runner(trial.folder, trial.device, trial.dtype, SIDE_BY_SIDE, 1 << 30)
+    return trial.proof(play(runner, trial.forest))
+
+
+def play(runner: Runner, forest: Forest) -> Tensor:
+    """The log-probabilities of a forest's tokens but the roots, [T], as the local engine comes by them."""
     logp = torch.zeros(len(forest))
     leaves = paths_of(forest)
     for start in range(0, len(leaves), runner.arena.rows):
@@ -307,7 +311,7 @@ def _by_engine(trial: Trial) -> Proof:
         ):
             along = torch.log_softmax(logits[:-1].cpu(), -1)
             logp[path[1:]] = along.gather(1, forest.token_ids[path][1:, None])[:, 0]
-    return trial.proof(logp)
+    return logp
 
 
 def _played(runner: Runner, paths: list[list[int]]) -> list[Tensor]:

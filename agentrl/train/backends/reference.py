@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from agentrl.train.forest import Forest
 
 
-def random_forest(rng: random.Random, vocabulary: int) -> Forest:
-    """Three trees of random tokens, with branches, shorter and longer than NEAR; all but the roots are trained."""
+def random_forest(
+    rng: random.Random, vocabulary: int, levels: Sequence[int] = (1, 3, 0), context: int | None = None
+) -> Forest:
+    """Trees of random tokens, with branches, shorter and longer than NEAR; all but the roots are trained.
+
+    Args:
+        rng: what draws.
+        vocabulary: token ids are below it.
+        levels: how often each tree branches.
+        context: the last tree lies at the end of this many positions; by default it begins at 0, like the others.
+    """
     tokens, position, end, parents = list[int](), list[int](), list[int](), list[int]()
 
-    def grow(parent: int, depth: int, levels: int) -> None:
+    def grow(parent: int, depth: int, branchings: int) -> None:
         first = len(tokens)
         last = first + rng.randint(3, 8)
         for place in range(first, last):
@@ -24,13 +35,17 @@ def random_forest(rng: random.Random, vocabulary: int) -> Forest:
             position.append(depth + place - first)
             parents.append(parent if place == first else place - 1)
         end.extend([0] * (last - first))
-        for _ in range(rng.randint(2, 3) if levels else 0):
-            grow(last - 1, depth + last - first, levels - 1)
+        for _ in range(rng.randint(2, 3) if branchings else 0):
+            grow(last - 1, depth + last - first, branchings - 1)
         end[first:last] = [len(tokens)] * (last - first)
 
-    for levels in (1, 3, 0):
-        grow(-1, 0, levels)
+    for branchings in levels:
+        last_tree = len(tokens)
+        grow(-1, 0, branchings)
     count = len(tokens)
+    if context is not None:
+        away = max(0, context - 1 - max(position))  # so that no other path's length, put here, would go beyond
+        position[last_tree:] = [place + away for place in position[last_tree:]]
     pairs = [(parent, child) for child, parent in enumerate(parents) if parent >= 0]
     pairs.sort()
     weight = torch.tensor([0.0 if parent < 0 else 1.0 / count for parent in parents])
@@ -103,3 +118,74 @@ def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
 def mean_square(ours: Tensor, theirs: Tensor, forest: Forest) -> float:
     """The root mean square difference of a forest's trained log-probabilities, [T] each, in nats."""
     return float((ours - theirs)[forest.weight > 0].double().square().mean().sqrt())
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """What a model's parts say of a forest: log-probabilities [T], and what each layer gives, [T, d] each."""
+
+    logp: Tensor
+    layers: list[Tensor]
+
+
+@torch.no_grad()
+def states_of(model: Any, forest: Forest, device: str) -> States:
+    """All paths as padded rows side by side through a plain model, so that each layer is asked once."""
+    paths = paths_of(forest)
+    longest = max(map(len, paths))
+    tokens = torch.zeros(len(paths), longest, dtype=torch.long)
+    position = torch.zeros_like(tokens)
+    for row, path in enumerate(paths):
+        tokens[row, : len(path)] = forest.token_ids[path]
+        position[row] = forest.position[path[0]] + torch.arange(longest)  # causal: what follows a path changes nothing
+    with recorded(model) as layers:
+        logits = model(input_ids=tokens.to(device), position_ids=position.to(device), use_cache=False).logits
+    logp = torch.zeros(len(forest))
+    for row, path in enumerate(paths):
+        along = torch.log_softmax(logits[row, : len(path) - 1].float(), -1).cpu()
+        logp[path[1:]] = along.gather(1, forest.token_ids[path][1:, None])[:, 0]
+    logp[forest.weight == 0] = 0.0
+    return States(logp, [_by_token(layer, paths, len(forest)) for layer in layers])
+
+
+def _by_token(rows: Tensor, paths: Sequence[Tensor], count: int) -> Tensor:
+    """[rows, length, d] as [T, d]; what several paths share is the same in all."""
+    found = torch.zeros(count, rows.shape[-1])
+    for row, path in zip(rows, paths, strict=True):
+        found[path] = row[: len(path)]
+    return found
+
+
+@contextmanager
+def recorded(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Meanwhile keep what the model's layers give, in float32 in the CPU's memory; of several calls the last."""
+    layers = layers_of(model)
+    kept = list[Tensor]([torch.empty(0)] * len(layers))
+
+    def keep(place: int) -> Any:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            hidden = output[0] if isinstance(output, tuple) else output
+            kept[place] = hidden.detach().float().cpu()
+
+        return hook
+
+    hooks = [layer.register_forward_hook(keep(place)) for place, layer in enumerate(layers)]
+    try:
+        yield kept
+    finally:
+        for one in hooks:
+            one.remove()
+
+
+def layers_of(model: Any) -> list[nn.Module]:
+    """A transformers model's decoder layers; none where they are not found."""
+    return [layer for _, layer in named_layers(model)]
+
+
+def named_layers(model: Any) -> list[tuple[str, nn.Module]]:
+    """The decoder layers with their names in the model."""
+    count = model.config.get_text_config().num_hidden_layers
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return [(f"{name}.{number}", layer) for number, layer in enumerate(module)]
+    return []

@@ -14,7 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentrl.errors import AgentRLError, missing_extra, unknown_name
-from agentrl.train.backends.proof import prove
+from agentrl.train.backends import loaded
+from agentrl.train.backends.loaded import Loaded
+from agentrl.train.backends.proof import Proof, prove
 
 LINES = {"trainer=torch": "torch", "engine=local": "local", "trainer=megatron": "megatron"}
 """Whom a line is about, as the user names it, and as the proof does."""
@@ -74,17 +76,31 @@ def _try(line: str, folder: Path, family: str | None, out: Console) -> tuple[boo
         proof = prove(folder, subject=LINES[line], family=family, dtype=dtype)
         refused = bool(proof.fault or proof.unproved)
         mark = "[green]✓[/]" if proof.passed else REFUSED if refused else "[red]✗[/]"
-        took = f"{proof.seconds:.1f} s, remembered" if proof.remembered else f"{proof.seconds:.1f} s"
-        out.print(f"{mark} {line}: {escape(str(proof))} [dim]({took})[/]", highlight=False)
+        out.print(f"{mark} {line}: {escape(str(proof))} [dim]({_took(proof)})[/]", highlight=False)
         if refused:
             return False, wrong
         if not proof.passed:  # in bfloat16 it would be said again
             wrong = True
             break
+    wrong = wrong or not _compare_weights(line, folder, family, out)
     if line == "trainer=megatron":
         served, changed = _compare_family(line, folder, family, out)
         return served and not wrong, wrong or changed
     return not wrong, wrong
+
+
+def _compare_weights(line: str, folder: Path, family: str | None, out: Console) -> bool:
+    """Print what the folder's own weights come to, where it has any; false where they are computed wrong."""
+    if not any(folder.glob("*.safetensors")):
+        return True
+    found = loaded.of_folder(folder, LINES[line], family)
+    mark = REFUSED if found.unread else "[green]✓[/]" if found.passed else "[red]✗[/]"
+    out.print(f"{mark} {line}: {escape(str(found))} [dim]({_took(found)})[/]", highlight=False)
+    return found.passed or bool(found.unread)
+
+
+def _took(found: Proof | Loaded) -> str:
+    return f"{found.seconds:.1f} s, remembered" if found.remembered else f"{found.seconds:.1f} s"
 
 
 def _compare_family(line: str, folder: Path, family: str | None, out: Console) -> tuple[bool, bool]:

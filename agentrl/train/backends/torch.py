@@ -40,6 +40,7 @@ from agentrl.train.backends.critic import ValueModel
 from agentrl.train.backends.flex import FLEX_BLOCK, FlexPlan
 from agentrl.train.backends.head import Logits, token_logps
 from agentrl.train.backends.optimizer import Optimizer, to_cpu
+from agentrl.train.backends.reference import recorded
 from agentrl.train.forest import Forest, Rows
 from agentrl.train.losses import Meter, objective
 
@@ -209,6 +210,14 @@ class TorchTrainer:
         critic.start(start)
         trunk = trunk_of(self.model) if critic.trunk is None else critic.trunk
         return self._per_token(forests, lambda batch: critic.head(self._hidden(trunk, batch)[batch.rows.predictor]))
+
+    @computing
+    @torch.no_grad()
+    def layer_outputs(self, forest: Forest) -> list[Tensor]:
+        """What each decoder layer gives for a forest: [T, d] each, float32, in the CPU's memory."""
+        with recorded(self.model) as layers:
+            self._hidden(trunk_of(self.model), self.prepare(forest))
+        return [layer[0, : len(forest)] for layer in layers]
 
     def _fit(self, critic: ValueModel, batches: Sequence[Batch]) -> Meter:
         """The critic's updates on a batch: a trunk of its own learns with it, the policy's is only read, once."""

@@ -51,6 +51,15 @@ def merge(meters: Sequence[Meter]) -> Meter:
     return merged
 
 
+def _own_tokens(micro: Micro, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of a forest's tokens this rank's hidden states are of, and those without the padding's."""
+    held = micro.share.mine
+    if len(hidden) < len(held):  # under sequence parallelism
+        held = held.chunk(len(held) // len(hidden))[parallel_state.get_tensor_model_parallel_rank()]
+    real = held < len(micro.work.forest)
+    return held[real] + micro.work.offset, hidden[real]
+
+
 class Rank:
     """See the module's docstring; Megatron's parallel state must be initialised in the same layout.
 
@@ -186,6 +195,40 @@ class Rank:
         micros = self.prepare(forests)
         self._score(micros, "value")
         return self._per_token(forests, micros, "value")
+
+    def layer_outputs(self, forest: Forest) -> list[Tensor] | None:
+        """What each decoder layer gives for a forest, on rank 0: [T, d] each, float32, in the CPU's memory.
+
+        Ranks of a context or sequence hold some tokens each, those of a pipeline some layers; tensor-parallel ranks
+        that hold the same write the same.
+        """
+        micros = self.prepare([forest])
+        found: list[tuple[int, Tensor, Tensor]] = []
+        now = list[Micro]()
+
+        def before(micro: Micro, model: Any) -> None:
+            now[:] = [micro]
+            self.routers.before(micro, model)
+
+        def keep(layer: Any, _: Any, output: Any) -> None:
+            (micro,) = now
+            hidden = (output[0] if isinstance(output, tuple) else output).detach().squeeze(1).float().cpu()
+            if micro.work.origin >= 0:
+                found.append((layer.layer_number - 1, *_own_tokens(micro, hidden)))
+
+        hooks = [layer.register_forward_hook(keep) for model in self.models for layer in model.decoder.layers]
+        try:
+            passes.run(self.chunks, micros, lambda _, heads: heads.out.sum(), learn=False, before=before)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        everyone = self.gathered(found)
+        if everyone is None:
+            return None
+        outputs = [torch.zeros(len(forest), self.width) for _ in range(self.models[0].config.num_layers)]
+        for number, tokens, hidden in (entry for rank in everyone for entry in rank):
+            outputs[number][tokens] = hidden
+        return outputs
 
     def _score(self, micros: Sequence[Micro], into: Literal["ref_logp", "value"]) -> None:
         def use(micro: Micro, heads: passes.Heads) -> Tensor:

@@ -90,6 +90,11 @@ class MegatronTrainer:
         values: list[Tensor] = self.ranks.call("values", list(forests), start) if forests else []
         return values
 
+    def layer_outputs(self, forest: Forest) -> list[Tensor]:
+        """What each decoder layer gives for a forest: [T, d] each, float32, in the CPU's memory."""
+        outputs: list[Tensor] = self.ranks.call("layer_outputs", forest)
+        return outputs
+
     # -------------------------------------------------------------------------- weights and folders
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

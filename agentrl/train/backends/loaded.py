@@ -1,0 +1,336 @@
+"""Does what a trainer loaded compute what the folder's own weights mean?
+
+The proof of an architecture (`proof`) tries a small random model. It can't see a weight that is mapped to another's
+place, a missing one, a wrong tie, or a setting that only matters at the model's real sizes. So the trainer that the run
+has just made computes a small forest with the weights that it loaded, one tree of which lies at the end of the context,
+and plain transformers computes the same paths as eager rows from the same folder. Where the whole model does not fit
+beside the trainer, transformers' layers are read from the folder one at a time, so that no more than one is in memory.
+
+Log-probabilities must agree: in float32 to rounding, below it to twice what transformers' own model in that precision
+is off by. Where they don't, the layers' outputs are compared, and the first that differs is named.
+
+It is remembered by the folder's contents, the trainer's settings, the versions and our own code. Given up: gradients
+(the small model's are compared), and models whose files are larger than `LARGEST`; there the first comparison with the
+engine is all there is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig
+
+from agentrl.config import AlgoConfig, Device, TrainerConfig
+from agentrl.errors import ConfigError
+from agentrl.models.loading import load_causal_lm, new_causal_lm
+from agentrl.models.registry import cache_folder
+from agentrl.models.small import in_words
+from agentrl.rollout.engines.runner import Runner
+from agentrl.train import manifest
+from agentrl.train.backends import make_trainer
+from agentrl.train.backends.proof import (
+    LOGP_BOUND,
+    PACKAGE,
+    SIDE_BY_SIDE,
+    SUBJECTS,
+    TIMES_OWN,
+    TRIES,
+    TRIES_IN_LOW_PRECISION,
+    play,
+)
+from agentrl.train.backends.reference import States, mean_square, named_layers, random_forest, states_of
+from agentrl.train.forest import Forest
+
+LARGEST = 64 << 30
+"""Bytes of weights that are still read at a run's start."""
+LAYER_BOUND = 1e-3
+"""In float32: how far a layer's output may lie apart, as a share of its length, on average over tokens."""
+LEVELS = (2, 0)
+"""Branchings of the trees that are computed: a dozen paths, about a hundred tokens."""
+
+
+class Computes(Protocol):
+    """Whatever gives log-probabilities of forests, as trainers do."""
+
+    def logprobs(self, forests: Sequence[Forest]) -> list[Tensor]:
+        """For each forest the log-probability of every trained token, [T], 0 elsewhere."""
+        ...
+
+
+@runtime_checkable
+class Layered(Protocol):
+    """A trainer that tells what its layers give."""
+
+    def layer_outputs(self, forest: Forest) -> list[Tensor]:
+        """What each decoder layer gives for a forest, [T, d] each."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What came out.
+
+    Attributes:
+        logp: the largest |difference of log-probability|, in nats; below float32 the root mean square of all.
+        bound: what that may be.
+        dtype: the precision that the trainer computed in.
+        layer: the first layer that differs, in words, where the bound is broken.
+        own: by precision, what transformers' own model in it is off by: the mean |difference|, in nats.
+        unread: why nothing was compared.
+        seconds: how long it took.
+        remembered: it was compared before.
+    """
+
+    logp: float = 0.0
+    bound: float = LOGP_BOUND
+    dtype: str = "float32"
+    layer: str = ""
+    own: dict[str, float] = field(default_factory=dict)
+    unread: str = ""
+    seconds: float = field(default=0.0, compare=False)
+    remembered: bool = field(default=False, compare=False)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the weights are what the folder's are."""
+        return not self.unread and self.logp <= self.bound
+
+    def __str__(self) -> str:
+        if self.unread:
+            return f"the folder's weights were not compared: {self.unread}"
+        how = "by up to" if self.dtype == "float32" else f"in {self.dtype} by (root mean square)"
+        text = (
+            f"with the folder's weights log-probabilities differ {how} {self.logp:.2g} nats (at most {self.bound:.2g})"
+        )
+        return f"{text}; {self.layer}" if self.layer else text
+
+
+def require_loaded(
+    trainer: Computes, folder: Path, what: str, config: TrainerConfig, device: str, precisions: Sequence[str] = ()
+) -> Loaded:
+    """Refuse a trainer that computes something else than the folder's weights mean.
+
+    Args:
+        trainer: what has loaded the folder, and learned nothing yet.
+        folder: a Hugging Face folder.
+        what: how the user named the model.
+        config: the trainer's settings.
+        device: where transformers computes.
+        precisions: of which transformers' own error is to be measured as well, for `Loaded.own`.
+
+    Raises:
+        ConfigError: with the numbers, and the first layer that differs.
+    """
+    settings = config.model_dump_json(exclude={"threads", "timeout", "async_save"})
+    depends = (config.name, device, settings, *sorted(precisions))
+    found = remembered(lambda: compare(trainer, folder, config.dtype, device, precisions), folder, depends)
+    if not found.passed and not found.unread:
+        raise ConfigError(
+            f"model={what!r}: trainer={config.name} has loaded it, and computes something else than transformers does: "
+            f"{found}; trainer.proof=false trains it all the same"
+        )
+    return found
+
+
+def remembered(compute: Callable[[], Loaded], folder: Path, depends: Sequence[str]) -> Loaded:
+    """Compare, or remember that it passed.
+
+    Args:
+        compute: compares.
+        folder: a Hugging Face folder.
+        depends: whose weights are compared (a name among `proof.SUBJECTS`), and the settings that it depends on.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        return Loaded(unread="there are no safetensors files in the folder")
+    if (size := sum(file.stat().st_size for file in files)) > LARGEST:
+        return Loaded(unread=f"{size >> 30} GiB are more than the {LARGEST >> 30} GiB that are read at a start")
+    cached = cache_folder().parent / "proofs" / f"{_digest(folder, files, depends)}.json"
+    try:
+        return replace(Loaded(**json.loads(cached.read_text())), remembered=True)
+    except (OSError, ValueError, TypeError):
+        pass
+    began = time.monotonic()
+    found = replace(compute(), seconds=time.monotonic() - began)
+    if found.passed:
+        try:
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            cached.write_text(json.dumps(asdict(found)))
+        except OSError:  # a cache is no reason to fail
+            pass
+    return found
+
+
+def of_folder(folder: Path, subject: str, family: str | None = None) -> Loaded:
+    """Compare what a folder's weights are to a trainer or to the local engine, in float32 on a CPU.
+
+    Args:
+        folder: a Hugging Face folder.
+        subject: torch, megatron or local.
+        family: the model's family on Megatron, where its configuration does not say it.
+    """
+
+    def compute() -> Loaded:
+        if subject == "local":
+            return compare(_Played(folder), folder, far=False)  # it counts positions from the first token on
+        device: Device = "auto" if subject == "megatron" else "cpu"
+        config = TrainerConfig(name=subject, device=device, family=family)
+        trainer = make_trainer(folder, config, AlgoConfig())
+        try:
+            return compare(trainer, folder)
+        finally:
+            trainer.close()
+
+    return remembered(compute, folder, (subject, family or ""))
+
+
+class _Played:
+    """The local engine's model, asked as a trainer is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runner = Runner(folder, "cpu", "float32", SIDE_BY_SIDE, 1 << 30)
+
+    def logprobs(self, forests: Sequence[Forest]) -> list[Tensor]:
+        return [play(self.runner, forest) for forest in forests]
+
+
+def compare(
+    trainer: Computes,
+    folder: Path,
+    dtype: str = "float32",
+    device: str = "cpu",
+    precisions: Sequence[str] = (),
+    *,
+    far: bool = True,
+) -> Loaded:
+    """Compare what a trainer computes with eager rows of the folder's model; see the module's docstring.
+
+    Args:
+        trainer: what has loaded the folder.
+        folder: a Hugging Face folder.
+        dtype: the precision that the trainer computes in.
+        device: where transformers computes.
+        precisions: see `require_loaded`.
+        far: one tree lies at the end of the context.
+    """
+    tries = TRIES if dtype == "float32" else TRIES_IN_LOW_PRECISION  # as in the proof: experts that are as good
+    for seed in range(tries):
+        found = _compare(trainer, folder, dtype, device, precisions, far, seed)
+        if found.passed or found.unread:
+            break
+    return found
+
+
+def _compare(
+    trainer: Computes, folder: Path, dtype: str, device: str, precisions: Sequence[str], far: bool, seed: int
+) -> Loaded:
+    text = AutoConfig.from_pretrained(folder).get_text_config()
+    context = getattr(text, "max_position_embeddings", None) if far else None
+    forest = random_forest(random.Random(seed), text.vocab_size, LEVELS, context)
+    try:
+        want = _rows(folder, forest, "float32", device)
+        rough = {low: _rows(folder, forest, low, device) for low in {dtype, *precisions} - {"float32"}}
+    except Exception as error:  # of transformers' models: there are hundreds of kinds
+        return Loaded(unread=f"transformers' eager attention can't compute its rows: {in_words(error)}")
+    (logp,) = trainer.logprobs([forest])
+    trained = forest.weight > 0
+    own = {low: float((one.logp - want.logp)[trained].abs().mean()) for low, one in sorted(rough.items())}
+    if dtype == "float32":
+        found = Loaded(float((logp - want.logp).abs().max()), LOGP_BOUND, dtype, own=own)
+    else:
+        bound = max(TIMES_OWN * mean_square(rough[dtype].logp, want.logp, forest), LOGP_BOUND)
+        found = Loaded(mean_square(logp, want.logp, forest), bound, dtype, own=own)
+    if found.passed:
+        return found
+    return replace(found, layer=_first_that_differs(trainer, forest, want, rough.get(dtype)))
+
+
+def _first_that_differs(trainer: Computes, forest: Forest, want: States, rough: States | None) -> str:
+    """In words, where the trainer's layers leave transformers'; below float32 by more than transformers' own do."""
+    if not isinstance(trainer, Layered) or not want.layers:
+        return "its layers can't be asked one by one"
+    ours = trainer.layer_outputs(forest)
+    if len(ours) != len(want.layers):
+        return f"it has {len(ours)} layers, not {len(want.layers)}"
+    for number, (found, wanted) in enumerate(zip(ours, want.layers, strict=True)):
+        bound = LAYER_BOUND if rough is None else max(TIMES_OWN * _apart(rough.layers[number], wanted), LAYER_BOUND)
+        if not (apart := _apart(found, wanted)) <= bound:
+            which = f"layer {number} of {len(ours)} (counted from 0)" if number else "layer 0, or the embeddings"
+            return f"the first that differs is {which}: {apart:.2g} of its output's length (at most {bound:.2g})"
+    return f"all {len(ours)} layers agree: what differs is the last norm or the head"
+
+
+def _apart(ours: Tensor, theirs: Tensor) -> float:
+    """[T, d] each: the difference's length as a share of the second's, on average over tokens."""
+    return float(((ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)).mean())
+
+
+def _rows(folder: Path, forest: Forest, dtype: str, device: str) -> States:
+    """What transformers' eager model says in a precision."""
+    with _eager(folder, getattr(torch, dtype), device) as model:
+        return states_of(model, forest, device)
+
+
+@contextmanager
+def _eager(folder: Path, dtype: torch.dtype, device: str) -> Iterator[Any]:
+    """The folder's model with eager attention; where it does not fit, each layer is read when it is asked."""
+    with torch.device("meta"):
+        plan = new_causal_lm(AutoConfig.from_pretrained(folder), dtype, "eager")
+    size = sum(parameter.numel() * parameter.element_size() for parameter in plan.parameters())
+    if 1.5 * size <= free_memory(device):
+        yield load_causal_lm(folder, dtype, "eager").to(device).eval()
+        return
+    with tempfile.TemporaryDirectory(prefix="agentrl-layers-") as scratch:
+        placed = {"device_map": by_layer(plan, device), "offload_folder": scratch}
+        yield load_causal_lm(folder, dtype, "eager", **placed).eval()
+
+
+def by_layer(model: Any, device: str) -> dict[str, str]:
+    """What accelerate calls a device map: layers stay on the disk until each is asked, the rest is on the device."""
+    layers = dict.fromkeys((name for name, _ in named_layers(model)), "disk")
+    above = {name.rpartition(".")[0] for name in layers}
+    above |= {part for name in list(above) for part in _parents(name)}
+    rest = {
+        f"{name}.{child}".lstrip("."): device
+        for name in above
+        for child, _ in (*model.get_submodule(name).named_children(), *model.get_submodule(name)._parameters.items())
+        if f"{name}.{child}".lstrip(".") not in above | set(layers)
+    }
+    return layers | rest
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts))]
+
+
+def free_memory(device: str) -> int:
+    """Bytes that are free where torch computes."""
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info()[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _digest(folder: Path, files: Sequence[Path], depends: Sequence[str]) -> str:
+    """What the comparison depends on."""
+    digest = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=16)
+    for word in (transformers.__version__, torch.__version__, *depends):
+        digest.update(word.encode())
+    for file in files:
+        digest.update(f"{file.name} {file.stat().st_size} {manifest.digest(file)}".encode())
+    for name in ("train/backends/loaded.py", "train/backends/reference.py", *SUBJECTS[depends[0]].sources):
+        digest.update((PACKAGE / name).read_bytes())
+    return digest.hexdigest()
