@@ -16,7 +16,17 @@ from tests.train.backends.megatron.rows import compare, possible
 from tests.train.backends.megatron.world import World
 
 CLOSE = 1e-5
-SHARDED = [("phi3", "TP2"), ("mixtral", "TP2 SP"), ("mixtral", "EP2"), ("granite", "PP2"), ("mistral", "CP2")]
+SHARDED = [
+    ("phi3", "TP2"),
+    ("olmo2", "TP2"),
+    ("mixtral", "TP2 SP"),
+    ("gemma2", "TP2 SP"),
+    ("qwen2_moe", "TP2 SP"),
+    ("mixtral", "EP2"),
+    ("granite", "PP2"),
+    ("gemma3_text", "PP2"),
+    ("mistral", "CP2"),
+]
 
 
 @pytest.mark.parametrize(("case", "layout"), [*((case, "one") for case in zoo.MORE), *SHARDED])

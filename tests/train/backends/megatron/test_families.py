@@ -47,6 +47,13 @@ def folder_with(tmp_path: Path, kind: str, **settings: Any) -> str:
         ("mixtral", "mixtral"),
         ("phi3", "phi3"),
         ("granite", "granite"),
+        ("olmo2", "olmo2"),
+        ("olmo3", "olmo3"),
+        ("olmoe", "olmoe"),
+        ("qwen2_moe", "qwen2_moe"),
+        ("gemma", "gemma"),
+        ("gemma2", "gemma2"),
+        ("gemma3_text", "gemma3_text"),
     ],
 )
 def test_a_model_type_names_its_family(model_type: str, family: str, world: World, tmp_path: Path) -> None:
@@ -81,6 +88,10 @@ def test_an_unknown_model_type_lists_what_is_known(world: World, tmp_path: Path)
         ("phi3", {"rope_parameters": {**LONGROPE, "short_factor": [1.0] * 3}}, "'longrope'"),
         ("phi3", {"rope_parameters": {**LONGROPE, "short_factor": [1.0]}}, "must have length 3"),
         ("granite", {"attention_bias": True}, "attention_bias=True"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
+        ("gemma2", {"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"}, "name two functions"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
         ("glm4_moe", {"norm_topk_prob": False}, "norm_topk_prob=False"),
         ("deepseek_v3", {"num_experts_per_tok": 6}, "best 2"),
         ("deepseek_v3", {"attention_bias": True}, "attention_bias=True"),
@@ -92,6 +103,12 @@ def test_what_a_family_cannot_express_is_refused_by_name(
     kind, message = world.run(f"{WORK}:refusal", folder_with(tmp_path, case, **settings))[0]
     assert kind == "InvalidInput"
     assert words in message
+
+
+def test_norms_over_all_heads_are_refused_where_ranks_share_a_head(world: World, tiny: Callable[[str], Path]) -> None:
+    for kind, message in world.run(f"{WORK}:refusal", str(tiny("olmo2")), size=4, tensor=4):
+        assert kind == "InvalidInput"
+        assert "trainer.tensor=4 does not divide the 2 heads that are normed together" in message
 
 
 PLUGIN = '''

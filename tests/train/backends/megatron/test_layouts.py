@@ -14,6 +14,7 @@ from agentrl.train.backends.megatron.models.layouts import (
     Gated,
     Grouped,
     Halves,
+    Joint,
     Layout,
     Piece,
     Rows,
@@ -68,6 +69,10 @@ def test_query_key_and_value_are_covered_whatever_the_number_of_ranks_and_groups
     assert [sum(map(len, pieces)) for pieces in shards] == [rows // count] * count
     assert covered(shards, "q") == list(range(groups * per_group * head_dim))
     assert covered(shards, "k") == covered(shards, "v") == list(range(groups * head_dim))
+    joint = Joint("qkv").shards((rows // count, 3), count, sizes)
+    assert [sum(map(len, pieces)) for pieces in joint] == [rows // count] * count
+    assert covered(joint, "qkv") == list(range(rows))
+    assert whole_shapes(joint, (rows // count, 3)) == {"qkv": (rows, 3)}
 
 
 def test_a_group_is_its_queries_its_key_and_its_value() -> None:

@@ -48,6 +48,11 @@ _YARN = {
 }
 _EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
 _HEADLESS = {name: value for name, value in _DENSE.items() if name != "head_dim"}
+_KINDS = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"] * 2}
+_BY_KIND = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 10000.0},
+}
 _MULTIPLIERS = {
     "embedding_multiplier": 3.0,
     "logits_scaling": 2.0,
@@ -124,6 +129,30 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "phi3": ("phi3", {**_HEADLESS, "sliding_window": 5, "partial_rotary_factor": 0.5}),
     "granite": ("granite", {**_HEADLESS, "tie_word_embeddings": True, **_MULTIPLIERS}),
+    "olmo2": ("olmo2", _HEADLESS),
+    "olmo3": ("olmo3", {**_HEADLESS, **_KINDS}),
+    "olmoe": ("olmoe", {**_HEADLESS, "intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {
+            **_HEADLESS,
+            **_EXPERTS,
+            "num_experts": 8,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 5,
+        },
+    ),
+    "gemma": ("gemma", _DENSE),
+    "gemma2": (
+        "gemma2",
+        {**_DENSE, **_KINDS, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0, "query_pre_attn_scalar": 9},
+    ),
+    "gemma3_text": (
+        "gemma3_text",
+        {**_DENSE, **_KINDS, "query_pre_attn_scalar": 256, "rope_parameters": _BY_KIND},
+    ),
 }
 """Families that share their code with those: held to transformers' eager rows (`test_eager_rows`)."""
 

@@ -20,6 +20,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
 from megatron.core.transformer.attention import SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType, LayerType
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
@@ -41,6 +42,7 @@ from agentrl.train.backends.megatron.models.layers import (
     PostNormLayer,
     ScaledLayer,
     SelfAttention,
+    WideNorm,
     mark_shards,
 )
 from agentrl.train.backends.megatron.models.layouts import Sizes
@@ -159,30 +161,33 @@ def layer_specs(family: Family, hf: Any, config: TransformerConfig) -> list[Modu
     rotaries = rotary if isinstance(rotary, Sequence) else [rotary] * count
     sparse = config.moe_layer_freq if isinstance(config.moe_layer_freq, list) else [1] * count
     experts = [config.num_moe_experts if on else None for on in sparse]
-    attention = [_attention(hf, config, *each) for each in zip(rotaries, family.windows(hf), strict=True)]
+    attention = [_attention(family, hf, config, *each) for each in zip(rotaries, family.windows(hf), strict=True)]
     return [_layer(family, hf, *each) for each in zip(attention, experts, strict=True)]
 
 
 def _layer(family: Family, hf: Any, attention: ModuleSpec, experts: int | None) -> ModuleSpec:
+    norm = Norm if family.pre_norms else IdentityOp
     params = {"multiplier": float(family.residual(hf))} if family.residual(hf) != 1.0 else {}
     return ModuleSpec(
         module=PostNormLayer if family.post_norms else ScaledLayer if params else TransformerLayer,
         params=params,
         submodules=TransformerLayerSubmodules(
-            input_layernorm=Norm,
+            input_layernorm=norm,
             self_attention=attention,
             self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=Norm,
+            pre_mlp_layernorm=norm,
             mlp=get_mlp_module_spec_for_backend(LocalSpecProvider(), num_experts=experts),
             mlp_bda=get_bias_dropout_add,
         ),
     )
 
 
-def _attention(hf: Any, config: TransformerConfig, rotary: Rotary | None, window: int | None) -> ModuleSpec:
+def _attention(
+    family: Family, hf: Any, config: TransformerConfig, rotary: Rotary | None, window: int | None
+) -> ModuleSpec:
     column, row = LocalSpecProvider().column_parallel_linear(), LocalSpecProvider().row_parallel_linear()
     params = {"attn_mask_type": AttnMaskType.causal, "rotary": rotary}
-    seen: dict[str, Any] = {"window": window, "softcap": getattr(hf, "attn_logit_softcapping", None)}
+    seen: dict[str, Any] = {"window": window, "softcap": family.softcap(hf)}
     if config.multi_latent_attention:
         submodules: Any = MLASelfAttentionSubmodules(
             linear_q_proj=column,
@@ -196,13 +201,17 @@ def _attention(hf: Any, config: TransformerConfig, rotary: Rotary | None, window
             kv_layernorm=LatentNorm,
         )
         return ModuleSpec(module=LatentAttention, params=params, submodules=submodules)
-    norm = Norm if config.qk_layernorm else None
+    norm: Any = Norm if config.qk_layernorm else None
+    norms = [norm, norm]
+    if family.wide_norms:
+        heads = config.num_attention_heads, config.num_query_groups
+        norms = [ModuleSpec(module=WideNorm, params={"heads": each}) for each in heads]
     submodules = SelfAttentionSubmodules(
         linear_qkv=column,
         core_attention=partial(ForestAttention, **seen),
         linear_proj=row,
-        q_layernorm=norm,
-        k_layernorm=norm,
+        q_layernorm=norms[0],
+        k_layernorm=norms[1],
     )
     return ModuleSpec(module=SelfAttention, params=params, submodules=submodules)
 

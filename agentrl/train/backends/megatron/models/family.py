@@ -33,7 +33,10 @@ class Family:
         outside: the same for what lies outside of layers.
         refuse: raises InvalidInput for what the family can't express; `build` calls it first.
         windows: how far along its path each layer's attention sees, None for all of it.
+        softcap: what attention's scores are capped at; see `agentrl.train.backends.attention.Plan`.
+        pre_norms: what attention and MLP are given is normed.
         post_norms: attention and MLP outputs are normed before they are added.
+        wide_norms: queries and keys are normed over all heads together; Megatron's `qk_layernorm` norms each head.
         embedding: what embeddings are multiplied with.
         residual: what attention and MLP outputs are multiplied with before they are added.
         tiny: what makes a configuration of the kind small, besides `check.shrunk`'s own settings.
@@ -47,14 +50,17 @@ class Family:
     outside: Mapping[str, Layout]
     refuse: Callable[[Any], None] = lambda hf: None
     windows: Callable[[Any], Sequence[int | None]] = lambda hf: [None] * hf.num_hidden_layers
+    softcap: Callable[[Any], float | None] = lambda hf: None
+    pre_norms: bool = True
     post_norms: bool = False
+    wide_norms: bool = False
     embedding: Callable[[Any], float] = lambda hf: 1.0
     residual: Callable[[Any], float] = lambda hf: 1.0
     tiny: Callable[[Any], dict[str, Any]] = lambda hf: {}
 
 
 _FAMILIES: dict[str, Family] = {}
-BUILT_IN = ("llama", "mistral", "phi", "granite", "qwen", "glm", "deepseek")
+BUILT_IN = ("llama", "mistral", "phi", "granite", "gemma", "olmo", "qwen", "glm", "deepseek")
 """The modules of `families`; imported when somebody asks for a family."""
 
 

@@ -1,6 +1,7 @@
 """The modules that Megatron's local layer specification gets from us.
 
 Norm            RMSNorm that works under sequence parallelism (the local one asserts that it is off)
+WideNorm        the same over all heads of queries or keys together (OLMo)
 SelfAttention   queries and keys rotated by each token's position before the core attention sees them
 LatentAttention multi-head latent attention, likewise
 PostNormLayer   a transformer layer that also norms what attention and MLP give back (GLM-4)
@@ -17,34 +18,80 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core import tensor_parallel
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.extensions import transformer_engine
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
     scatter_to_sequence_parallel_region,
 )
 from megatron.core.transformer import attention, multi_latent_attention, transformer_layer
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
+from agentrl.errors import InvalidInput
 from agentrl.train.backends.megatron.models.rotary import Rotary
 
 multi_latent_attention.HAVE_TE = transformer_engine.HAVE_TE  # it asks whether names are there, and stand-ins are
 
 
 class Norm(nn.Module):
-    """RMSNorm; its gradient is summed over tensor-parallel ranks where the sequence is spread over them."""
+    """RMSNorm; its gradient is summed over tensor-parallel ranks where the sequence is spread over them.
+
+    With `layernorm_zero_centered_gamma` its weight is what is added to one, in float32 (Gemma).
+    """
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
         super().__init__()
         device = None if config.use_cpu_initialization else torch.cuda.current_device()
-        self.eps = eps
+        self.eps, self.around_one = eps, config.layernorm_zero_centered_gamma
         self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype, device=device))
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, states: Tensor) -> Tensor:
         """[*, hidden_size] -> the same."""
+        if self.around_one:
+            return F.rms_norm(states.float(), (states.shape[-1],), 1 + self.weight.float(), self.eps).to(states)
         return F.rms_norm(states, (states.shape[-1],), self.weight, self.eps)
+
+
+class WideNorm(Norm):
+    """RMSNorm over all heads together, of which a tensor-parallel rank holds some.
+
+    Raises:
+        InvalidInput: there are fewer heads than ranks: those that share one would count it several times.
+    """
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, *, heads: int, **_: Any) -> None:
+        ranks = config.tensor_model_parallel_size
+        if heads % ranks:
+            raise InvalidInput(f"trainer.tensor={ranks} does not divide the {heads} heads that are normed together")
+        super().__init__(config, hidden_size * heads // ranks, eps)
+        self.width = hidden_size * heads
+        self.weight.sequence_parallel = False  # type: ignore[attr-defined]  # every rank has its own part
+        tensor_parallel.set_tensor_model_parallel_attributes(self.weight, True, 0, 1)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[T, 1, heads, d] -> the same."""
+        wide = states.float()
+        squares = wide.square().sum((-2, -1), keepdim=True)
+        # Both ways over ranks: every rank's heads depend on the sum, and so does every rank's gradient.
+        squares = reduce_from_tensor_model_parallel_region(copy_to_tensor_model_parallel_region(squares))
+        normed = wide * torch.rsqrt(squares / self.width + self.eps)
+        return normed.to(states) * self.weight.view(states.shape[-2:])
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
+        """As Megatron's checkpoints want it."""
+        group = parallel_state.get_tensor_model_parallel_group()
+        return make_sharded_tensors_for_checkpoint(
+            self.state_dict(prefix="", keep_vars=True),
+            prefix,
+            {"weight": 0},
+            sharded_offsets,
+            tp_group=group,
+            dp_cp_group=metadata["dp_cp_group"],
+        )
 
 
 class LatentNorm(Norm):

@@ -25,6 +25,13 @@ POST_NORMS: Table = {
     "post_mlp_norm.weight": Whole(LAYER + "post_mlp_layernorm.weight"),
 }
 
+FOUR_NORMS: Table = {
+    "input_layernorm.weight": Whole(LAYER + "input_layernorm.weight"),
+    "post_attention_norm.weight": Whole(LAYER + "post_attention_layernorm.weight"),
+    "pre_mlp_layernorm.weight": Whole(LAYER + "pre_feedforward_layernorm.weight"),
+    "post_mlp_norm.weight": Whole(LAYER + "post_feedforward_layernorm.weight"),
+}
+
 ATTENTION: Table = {
     **{
         f"self_attention.linear_qkv.{kind}": Grouped(
@@ -35,6 +42,11 @@ ATTENTION: Table = {
     "self_attention.q_layernorm.weight": Whole(LAYER + "self_attn.q_norm.weight"),
     "self_attention.k_layernorm.weight": Whole(LAYER + "self_attn.k_norm.weight"),
     "self_attention.linear_proj.weight": Columns(LAYER + "self_attn.o_proj.weight"),
+}
+
+WIDE_NORMS: Table = {
+    "self_attention.q_layernorm.weight": Rows(LAYER + "self_attn.q_norm.weight"),
+    "self_attention.k_layernorm.weight": Rows(LAYER + "self_attn.k_norm.weight"),
 }
 
 JOINT_ATTENTION: Table = {
@@ -68,6 +80,14 @@ EXPERTS: Table = {
     "mlp.router.expert_bias": Whole(LAYER + "mlp.gate.e_score_correction_bias", precise=True),
     "mlp.experts.linear_fc1.weight": Gated(EXPERT + "gate_proj.weight", EXPERT + "up_proj.weight"),
     "mlp.experts.linear_fc2.weight": Columns(EXPERT + "down_proj.weight"),
+}
+
+SHARED_EXPERT: Table = {
+    "mlp.shared_experts.gate_weight": Whole(LAYER + "mlp.shared_expert_gate.weight"),
+    "mlp.shared_experts.linear_fc1.weight": Gated(
+        LAYER + "mlp.shared_expert.gate_proj.weight", LAYER + "mlp.shared_expert.up_proj.weight"
+    ),
+    "mlp.shared_experts.linear_fc2.weight": Columns(LAYER + "mlp.shared_expert.down_proj.weight"),
 }
 
 SHARED_EXPERTS: Table = {

@@ -19,6 +19,12 @@ def head_dim(hf: Any) -> int:
     return int(getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
 
 
+def rotary_by_kind(hf: Any) -> list[Rotary | None]:
+    """Positions of each layer, where the configuration has some for each kind of layer."""
+    known = {kind: Rotary.of(hf, head_dim(hf), kind_of_layer=kind) for kind in set(hf.layer_types)}
+    return [known[kind] for kind in hf.layer_types]
+
+
 def _sometimes(hf: Any) -> list[Rotary | None]:
     one = rotary(hf)
     return [one if rotated else None for rotated in hf.no_rope_layers]

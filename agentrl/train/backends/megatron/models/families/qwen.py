@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5 (biases on query, key and value), Qwen 3 (normed queries and keys), Qwen 3 mixture-of-experts."""
+"""Qwen 2 and 2.5 (biases on query, key and value), Qwen 3 (normed queries and keys), and their mixtures of experts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from agentrl.train.backends.megatron.models.families.llama import head_dim, rotary
 from agentrl.train.backends.megatron.models.family import Family, register, require, window_by_kind, window_everywhere
-from agentrl.train.backends.megatron.models.tables import ATTENTION, EXPERTS, MLP, NORMS, OUTSIDE
+from agentrl.train.backends.megatron.models.tables import ATTENTION, EXPERTS, MLP, NORMS, OUTSIDE, SHARED_EXPERT
 
 
 def _biasless(hf: Any) -> None:
@@ -37,6 +37,17 @@ def _experts(hf: Any) -> dict[str, Any]:
     }
 
 
+def _shared(hf: Any) -> dict[str, Any]:
+    """The same with one more expert for all tokens, which a gate of its own weighs."""
+    return {
+        **_experts(hf),
+        "qk_layernorm": False,
+        "add_qkv_bias": bool(hf.qkv_bias),
+        "moe_shared_expert_intermediate_size": hf.shared_expert_intermediate_size,
+        "moe_shared_expert_gate": True,
+    }
+
+
 def _tiny(hf: Any) -> dict[str, Any]:
     return {
         "head_dim": 16,
@@ -57,6 +68,19 @@ QWEN2 = register(
         windows=window_by_kind,
         layer={**NORMS, **ATTENTION, **MLP},
         outside=OUTSIDE,
+    )
+)
+
+QWEN2_MOE = register(
+    Family(
+        name="qwen2_moe",
+        model_types=("qwen2_moe",),
+        settings=_shared,
+        rotary=rotary,
+        windows=window_by_kind,
+        layer={**NORMS, **ATTENTION, **MLP, **EXPERTS, **SHARED_EXPERT},
+        outside=OUTSIDE,
+        tiny=lambda hf: {**_tiny(hf), "head_dim": None, "shared_expert_intermediate_size": 48},
     )
 )
 

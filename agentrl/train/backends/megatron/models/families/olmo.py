@@ -1,0 +1,79 @@
+"""OLMo 2 and 3 (outputs normed and nothing else, queries and keys over all heads together) and OLMoE."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.train.backends.megatron.models.families.llama import head_dim, rotary, rotary_by_kind
+from agentrl.train.backends.megatron.models.family import (
+    Family,
+    register,
+    require,
+    window_by_kind,
+    window_everywhere,
+)
+from agentrl.train.backends.megatron.models.layouts import Whole
+from agentrl.train.backends.megatron.models.tables import ATTENTION, EXPERTS, LAYER, MLP, NORMS, OUTSIDE, WIDE_NORMS
+
+_NORMS = {
+    "post_attention_norm.weight": Whole(LAYER + "post_attention_layernorm.weight"),
+    "post_mlp_norm.weight": Whole(LAYER + "post_feedforward_layernorm.weight"),
+}
+
+
+def _experts(hf: Any) -> dict[str, Any]:
+    return {
+        "kv_channels": head_dim(hf),
+        "num_moe_experts": hf.num_experts,
+        "moe_ffn_hidden_size": hf.intermediate_size,
+        "moe_router_topk": hf.num_experts_per_tok,
+        "moe_router_score_function": "softmax",
+        "moe_router_pre_softmax": not hf.norm_topk_prob,
+    }
+
+
+OLMO2 = register(
+    Family(
+        name="olmo2",
+        model_types=("olmo2",),
+        settings=lambda hf: {"kv_channels": head_dim(hf)},
+        rotary=rotary,
+        layer={**_NORMS, **ATTENTION, **WIDE_NORMS, **MLP},
+        outside=OUTSIDE,
+        refuse=lambda hf: require(hf, attention_bias=False),
+        pre_norms=False,
+        post_norms=True,
+        wide_norms=True,
+    )
+)
+
+OLMO3 = register(
+    Family(
+        name="olmo3",
+        model_types=("olmo3",),
+        settings=lambda hf: {"kv_channels": head_dim(hf)},
+        rotary=rotary_by_kind,
+        windows=window_by_kind,
+        layer={**_NORMS, **ATTENTION, **WIDE_NORMS, **MLP},
+        outside=OUTSIDE,
+        refuse=lambda hf: require(hf, attention_bias=False),
+        pre_norms=False,
+        post_norms=True,
+        wide_norms=True,
+    )
+)
+
+OLMOE = register(
+    Family(
+        name="olmoe",
+        model_types=("olmoe",),
+        settings=_experts,
+        rotary=rotary,
+        windows=window_everywhere,
+        layer={**NORMS, **ATTENTION, **WIDE_NORMS, **EXPERTS},
+        outside=OUTSIDE,
+        refuse=lambda hf: require(hf, attention_bias=False, clip_qkv=None),
+        wide_norms=True,
+        tiny=lambda hf: {"num_experts": 8, "num_experts_per_tok": 2},
+    )
+)
