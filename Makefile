@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Two workers; tests/conftest.py says what they take as a whole, most tests first.
 PYTEST := $(BIN)/pytest --numprocesses 2
 
-.PHONY: train test check clients engines gpu format clean
+.PHONY: train test check clients clients-all engines gpu format clean
 
 train: .venv/installed
 	$(BIN)/agentrl train env=calculator
@@ -20,6 +20,12 @@ check: .venv/installed
 
 # Other people's clients pin other versions of the OpenAI SDK than ours: they live in an environment of their own.
 clients: .venv-clients/installed
+	tests/sessions/gateway/clients/install.sh
+
+# Every client that the gateway is tried with (about 3 GB), and their tests.
+clients-all: .venv/installed .venv-clients/installed
+	tests/sessions/gateway/clients/install.sh all
+	$(BIN)/pytest tests/sessions/gateway/test_clients.py tests/sessions/gateway/test_coding_agents.py
 
 .venv-clients/installed: tests/sessions/gateway/clients/requirements.txt
 	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
@@ -45,4 +51,4 @@ format: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-clients .venv-sglang .venv-vllm .venv-uv .venv-trl .venv-router .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-clients* .venv-sglang .venv-vllm .venv-uv .venv-trl .venv-router .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

