@@ -219,9 +219,10 @@ class Node:
     policy's at the sampling temperature, and 0.0 where a token was not sampled. `versions` counts from the
     node's first token. An assistant node opens with the generation prompt's tokens, which are not trainable.
     A root holds the `tools` on offer along its paths. `reply_id` is the name under which a gateway handed the
-    turn to its client. `repeats` is the turn that this node tells again without its reasoning, on a branch
-    (model.reasoning=strip): the path goes on from here, what was learned stays there. `routes` are the experts
-    that the path's last tokens went to, up to the node's end, where they were recorded (see `agentrl.routes`).
+    turn to its client. `repeats` is the turn that this node tells again, beside it or on another branch: the path
+    goes on from here, what was learned stays there. It is told without its reasoning (model.reasoning=strip), or with
+    text that its client added: then the node begins with the first `taken` of the turn's own tokens. `routes` are the
+    experts that the path's last tokens went to, up to the node's end, where they were recorded (see `agentrl.routes`).
     """
 
     id: int
@@ -240,6 +241,7 @@ class Node:
     tools: list[dict[str, Any]] = field(default_factory=list)
     reply_id: str | None = None
     repeats: int | None = None
+    taken: int | None = None
 
     @property
     def sampled(self) -> bool:
@@ -295,20 +297,35 @@ class Session:
         left = (node for node in handed if node.id not in continued and node.parent in chosen)
         return {node.id for node in left if node.reward is None}
 
-    def paths(self) -> Iterator[list[Node]]:
-        """The paths from a root to a leaf, root first, but for those that end in an unused sample.
+    def abandoned(self) -> dict[int, int]:
+        """Turns whose end no path goes through: their ids, and how many of their first tokens some path does.
 
-        A turn that is told again (`Node.repeats`) stands for itself.
+        What a client added (`Node.taken`) stands in place of such an end, its end-of-turn token: that one is on no
+        path to an outcome, and gets no credit.
         """
+        taken = {node.repeats: node.taken for node in self.nodes if node.repeats is not None and node.taken is not None}
+        whole = {node.parent for node in self.nodes} | {node.repeats for node in self.nodes if node.taken is None}
+        return {turn: count for turn, count in taken.items() if turn not in whole}
+
+    def stored_paths(self) -> Iterator[list[Node]]:
+        """The paths from a root to a leaf, root first, but for those that end in an unused sample."""
         left_out = self.continued() | self.unused()
         for leaf in (node.id for node in self.nodes if node.id not in left_out):
             path: list[Node] = []
             at: int | None = leaf
             while at is not None:
-                node = self.nodes[at]
-                path.append(node if node.repeats is None else self.nodes[node.repeats])
-                at = node.parent
+                path.append(self.nodes[at])
+                at = path[-1].parent
             yield path[::-1]
+
+    def paths(self) -> Iterator[list[Node]]:
+        """The stored paths, on which a turn that is told again (`Node.repeats`) stands for itself."""
+        for path in self.stored_paths():
+            yield [self.lived(node) for node in path]
+
+    def lived(self, node: Node) -> Node:
+        """The turn that a node tells again; the node itself where it is none."""
+        return node if node.repeats is None else self.nodes[node.repeats]
 
     @property
     def messages(self) -> list[Message]:

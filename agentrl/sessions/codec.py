@@ -69,7 +69,7 @@ def node_from(row: Row) -> Node:
         )
         data = orjson.loads(turn) if turn else {}
         if "repeats" in data:
-            node.repeats = data["repeats"]
+            node.repeats, node.taken = data["repeats"], data.get("taken")
         elif data:
             node.sampling = _sampling(data["sampling"])
             node.versions = [VersionSpan(*span) for span in data["versions"]]
@@ -165,7 +165,8 @@ def _from_little(code: str, data: bytes) -> array[Any]:
 def _turn(node: Node) -> str | None:
     """How the turn was drawn, or which one it repeats, as JSON; None for what is neither."""
     if node.sampling is None:
-        return None if node.repeats is None else orjson.dumps({"repeats": node.repeats}).decode()
+        told = {"repeats": node.repeats} | ({} if node.taken is None else {"taken": node.taken})
+        return None if node.repeats is None else orjson.dumps(told).decode()
     return orjson.dumps(
         {
             "sampling": node.sampling,

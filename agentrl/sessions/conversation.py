@@ -191,7 +191,7 @@ class Conversation:
     def _session_size(self) -> int:
         """The tree's tokens, counted once each: others may grow the same session meanwhile."""
         new = self.session.nodes[self._counted :]
-        self._size += sum(len(node.token_ids) for node in new)
+        self._size += sum(map(tree.new_tokens, new))
         self._counted += len(new)
         return self._size
 

@@ -82,6 +82,7 @@ def node_dict(node: Node) -> dict[str, Any]:
         "tools": node.tools,
         "reply_id": node.reply_id,
         "repeats": node.repeats,
+        "taken": node.taken,
     }
 
 
@@ -159,6 +160,7 @@ def _schema(pa: Any) -> Any:
             pa.field("id", pa.int64(), nullable=False),
             pa.field("parent", pa.int64()),
             pa.field("repeats", pa.int64()),
+            pa.field("taken", pa.int64()),
             pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
             pa.field("trainable", pa.list_(pa.bool_()), nullable=False),
             pa.field("logprobs", pa.list_(pa.float64()), nullable=False),

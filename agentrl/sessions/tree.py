@@ -36,6 +36,7 @@ def add(
     tools: Sequence[Any] = (),
     reply_id: str | None = None,
     repeats: int | None = None,
+    taken: int | None = None,
 ) -> Node:
     """Append a node; without `trainable` and `logprobs` none of its tokens is trained on.
 
@@ -59,6 +60,7 @@ def add(
         tools=[dict(tool) for tool in tools],
         reply_id=reply_id,
         repeats=repeats,
+        taken=taken,
     )
     _check_place(session, node)
     _check_node(node)
@@ -166,7 +168,12 @@ def position(session: Session, node_id: int) -> int:
 
 def size(session: Session) -> int:
     """How many tokens the tree holds, shared ones once."""
-    return sum(len(node.token_ids) for node in session.nodes)
+    return sum(new_tokens(node) for node in session.nodes)
+
+
+def new_tokens(node: Node) -> int:
+    """How many of a node's tokens it brings: all but those that it took over from the turn beside it."""
+    return len(node.token_ids) - (node.taken or 0)
 
 
 def check(session: Session) -> None:
@@ -181,7 +188,9 @@ def check(session: Session) -> None:
     5. Log-probabilities are finite, not above 0, and 0.0 where a token was not sampled.
     6. A sampled turn has ended (`stop` or `length`), and one that a length limit cut has no children.
     7. Rewards are finite; tools stand at roots only.
-    8. A node that repeats a turn repeats an assistant's before it, and is not trained on.
+    8. A node that repeats a turn repeats an assistant's before it, and is not trained on. Where it takes tokens over
+       it stands beside a sampled turn that has ended, and begins with so many of its tokens; what goes on from one
+       turn takes equally many.
     9. Expert routes are whole rows, for no more tokens than the path up to the node's end has.
 
     Raises:
@@ -205,6 +214,8 @@ def _check_place(session: Session, node: Node) -> None:
         or any(node.trainable)
     ):
         raise TreeError(f"session {session.id!r}: node {node.id} can't repeat node {node.repeats}")
+    if node.taken is not None:
+        _check_taken(session, node, node.taken)
     if node.parent is None:
         return
     if not 0 <= node.parent < node.id:
@@ -213,6 +224,20 @@ def _check_place(session: Session, node: Node) -> None:
         raise TreeError(f"session {session.id!r}: node {node.parent} was cut by a length limit; nothing can follow it")
     if node.tools:
         raise TreeError(f"session {session.id!r}: node {node.id} brings tools, which belong to a root")
+
+
+def _check_taken(session: Session, node: Node, taken: int) -> None:
+    where = f"session {session.id!r}: node {node.id} takes {taken} tokens"
+    if node.repeats is None:
+        raise TreeError(f"{where} of no turn")
+    turn = session.nodes[node.repeats]
+    if not turn.versions or turn.finish_reason is not FinishReason.STOP or turn.parent != node.parent:
+        raise TreeError(f"{where} of node {turn.id}; expected a sampled turn that has ended, with the same parent")
+    if not turn.versions[0].start < taken <= len(turn.token_ids) or node.token_ids[:taken] != turn.token_ids[:taken]:
+        raise TreeError(f"{where} of node {turn.id}, which does not begin with them, or samples none of them")
+    others = {n.taken for n in session.nodes[: node.id] if n.repeats == turn.id and n.taken is not None}
+    if others - {taken}:
+        raise TreeError(f"{where} of node {turn.id}, of which others take {sorted(others)}")
 
 
 def _check_routes(session: Session, node: Node, end: int) -> None:

@@ -46,16 +46,17 @@ class Credit:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def trained_tokens(node: Node) -> int:
-    """How many of a node's tokens can be trained (a root's first token has no predictor)."""
-    count = sum(node.trainable)
+def trained_tokens(node: Node, end: int | None = None) -> int:
+    """How many of a node's tokens before `end` can be trained (a root's first token has no predictor)."""
+    count = sum(node.trainable[:end])
     return count - 1 if node.parent is None and node.trainable[:1] == [True] else count
 
 
 def trainable_nodes(session: Session, *, demonstrated: bool = False) -> list[Node]:
     """The nodes with tokens to train: those an engine sampled and somebody used, or those an expert demonstrated."""
-    unused = session.unused()
-    return [n for n in session.nodes if n.sampled != demonstrated and n.id not in unused and trained_tokens(n)]
+    unused, ends = session.unused(), session.abandoned()
+    used = (n for n in session.nodes if n.sampled != demonstrated and n.id not in unused)
+    return [n for n in used if trained_tokens(n, ends.get(n.id))]
 
 
 def weigh(
@@ -84,11 +85,7 @@ def weigh(
         Shares for the nodes in `advantages`. Where every session has trained tokens, the weights of all of those
         tokens sum to 1 (for `constant`: to tokens per session over `constant_tokens`).
     """
-    lengths = {
-        session.id: sum(trained_tokens(node) for node in session.nodes if (session.id, node.id) in advantages)
-        for members in groups.values()
-        for session in members
-    }
+    lengths = {session.id: _length(session, advantages) for members in groups.values() for session in members}
     sessions, tokens = len(lengths), sum(lengths.values())
     count = sum(map(bool, groups.values()))
     shares: dict[NodeKey, tuple[Share, ...]] = {}
@@ -108,6 +105,11 @@ def weigh(
                 if each := advantages.get((session.id, node.id)):
                     shares[session.id, node.id] = tuple(Share(a, 1 / (divisor * len(each))) for a in each)
     return shares
+
+
+def _length(session: Session, advantages: Mapping[NodeKey, Sequence[Advantage]]) -> int:
+    ends = session.abandoned()
+    return sum(trained_tokens(n, ends.get(n.id)) for n in session.nodes if (session.id, n.id) in advantages)
 
 
 def ids_by_group(groups: Sequence[Group]) -> dict[str, list[Session]]:

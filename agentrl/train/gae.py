@@ -8,8 +8,8 @@ step before or in it, the session's final reward to the last step of every path:
 
 A turn that branches has a future on each path below it. All of this is linear in what lies ahead, so the mean over
 those paths needs no path of its own: one walk from the leaves to the root carries sums over paths, and its cost is
-that of the tree. A turn that a branch tells again without its reasoning (`Node.repeats`) stands for the turn itself
-there, as in `agentrl.train.returns`.
+that of the tree. A turn that a branch tells again (`Node.repeats`) stands for the turn itself there, or for its first
+tokens (`Node.taken`), as in `agentrl.train.returns`.
 
 What was given up: bootstrapping where a limit cut a session off. Its rewards are final here, and the policy ought
 to learn of limits.
@@ -48,9 +48,15 @@ class Ahead:
         self.advantage += other.advantage
 
 
-def steps(node: Node) -> list[int]:
-    """The places of a node's trained tokens; a root's first token has no predictor."""
-    return [i for i, trainable in enumerate(node.trainable) if trainable and (i or node.parent is not None)]
+def steps(node: Node, end: int | None = None) -> list[int]:
+    """The places of a node's trained tokens before `end`; a root's first token has no predictor."""
+    return [i for i, trainable in enumerate(node.trainable[:end]) if trainable and (i or node.parent is not None)]
+
+
+def all_steps(session: Session) -> dict[int, list[int]]:
+    """The places of the trained tokens of each node that has any, by its id."""
+    ends = session.abandoned()
+    return {node.id: steps(node, ends.get(node.id)) for node in trainable_nodes(session)}
 
 
 def advantages(
@@ -64,23 +70,29 @@ def advantages(
         gamma: the discount of a step.
         lam: how far to trust rewards over values.
     """
-    places = {node.id: steps(node) for node in trainable_nodes(session)}
+    places = all_steps(session)
     sums = {i: [0.0] * len(session.nodes[i].token_ids) for i in places}
-    paths = dict.fromkeys(places, 0)
+    paths = {i: [0] * len(each) for i, each in sums.items()}
     ahead = [Ahead() for _ in session.nodes]
     gone_on = session.continued() | session.unused()
     for node in reversed(session.nodes):
         here = ahead[node.id] if node.id in gone_on else Ahead(1, session.reward or 0.0)
         if not here.paths:
             continue
-        lived = node if node.repeats is None else session.nodes[node.repeats]
+        lived = session.lived(node)
         here.reward += here.paths * (lived.reward or 0.0)
         if lived.id in places:
-            _back(here, places[lived.id], values[lived.id], sums[lived.id], gamma, lam)
-            paths[lived.id] += here.paths
+            on_path = [i for i in places[lived.id] if node.taken is None or i < node.taken]
+            _back(here, on_path, values[lived.id], sums[lived.id], gamma, lam)
+            for i in on_path:
+                paths[lived.id][i] += here.paths
         if node.parent is not None:
             ahead[node.parent].add(here)
-    return {i: [total / paths[i] for total in sums[i]] for i in places if paths[i]}
+    return {
+        i: [total / count if count else 0.0 for total, count in zip(sums[i], paths[i], strict=True)]
+        for i in places
+        if any(paths[i])
+    }
 
 
 def _back(

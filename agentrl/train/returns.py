@@ -3,7 +3,8 @@
 Two kinds of reward meet here. The final reward belongs to the whole session and is part of every turn's return.
 Step rewards (`Node.reward`) belong to what led to them: a turn's return is its own reward and all that
 follow, and at a branch the leaf-weighted mean of the children, which is the mean over the paths below. A turn
-that a branch tells again without its reasoning (`Node.repeats`) led to what follows there.
+that a branch tells again (`Node.repeats`) led to what follows there, but for tokens that the branch left out because
+its client put text of its own in their place (`Node.taken`).
 
 A return is compared with the group's *at the same turn* (a session that is over has only its final reward left):
 comparing a late turn with whole-episode returns would blame every turn for being late. Sessions weigh alike in a
@@ -18,6 +19,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import chain
 from typing import Literal
 
 from agentrl.config import AlgoConfig
@@ -56,7 +58,7 @@ def group_relative(
     for sessions in scored.values():
         found = _advantages(sessions, baseline, scale)
         advantages.update(found)
-        if any(advantage for each in found.values() for advantage in each):
+        if any(map(_says_something, chain.from_iterable(found.values()))):
             trained += 1
         elif found:
             zero_variance += 1
@@ -76,23 +78,31 @@ def group_relative(
 
 def step_returns(session: Session) -> list[dict[int, float]]:
     """For each path of the tree that holds a trainable node: its trainable nodes' ids and step returns, in order."""
+    return [returns for returns, _ in _step_returns(session)]
+
+
+def _step_returns(session: Session) -> list[tuple[dict[int, float], frozenset[int]]]:
+    """`step_returns`, and which of the nodes the path goes through without their ends."""
     trainable = {node.id for node in trainable_nodes(session)}
     found = []
-    for path in session.paths():
+    for path in session.stored_paths():
         total = 0.0
         returns: dict[int, float] = {}
         for node in reversed(path):
-            total += node.reward or 0.0
-            if node.id in trainable:
-                returns[node.id] = total
+            lived = session.lived(node)
+            total += lived.reward or 0.0
+            if lived.id in trainable:
+                returns[lived.id] = total
         if returns:
-            found.append(dict(reversed(returns.items())))
+            cut = frozenset(node.repeats for node in path if node.taken is not None and node.repeats is not None)
+            found.append((dict(reversed(returns.items())), cut))
     return found
 
 
-def _advantages(sessions: Sequence[Session], baseline: Baseline, scale: bool) -> dict[NodeKey, list[float]]:
+def _advantages(sessions: Sequence[Session], baseline: Baseline, scale: bool) -> dict[NodeKey, list[Advantage]]:
     """For each trainable node of a group its advantage on each path below it; one where all of them are equal."""
-    paths = [step_returns(session) for session in sessions]
+    told = [_step_returns(session) for session in sessions]
+    paths = [[returns for returns, _ in each] for each in told]
     turns = max((len(path) for each in paths for path in each), default=0)
     returns = [_by_turn(session, each, turns) for session, each in zip(sessions, paths, strict=True)]
     baselines, factor = _baselines(returns, baseline), 1.0
@@ -100,12 +110,36 @@ def _advantages(sessions: Sequence[Session], baseline: Baseline, scale: bool) ->
         factor /= _deviation(returns) + STD_FLOOR
     if baseline != "none" and (len(sessions) == 1 or _all_equal(returns)):
         factor = 0.0
-    advantages: dict[NodeKey, list[float]] = {}
-    for session, each, rows, expected in zip(sessions, paths, returns, baselines, strict=True):
-        for path, row in zip(each, rows, strict=False):
+    advantages: dict[NodeKey, list[Advantage]] = {}
+    for session, each, rows, expected in zip(sessions, told, returns, baselines, strict=True):
+        found: dict[int, list[tuple[float, bool]]] = {}
+        for (path, cut), row in zip(each, rows, strict=False):
             for node, value, usual in zip(path, row, expected, strict=False):
-                advantages.setdefault((session.id, node), []).append(factor * (value - usual))
-    return {key: each if max(each) != min(each) else each[:1] for key, each in advantages.items()}
+                found.setdefault(node, []).append((factor * (value - usual), node not in cut))
+        taken = {n.repeats: n.taken for n in session.nodes if n.taken is not None}
+        for node, judged in found.items():
+            advantages[session.id, node] = _each(judged, taken.get(node), len(session.nodes[node].token_ids))
+    return advantages
+
+
+def _each(judged: Sequence[tuple[float, bool]], taken: int | None, length: int) -> list[Advantage]:
+    """A node's advantages, one for each equally likely continuation; one where all of them are equal.
+
+    Args:
+        judged: the advantage on each path, and whether the path goes through the node to its end.
+        taken: how many of its tokens a path goes through that does not.
+        length: all of its tokens.
+    """
+    turn, end = [advantage for advantage, _ in judged], [advantage for advantage, whole in judged if whole]
+    if max(turn) == min(turn):
+        return [turn[0]]
+    if taken is None or len(end) in (0, len(turn)):
+        return [*turn]
+    return [[one] * taken + [other] * (length - taken) for one in turn for other in end]
+
+
+def _says_something(advantage: Advantage) -> bool:
+    return any(advantage) if isinstance(advantage, Sequence) else bool(advantage)
 
 
 Rows = list[list[float]]

@@ -4,7 +4,8 @@ A group's sessions begin with the same prompt, sibling branches with the same hi
 the same first words. All of that is one rule: tokens are merged as long as they are equal *and* mean the
 same to the trainer. A sampled token carries a stamp (temperature, policy version), and is merged only with
 one of the same stamp; its credit is then the sum of its owners'. Segments split where paths part (a radix
-tree), and never span two nodes of a session.
+tree), and never span two nodes of a session. A node that goes on from another's sampled tokens (`Node.taken`) owns
+those without any credit of its own.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Stamps:
         """The stamp's number."""
         return self.known.setdefault(stamp, len(self.known) + 1)
 
-    def keys(self, node: Node, credited: bool) -> Keys:
-        """A node's tokens as keys."""
+    def keys(self, node: Node, credited: bool, end: int | None = None) -> Keys:
+        """A node's tokens as keys; those from `end` on are not trained."""
         key = np.array(node.token_ids, dtype=np.int64)
         if not credited:
             return key
@@ -75,6 +76,8 @@ class Stamps:
         trainable = np.array(node.trainable, dtype=bool)
         if node.parent is None:
             trainable[:1] = False
+        if end is not None:
+            trainable[end:] = False
         return key | np.where(trainable, stamp << STAMP_SHIFT, 0)
 
 
@@ -86,8 +89,12 @@ def grow(sessions: Sequence[tuple[int, Session]], credit: Credit, stamps: Stamps
         if not any(shares.values()):
             continue
         at: dict[int | None, Segment] = {None: root}
+        ends = session.abandoned()
         for node in session.nodes:
-            key = stamps.keys(node, bool(shares[node.id]))
+            key = stamps.keys(node, bool(shares[node.id]), ends.get(node.id))
+            if node.taken is not None:  # these are the very tokens of the turn beside it
+                turn = session.lived(node)
+                key[: node.taken] = stamps.keys(turn, bool(shares[turn.id]), ends.get(turn.id))[: node.taken]
             at[node.id] = _insert(at[node.parent], key, Owner(index, node, shares[node.id], 0))
     return root
 

@@ -50,9 +50,10 @@ def mean_return(groups: Sequence[Group], config: AlgoConfig) -> float:
     scored = ids_by_group(groups)
     returns: dict[NodeKey, tuple[Advantage, ...]] = {}
     for session in (session for sessions in scored.values() for session in sessions):
-        nothing = {node.id: [0.0] * len(node.token_ids) for node in trainable_nodes(session)}
+        steps = gae.all_steps(session)
+        nothing = {node: [0.0] * len(session.nodes[node].token_ids) for node in steps}
         for node, told in gae.advantages(session, nothing, config.gamma, 1.0).items():
-            returns[session.id, node] = ([told[i] for i in gae.steps(session.nodes[node])],)
+            returns[session.id, node] = ([told[i] for i in steps[node]],)
     weights = {key: share.weight for key, (share,) in weigh(scored, returns, config).items()}
     total = math.fsum(weight * len(returns[key][0]) for key, weight in weights.items())  # type: ignore[arg-type]
     summed = math.fsum(weight * math.fsum(returns[key][0]) for key, weight in weights.items())  # type: ignore[arg-type]

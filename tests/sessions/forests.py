@@ -56,7 +56,7 @@ def sessions(draw: st.DrawFn, max_nodes: int = 12) -> Session:
     for _ in range(draw(st.integers(0, max_nodes))):
         open_ends = [n.id for n in session.nodes if n.finish_reason is not FinishReason.LENGTH]
         parent = draw(st.sampled_from([None, *open_ends]))
-        kind = draw(st.sampled_from(["user", "tool", "system", "injected", "again", "shown", "sampled"]))
+        kind = draw(st.sampled_from(["user", "tool", "system", "injected", "again", "extended", "shown", "sampled"]))
         agent = draw(st.sampled_from(["agent", "critic"]))
         if kind == "sampled":
             opening, message = draw(TOKENS), draw(messages("assistant"))
@@ -73,6 +73,17 @@ def sessions(draw: st.DrawFn, max_nodes: int = 12) -> Session:
                 repeats = repeats if first is None else first
                 message = session.nodes[repeats].message.model_copy(update={"reasoning_content": None})
             node = tree.add(session, parent, message, draw(TOKENS), agent=agent, repeats=repeats)
+        elif kind == "extended":
+            ended = [n for n in session.nodes if n.sampled and n.finish_reason is FinishReason.STOP]
+            if not ended:
+                continue
+            turn = draw(st.sampled_from(ended))
+            before = [n.taken for n in session.nodes if n.repeats == turn.id and n.taken is not None]
+            first = turn.versions[0].start + 1
+            taken = before[0] if before else draw(st.integers(first, len(turn.token_ids)))
+            message = turn.message.model_copy(update={"content": turn.message.text + draw(TEXT)})
+            ids = [*turn.token_ids[:taken], *draw(TOKENS)]
+            node = tree.add(session, turn.parent, message, ids, agent=agent, repeats=turn.id, taken=taken)
         else:
             role = "assistant" if kind == "injected" else kind
             tools = [{"type": "function", "function": {"name": "f"}}] if parent is None else []

@@ -15,7 +15,15 @@ from agentrl.train.algorithms import get_algorithm, reinforce
 from agentrl.train.algorithms.ppo import credit as ppo
 from agentrl.train.credit import Share, trainable_nodes
 from agentrl.types import Session
-from tests.train.trees import as_group, environment_node, linear_session, path, random_session, sampled_node
+from tests.train.trees import (
+    add_extensions,
+    as_group,
+    environment_node,
+    linear_session,
+    path,
+    random_session,
+    sampled_node,
+)
 
 FRACTIONS = st.sampled_from([0.0, 0.3, 0.9, 0.95, 1.0])
 Values = dict[tuple[str, int], list[float]]
@@ -30,6 +38,7 @@ def rewarded_session(rng: random.Random, name: str = "s") -> Session:
             again.repeats = node.id
             if rng.random() < 0.8:
                 sampled_node(session, again.id, [rng.randrange(8, 40) for _ in range(rng.randint(1, 3))])
+    add_extensions(rng, session)
     for node in session.nodes:
         node.reward = rng.choice((None, None, rng.uniform(-1, 1)))
     session.reward = rng.choice((None, 1.0, rng.uniform(-2, 2)))
@@ -39,9 +48,9 @@ def rewarded_session(rng: random.Random, name: str = "s") -> Session:
 def random_values(rng: random.Random, *sessions: Session) -> Values:
     """A value at each trained token, 0 elsewhere."""
     return {
-        (s.id, n.id): [rng.uniform(-1, 1) if i in gae.steps(n) else 0.0 for i in range(len(n.token_ids))]
+        (s.id, n): [rng.uniform(-1, 1) if i in steps else 0.0 for i in range(len(s.nodes[n].token_ids))]
         for s in sessions
-        for n in trainable_nodes(s)
+        for n, steps in gae.all_steps(s).items()
     }
 
 
@@ -55,7 +64,7 @@ def by_definition(session: Session, values: Values, gamma: float, lam: float) ->
         for node in path(session, leaf):
             lived = node if node.repeats is None else session.nodes[node.repeats]
             if (session.id, lived.id) in values:
-                places += [(lived.id, i) for i in gae.steps(lived)]
+                places += [(lived.id, i) for i in gae.steps(lived, node.taken)]
                 rewards += [0.0] * (len(places) - len(rewards))
             if rewards:
                 rewards[-1] += lived.reward or 0.0
@@ -78,7 +87,9 @@ def test_the_mean_over_paths_is_what_one_walk_over_the_tree_finds(seed: int, gam
     values = random_values(rng, session)
     found = gae.advantages(session, {node: v for (_, node), v in values.items()}, gamma, lam)
     expected = by_definition(session, values, gamma, lam)
-    assert {(node, i) for node in found for i in gae.steps(session.nodes[node])} == expected.keys()
+    steps = gae.all_steps(session)
+    assert {(node, i) for node in found for i in steps[node]} == expected.keys()
+    assert all(not told or i in steps[node] for node in found for i, told in enumerate(found[node]))
     for (node, i), each in expected.items():
         assert found[node][i] == pytest.approx(sum(each) / len(each), abs=1e-9)
 
@@ -124,21 +135,19 @@ def test_with_a_critic_that_expects_nothing_it_is_reinforce(seed: int) -> None:
     config = AlgoConfig(name="ppo", gamma=1.0, lam=1.0, scale_by_std=False)
     nothing = {(s.id, n.id): [0.0] * len(n.token_ids) for g in groups for s in g.scored for n in trainable_nodes(s)}
     ours, theirs = ppo(groups, config, nothing), reinforce.credit(groups, config)
-    nodes = {(s.id, n.id): n for g in groups for s in g.sessions for n in s.nodes}
+    steps = {(s.id, n): each for g in groups for s in g.sessions for n, each in gae.all_steps(s).items()}
     assert ours.shares.keys() == theirs.shares.keys()
     for key, (share,) in ours.shares.items():
         each = theirs.shares[key]
-        mean = sum(other.weight * number(other) for other in each) / sum(other.weight for other in each)
         assert share.weight == pytest.approx(sum(other.weight for other in each))
         assert not isinstance(share.advantage, float)
-        assert [share.advantage[i] for i in gae.steps(nodes[key])] == pytest.approx(
-            [mean] * len(gae.steps(nodes[key])), abs=1e-9
-        )
+        for i in steps[key]:
+            mean = sum(other.weight * advantage(other, i) for other in each) / sum(other.weight for other in each)
+            assert share.advantage[i] == pytest.approx(mean, abs=1e-9)
 
 
-def number(share: Share) -> float:
-    assert isinstance(share.advantage, float)
-    return share.advantage
+def advantage(share: Share, place: int) -> float:
+    return share.advantage if isinstance(share.advantage, float) else share.advantage[place]
 
 
 @given(seed=st.integers(0, 10**6), gamma=FRACTIONS)
@@ -155,12 +164,12 @@ def test_whole_returns_do_not_depend_on_what_the_critic_said(seed: int, gamma: f
 def test_advantages_are_centred_and_scaled_over_the_tokens_that_are_trained() -> None:
     rng = random.Random(1)
     groups = [as_group([rewarded_session(rng, f"s{i}") for i in range(6)])]
-    nodes = {(s.id, n.id): n for s in groups[0].scored for n in s.nodes}
+    steps = {(s.id, n): each for s in groups[0].scored for n, each in gae.all_steps(s).items()}
     credit = ppo(groups, AlgoConfig(name="ppo"), random_values(rng, *groups[0].scored))
     weighed = [
         (share.weight, share.advantage[i])  # type: ignore[index]  # one for each token
         for key, (share,) in credit.shares.items()
-        for i in gae.steps(nodes[key])
+        for i in steps[key]
     ]
     assert sum(w for w, _ in weighed) == pytest.approx(1.0)
     assert sum(w * a for w, a in weighed) == pytest.approx(0.0, abs=1e-9)

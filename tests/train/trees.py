@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from agentrl.train.credit import Credit, Share
-from agentrl.types import Group, Message, Node, Sampling, Session, Status, Task, VersionSpan
+from agentrl.types import FinishReason, Group, Message, Node, Sampling, Session, Status, Task, VersionSpan
 
 VOCABULARY = 48
 
@@ -53,7 +53,7 @@ def sampled_node(
     )
     if not demonstrated:
         node.sampling = Sampling(temperature=temperature)
-        node.versions = [VersionSpan(version, skip, len(tokens))]
+        node.versions, node.finish_reason = [VersionSpan(version, skip, len(tokens))], FinishReason.STOP
     session.nodes.append(node)
     return node
 
@@ -99,6 +99,20 @@ def random_session(rng: random.Random, name: str, prompt: Sequence[int], depth: 
                 node = environment_node(session, parent, [rng.randrange(3, 9) for _ in range(rng.randint(1, 4))])
             frontier.append((node.id, level + 1))
     return session
+
+
+def add_extensions(rng: random.Random, session: Session, chance: float = 0.3) -> None:
+    """Clients that add something to a turn and go on from there, and sometimes from the turn as it was as well."""
+    for turn in [node for node in session.nodes if node.sampled]:
+        if rng.random() > chance:
+            continue
+        taken = rng.randint(turn.versions[0].start + 1, len(turn.token_ids))
+        for _ in range(rng.choice((1, 1, 2))):
+            ids = [*turn.token_ids[:taken], *(rng.randrange(3, 9) for _ in range(rng.randint(1, 3)))]
+            again = environment_node(session, turn.parent, ids)
+            again.message, again.repeats, again.taken = Message(role="assistant", content="."), turn.id, taken
+            if rng.random() < 0.8:
+                sampled_node(session, again.id, [rng.randrange(8, 40) for _ in range(rng.randint(1, 3))])
 
 
 @dataclass

@@ -20,6 +20,7 @@ from agentrl.sessions import tree
 from agentrl.sessions.conversation import warn_untrainable
 from agentrl.sessions.drawing import aclose, draw
 from agentrl.sessions.gateway.asks import Ask
+from agentrl.sessions.gateway.echoes import follow
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.live import Drawn, Live, Written
 from agentrl.sessions.gateway.matching import chain, tools_digest
@@ -99,9 +100,10 @@ class Exchange:
         """Find the place and write what is new; `limit` is how many tokens the whole prompt may have."""
         ask, live, renderer = self.ask, self.live, self.parts.renderer
         self.place, self.line = live.place(ask)
+        self.place, echo = await follow(live, renderer, self.place, limit, ask.callable)
         after = live.session.nodes[self.place.parent] if self.place.parent is not None else None
         messages = self.place.new
-        self.new = self._stripped()
+        self.new = self._stripped(echo)
         if self.new:
             after = detached(self.new[-1])
         tokens = await self._rendered(messages, after, limit) if messages else []
@@ -127,17 +129,22 @@ class Exchange:
             check_length(renderer.tokenizer, size, room)
         return await off_loop(size, render)
 
-    def _stripped(self) -> list[Written]:
-        """Where a user's message leaves earlier reasoning behind: the path told again, from a branching point on."""
+    def _stripped(self, echo: Written | None) -> list[Written]:
+        """What stands before the new messages: an echo that its client extended, if any.
+
+        Where a user's message leaves earlier reasoning behind: the path told again, from a branching point on.
+        """
+        before = [] if echo is None else [echo]
         if not self.parts.strip_reasoning or not any(message.role == "user" for message in self.place.new):
-            return []
-        path = tree.path(self.live.session, self.place.parent)
+            return before
+        path = [*tree.path(self.live.session, self.place.parent), *map(detached, before)]
         branch = strip_earlier_reasoning(self.parts.renderer, path)
         if branch.told:
             above = path[branch.kept - 1].id if branch.kept else tools_digest(self.ask.tools)
             self.place = replace(self.place, above=above, cause="reasoning")
             self.branch = branch
-        return [Written(told.message, list(told.token_ids), told.repeats) for told in branch.told]
+            return [Written(told.message, list(told.token_ids), told.repeats) for told in branch.told]
+        return before
 
     def _open(self, opening: list[int]) -> None:
         """Put the path together: what is stored, what is new, what opens the turn."""
@@ -317,6 +324,8 @@ class Exchange:
         cause = place.cause or self._cause_by_now()
         if cause is not None:
             session.count(f"gateway/branches/{cause}")
+        elif any(written.taken is not None for written in self.new):
+            session.count("gateway/extended")
         elif place.parent is not None:
             session.count("gateway/clean")
         if self.branch is not None:
@@ -337,6 +346,8 @@ class Exchange:
         for written in self.new:
             shared = index.same_child(above, written.message, written.token_ids)
             if shared is None:
+                if written.taken is not None:
+                    return None  # it stands beside the turn that it goes on from
                 begun = index.has_children(above) if isinstance(above, int) else bool(self.live.session.nodes)
                 return "parallel" if begun else None
             above = shared.id

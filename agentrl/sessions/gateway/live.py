@@ -50,11 +50,12 @@ class Drawn:
 
 @dataclass(slots=True)
 class Written:
-    """A new message and its tokens; `repeats` is the turn that it tells again without its reasoning."""
+    """A new message and its tokens; `repeats` and `taken` as a node has them."""
 
     message: Message
     token_ids: list[int]
     repeats: int | None = None
+    taken: int | None = None
 
 
 @dataclass
@@ -204,8 +205,8 @@ class Live:
             if node is None:
                 parent = above if isinstance(above, int) else None
                 tools = ask.tools if parent is None else ()
-                said, tokens = written.message, written.token_ids
-                node = tree.add(self.session, parent, said, tokens, tools=tools, repeats=written.repeats)
+                said, tokens, again = written.message, written.token_ids, (written.repeats, written.taken)
+                node = tree.add(self.session, parent, said, tokens, tools=tools, repeats=again[0], taken=again[1])
                 self._file(node)
             above = node.id
         assert isinstance(above, int)
@@ -248,7 +249,7 @@ class Live:
     def _file(self, node: Node) -> Node:
         node.agent = self._speaker(node)
         self.index.file(node)
-        self._size += len(node.token_ids)
+        self._size += tree.new_tokens(node)
         return node
 
     def _speaker(self, node: Node) -> str:

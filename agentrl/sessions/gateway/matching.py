@@ -35,7 +35,8 @@ class Place:
 
     `parent` is the deepest stored node that it reaches, `new` what is not stored, `loose` how many of the
     messages only matched loosely. `cause` says why this is a branch; None is a clean continuation or a
-    session's beginning. `dropped` counts sampled tokens that the history left behind.
+    session's beginning. `dropped` counts sampled tokens that the history left behind. `extends` is the stored turn
+    that the first new message begins with: its client added something to it.
     """
 
     above: Above
@@ -43,6 +44,7 @@ class Place:
     loose: int = 0
     cause: str | None = None
     dropped: int = 0
+    extends: int | None = None
 
     @property
     def parent(self) -> int | None:
@@ -81,8 +83,10 @@ class Index:
             self._cut.add((above, loose))
             return
         self._strict[above, strict].append(node.id)
-        if node.repeats is not None and (told := strict_key(self._session.nodes[node.repeats].message)) != strict:
-            self._strict[above, told].append(node.id)  # clients may echo the reasoning that the path left behind
+        if node.repeats is not None and node.taken is None:
+            told = strict_key(self._session.nodes[node.repeats].message)
+            if told != strict:
+                self._strict[above, told].append(node.id)  # clients may echo the reasoning that the path left behind
         self._loose[above, loose].append(node.id)
         self._known.add(loose)
 
@@ -123,9 +127,25 @@ class Index:
             front, taken = below, taken + 1
         best, loose = min(front, key=lambda step: (step[1], -step[0] if isinstance(step[0], int) else 0))
         rest = tuple(messages[taken:])
+        turn = self._extended(front, rest[0]) if rest else None
+        if turn is not None and turn.parent is not None:
+            best, loose = turn.parent, dict(front)[turn.parent]
         cause = self._cause(best, rest)
         gone = self._dropped(best, rest) if cause in ("edited", "dropped", "compacted", "cut") else 0
-        return Place(best, rest, loose, cause, gone)
+        return Place(best, rest, loose, cause, gone, None if turn is None else turn.id)
+
+    def also(self, node: Node, echo: Message) -> None:
+        """Find this node by this message as well, which says the same in other words."""
+        assert node.parent is not None
+        self._loose[node.parent, loose_key(echo)].append(node.id)
+
+    def _extended(self, front: list[tuple[Above, int]], echo: Message) -> Node | None:
+        """The turn that a message begins with: the longest such, the newest of equal ones."""
+        if echo.role != "assistant":
+            return None
+        turns = (node for above, _ in front if isinstance(above, int) for node in self.sampled_children(above))
+        found = [node for node in turns if extends(echo, node)]
+        return max(found, key=lambda node: (len(node.message.text), node.id), default=None)
 
     def _step(self, front: list[tuple[Above, int]], message: Message) -> list[tuple[Above, int]]:
         strict = strict_key(message)
@@ -219,7 +239,7 @@ def strict_key(message: Message) -> Hashable:
     return message.role, message.text, reasoning, calls, message.tool_call_id, message.name
 
 
-def loose_key(message: Message) -> Hashable:
+def loose_key(message: Message) -> tuple[Hashable, ...]:
     """What every client keeps of a message: who, what, and which calls."""
     calls = tuple((c.function.name, _canonical(c.function.arguments)) for c in message.tool_calls or ())
     return message.role, message.text.strip(), calls
@@ -257,6 +277,14 @@ def _object(arguments: str) -> dict[str, Any] | None:
     except orjson.JSONDecodeError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def extends(echo: Message, turn: Node) -> bool:
+    """Whether an echo is what was said in a turn and something behind it; reasoning may be left out of it."""
+    said = turn.message
+    same = loose_key(echo)[-1] == loose_key(said)[-1] and echo.reasoning_content in (None, "", said.reasoning_content)
+    ended = turn.finish_reason is FinishReason.STOP
+    return same and ended and bool(said.text.strip()) and echo.text.lstrip().startswith(said.text.lstrip())
 
 
 def _call_ids(message: Message) -> tuple[str, ...]:

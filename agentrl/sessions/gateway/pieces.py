@@ -26,7 +26,8 @@ def deltas_of(message: Message) -> list[Delta]:
 def detached(written: Written) -> Node:
     """A node that is not in the tree yet, for the renderer to go on from."""
     count = len(written.token_ids)
-    return Node(-1, None, written.message, written.token_ids, [False] * count, [0.0] * count)
+    told = {"repeats": written.repeats, "taken": written.taken}
+    return Node(-1, None, written.message, written.token_ids, [False] * count, [0.0] * count, **told)  # type: ignore[arg-type]
 
 
 def turn_of(node: Node, start: int) -> Turn:

@@ -121,7 +121,7 @@ def _changed(renderer: Renderer, path: Sequence[Node]) -> Iterator[tuple[int, li
     marks = {added[mark] for mark in THINKING if mark in added}
     for place, node in enumerate(path):
         thinks = node.message.reasoning_content or not marks.isdisjoint(node.token_ids)
-        if node.message.role != "assistant" or not thinks or node.repeats is not None:
+        if node.message.role != "assistant" or not thinks or _stripped(node):
             continue
         before, message = path[place - 1] if place else None, _silent(node.message)
         if isinstance(renderer, Forgetful):
@@ -135,6 +135,11 @@ def _changed(renderer: Renderer, path: Sequence[Node]) -> Iterator[tuple[int, li
 def _again(node: Node, token_ids: Sequence[int]) -> Told:
     message = _silent(node.message) if node.message.role == "assistant" else node.message
     return Told(message, tuple(token_ids), node.id if node.repeats is None else node.repeats)
+
+
+def _stripped(node: Node) -> bool:
+    """Whether a branch tells the turn without its reasoning already."""
+    return node.repeats is not None and not node.message.reasoning_content
 
 
 def _node(told: Told) -> Node:

@@ -16,7 +16,7 @@ from agentrl.errors import InvalidInput
 from agentrl.train import gae
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.algorithms.grpo import loss
-from agentrl.train.credit import Advantage, Credit, NodeKey, ids_by_group, trainable_nodes, weigh
+from agentrl.train.credit import Advantage, Credit, NodeKey, ids_by_group, weigh
 from agentrl.types import Group
 
 FLOOR = 1e-8
@@ -40,10 +40,11 @@ def credit(
     found: dict[NodeKey, list[float]] = {}
     places: dict[NodeKey, list[int]] = {}
     for session in (session for sessions in scored.values() for session in sessions):
-        own = {node.id: values[session.id, node.id] for node in trainable_nodes(session)}
+        steps = gae.all_steps(session)
+        own = {node: values[session.id, node] for node in steps}
         for node, advantages in gae.advantages(session, own, config.gamma, config.lam).items():
             found[session.id, node] = advantages
-            places[session.id, node] = gae.steps(session.nodes[node])
+            places[session.id, node] = steps[node]
     told: dict[NodeKey, Sequence[Advantage]] = {key: (advantages,) for key, advantages in found.items()}
     shares = {key: share for key, (share,) in weigh(scored, told, config).items()}
 

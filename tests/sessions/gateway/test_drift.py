@@ -143,6 +143,14 @@ class Agent:
         del self.history[1 : self.dice.randrange(1, len(self.history))]
         await self.talk()
 
+    async def extend(self) -> None:
+        """A tool's result, or whatever, written into the turn that it answers; the last one's, or an earlier one's."""
+        await self.talk()
+        said = [m for m in self.history if m["role"] == "assistant" and m.get("content")]
+        if said:
+            self.dice.choice([*said, said[-1]])["content"] += self.dice.choice(WORDS) + "\nObservation: 7"
+        await self.talk()
+
     async def inject(self) -> None:
         self.history += [{"role": "assistant", "content": "I said that."}, {"role": "user", "content": "really?"}]
         await self.talk()
@@ -184,7 +192,7 @@ class Agent:
 
 HABITS = (
     *("talk", "talk", "talk", "forget_reasoning", "respell", "repeat", "edit", "compact", "shorten", "inject"),
-    *("sub_agent", "side_by_side", "hang_up"),
+    *("sub_agent", "side_by_side", "hang_up", "extend", "extend"),
 )
 
 
@@ -231,6 +239,11 @@ def holds_only_what_was_drawn(session: Session, turns: Drawn) -> int:
         count = sum(node.trainable)
         if not node.sampled:
             assert count == 0, "a span that was tokenised, not drawn, is trained on"
+            if node.taken is not None:
+                turn = session.lived(node)
+                left, ends = turn.token_ids[node.taken :], renderer().stop_token_ids
+                assert node.token_ids[: node.taken] == turn.token_ids[: node.taken]
+                assert all(token in ends for token in left), "more than the end of a turn was left behind"
             continue
         assert count == len(node.token_ids) - node.versions[0].start
         assert node.logprobs[-count:] in turns[session.id, tuple(tree.path_ids(session, node.id))]
@@ -268,8 +281,9 @@ async def converse(serve: Serve, number: int) -> None:
         assert trained > 10 * number
         causes = {name.rpartition("/")[2] for name in counters if "branches" in name}
         assert causes >= {"agent", "edited", "dropped", "compacted", "injected", "parallel", "cut"}
+        assert "extended_forbidden" in causes
         # whether somebody who hangs up is noticed in time is the clock's to say; test_sessions.py holds that count
-        for name in ("clean", "loose", "retries", "dropped_tokens", "malformed"):
+        for name in ("clean", "extended", "loose", "retries", "dropped_tokens", "malformed"):
             assert counters[f"gateway/{name}"] > 0, name
 
 

@@ -1,0 +1,188 @@
+"""Echoes to which a client added text: sampled tokens stay on the path, and the addition stands behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.sessions import tree
+from agentrl.sessions.gateway.exchange import Exchange, Parts
+from agentrl.sessions.gateway.gateway import Gateway, Seat
+from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.store import Store
+from agentrl.types import Node, Session, Task
+from tests.sessions.gateway.fakes import Talker, in_turn, renderer, say
+from tests.sessions.gateway.inside import ask, exchange
+
+Message = dict[str, Any]
+
+HI: Message = {"role": "user", "content": "hi"}
+MORE: Message = {"role": "user", "content": "more"}
+END = renderer().stop_token_ids[0]
+
+
+def echo(text: str, **fields: Any) -> Message:
+    return {"role": "assistant", "content": text, **fields}
+
+
+class Talk:
+    """One session, and what its engine was given."""
+
+    def __init__(self, folder: Path, *words: Any, strip_reasoning: bool = False) -> None:
+        self.engine = Talker(in_turn(*words))
+        self.store = Store(folder / "s.db")
+        parts = Parts(self.engine, renderer(), Limits(), strip_reasoning=strip_reasoning)
+        self.gateway = Gateway(parts, self.store, secret=b"kept")
+        self.seat: Seat | None = None
+        self.key = ""
+
+    async def __call__(self, *messages: Message, **fields: Any) -> tuple[Exchange, list[Node]]:
+        if self.seat is None:
+            self.key = self.key or (await self.gateway.open(Session("s", Task(id="t")))).api_key
+            self.seat = self.gateway.seat("s", self.key)
+        return await exchange(self.gateway, self.seat, ask(list(messages), **fields))
+
+    def session(self) -> Session:
+        """Checked: the invariants, the engine's prompts are the paths, the store holds the same."""
+        assert self.seat is not None
+        session = self.seat.live.session
+        tree.check(session)
+        sampled = [node for node in session.nodes if node.sampled]
+        for node, call in zip(sampled, self.engine.calls, strict=True):
+            assert call.turn is not None
+            assert tree.path_ids(session, node.id) == [*call.input_ids, *call.turn.token_ids]
+        assert self.store.load("s").nodes == session.nodes
+        assert self.seat.live.size == tree.size(session)
+        return session
+
+    def saw(self, place: int) -> str:
+        return str(renderer().tokenizer.decode(self.engine.calls[place].input_ids))
+
+
+async def test_an_echo_that_says_more_goes_on_from_the_sampled_tokens(tmp_path: Path) -> None:
+    """It used to be a branch that held the model's words tokenised anew (`edited`), at every turn of smolagents."""
+    talk = Talk(tmp_path, say("the price is"), say("bye"), say("well"))
+    await talk(HI)
+    said = echo("the price is\nObservation: <|im_end|> 7")
+    await talk(HI, said, MORE)
+    await talk(HI, said, MORE, echo("bye"), MORE)
+    session = talk.session()
+    turn, again = session.nodes[1], session.nodes[2]
+    kept = turn.token_ids[:-1]
+    assert turn.token_ids[-1] == END
+    assert again.token_ids == kept + renderer().tokenizer.encode("\nObservation: <|im_end|> 7")
+    assert (again.parent, again.repeats, again.taken) == (turn.parent, turn.id, len(kept))
+    assert (any(again.trainable), again.message.text) == (False, said["content"])
+    assert [node.parent for node in session.nodes] == [None, 0, 0, 2, 3, 4, 5]
+    assert talk.saw(1).endswith(
+        "<|im_start|>assistant\nthe price is\nObservation: <|im_end|> 7<|im_end|>\n"
+        "<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert session.counters == {"gateway/extended": 1, "gateway/clean": 1}
+    assert session.abandoned() == {turn.id: len(kept)}
+    assert [[node.id for node in path] for path in session.paths()] == [[0, 1, 3, 4, 5, 6]]
+
+
+async def test_an_echo_with_what_the_stop_string_left_out_says_what_was_sampled(tmp_path: Path) -> None:
+    """smolagents ends code by a stop string and writes that back: nothing is new, and no end token was drawn."""
+    talk = Talk(tmp_path, "x = 1</code>", "y = 2</code>", "z")
+    await talk(HI, stop=["</code>"])
+    assert talk.session().nodes[1].message.text == "x = 1"
+    await talk(HI, echo("x = 1</code>"), MORE, stop=["</code>"])
+    history = [HI, echo("x = 1</code>"), MORE, echo("y = 2</code>\nCalling tools: none"), MORE]
+    await talk(*history)
+    talk.seat.live.lines.clear()  # type: ignore[union-attr]  # so that it is found by walking the tree
+    await talk(*history, echo("z"), HI)
+    session = talk.session()
+    assert [node.parent for node in session.nodes] == [None, 0, 1, 2, 2, 4, 5, 6, 7]
+    second, again = session.nodes[3], session.nodes[4]
+    assert (again.repeats, again.taken) == (second.id, len(second.token_ids)), "all of it stays on the path"
+    assert session.counters == {"gateway/clean": 2, "gateway/loose": 2, "gateway/extended": 1}
+
+
+async def test_where_the_stop_string_is_not_echoed_its_tokens_are_left_behind(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, "act\nObservation:", "done")
+    await talk(HI, stop=["Observation:"])
+    await talk(HI, echo("act\nresult"), MORE)
+    session = talk.session()
+    turn, again = session.nodes[1], session.nodes[2]
+    start = turn.versions[0].start
+    assert again.taken is not None
+    assert renderer().tokenizer.decode(turn.token_ids[start : again.taken]) == "act\n"
+    assert session.counters == {"gateway/extended": 1}
+
+
+async def test_reasoning_stays_in_the_tokens_whether_the_echo_has_it_or_not(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, say("a", "because"), say("b", "so"), say("c"))
+    await talk(HI)
+    await talk(HI, echo("a!"), MORE)
+    await talk(HI, echo("a!"), MORE, echo("b!", reasoning_content="so"), MORE)
+    assert "because" in talk.saw(2)
+    assert "so\n" in talk.saw(2)
+    assert talk.session().counters == {"gateway/extended": 2}
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "cause"),
+    [
+        (say("look", calls=[("f", "{}")]), {"content": "look!"}, "extended_forbidden"),
+        (say("a", "because"), {"content": "a!", "reasoning_content": "why"}, "edited"),
+        (say("a"), {"content": "ba"}, "edited"),
+        (say(""), {"content": "all mine"}, "edited"),
+    ],
+    ids=["behind calls", "other reasoning", "in front", "of nothing"],
+)
+async def test_what_is_no_addition_or_has_no_place_is_a_branch(
+    tmp_path: Path, words: Any, said: Message, cause: str
+) -> None:
+    talk = Talk(tmp_path, words, say("b"))
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    _, (turn,) = await talk(HI, tools=tools)
+    calls = [call.model_dump(exclude_none=True) for call in turn.message.tool_calls or ()]
+    history = [HI, echo(**{"text": said["content"]}, **({"tool_calls": calls} if calls else {}))]
+    history[1] |= {name: value for name, value in said.items() if name != "content"}
+    result = [{"role": "tool", "tool_call_id": call["id"], "content": "7"} for call in calls]
+    await talk(*history, *result, MORE, tools=tools)
+    session = talk.session()
+    assert session.counters[f"gateway/branches/{cause}"] == 1
+    assert all(node.taken is None for node in session.nodes)
+
+
+async def test_one_turn_may_be_gone_on_from_in_several_ways(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, say("a"), say("b"), say("c"), say("d"))
+    await talk(HI)
+    side_by_side = [[HI, echo("a one"), MORE], [HI, echo("a two"), MORE], [HI, echo("a"), MORE]]
+    await asyncio.gather(*(talk(*history) for history in side_by_side))
+    session = talk.session()
+    assert sorted(node.message.text for node in session.nodes if node.taken) == ["a one", "a two"]
+    assert session.abandoned() == {}, "the end of the turn is on a path"
+    assert session.counters == {"gateway/extended": 2, "gateway/clean": 1}
+    assert len(list(session.paths())) == 3
+
+
+async def test_stripping_leaves_the_reasoning_of_an_extended_turn_behind(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, say("a", "because"), say("b", "so"), say("c"), strip_reasoning=True)
+    await talk(HI)
+    await talk(HI, echo("a!"), MORE)
+    await talk(HI, echo("a!"), MORE, echo("b?"), MORE)
+    session = talk.session()
+    assert "because" not in talk.saw(1)
+    assert talk.saw(1).count("a!<|im_end|>") == talk.saw(2).count("a!<|im_end|>") == talk.saw(2).count("b?") == 1
+    assert "so\n" not in talk.saw(2)
+    assert [session.nodes[n.repeats].message.text for n in session.nodes if n.repeats is not None] == ["a", "b"]
+
+
+async def test_a_session_that_is_taken_up_again_knows_its_extended_turns(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, say("a"), say("b"), say("c"))
+    await talk(HI)
+    await talk(HI, echo("a!"), MORE)
+    stored = talk.store.load("s")
+    await talk.gateway.aclose()
+    talk.gateway, talk.seat = Gateway(talk.gateway.parts, talk.store, secret=b"kept"), None
+    await talk(HI, echo("a!"), MORE, echo("b"), MORE)
+    session = talk.session()
+    assert session.nodes[: len(stored.nodes)] == stored.nodes
+    assert session.counters == {"gateway/extended": 1, "gateway/clean": 1}
