@@ -74,6 +74,7 @@ FRAMEWORKS = [
     ("inspect_ai", "messages", SUM, {}),
     ("llama_index", "chat", SUM, {}),
     ("autogen", "chat", SUM, {}),
+    ("autogen", "messages", SUM, {}),
     ("crewai", "chat", [ADD, say("5")], {}),
     ("google_adk", "chat", SUM, {}),
 ]

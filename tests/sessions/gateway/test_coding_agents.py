@@ -15,7 +15,7 @@ from tests.sessions.gateway.programs import causes, installed, programs, roots, 
 ROOM = 1_000_000
 """The prompts are some 45,000 characters long, and the tests' tokenizer knows few words."""
 CODEX = """
-model = "m"
+model = "{model}"
 model_provider = "agentrl"
 check_for_update_on_startup = false
 
@@ -80,8 +80,20 @@ async def test_claude_code_edits_searches_for_tools_and_asks_a_sub_agent_on_clea
         assert len(told) == 1
 
 
+PATCH = "*** Begin Patch\n*** Add File: a.txt\n+one\n*** End Patch\n"
+
+
 @pytest.mark.slow
-async def test_codex_works_in_a_shell_and_goes_on_the_next_time_on_one_clean_path(serve: Serve, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "patch"),
+    [
+        ("m", use("exec_command", cmd=f"apply_patch <<'EOF'\n{PATCH}EOF")),
+        ("gpt-5.5", use("apply_patch", input=PATCH)),  # the models that it knows have a custom tool
+    ],
+)
+async def test_codex_works_in_a_shell_and_goes_on_the_next_time_on_one_clean_path(
+    serve: Serve, tmp_path: Path, model: str, patch: Any
+) -> None:
     codex = installed("node") / "node_modules/.bin/codex"
     patch = "*** Begin Patch\n*** Add File: a.txt\n+one\n*** End Patch\n"
     words = (
@@ -97,7 +109,7 @@ async def test_codex_works_in_a_shell_and_goes_on_the_next_time_on_one_clean_pat
     async with serve(talker) as served:
         access = await served.open()
         (tmp_path / ".codex").mkdir()
-        (tmp_path / ".codex" / "config.toml").write_text(CODEX.format(base_url=access["base_url"]))
+        (tmp_path / ".codex" / "config.toml").write_text(CODEX.format(model=model, base_url=access["base_url"]))
         async with programs(access, tmp_path) as own:
             first = await own.run(codex, "exec", *free, "Work.")
             second = await own.run(codex, "exec", "resume", "--last", *free, "And now?")

@@ -51,6 +51,55 @@ async def test_responses_resent_item_by_item_make_one_path(serve: Serve) -> None
         assert served.session(access["id"]).counters == {"gateway/clean": 1}
 
 
+LARK: Any = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin" /.+/'}
+PATCH: Any = {"type": "custom", "name": "apply_patch", "description": "edits", "format": LARK}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_custom_tool_is_called_with_text_and_its_result_goes_on_the_path(serve: Serve, streamed: bool) -> None:
+    """Codex offers one to the models that it knows: it could not start."""
+    words = (say("", None, [("apply_patch", '{"input": "*** Begin\\nx"}'), ("add", "{}")]), say("done"))
+    async with serve(Talker(in_turn(*words))) as served:
+        access = await served.open()
+        responses = client(access).responses
+        asked: Any = {"model": "m", "tools": [PATCH, TOOL, {"type": "tool_search"}]}
+        if streamed:
+            async with responses.stream(input="go", **asked) as stream:
+                first = await stream.get_final_response()
+        else:
+            first = await responses.create(input="go", **asked)
+        patch, add = first.output
+        assert (patch.type, add.type) == ("custom_tool_call", "function_call")
+        assert (patch.name, patch.input) == ("apply_patch", "*** Begin\nx")
+        items: Any = [{"role": "user", "content": "go"}, *(item.model_dump() for item in first.output)]
+        items += [
+            {"type": "custom_tool_call_output", "call_id": patch.call_id, "output": "patched"},
+            {"type": "function_call_output", "call_id": add.call_id, "output": "5"},
+        ]
+        second = await responses.create(input=items, **asked)
+        assert second.output_text == "done"
+        session = served.session(access["id"])
+        assert [(n.message.role, n.parent) for n in session.nodes] == [
+            *(("user", None), ("assistant", 0), ("tool", 1), ("tool", 2), ("assistant", 3)),
+        ]
+        ignored = {"gateway/ignored/tools.custom.format": 2, "gateway/ignored/tools.tool_search": 2}
+        assert session.counters == {"gateway/clean": 1, **ignored}
+        prompt = renderer().tokenizer.decode(session.nodes[0].token_ids)
+        assert "lark grammar" in prompt
+        assert "tool_search" not in prompt
+
+
+@pytest.mark.parametrize("arguments", ['{"input": 3}', "{}", "[]", '"x"'])
+async def test_a_custom_call_without_a_text_is_handed_over_as_it_was_written(serve: Serve, arguments: str) -> None:
+    async with serve(Talker(in_turn(say("", None, [("apply_patch", arguments)])))) as served:
+        access = await served.open()
+        reply = await client(access).responses.create(model="m", input="go", tools=[PATCH])
+        (item,) = reply.output
+        assert item.type in ("custom_tool_call", "message")
+        if item.type == "custom_tool_call":
+            assert json.loads(item.input) == json.loads(arguments)
+
+
 async def test_a_response_is_followed_by_its_id_and_other_instructions_begin_a_new_root(serve: Serve) -> None:
     async with serve(Talker(in_turn(say("a"), say("b"), say("c")))) as served:
         access = await served.open()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import orjson
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from agentrl.sessions.gateway.wire import custom
 from agentrl.sessions.gateway.wire.sse import event
 from agentrl.sessions.renderers.base import Delta
 from agentrl.types import Message, ToolCall
@@ -15,15 +17,17 @@ from agentrl.types import Message, ToolCall
 _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
-def output_items(reply_id: str, message: Message) -> list[dict[str, Any]]:
-    """A turn's items, numbered in their order."""
+def output_items(reply_id: str, message: Message, customs: Set[str] = frozenset()) -> list[dict[str, Any]]:
+    """A turn's items, numbered in their order; `customs` are the custom tools' names."""
     items: list[dict[str, Any]] = []
     if message.reasoning_content:
         items.append(_reasoning(reply_id, 0, message.reasoning_content))
     if message.text or not message.tool_calls:
         items.append(_message(reply_id, len(items), message.text))
     for call in message.tool_calls or ():
-        items.append(_call(reply_id, len(items), call))
+        is_custom = call.function.name in customs
+        place = len(items)
+        items.append(custom.item(f"ctc_{reply_id}{place}", call) if is_custom else _call(reply_id, place, call))
     return items
 
 
@@ -55,10 +59,15 @@ def _call(reply_id: str, place: int, call: ToolCall, status: str = "completed") 
 
 
 class Items:
-    """Writes a turn's items as events while they come in: one item is open at a time."""
+    """Writes a turn's items as events while they come in: one item is open at a time.
 
-    def __init__(self, reply_id: str) -> None:
-        self._reply_id = reply_id
+    Args:
+        reply_id: what the items' ids begin with.
+        customs: the custom tools' names.
+    """
+
+    def __init__(self, reply_id: str, customs: Set[str] = frozenset()) -> None:
+        self._reply_id, self._customs = reply_id, customs
         self._sequence = -1
         self._place = -1
         self._kind: str | None = None
@@ -123,6 +132,8 @@ class Items:
         self._place, self._anything = self._place + 1, True
         function = {"name": delta.name, "arguments": delta.arguments}
         call = ToolCall.model_validate({"id": delta.id, "function": function})
+        if call.function.name in self._customs:
+            return self._custom_call(call)
         done = _call(self._reply_id, self._place, call)
         where = {"item_id": done["id"], "output_index": self._place}
         name = "response.function_call_arguments"
@@ -131,6 +142,18 @@ class Items:
             self.event("response.output_item.added", output_index=self._place, item=begun),
             self.event(f"{name}.delta", **where, delta=delta.arguments),
             self.event(f"{name}.done", **where, name=delta.name, arguments=delta.arguments),
+            self.event("response.output_item.done", output_index=self._place, item=done),
+        ]
+
+    def _custom_call(self, call: ToolCall) -> list[bytes]:
+        item_id = f"ctc_{self._reply_id}{self._place}"
+        done = custom.item(item_id, call)
+        begun, where = custom.item(item_id, call, begun=True), {"item_id": item_id, "output_index": self._place}
+        name = "response.custom_tool_call_input"
+        return [
+            self.event("response.output_item.added", output_index=self._place, item=begun),
+            self.event(f"{name}.delta", **where, delta=done["input"]),
+            self.event(f"{name}.done", **where, input=done["input"]),
             self.event("response.output_item.done", output_index=self._place, item=done),
         ]
 

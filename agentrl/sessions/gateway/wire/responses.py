@@ -19,6 +19,7 @@ from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.live import Drawn
 from agentrl.sessions.gateway.refusals import Refusal, unsupported
+from agentrl.sessions.gateway.wire import custom
 from agentrl.sessions.gateway.wire.chat import HARMLESS, choice_of, form_of, sampling_of, tools_of
 from agentrl.sessions.gateway.wire.items import Items, output_items
 from agentrl.sessions.gateway.wire.validation import Parameters, check, validator
@@ -45,7 +46,14 @@ PARAMETERS = Parameters(
 )
 _ITEM = validator(ResponseInputItemParam)
 _LEFT_OUT = {
-    *("namespace", "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"),
+    *(
+        "namespace",
+        "tool_search",
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+    ),
 }
 """Tools that a client offers of its own accord, and that are run elsewhere than in the client."""
 _LOGPROBS = "message.output_text.logprobs"
@@ -66,8 +74,10 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> As
     if "model" not in given:
         raise Refusal(400, "model: Field required", "invalid_value", "model")
     tools = _tools(given.get("tools", []))
+    if custom.grammars(given.get("tools", [])):
+        ignored["tools.custom.format"] = "tools.custom.format"
     choice = given.get("tool_choice", "auto")
-    if isinstance(choice, dict) and choice.get("type") == "function":
+    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
         choice = {"type": "function", "function": {"name": choice.get("name")}}
     force, offered = choice_of(choice, bool(tools))
     text = given.get("text", {})
@@ -91,7 +101,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> As
         parallel=given.get("parallel_tool_calls", True),
         follows=follows.removeprefix("resp_") if follows is not None else None,
         retry=retry,
-        extra={"request": given},
+        extra={"request": given, "custom": custom.names_of(given.get("tools", []))},
         ignored=ignored,
     )
 
@@ -118,8 +128,9 @@ def _completed(body: Body) -> tuple[Body, dict[str, str]]:
 def _tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
     shaped = []
     for place, tool in enumerate(tools):
-        if tool.get("type") != "function":
-            raise unsupported(f"tools[{place}].type", f"{tool.get('type')!r}; only functions")
+        if tool.get("type") not in ("function", "custom"):
+            raise unsupported(f"tools[{place}].type", f"{tool.get('type')!r}; only functions and custom tools")
+        tool = custom.as_function(tool) if tool["type"] == "custom" else tool
         names = ("name", "description", "parameters")
         shaped.append(
             {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
@@ -165,7 +176,10 @@ def _message(item: Mapping[str, Any], where: str) -> Message:
     if kind == "function_call":
         function = FunctionCall(name=item["name"], arguments=item["arguments"])
         return Message(role="assistant", tool_calls=[ToolCall(id=item["call_id"], function=function)])
-    if kind == "function_call_output":
+    if kind == "custom_tool_call":
+        function = FunctionCall(name=item["name"], arguments=custom.arguments_of(item["input"]))
+        return Message(role="assistant", tool_calls=[ToolCall(id=item["call_id"], function=function)])
+    if kind in ("function_call_output", "custom_tool_call_output"):
         return Message(role="tool", content=_text(item["output"], f"{where}.output"), tool_call_id=item["call_id"])
     if kind == "reasoning":
         parts = item.get("content") or item.get("summary") or []
@@ -208,7 +222,7 @@ def reply(exchange: Exchange) -> bytes:
 
 async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
     """The reply as server-sent events."""
-    items = Items(exchange.reply_id)
+    items = Items(exchange.reply_id, exchange.ask.extra["custom"])
     begun = False
     async for _, delta in exchange.events():
         if not begun:
@@ -229,7 +243,8 @@ async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
 def _finished(exchange: Exchange) -> dict[str, Any]:
     (choice,) = exchange.choices
     cut = choice.turn.finish_reason is FinishReason.LENGTH
-    frame = _frame(exchange, "incomplete" if cut else "completed", output_items(exchange.reply_id, choice.message))
+    output = output_items(exchange.reply_id, choice.message, exchange.ask.extra["custom"])
+    frame = _frame(exchange, "incomplete" if cut else "completed", output)
     if cut:
         frame["incomplete_details"] = {"reason": "max_output_tokens"}
     return {**frame, "usage": _usage(exchange, choice)}
