@@ -349,11 +349,16 @@ class Session:
 
 @dataclass(slots=True)
 class Group:
-    """The sessions of one task and seed. Its id is explicit: no array position ever stands for it."""
+    """The sessions of one task and seed. Its id is explicit: no array position ever stands for it.
+
+    `number` counts a run's groups from 0 and decides task and seed; `attempt` counts the draws of that number.
+    """
 
     id: str
     task: Task
     sessions: list[Session] = field(default_factory=list)
+    number: int = 0
+    attempt: int = 0
 
     @property
     def scored(self) -> list[Session]:

@@ -146,7 +146,7 @@ async def test_a_session_survives_and_is_stored_whatever_comes_in(
         what = json.dumps(SURROGATE) + "x" * 100
     limits = RolloutConfig(tool_timeout=5, turn_timeout=10, timeout=20, retries=0)
     rollouts = Rollouts(lambda: Hostile(door, what), SilentRenderer(), None, limits, seed=5)
-    groups = await rollouts.collect([Task(id="t")], ExpertActor(), phase="test", step=0, n=1)
+    groups = await rollouts.collect([Task(id="t")], ExpertActor(), phase="test", n=1)
     (session,) = groups[0].sessions
     assert session.status in {
         "agent's fault": (Status.AGENT_ERROR,),
@@ -162,7 +162,7 @@ async def test_a_session_survives_and_is_stored_whatever_comes_in(
 async def test_a_session_whose_info_can_not_be_stored_is_an_infrastructure_error_that_keeps_what_it_was() -> None:
     limits = RolloutConfig(tool_timeout=5, turn_timeout=10, timeout=20, retries=0)
     rollouts = Rollouts(lambda: Hostile("info", {1, 2}), SilentRenderer(), None, limits, seed=5)
-    groups = await rollouts.collect([Task(id="t")], ExpertActor(), phase="test", step=0, n=1)
+    groups = await rollouts.collect([Task(id="t")], ExpertActor(), phase="test", n=1)
     (session,) = groups[0].sessions
     assert session.status is Status.INFRA_ERROR
     assert session.reward is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from agentrl.config import RunConfig
@@ -53,7 +54,7 @@ async def play_held_out(
         who: acts.
         progress: is shown how far it is, and told what is wrong with the sessions.
         name: what this evaluation is called there.
-        keep: is given each session that has ended.
+        keep: is given each session that has ended, in a thread.
 
     Raises:
         InfraError: our machinery failed in all of them.
@@ -67,11 +68,11 @@ async def play_held_out(
     async def draw() -> list[Group]:
         with progress.part(name, len(tasks) * config.eval.n) as one_more:
 
-            def ended(session: Session) -> None:
-                keep(session)
+            async def ended(session: Session) -> None:
+                await asyncio.to_thread(keep, session)
                 one_more(session)
 
-            return await rollouts.collect(tasks, who, phase="eval", step=0, n=config.eval.n, ended=ended)
+            return await rollouts.collect(tasks, who, phase="eval", n=config.eval.n, ended=ended)
 
     groups = await redrawn(draw, name, progress.warn)
     sessions = sessions_of(groups)

@@ -1,18 +1,16 @@
 """Groups of sessions, drawn side by side.
 
-Everything about a session follows from its place (phase, step, group, sample): its id, what its environment
-draws, what its turns sample. So neither the order in which sessions finish nor a neighbour's failure changes
-it, and a session that our own machinery spoiled is drawn again from the same seeds: the group's baseline is
-what it would have been.
+A group is drawn for itself: its number decides its task and its seed, and a session's place in it decides what the
+session's turns sample. So neither the order in which sessions finish nor a neighbour's failure changes it, and what
+our own machinery spoiled is drawn again from the same seeds: the group's baseline is what it would have been.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from agentrl.config import RolloutConfig
 from agentrl.envs import calls
@@ -26,10 +24,29 @@ from agentrl.sessions.conversation import Conversation
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.types import Engine, Group, Session, Status, Task
 
+T = TypeVar("T")
+
+Ended = Callable[[Session], Awaitable[None]]
+"""Is given each session as soon as it has ended."""
+
+
+async def nothing(session: Session) -> None:
+    """Do nothing with a session that has ended."""
+
+
+def new_group(phase: str, number: int, task: Task, attempt: int = 0) -> Group:
+    """A group without sessions yet; its id is made of phase, number and attempt."""
+    return Group(f"{phase}-{number}.{attempt}", task, number=number, attempt=attempt)
+
+
+def group_seed(run_seed: int, phase: str, number: int) -> int:
+    """The seed of a group's sessions: every attempt at a number has the same."""
+    return derive(run_seed, f"{phase}-{number}")
+
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Draws groups; a plain object that a worker process can hold.
+    """Draws groups, within one limit of sessions under way for all of them.
 
     Attributes:
         make_env: builds an environment for one episode.
@@ -46,18 +63,15 @@ class Rollouts:
     limits: RolloutConfig
     seed: int
     strip_reasoning: bool = False
+    _under_way: asyncio.Semaphore = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_under_way", asyncio.Semaphore(self.limits.concurrency))
 
     async def collect(
-        self,
-        tasks: Sequence[Task],
-        actor: Actor | Program,
-        *,
-        phase: str,
-        step: int,
-        n: int,
-        ended: Callable[[Session], None] = lambda session: None,
+        self, tasks: Sequence[Task], actor: Actor | Program, *, phase: str, n: int, ended: Ended = nothing
     ) -> list[Group]:
-        """Play `n` sessions of each task; `ended` is told of each as soon as it has ended.
+        """Play `n` sessions of each task.
 
         Returns:
             One group for each task, in their order; a session that failed for good is in its group as INFRA_ERROR.
@@ -66,37 +80,43 @@ class Rollouts:
             AgentRLError: a failure that the user must mend; the other sessions are cancelled.
             EngineError: no engine is left, and none can be started.
         """
-        groups = [Group(f"{phase}-{step}-{place}", task) for place, task in enumerate(tasks)]
-        info = {"phase": phase, "step": step}
-        gate = asyncio.Semaphore(self.limits.concurrency)
-        await calls.prepare(self.make_env(), tasks, min(self.limits.concurrency, n * len(tasks)))
-        drafts = [partial(self._draft, group, sample, info) for group in groups for sample in range(n)]
-        work = [asyncio.create_task(self._draw(draft, actor, gate, ended)) for draft in drafts]
-        try:
-            sessions = await asyncio.gather(*work)
-        finally:
-            for task in work:
-                task.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
-        for place, group in enumerate(groups):
-            group.sessions = list(sessions[place * n : (place + 1) * n])
+        groups = [new_group(phase, number, task) for number, task in enumerate(tasks)]
+        await self.prepare(tasks, n)
+        await side_by_side(self.draw(group, actor, n, {"phase": phase, "step": 0}, ended) for group in groups)
         return groups
 
-    def _draft(self, group: Group, sample: int, info: dict[str, Any]) -> Session:
-        seed = derive(self.seed, group.id)
-        name = f"{group.id}-{sample}"
-        return Session(name, group.task, group=group.id, sample=sample, seed=seed, info=dict(info))
+    async def prepare(self, tasks: Sequence[Task], n: int) -> None:
+        """Let the environment get ready for `n` sessions of each task."""
+        await calls.prepare(self.make_env(), tasks, min(self.limits.concurrency, n * len(tasks)))
+
+    async def draw(
+        self, group: Group, actor: Actor | Program, n: int, info: dict[str, Any], ended: Ended = nothing
+    ) -> None:
+        """Play the group's `n` sessions and put them into it.
+
+        Args:
+            group: without sessions yet.
+            actor: who speaks.
+            n: how many.
+            info: what each session's `info` begins with: the phase, and more.
+            ended: is given each session that has ended.
+
+        Raises:
+            AgentRLError: a failure that the user must mend; the other sessions are cancelled.
+            EngineError: no engine is left, and none can be started.
+        """
+        seed = group_seed(self.seed, info["phase"], group.number)
+        places = range(n)
+        group.sessions = await side_by_side(self._draw(group, place, seed, actor, info, ended) for place in places)
 
     async def _draw(
-        self,
-        draft: Callable[[], Session],
-        actor: Actor | Program,
-        gate: asyncio.Semaphore,
-        ended: Callable[[Session], None],
+        self, group: Group, sample: int, seed: int, actor: Actor | Program, info: dict[str, Any], ended: Ended
     ) -> Session:
-        async with gate:
+        async with self._under_way:
             for attempt in range(self.limits.retries + 1):
-                session = await self._play(draft(), actor)
+                name = f"{group.id}-{sample}"
+                draft = Session(name, group.task, group=group.id, sample=sample, seed=seed, info=dict(info))
+                session = await self._play(draft, actor)
                 if wrong := make_storable(session):
                     session.status, session.reward, session.error = Status.INFRA_ERROR, None, wrong
                 if attempt:
@@ -104,7 +124,7 @@ class Rollouts:
                 if session.status is not Status.INFRA_ERROR:
                     break
                 await self._check_engine()
-            ended(session)
+            await ended(session)
             return session
 
     async def _check_engine(self) -> None:
@@ -127,3 +147,14 @@ class Rollouts:
             strip_reasoning=self.strip_reasoning,
         )
         return await run_episode(env, conversation, actor, self.limits)
+
+
+async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all, in order; where one fails the others are cancelled, and have ended when this returns."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

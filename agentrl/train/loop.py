@@ -1,7 +1,7 @@
 """The loop: generate, score, appraise, credit, pack, train, publish.
 
-It knows roles, not their kinds: any engine, any trainer, any algorithm, any environment. Everything that a
-step does follows from the step's number and the run's seed, so a run that was killed goes on from its last
+It knows roles, not their kinds: any engine, any trainer, any algorithm, any environment. Everything that a step does
+follows from its number, its groups' numbers and the run's seed, so a run that was killed goes on from its last
 checkpoint as if nothing had happened.
 """
 
@@ -13,21 +13,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from agentrl.config import RunConfig
-from agentrl.rollout.episode import Actor
 from agentrl.rollout.fleet import asleep
-from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.health import Health, redrawn
-from agentrl.rollout.programs import Program
 from agentrl.rollout.seeds import derive
 from agentrl.rollout.stats import rollout_metrics
-from agentrl.rollout.tasks import TaskStream
+from agentrl.rollout.stream import Stream
 from agentrl.rollout.weights.buckets import Weights
-from agentrl.sessions.renderers.base import Parsed
+from agentrl.sessions.renderers.base import Parsed, Renderer
 from agentrl.sessions.renderers.watch import CallWatch
-from agentrl.sessions.store import Store
 from agentrl.train import probe
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.backends import Critic, Trainer
@@ -35,6 +30,7 @@ from agentrl.train.display import Display
 from agentrl.train.forest import Forest
 from agentrl.train.packing import pack, path_tokens
 from agentrl.train.run import RunFolder
+from agentrl.train.state import RunState
 from agentrl.train.values import Values, appraise
 from agentrl.types import Engine, Group
 
@@ -46,42 +42,51 @@ class Loop:
     """Reinforcement learning of one policy, step by step."""
 
     config: RunConfig
-    rollouts: Rollouts
-    tasks: TaskStream
-    actor: Actor | Program
+    state: RunState
     engine: Engine
-    trainer: Trainer
     algorithm: Algorithm
+    renderer: Renderer
     folder: RunFolder
-    store: Store
     display: Display
     clock: Clock = field(default_factory=lambda: Clock())
     health: Health = field(default_factory=Health)
 
     async def run(self, start: int = 0) -> None:
         """Take the steps from `start` to `config.steps`."""
-        for step in range(start, self.config.steps):
-            self.clock = Clock()
-            groups = await self.generate(step)
-            values = await self.appraise(groups, step)
-            forests, credited = self.credit(groups, values, step)
-            learned = await self.learn(forests)
-            published = await self.publish()
-            self.record(step + 1, groups, credited | learned | published)
-            self.checkpoint(step + 1)
+        async with self.stream:
+            for step in range(start, self.config.steps):
+                self.clock = Clock()
+                groups = await self.generate(step)
+                values = await self.appraise(groups, step)
+                forests, credited = await self.credit(groups, values, step)
+                learned = await self.learn(forests)
+                published = await self.publish()
+                self.record(step + 1, groups, credited | learned | published)
+                self.stream.published(len(groups))
+                self.checkpoint(step + 1)
+
+    @property
+    def stream(self) -> Stream:
+        """Where groups come from."""
+        return self.state.stream
+
+    @property
+    def trainer(self) -> Trainer:
+        """What learns."""
+        return self.state.trainer
 
     async def generate(self, step: int) -> list[Group]:
         """The step's groups of finished, rewarded sessions."""
-        shape = self.config.rollout
+        count, size = self.config.rollout.groups, self.config.rollout.n
+        lost: list[Group] = []
+
+        async def draw() -> list[Group]:
+            self.stream.discard(lost)
+            with self.display.part("rollout", count * size) as ended:
+                lost[:] = await self.stream.take(count, ended)
+            return list(lost)
+
         with self.clock("rollout"):
-            tasks = self.tasks.take(step * shape.groups, shape.groups)
-
-            async def draw() -> list[Group]:
-                with self.display.part("rollout", len(tasks) * shape.n) as ended:
-                    return await self.rollouts.collect(
-                        tasks, self.actor, phase="train", step=step, n=shape.n, ended=ended
-                    )
-
             return await redrawn(draw, f"step {step + 1}", self.display.warn)
 
     async def appraise(self, groups: Sequence[Group], step: int) -> Values | None:
@@ -95,22 +100,27 @@ class Loop:
             async with asleep(self.engine):
                 return await asyncio.to_thread(appraise, self.trainer, groups, algo, budget, seed)
 
-    def credit(
+    async def credit(
         self, groups: Sequence[Group], values: Values | None, step: int
     ) -> tuple[list[Forest], dict[str, float]]:
         """Advantages for the groups' nodes, packed into forests."""
         with self.clock("pack"):
-            credit = self.algorithm.credit(groups, self.config.algo, values)
-            budget = self.config.trainer.token_budget
-            seed = derive(self.config.seed, "pack", step)
-            forests = pack(groups, credit, budget, seed=seed, merge=self.config.algo.merge)
-            tokens = sum(len(forest) for forest in forests)
-            packed = {
-                "pack/forests": float(len(forests)),
-                "pack/signal": float(any(map(has_signal, forests))),
-                "pack/tokens": float(tokens),
-                "pack/sharing": path_tokens(groups, credit) / tokens if tokens else 1.0,
-            }
+            return await asyncio.to_thread(self._credit, groups, values, step)
+
+    def _credit(
+        self, groups: Sequence[Group], values: Values | None, step: int
+    ) -> tuple[list[Forest], dict[str, float]]:
+        credit = self.algorithm.credit(groups, self.config.algo, values)
+        budget = self.config.trainer.token_budget
+        seed = derive(self.config.seed, "pack", step)
+        forests = pack(groups, credit, budget, seed=seed, merge=self.config.algo.merge)
+        tokens = sum(len(forest) for forest in forests)
+        packed = {
+            "pack/forests": float(len(forests)),
+            "pack/signal": float(any(map(has_signal, forests))),
+            "pack/tokens": float(tokens),
+            "pack/sharing": path_tokens(groups, credit) / tokens if tokens else 1.0,
+        }
         return forests, packed | credit.metrics
 
     async def learn(self, forests: Sequence[Forest]) -> dict[str, float]:
@@ -128,10 +138,7 @@ class Loop:
             return await probe.compare(self.engine, self.trainer, self.config.weights)
 
     def record(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
-        """Keep the sessions, log the numbers, show the progress."""
-        with self.clock("store"):
-            for session in (session for group in groups for session in group.sessions):
-                self.store.save(session, replace=True)
+        """Log the numbers, show the progress."""
         row = {**rollout_metrics(groups), **metrics, "version": float(self.trainer.version), **self.clock.metrics()}
         tokens = sum(len(node.token_ids) for group in groups for s in group.sessions for node in s.nodes)
         row["throughput/tokens_per_s"] = tokens / row["time/step"]
@@ -150,7 +157,7 @@ class Loop:
 
     def silence(self, groups: Sequence[Group]) -> str | None:
         """What to say where tools are on offer and no call ever parses: parser and model may not fit."""
-        watch = CallWatch(self.rollouts.renderer.name)
+        watch = CallWatch(self.renderer.name)
         for session in (session for group in groups for session in group.sessions):
             offered = any(node.tools for node in session.nodes)
             for node in session.nodes:
@@ -165,12 +172,7 @@ class Loop:
 
     def save(self, step: int) -> None:
         """Write the checkpoint after `step` steps."""
-
-        def write(path: Path) -> None:
-            self.trainer.export(path)
-            self.trainer.save(path / "trainer")
-
-        self.folder.save_checkpoint(step, write, self.config.keep_checkpoints)
+        self.folder.save_checkpoint(step, self.state.save, self.config.keep_checkpoints)
 
 
 def has_signal(forest: Forest) -> bool:

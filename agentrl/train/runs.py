@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -21,6 +22,7 @@ from agentrl.rollout.fleet import divided, make_engines, started
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.programs import Program, serving
 from agentrl.rollout.stats import Evaluation
+from agentrl.rollout.stream import Gate, Stream
 from agentrl.rollout.tasks import TaskStream
 from agentrl.sessions.renderers import get_renderer, strip
 from agentrl.sessions.store import Store
@@ -33,7 +35,8 @@ from agentrl.train.display import Display
 from agentrl.train.loop import Loop
 from agentrl.train.pictures import learning_curve, transcripts
 from agentrl.train.run import RunFolder, run_path
-from agentrl.types import Engine, Sampling
+from agentrl.train.state import RunState
+from agentrl.types import Engine, Sampling, Session
 
 DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 SHOWN = 6
@@ -65,22 +68,13 @@ async def _train(
             trainer = make_trainer(base, config.trainer, config.algo, total_steps=config.steps, seed=config.seed)
         if line := _threads(config, base, trainer):
             display.say(line)
-        loop = Loop(
-            config,
-            rollouts,
-            TaskStream(make_env(), "train", config.seed),
-            act(config.rollout.temperature),
-            rollouts.engine,
-            trainer,
-            get_algorithm(config.algo.name),
-            folder,
-            store,
-            display,
-        )
+        state = RunState(trainer, _stream(config, rollouts, make_env, act(config.rollout.temperature), store), store)
+        algorithm = get_algorithm(config.algo.name)
+        loop = Loop(config, state, rollouts.engine, algorithm, rollouts.renderer, folder, display)
         try:
             compare_loaded(config, base, trainer, display)
             if folder.checkpoint:
-                trainer.load(folder.checkpoint / "trainer")
+                state.restore(folder.checkpoint)
             start = folder.go_on(config)
             if folder.checkpoint:
                 display.say(f"resuming {folder.path} after step {start}")
@@ -110,6 +104,25 @@ async def _train(
     if before:
         display.say(f"reward {before.summary} before training, {after.summary} after it")
     return TrainResult(folder.path, before, after, folder.metrics(), worked=loop.health.worked or after.worked)
+
+
+def _stream(
+    config: RunConfig, rollouts: Rollouts, make_env: Callable[[], Env], actor: Actor | Program, store: Store
+) -> Stream:
+    """The groups that the run trains on; each session is stored as soon as it has ended."""
+
+    async def keep(session: Session) -> None:
+        await asyncio.to_thread(store.save, session, replace=True)
+
+    shape, tasks = config.rollout, TaskStream(make_env(), "train", config.seed)
+    return Stream(
+        rollouts,
+        tasks,
+        actor,
+        group_size=shape.n,
+        gate=Gate(shape.groups, config.steps),
+        ended=keep,
+    )
 
 
 def _threads(config: RunConfig, base: Path, trainer: Trainer) -> str | None:

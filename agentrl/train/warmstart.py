@@ -44,9 +44,12 @@ async def demonstrations(rollouts: Rollouts, tasks: TaskStream, count: int, disp
     """
 
     async def draw() -> list[Group]:
-        with display.part("playing demonstrations", count) as ended:
-            drawn = tasks.take(0, count)
-            return await rollouts.collect(drawn, Demonstrator(), phase="demo", step=0, n=1, ended=ended)
+        with display.part("playing demonstrations", count) as one_more:
+
+            async def ended(session: Session) -> None:
+                one_more(session)
+
+            return await rollouts.collect(tasks.take(0, count), Demonstrator(), phase="demo", n=1, ended=ended)
 
     sessions = sessions_of(await redrawn(draw, "demonstrations", display.warn))
     finished = [session for session in sessions if session.status is Status.COMPLETED]

@@ -71,7 +71,7 @@ async def collect(
 ) -> Group:
     rollouts = Rollouts(make, SilentRenderer(), None, limits, seed=5)
     task = Task(id="t", data={"to": to})
-    (group,) = await rollouts.collect([task], actor or ExpertActor(), phase="test", step=0, n=n)
+    (group,) = await rollouts.collect([task], actor or ExpertActor(), phase="test", n=n)
     return group
 
 
@@ -232,7 +232,7 @@ async def test_where_no_engine_is_left_a_run_ends_at_once_and_says_why() -> None
     limits = LIMITS.model_copy(update={"concurrency": 1})
     rollouts = Rollouts(lambda: Counting(lost), SilentRenderer(), engine, limits, seed=5)
     with pytest.raises(EngineError, match="no driver"):
-        await rollouts.collect([Task(id="t", data={"to": 3})], ExpertActor(), phase="test", step=0, n=8)
+        await rollouts.collect([Task(id="t", data={"to": 3})], ExpertActor(), phase="test", n=8)
     assert len(drawn) < 4  # of 24: those that were under way
 
 
@@ -241,6 +241,10 @@ async def test_each_session_is_told_of_as_soon_as_it_has_ended_and_a_truncated_o
     limits = LIMITS.model_copy(update={"max_turns": 2})
     rollouts = Rollouts(Counting, SilentRenderer(), None, limits, seed=5)
     task = Task(id="t", data={"to": 3})
-    (group,) = await rollouts.collect([task], ExpertActor(), phase="test", step=0, n=3, ended=ended.append)
+
+    async def keep(session: Session) -> None:
+        ended.append(session)
+
+    (group,) = await rollouts.collect([task], ExpertActor(), phase="test", n=3, ended=keep)
     assert sorted(map(id, ended)) == sorted(map(id, group.sessions))
     assert {session.error for session in ended} == {"all 2 turns were taken (max_turns)"}

@@ -22,7 +22,7 @@ def played(actor: Actor) -> list[Session]:
     """An episode of each built-in task."""
     rollouts = Rollouts(Swe, SilentRenderer(), None, RolloutConfig(concurrency=4, turn_timeout=300), 0)
     tasks = [task.as_task() for task in library.builtin()]
-    groups = asyncio.run(rollouts.collect(tasks, actor, phase="all", step=0, n=1))
+    groups = asyncio.run(rollouts.collect(tasks, actor, phase="all", n=1))
     return [session for group in groups for session in group.sessions]
 
 

@@ -50,7 +50,7 @@ async def _kill(sandbox: Sandbox) -> None:
 async def _play() -> list[Group]:
     rollouts = Rollouts(lambda: Swe(partial=True), SilentRenderer(), None, LIMITS, 0)
     tasks = [TASK.as_task()] * GROUPS
-    return await rollouts.collect(tasks, Half(), phase="train", step=0, n=N)
+    return await rollouts.collect(tasks, Half(), phase="train", n=N)
 
 
 def _baselines(groups: list[Group]) -> list[tuple[str, list[float | None], float]]:
@@ -101,16 +101,16 @@ def test_who_loses_every_container_is_in_no_baseline_and_the_others_are_untouche
     unlucky: set[Any] = set()
     draw = Rollouts._draw
 
-    async def marked(self: Rollouts, draft: Any, *more: Any) -> Any:
-        if draft().id.endswith("-0-1"):
+    async def marked(self: Rollouts, group: Group, sample: int, *more: Any) -> Any:
+        if (group.number, sample) == (0, 1):
             unlucky.add(asyncio.current_task())
-        return await draw(self, draft, *more)
+        return await draw(self, group, sample, *more)
 
     monkeypatch.setattr(Swe, "reset", doomed)
     monkeypatch.setattr(Rollouts, "_draw", marked)
     groups = asyncio.run(_play())
     lost = [session for group in groups for session in group.sessions if session.status is Status.INFRA_ERROR]
-    assert [(session.group, session.sample) for session in lost] == [("train-0-0", 1)]
+    assert [(session.group, session.sample) for session in lost] == [("train-0.0", 1)]
     assert lost[0].score is None
     assert [len(group.scored) for group in groups] == [N - 1] + [N] * (GROUPS - 1)
 
@@ -135,7 +135,7 @@ def test_a_run_in_which_containers_die_trains_on_its_full_number_of_groups(
 ) -> None:
     import agentrl
 
-    honest, collect, seen = repair.Bench._run, Rollouts.collect, Counter[str]()
+    honest, draw, seen = repair.Bench._run, Rollouts.draw, Counter[str]()
 
     async def deadly(self: repair.Bench, code: str) -> list[list[int]]:
         seen["runs"] += seen["training"]
@@ -144,13 +144,13 @@ def test_a_run_in_which_containers_die_trains_on_its_full_number_of_groups(
             await _kill(self._sandbox)
         return await honest(self, code)
 
-    async def watched(self: Rollouts, *args: Any, **options: Any) -> list[Group]:
-        seen["training"] = int(options["phase"] == "train")
-        return await collect(self, *args, **options)
+    async def watched(self: Rollouts, group: Group, actor: Any, n: int, info: dict[str, Any], *more: Any) -> None:
+        seen["training"] = int(info["phase"] == "train")
+        await draw(self, group, actor, n, info, *more)
 
     monkeypatch.setattr(repair, "TRIES", 1)  # so that episodes notice
     monkeypatch.setattr(repair.Bench, "_run", deadly)
-    monkeypatch.setattr(Rollouts, "collect", watched)
+    monkeypatch.setattr(Rollouts, "draw", watched)
     result = agentrl.train(
         "swe",
         steps=3,

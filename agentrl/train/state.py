@@ -1,0 +1,53 @@
+"""A run's state: all that a resumed run goes on from, saved as one and restored as one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from agentrl.errors import ConfigError
+from agentrl.rollout.stream import Stream
+from agentrl.sessions.store import Store
+from agentrl.train.backends import Trainer
+from agentrl.train.files import write_atomically
+
+STREAM = "stream.json"
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What learns, and where its groups come from.
+
+    Attributes:
+        trainer: weights, optimizer, schedule, policy version.
+        stream: the next group's number, what is under way, what is finished and not trained on yet.
+        store: has the sessions of finished groups.
+    """
+
+    trainer: Trainer
+    stream: Stream
+    store: Store
+
+    def save(self, path: Path) -> None:
+        """Write it into a checkpoint's folder: the model in Hugging Face format, and what is needed to go on.
+
+        The trainer's own folder comes last: a checkpoint that has it is whole.
+        """
+        self.trainer.export(path)
+        write_atomically(path / STREAM, orjson.dumps(self.stream.state()))
+        self.trainer.save(path / "trainer")
+
+    def restore(self, path: Path) -> None:
+        """Go on from a checkpoint.
+
+        Raises:
+            ConfigError: it is one of an older version of agentrl.
+        """
+        try:
+            state = orjson.loads((path / STREAM).read_bytes())
+        except FileNotFoundError:
+            raise ConfigError(f"{path}: {STREAM} is missing: an older agentrl wrote this checkpoint") from None
+        self.trainer.load(path / "trainer")
+        self.stream.restore(state, lambda group: list(self.store.sessions(group=group)))

@@ -1,0 +1,174 @@
+"""The stream of groups: what begins when, in which order it is handed out, and what a resumed run finds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.config import RolloutConfig
+from agentrl.envs.base import Env
+from agentrl.errors import EnvError, InvalidInput
+from agentrl.rollout.episode import NoopActor
+from agentrl.rollout.groups import Rollouts, new_group
+from agentrl.rollout.stream import Buffer, Gate, Stream
+from agentrl.rollout.tasks import TaskStream
+from agentrl.sessions.renderers.silent import SilentRenderer
+from agentrl.types import Group, Message, Session, StepResult, Task
+
+SIZE = 2
+
+
+class World(Env):
+    """Sessions that take as long as chance has it; `begun` tells in which order their groups began."""
+
+    begun: ClassVar[list[tuple[str, int | None]]] = []
+    dice = random.Random(0)
+    broken = ""
+
+    def tasks(self, split: str = "train") -> Iterable[Task]:
+        return [Task(id=str(n)) for n in range(5)]
+
+    async def reset(self, task: Task, *, seed: int | None = None) -> str:
+        World.begun.append((task.id, seed))
+        if task.id == World.broken:
+            raise ValueError("a bug")
+        return task.id
+
+    async def step(self, message: Message) -> StepResult:
+        await asyncio.sleep(World.dice.random() * 0.003)
+        return StepResult([], terminated=True)
+
+
+def stream(steps: int, per_step: int = 3, staleness: int = 0, ended: Any = None) -> Stream:
+    World.begun, World.broken = [], ""
+    rollouts = Rollouts(World, SilentRenderer(), None, RolloutConfig(), seed=5)
+    gate = Gate(per_step, steps, staleness)
+    more = {"ended": ended} if ended else {}
+    return Stream(rollouts, TaskStream(World(), "train", 5), NoopActor(), group_size=SIZE, gate=gate, **more)
+
+
+async def test_groups_come_in_the_order_of_their_numbers_with_the_tasks_of_those_numbers() -> None:
+    async with stream(steps=4) as groups:
+        taken: list[Group] = []
+        for _ in range(4):
+            taken += await groups.take(3)
+            groups.published(3)
+    assert [group.number for group in taken] == list(range(12))
+    assert [group.task for group in taken] == TaskStream(World(), "train", 5).take(0, 12)
+    assert [group.id for group in taken] == [f"train-{n}.0" for n in range(12)]
+    assert [session.sample for group in taken for session in group.sessions] == list(range(SIZE)) * 12
+    assert {session.info["step"] for session in taken[-1].sessions} == {3}
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 4])
+async def test_no_group_begins_that_could_be_older_than_the_bound_when_it_is_trained(staleness: int) -> None:
+    steps, per_step = 6, 2
+    async with stream(steps, per_step, staleness) as groups:
+        for step in range(steps):
+            taken = await groups.take(per_step)
+            assert all(step - session.info["step"] <= staleness for group in taken for session in group.sessions)
+            begun = len(World.begun) / SIZE
+            assert begun <= min(staleness + step + 1, steps) * per_step
+            groups.published(per_step)
+    assert len(World.begun) == steps * per_step * SIZE, "a group was begun that no step needs, or none that one does"
+
+
+async def test_a_discarded_group_is_drawn_anew_with_its_seed_as_another_attempt() -> None:
+    async with stream(steps=1) as groups:
+        first = await groups.take(3)
+        groups.discard(first[1:])
+        again = await groups.take(2)
+    assert [(group.number, group.attempt, group.id) for group in again] == [(1, 1, "train-1.1"), (2, 1, "train-2.1")]
+    assert [s.seed for group in again for s in group.sessions] == [s.seed for g in first[1:] for s in g.sessions]
+    assert [group.task for group in again] == [group.task for group in first[1:]]
+
+
+async def test_more_groups_than_the_gate_admits_are_an_error_and_not_a_wait_for_ever() -> None:
+    async with stream(steps=1) as groups:
+        with pytest.raises(InvalidInput, match="4 groups are wanted, and the gate admits 3"):
+            await groups.take(4)
+
+
+async def test_an_error_that_the_user_must_mend_reaches_whoever_waits_and_ends_the_others() -> None:
+    async with stream(steps=1) as groups:
+        World.broken = "3"
+        groups.gate.groups_per_step = 5
+        with pytest.raises(EnvError, match="a bug"):
+            await groups.take(5)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_each_session_is_kept_before_its_group_is_handed_out_and_told_of_once() -> None:
+    kept: list[str] = []
+    told: list[str] = []
+
+    async def keep(session: Session) -> None:
+        await asyncio.sleep(0.001)
+        kept.append(session.id)
+
+    async with stream(steps=3, staleness=2, ended=keep) as groups:
+        for _ in range(3):
+            taken = await groups.take(3, lambda session: told.append(session.id))
+            ids = [session.id for group in taken for session in group.sessions]
+            assert set(ids) <= set(kept)
+            assert sorted(told[-len(ids) :]) == sorted(ids)
+            groups.published(3)
+    assert len(told) == len(set(told)) == 9 * SIZE
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_a_stream_that_goes_on_from_a_saved_state_hands_out_what_the_other_would_have(data: st.DataObject) -> None:
+    steps, per_step, staleness = 5, data.draw(st.integers(1, 3)), data.draw(st.integers(0, 3))
+    stop = data.draw(st.integers(0, steps - 1))
+    lost = data.draw(st.sets(st.integers(0, steps - 1)))
+    stored: dict[str, Session] = {}
+
+    async def keep(session: Session) -> None:
+        stored[session.id] = session
+
+    async def play(groups: Stream, first: int, last: int) -> list[Group]:
+        taken: list[Group] = []
+        for step in range(first, last):
+            batch = await groups.take(per_step)
+            if step in lost:
+                groups.discard(batch[:1])
+                batch = sorted([*batch[1:], *await groups.take(1)], key=lambda group: group.number)
+            groups.published(per_step)
+            taken += batch
+        return taken
+
+    async def both() -> tuple[list[Group], list[Group]]:
+        async with stream(steps, per_step, staleness) as one:
+            straight = await play(one, 0, steps)
+        async with stream(steps, per_step, staleness, keep) as two:
+            began = await play(two, 0, stop)
+            state = two.state()
+        async with stream(steps, per_step, staleness, keep) as three:
+            three.restore(state, lambda group: [s for s in stored.values() if s.group == group])
+            return straight, began + await play(three, stop, steps)
+
+    straight, resumed = asyncio.run(both())
+
+    def drawn(groups: list[Group]) -> list[Any]:
+        return [(g.id, g.task, [(s.id, s.seed, s.task) for s in g.sessions]) for g in groups]
+
+    assert drawn(straight) == drawn(resumed)
+
+
+def test_a_buffer_refuses_a_second_copy_and_what_was_not_begun() -> None:
+    buffer, task = Buffer(), Task(id="t")
+    buffer.begin(3, 0)
+    with pytest.raises(InvalidInput, match="group 3 is in the buffer already"):
+        buffer.begin(3, 1)
+    with pytest.raises(InvalidInput, match=r"train-3\.1"):
+        buffer.put(new_group("train", 3, task, 1))
+    buffer.put(new_group("train", 3, task))
+    with pytest.raises(InvalidInput, match=r"train-3\.0"):
+        buffer.put(new_group("train", 3, task))
