@@ -77,6 +77,16 @@ class State(RuleBasedStateMachine):
         self.run(self.request(id_, asked, tools, n))
 
     @precondition(lambda self: self.histories)
+    @rule(which=PICK, line=PICK, text=TEXTS, asked=st.booleans())
+    def extend(self, which: int, line: int, text: str, asked: bool) -> None:
+        """Go on from a history to whose last turn something was added."""
+        id_ = self.pick(which)
+        *history, last = self.history(id_, line, None)
+        if last["role"] == "assistant":
+            added = {**last, "content": (last.get("content") or "") + text}
+            self.run(self.request(id_, [*history, added, *([{"role": "user", "content": text}] * asked)], False, 1))
+
+    @precondition(lambda self: self.histories)
     @rule(which=PICK, lines=st.lists(st.tuples(PICK, TEXTS), min_size=2, max_size=4))
     def ask_side_by_side(self, which: int, lines: list[tuple[int, str]]) -> None:
         id_ = self.pick(which)
