@@ -253,9 +253,10 @@ class Node:
 class Session:
     """A conversation: a forest of nodes in creation order (`nodes[i].id == i`, a parent before its children).
 
+    `phase` is what it is played for (train, eval, demo), and `step` the run's step that it began in, from 0.
     `rewards` are the final rewards by name; `reward` is their weighted sum, absent until something was
-    rewarded: no reward means not trained on, never 0. `counters` count what happened (tool errors …), and
-    `timings` are seconds by phase.
+    rewarded: no reward means not trained on, never 0. `counters` count what happened (tool errors …),
+    `timings` are seconds by phase, and `info` is the environment's: what its `step` tells in `StepResult.info`.
     """
 
     id: str
@@ -263,6 +264,8 @@ class Session:
     group: str = ""
     sample: int = 0
     seed: int = 0
+    phase: str = ""
+    step: int | None = None
     nodes: list[Node] = field(default_factory=list)
     status: Status = Status.OPEN
     rewards: dict[str, float] = field(default_factory=dict)
@@ -271,6 +274,11 @@ class Session:
     counters: dict[str, int] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def turns(self) -> int:
+        """How often the agent spoke, over all branches."""
+        return sum(node.message.role == "assistant" and node.repeats is None for node in self.nodes)
 
     @property
     def score(self) -> float | None:

@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -27,7 +28,7 @@ from safetensors.numpy import load_file
 from agentrl.rollout import groups as rollout_groups
 from agentrl.sessions.store import Store
 from agentrl.train import api
-from agentrl.types import Group, Task
+from agentrl.types import Group, Session, Task
 
 STEPS = 10
 GROUPS, SAMPLES = 4, 4
@@ -78,13 +79,19 @@ def record(case: str) -> dict[str, Any]:
 
 def steps(store: Store) -> set[int]:
     """The steps that sessions were drawn for."""
-    return {session.info["step"] for session in store.sessions() if session.info.get("phase", "train") == "train"}
+    return {place(session)[1] for session in store.sessions() if place(session)[0] == "train"}
+
+
+def place(session: Session) -> tuple[str, int]:
+    """What a session was played for, and the step that it began in."""
+    known: Any = session if hasattr(session, "phase") else SimpleNamespace(**session.info)
+    return known.phase, known.step
 
 
 def session_bytes(store: Store, step: int) -> Iterator[bytes]:
     """A step's sessions, token for token, without timings."""
     for session in store.sessions(step=step):
-        if session.info.get("phase", "train") != "train":
+        if place(session)[0] != "train":
             continue
         head = [session.id, session.group, session.sample, session.seed, session.reward, session.status.value]
         yield orjson.dumps(head)

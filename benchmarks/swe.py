@@ -18,6 +18,7 @@ from typing import Any
 
 from agentrl.config import RolloutConfig
 from agentrl.envs import sandboxes
+from agentrl.envs.episode import EXPERT
 from agentrl.envs.swe import library
 from agentrl.envs.swe.changes import applied, difference, read_tar, write_tar
 from agentrl.envs.swe.env import SPEC, Swe
@@ -27,7 +28,6 @@ from agentrl.envs.swe.repository import fast_import
 from agentrl.envs.swe.scoring import Exam, final_tree
 from agentrl.envs.swe.stage import base_tree
 from agentrl.envs.swe.task import SweTask
-from agentrl.rollout.episode import ExpertActor
 from agentrl.rollout.groups import Rollouts
 from agentrl.sessions.renderers.silent import SilentRenderer
 from benchmarks.machine import machine
@@ -41,7 +41,7 @@ async def ours(tasks: list[SweTask], episodes: int) -> tuple[float, float]:
     chosen = [tasks[index % len(tasks)].as_task() for index in range(episodes)]
     rollouts = Rollouts(partial(Swe, tools="bash"), SilentRenderer(), None, LIMITS, 0)
     began = time.monotonic()
-    groups = await rollouts.collect(chosen, ExpertActor(), phase="bench", step=0, n=1)
+    groups = await rollouts.collect(chosen, EXPERT, phase="bench", n=1)
     seconds = time.monotonic() - began
     sessions = [session for group in groups for session in group.sessions]
     unsolved = [session.task.id for session in sessions if session.reward != 1.0]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env, reward
+from agentrl.envs.episode import EXPERT
 from agentrl.errors import AgentError, SandboxError
-from agentrl.rollout.episode import ExpertActor
 from agentrl.rollout.groups import Rollouts
 from agentrl.sessions.renderers.silent import SilentRenderer
 from agentrl.sessions.store import Store
@@ -146,7 +146,7 @@ async def test_a_session_survives_and_is_stored_whatever_comes_in(
         what = json.dumps(SURROGATE) + "x" * 100
     limits = RolloutConfig(tool_timeout=5, turn_timeout=10, timeout=20, retries=0)
     rollouts = Rollouts(lambda: Hostile(door, what), SilentRenderer(), None, limits, seed=5)
-    groups = await rollouts.collect([Task(id="t")], ExpertActor(), phase="test", n=1)
+    groups = await rollouts.collect([Task(id="t")], EXPERT, phase="test", n=1)
     (session,) = groups[0].sessions
     assert session.status in {
         "agent's fault": (Status.AGENT_ERROR,),
@@ -162,7 +162,7 @@ async def test_a_session_survives_and_is_stored_whatever_comes_in(
 async def test_a_session_whose_info_can_not_be_stored_is_an_infrastructure_error_that_keeps_what_it_was() -> None:
     limits = RolloutConfig(tool_timeout=5, turn_timeout=10, timeout=20, retries=0)
     rollouts = Rollouts(lambda: Hostile("info", {1, 2}), SilentRenderer(), None, limits, seed=5)
-    groups = await rollouts.collect([Task(id="t")], ExpertActor(), phase="test", n=1)
+    groups = await rollouts.collect([Task(id="t")], EXPERT, phase="test", n=1)
     (session,) = groups[0].sessions
     assert session.status is Status.INFRA_ERROR
     assert session.reward is None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.envs.base import Env
-from agentrl.envs.play import Policy
+from agentrl.envs.episode import Policy
 from agentrl.errors import ToolError
 from agentrl.types import FunctionCall, Message, ToolCall
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
+from agentrl.envs.episode import EXPERT, NOOP, Actor
 from agentrl.errors import ConfigError, nearest
-from agentrl.rollout.episode import Actor, ExpertActor, NoopActor
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.health import failures, finding, redrawn, sessions_of
 from agentrl.rollout.programs import Program
@@ -17,7 +17,7 @@ from agentrl.rollout.stats import Evaluation, evaluate_groups
 from agentrl.rollout.tasks import TaskStream
 from agentrl.types import Group, Session
 
-SCRIPTED: dict[str, Callable[[], Actor]] = {"expert": ExpertActor, "noop": NoopActor}
+SCRIPTED: dict[str, Actor] = {"expert": EXPERT, "noop": NOOP}
 """Policies that need no model."""
 
 

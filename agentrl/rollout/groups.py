@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
+from agentrl.envs.episode import Actor, run_episode
 from agentrl.errors import EngineError
-from agentrl.rollout.episode import Actor, run_episode
 from agentrl.rollout.programs import Program
 from agentrl.rollout.seeds import derive
 from agentrl.sessions.codec import make_storable
@@ -82,7 +83,7 @@ class Rollouts:
         """
         groups = [new_group(phase, number, task) for number, task in enumerate(tasks)]
         await self.prepare(tasks, n)
-        await side_by_side(self.draw(group, actor, n, {"phase": phase, "step": 0}, ended) for group in groups)
+        await side_by_side(self.draw(group, actor, n, phase=phase, ended=ended) for group in groups)
         return groups
 
     async def prepare(self, tasks: Sequence[Task], n: int) -> None:
@@ -90,7 +91,14 @@ class Rollouts:
         await calls.prepare(self.make_env(), tasks, min(self.limits.concurrency, n * len(tasks)))
 
     async def draw(
-        self, group: Group, actor: Actor | Program, n: int, info: dict[str, Any], ended: Ended = nothing
+        self,
+        group: Group,
+        actor: Actor | Program,
+        n: int,
+        *,
+        phase: str,
+        step: int | None = None,
+        ended: Ended = nothing,
     ) -> None:
         """Play the group's `n` sessions and put them into it.
 
@@ -98,25 +106,26 @@ class Rollouts:
             group: without sessions yet.
             actor: who speaks.
             n: how many.
-            info: what each session's `info` begins with: the phase, and more.
+            phase: what the sessions are played for.
+            step: the run's step that they begin in.
             ended: is given each session that has ended.
 
         Raises:
             AgentRLError: a failure that the user must mend; the other sessions are cancelled.
             EngineError: no engine is left, and none can be started.
         """
-        seed = group_seed(self.seed, info["phase"], group.number)
-        places = range(n)
-        group.sessions = await side_by_side(self._draw(group, place, seed, actor, info, ended) for place in places)
+        seed = group_seed(self.seed, phase, group.number)
 
-    async def _draw(
-        self, group: Group, sample: int, seed: int, actor: Actor | Program, info: dict[str, Any], ended: Ended
-    ) -> Session:
+        def draft(sample: int) -> Session:
+            name = f"{group.id}-{sample}"
+            return Session(name, group.task, group=group.id, sample=sample, seed=seed, phase=phase, step=step)
+
+        group.sessions = await side_by_side(self._draw(partial(draft, sample), actor, ended) for sample in range(n))
+
+    async def _draw(self, draft: Callable[[], Session], actor: Actor | Program, ended: Ended) -> Session:
         async with self._under_way:
             for attempt in range(self.limits.retries + 1):
-                name = f"{group.id}-{sample}"
-                draft = Session(name, group.task, group=group.id, sample=sample, seed=seed, info=dict(info))
-                session = await self._play(draft, actor)
+                session = await self._play(draft(), actor)
                 if wrong := make_storable(session):
                     session.status, session.reward, session.error = Status.INFRA_ERROR, None, wrong
                 if attempt:

@@ -31,14 +31,9 @@ def sessions_of(groups: Sequence[Group]) -> list[Session]:
     return [session for group in groups for session in group.sessions]
 
 
-def turns(session: Session) -> int:
-    """How often the agent spoke, over all branches."""
-    return sum(node.message.role == "assistant" and node.repeats is None for node in session.nodes)
-
-
 def worked(session: Session) -> bool:
     """Whether a session says something of its policy: it had a turn and did not fail, or earned something."""
-    return (turns(session) > 0 and session.status not in FAILURES) or (session.score or 0.0) > 0.0
+    return (session.turns > 0 and session.status not in FAILURES) or (session.score or 0.0) > 0.0
 
 
 def all_lost(groups: Sequence[Group]) -> bool:
@@ -73,7 +68,7 @@ async def redrawn(draw: Callable[[], Awaitable[list[Group]]], name: str, tell: C
 def finding(sessions: Sequence[Session]) -> str:
     """What all sessions have in common that they should not, with counts and the first error; '' where nothing."""
     count, ends = len(sessions), Counter(session.status for session in sessions)
-    silent = sum(turns(session) == 0 for session in sessions)
+    silent = sum(session.turns == 0 for session in sessions)
     if not count:
         return ""
     if sum(ends[status] for status in FAILURES) == count:
@@ -130,7 +125,7 @@ class Health:
         found = finding(sessions)
         if lasting := self._lasting("batch", bool(found)):
             told.append(found + (f" (for {lasting} steps in a row)" if lasting > 1 else ""))
-        if self._streak("turns", not any(map(turns, sessions))) == STEPS_WITHOUT_TURNS:
+        if self._streak("turns", not any(session.turns for session in sessions)) == STEPS_WITHOUT_TURNS:
             raise AgentError(f"no session had a turn for {STEPS_WITHOUT_TURNS} steps in a row: {found}")
         lasting = self._lasting("signal", not signal)
         if lasting >= STEPS_WITHOUT_SIGNAL:

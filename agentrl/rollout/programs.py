@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
+from agentrl.envs.episode import failed, give_rewards
 from agentrl.errors import AgentRLError
 from agentrl.rollout import agents
-from agentrl.rollout.episode import failed, give_rewards
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.store import Store
 from agentrl.types import Engine, Session, Status

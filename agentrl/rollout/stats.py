@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev, stdev
 
-from agentrl.rollout.health import sessions_of, turns, worked
+from agentrl.rollout.health import sessions_of, worked
 from agentrl.types import Group, Node, Session, Status
 
 
@@ -51,7 +51,7 @@ def _groups(groups: Sequence[Group]) -> dict[str, float]:
 def _shape(sessions: Sequence[Session]) -> dict[str, float]:
     if not sessions:
         return {}
-    spoken = [turns(session) for session in sessions]
+    spoken = [session.turns for session in sessions]
     tokens = [sum(len(node.token_ids) for node in session.nodes) for session in sessions]
     sampled = [sum(sum(node.trainable) for node in session.nodes) for session in sessions]
     return {

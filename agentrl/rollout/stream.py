@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from agentrl.envs.episode import Actor
 from agentrl.errors import InvalidInput
-from agentrl.rollout.episode import Actor
 from agentrl.rollout.groups import Ended, Rollouts, new_group, nothing, side_by_side
 from agentrl.rollout.programs import Program
 from agentrl.rollout.tasks import TaskStream
@@ -127,7 +127,7 @@ class Stream:
         self._next = 0
         self._again: dict[int, Group] = {}
         self._sessions: dict[int, list[Session]] = {}
-        self._watch: Callable[[Session], None] = lambda session: None
+        self._watch: Callable[[int, Session], None] = lambda number, session: None
         self._work: set[asyncio.Task[None]] = set()
         self._error: BaseException | None = None
         self._news = asyncio.Event()
@@ -160,7 +160,7 @@ class Stream:
             raise InvalidInput(f"{count} groups are wanted, and the gate admits {len(wanted)}")
         for session in (session for number in wanted for session in self._sessions.get(number, ())):
             ended(session)
-        self._watch = lambda session: ended(session) if session.info["number"] in wanted else None
+        self._watch = lambda number, session: ended(session) if number in wanted else None
         while (groups := self.buffer.take(count)) is None:
             if self._error is not None:
                 raise self._error
@@ -202,15 +202,15 @@ class Stream:
         await side_by_side(map(self._draw_group, batch))
 
     async def _draw_group(self, group: Group) -> None:
-        info = {"phase": PHASE, "step": self.gate.published, "number": group.number}
-        await self.rollouts.draw(group, self.actor, self.group_size, info, self._session_ended)
+        async def ended(session: Session) -> None:
+            await self._ended(session)
+            self._sessions.setdefault(group.number, []).append(session)
+            self._watch(group.number, session)
+
+        step = self.gate.published
+        await self.rollouts.draw(group, self.actor, self.group_size, phase=PHASE, step=step, ended=ended)
         self.buffer.put(group)
         self._news.set()
-
-    async def _session_ended(self, session: Session) -> None:
-        await self._ended(session)
-        self._sessions.setdefault(session.info["number"], []).append(session)
-        self._watch(session)
 
     def _over(self, work: asyncio.Task[None]) -> None:
         self._work.discard(work)

@@ -22,7 +22,7 @@ Row = tuple[Any, ...]
 
 NODE_COLUMNS = "id, parent, agent, reply_id, message, token_ids, logprobs, trained_from, reward, turn, tools, routes"
 
-HEAD = ("sample", "seed", "rewards", "reward", "error", "counters", "timings", "info")
+HEAD = ("sample", "seed", "phase", "step", "rewards", "reward", "error", "counters", "timings", "info")
 """A session's fields that are stored beside its task and its nodes."""
 
 

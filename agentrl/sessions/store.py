@@ -139,7 +139,7 @@ class Store:
         return found
 
     def ids(self, *, group: str | None = None, status: Status | None = None, step: int | None = None) -> list[str]:
-        """The ids of the sessions that fit every filter given, in order; `step` is `session.info["step"]`."""
+        """The ids of the sessions that fit every filter given, in order; `step` is `session.step`."""
         wanted = {"group_id": group, "status": status and status.value, "step": step}
         given = {column: value for column, value in wanted.items() if value is not None}
         where = " AND ".join(f"{column} = ?" for column in given) or "1"
@@ -217,7 +217,7 @@ class Store:
             "INSERT INTO sessions (id, group_id, status, head, step, checksum) VALUES (?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (id) DO UPDATE SET group_id = excluded.group_id, status = excluded.status, "
             "step = excluded.step, head = excluded.head, checksum = excluded.checksum",
-            (*row, session.info.get("step"), checksum(row)),
+            (*row, session.step, checksum(row)),
         )
 
     def _put_nodes(self, session_id: str, rows: Iterable[tuple[object, ...]]) -> None:

@@ -24,9 +24,9 @@ import orjson
 from agentrl.config import RunConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.base import Env
+from agentrl.envs.episode import Actor
 from agentrl.envs.registry import factory
 from agentrl.errors import ConfigError, missing_extra
-from agentrl.rollout.episode import Actor
 from agentrl.rollout.evaluation import SCRIPTED, held_out_split, play_held_out
 from agentrl.rollout.fleet import started
 from agentrl.rollout.groups import Rollouts
@@ -131,7 +131,7 @@ async def _player(
     if config.policy in SCRIPTED:
         rollouts = Rollouts(make_env, SilentRenderer(), None, config.rollout, config.seed)
         with _kept(config) as (folder, store), display:
-            yield folder, store, rollouts, SCRIPTED[config.policy]()
+            yield folder, store, rollouts, SCRIPTED[config.policy]
         return
     try:
         from agentrl.train import runs, setup

@@ -12,11 +12,12 @@ from agentrl import cores
 from agentrl.config import EngineConfig, RunConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.base import Env
+from agentrl.envs.episode import Actor
 from agentrl.envs.registry import factory
 from agentrl.errors import AgentError, AgentRLError, ConfigError, StoreError
 from agentrl.models.devices import torch_device
 from agentrl.models.folders import pin
-from agentrl.rollout.episode import Actor, ModelActor
+from agentrl.rollout.actors import ModelActor
 from agentrl.rollout.evaluation import play_held_out
 from agentrl.rollout.fleet import divided, make_engines, started
 from agentrl.rollout.groups import Rollouts
@@ -32,7 +33,6 @@ from agentrl.train.api import TrainResult
 from agentrl.train.backends import Trainer, make_trainer, proof
 from agentrl.train.backends.loaded import Loaded, require_loaded
 from agentrl.train.display import Display
-from agentrl.train.engine_check import compare_engine
 from agentrl.train.loop import Loop
 from agentrl.train.pictures import learning_curve, transcripts
 from agentrl.train.run import RunFolder, run_path
@@ -73,7 +73,7 @@ async def _train(
         algorithm = get_algorithm(config.algo.name)
         loop = Loop(config, state, rollouts.engine, algorithm, rollouts.renderer, folder, display)
         try:
-            loaded = compare_loaded(config, base, trainer, display)
+            compare_loaded(config, base, trainer, display)
             if folder.checkpoint:
                 state.restore(folder.checkpoint)
             start = folder.go_on(config)
@@ -84,10 +84,6 @@ async def _train(
             with display.part("starting the engine"):
                 await started(rollouts.engine)
             await loop.publish()
-            if config.model.name != setup.TINY:
-                with display.part("comparing the engine with the trainer"):
-                    if line := await compare_engine(rollouts.engine, trainer, config, base, loaded):
-                        display.say(line)
             if config.model.reasoning == "strip":
                 display.say(strip.PRICE)
             measured = (config, rollouts, act(config.eval.temperature), folder, display)

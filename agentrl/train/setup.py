@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.config import RunConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_demonstrator, has_expert
-from agentrl.envs.play import demonstrator_policy, expert_policy, play
+from agentrl.envs.episode import demonstrator_policy, expert_policy, play
 from agentrl.envs.registry import find
 from agentrl.errors import ConfigError, EnvError, InfraError
 from agentrl.overrides import merge, read_yaml, spread, validate

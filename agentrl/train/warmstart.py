@@ -12,8 +12,8 @@ import asyncio
 import random
 
 from agentrl.config import AlgoConfig, WarmStartConfig
+from agentrl.envs.episode import DEMONSTRATOR
 from agentrl.errors import EnvError
-from agentrl.rollout.episode import Demonstrator
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.health import failures, finding, redrawn, sessions_of
 from agentrl.rollout.seeds import derive
@@ -49,7 +49,7 @@ async def demonstrations(rollouts: Rollouts, tasks: TaskStream, count: int, disp
             async def ended(session: Session) -> None:
                 one_more(session)
 
-            return await rollouts.collect(tasks.take(0, count), Demonstrator(), phase="demo", n=1, ended=ended)
+            return await rollouts.collect(tasks.take(0, count), DEMONSTRATOR, phase="demo", n=1, ended=ended)
 
     sessions = sessions_of(await redrawn(draw, "demonstrations", display.warn))
     finished = [session for session in sessions if session.status is Status.COMPLETED]

@@ -12,7 +12,7 @@ import pytest
 import agentrl
 from agentrl.config import RunConfig
 from agentrl.envs import calls, has_demonstrator, has_expert
-from agentrl.envs.play import demonstrator_policy, expert_policy, play
+from agentrl.envs.episode import demonstrator_policy, expert_policy, play
 from agentrl.envs.registry import factory
 from agentrl.overrides import merge, spread
 from agentrl.train import api

@@ -83,7 +83,7 @@ class PayingAtTheEnd(Till):
     @agentrl.reward
     def right(self, session: Session) -> float:
         solved = session.answer == str(self.prices[self.item])
-        return max(0.0, float(solved) - 0.05 * session.counters["turns"])
+        return max(0.0, float(solved) - 0.05 * session.turns)
 
 
 @honest

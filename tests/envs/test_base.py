@@ -11,7 +11,7 @@ import pytest
 import agentrl
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_expert, reward_methods
-from agentrl.envs.play import noop_policy, play
+from agentrl.envs.episode import noop_policy, play
 from agentrl.errors import EnvError, InvalidInput, SandboxError, ToolError
 from agentrl.types import FunctionCall, Message, Node, Session, Status, StepResult, Task, ToolCall
 
@@ -101,7 +101,7 @@ async def test_a_played_episode_earns_step_and_final_rewards_and_ends_itself():
     assert [n.reward for n in session.nodes if n.message.role == "assistant"] == [0.1, 0.1, 0.1]
     assert session.rewards == {"reached": 1.0, "hurry": -0.07}
     assert session.reward == pytest.approx(1 - 0.035)
-    assert session.counters == {"turns": 3, "tool_calls": 3}
+    assert (session.turns, session.counters) == (3, {"tool_calls": 3, "tool_errors": 0})
     assert env.closed == 1
 
 
@@ -125,12 +125,12 @@ async def test_a_turn_limit_truncates_an_episode():
 
     session = await play(Patient(), Task(id="t", data={"goal": 3}))
     assert session.status is Status.TRUNCATED
-    assert session.counters["turns"] == 2
+    assert session.turns == 2
 
 
 async def test_tool_failures_are_counted_in_the_session():
     session = await play(Counter(), Task(id="t", data={"goal": 3}), lambda env, said: env.call("fail"), max_turns=2)
-    assert session.counters == {"turns": 2, "tool_calls": 2, "tool_errors/refused": 2}
+    assert (session.turns, session.counters["tool_calls"], session.counters["tool_errors/refused"]) == (2, 2, 2)
 
 
 def test_tasks_get_ids_of_their_own():
@@ -325,4 +325,4 @@ async def test_a_policy_that_fails_is_the_agents_error():
 async def test_many_instances_run_side_by_side():
     goals = [2, 3, 4, 5] * 10
     sessions = await asyncio.gather(*(play(Counter(), Task(id=str(g), data={"goal": g})) for g in goals))
-    assert [session.counters["turns"] for session in sessions] == goals
+    assert [session.turns for session in sessions] == goals

@@ -22,7 +22,7 @@ from agentrl.envs.calculator import (
     problem,
     structures,
 )
-from agentrl.envs.play import play
+from agentrl.envs.episode import play
 from agentrl.errors import ConfigError
 from agentrl.types import Message, Session, Task
 
@@ -99,7 +99,8 @@ async def test_the_expert_solves_everything_with_one_call_a_step(split: str):
     for task in drawn(split, 60):
         session = await play(make("calculator"), task)
         assert session.rewards == {"correct": 1.0}
-        assert session.counters == {"turns": len(task["steps"]) + 1, "tool_calls": len(task["steps"])}
+        assert session.turns == len(task["steps"]) + 1
+        assert session.counters == {"tool_calls": len(task["steps"]), "tool_errors": 0}
 
 
 async def test_a_transcript_is_short():

@@ -15,9 +15,9 @@ import pytest
 
 from agentrl.envs import Env, calls, make
 from agentrl.envs.check import check_env
+from agentrl.envs.episode import play
 from agentrl.envs.gsm8k import calculations, final_number
 from agentrl.envs.hub import dataset_file
-from agentrl.envs.play import play
 from agentrl.errors import ConfigError, EnvError
 from agentrl.train.setup import complete
 from agentrl.types import Message, Task

@@ -11,7 +11,7 @@ import pytest
 from agentrl.envs import calls, make
 from agentrl.envs.base import Env, has_expert
 from agentrl.envs.check import check_env
-from agentrl.envs.play import noop_policy, play, record
+from agentrl.envs.episode import noop_policy, play, record
 from agentrl.envs.wrappers import TimeLimit, TokenBudget, Transcript, TurnLimit, Wrapper
 from agentrl.errors import EnvError, InvalidInput
 from agentrl.types import Message, Status, StepResult, Task
@@ -40,7 +40,7 @@ async def test_a_turn_limit_truncates_and_starts_afresh_with_each_episode():
         session = await play(env, task, close=False)
         assert session.status is Status.TRUNCATED
         assert session.info == {"limit": "turns"}
-        assert session.counters["turns"] == 2
+        assert session.turns == 2
         assert session.rewards == {"correct": 0.0}
 
 
@@ -100,7 +100,7 @@ async def test_a_token_budget_counts_opening_turns_calls_and_answers():
     assert (env.used, session.status) == (used, Status.COMPLETED)
     tight = await play(TokenBudget(make("calculator"), len(task["story"]) + 20, count=len), task)
     assert (tight.status, tight.info) == (Status.TRUNCATED, {"limit": "tokens"})
-    assert tight.counters["turns"] == 1
+    assert tight.turns == 1
     estimated = TokenBudget(make("calculator"), 10_000)
     await play(estimated, task)
     assert used / 4 <= estimated.used <= used / 4 + len(session.messages)

@@ -11,8 +11,8 @@ import pytest
 
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env, reward
+from agentrl.envs.episode import EXPERT, NOOP, Actor, play
 from agentrl.errors import AgentError, EngineError, EnvError, SandboxError
-from agentrl.rollout.episode import Actor, ExpertActor, NoopActor
 from agentrl.rollout.groups import Rollouts
 from agentrl.sessions.renderers.silent import SilentRenderer
 from agentrl.tools.tool import tool
@@ -71,7 +71,7 @@ async def collect(
 ) -> Group:
     rollouts = Rollouts(make, SilentRenderer(), None, limits, seed=5)
     task = Task(id="t", data={"to": to})
-    (group,) = await rollouts.collect([task], actor or ExpertActor(), phase="test", n=n)
+    (group,) = await rollouts.collect([task], actor or EXPERT, phase="test", n=n)
     return group
 
 
@@ -85,7 +85,7 @@ async def test_an_episode_runs_to_its_own_end_and_is_rewarded_step_by_step_and_a
 
 
 async def test_a_noop_ends_at_once_with_nothing() -> None:
-    (session,) = (await collect(Counting, NoopActor())).sessions
+    (session,) = (await collect(Counting, NOOP)).sessions
     assert (session.status, session.rewards) == (Status.COMPLETED, {"counted": 0.0})
 
 
@@ -196,6 +196,25 @@ async def test_sessions_of_a_group_share_task_and_seed_and_have_ids_of_their_own
     assert [s.sample for s in group.sessions] == [0, 1, 2, 3]
 
 
+async def test_what_step_tells_in_info_reaches_the_rewards_of_a_rollout_as_of_a_walk_through() -> None:
+    """The rollouts' driver dropped it: the same environment scored 1.0 under check and 0.0 under eval."""
+
+    class Told(Counting):
+        async def step(self, message: Message) -> StepResult:
+            result = await super().step(message)
+            result.info["solved"] = result.terminated
+            return result
+
+        @reward
+        def solved(self, session: Session) -> float:
+            return float(session.info.get("solved", False))
+
+    (session,) = (await collect(Told)).sessions
+    walked = await play(Told(), Task(id="t", data={"to": 3}))
+    assert session.rewards["solved"] == walked.rewards["solved"] == 1.0
+    assert session.turns == walked.turns == 4
+
+
 async def test_no_more_sessions_are_under_way_than_allowed() -> None:
     under_way, most = [0], [0]
 
@@ -232,7 +251,7 @@ async def test_where_no_engine_is_left_a_run_ends_at_once_and_says_why() -> None
     limits = LIMITS.model_copy(update={"concurrency": 1})
     rollouts = Rollouts(lambda: Counting(lost), SilentRenderer(), engine, limits, seed=5)
     with pytest.raises(EngineError, match="no driver"):
-        await rollouts.collect([Task(id="t", data={"to": 3})], ExpertActor(), phase="test", n=8)
+        await rollouts.collect([Task(id="t", data={"to": 3})], EXPERT, phase="test", n=8)
     assert len(drawn) < 4  # of 24: those that were under way
 
 
@@ -245,6 +264,6 @@ async def test_each_session_is_told_of_as_soon_as_it_has_ended_and_a_truncated_o
     async def keep(session: Session) -> None:
         ended.append(session)
 
-    (group,) = await rollouts.collect([task], ExpertActor(), phase="test", n=3, ended=keep)
+    (group,) = await rollouts.collect([task], EXPERT, phase="test", n=3, ended=keep)
     assert sorted(map(id, ended)) == sorted(map(id, group.sessions))
     assert {session.error for session in ended} == {"all 2 turns were taken (max_turns)"}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env
+from agentrl.envs.episode import NOOP
 from agentrl.errors import EnvError, InvalidInput
-from agentrl.rollout.episode import NoopActor
 from agentrl.rollout.groups import Rollouts, new_group
 from agentrl.rollout.stream import Buffer, Gate, Stream
 from agentrl.rollout.tasks import TaskStream
@@ -50,7 +50,7 @@ def stream(steps: int, per_step: int = 3, staleness: int = 0, ended: Any = None)
     rollouts = Rollouts(World, SilentRenderer(), None, RolloutConfig(), seed=5)
     gate = Gate(per_step, steps, staleness)
     more = {"ended": ended} if ended else {}
-    return Stream(rollouts, TaskStream(World(), "train", 5), NoopActor(), group_size=SIZE, gate=gate, **more)
+    return Stream(rollouts, TaskStream(World(), "train", 5), NOOP, group_size=SIZE, gate=gate, **more)
 
 
 async def test_groups_come_in_the_order_of_their_numbers_with_the_tasks_of_those_numbers() -> None:
@@ -63,7 +63,7 @@ async def test_groups_come_in_the_order_of_their_numbers_with_the_tasks_of_those
     assert [group.task for group in taken] == TaskStream(World(), "train", 5).take(0, 12)
     assert [group.id for group in taken] == [f"train-{n}.0" for n in range(12)]
     assert [session.sample for group in taken for session in group.sessions] == list(range(SIZE)) * 12
-    assert {session.info["step"] for session in taken[-1].sessions} == {3}
+    assert {session.step for session in taken[-1].sessions} == {3}
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 4])
@@ -72,7 +72,7 @@ async def test_no_group_begins_that_could_be_older_than_the_bound_when_it_is_tra
     async with stream(steps, per_step, staleness) as groups:
         for step in range(steps):
             taken = await groups.take(per_step)
-            assert all(step - session.info["step"] <= staleness for group in taken for session in group.sessions)
+            assert all(step - session.step <= staleness for group in taken for session in group.sessions)
             begun = len(World.begun) / SIZE
             assert begun <= min(staleness + step + 1, steps) * per_step
             groups.published(per_step)

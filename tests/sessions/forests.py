@@ -52,7 +52,7 @@ def messages(draw: st.DrawFn, role: str) -> Message:
 
 @st.composite
 def sessions(draw: st.DrawFn, max_nodes: int = 12) -> Session:
-    session = Session(draw(st.uuids()).hex, Task(id="t", data={"x": draw(TEXT)}), group="g", info={"step": 3})
+    session = Session(draw(st.uuids()).hex, Task(id="t", data={"x": draw(TEXT)}), group="g", step=3, info={"seen": 3})
     for _ in range(draw(st.integers(0, max_nodes))):
         open_ends = [n.id for n in session.nodes if n.finish_reason is not FinishReason.LENGTH]
         parent = draw(st.sampled_from([None, *open_ends]))

@@ -109,7 +109,7 @@ def test_sessions_are_found_by_group_status_and_step(tmp_path: Path) -> None:
             for step in (0, 1):
                 for status in (Status.COMPLETED, Status.INFRA_ERROR):
                     id_ = f"{group}{step}{status}"
-                    store.save(small(id_, group=group, status=status, info={"step": step}))
+                    store.save(small(id_, group=group, status=status, step=step))
         assert len(list(store.sessions())) == 8
         assert {s.group for s in store.sessions(group="b")} == {"b"}
         found = list(store.sessions(group="a", step=1, status=Status.INFRA_ERROR))

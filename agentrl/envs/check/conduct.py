@@ -12,7 +12,7 @@ from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.check.resources import held, left_since
 from agentrl.envs.check.subject import SILENT, Episode, Subject
-from agentrl.envs.play import noop_policy, play, record
+from agentrl.envs.episode import noop_policy, play, record
 from agentrl.errors import AgentRLError
 from agentrl.types import FunctionCall, Message, Session, Task, ToolCall
 

@@ -13,7 +13,7 @@ from itertools import count
 from agentrl.envs.base import Env, has_expert
 from agentrl.envs.check.monitor import Call, Failure, Monitor, scatter
 from agentrl.envs.check.resources import SETTLE, Holdings, held, left_since
-from agentrl.envs.play import Policy, expert_policy, noop_policy, play
+from agentrl.envs.episode import Policy, expert_policy, noop_policy, play
 from agentrl.envs.samples import random_policy, sampled_policy
 from agentrl.types import Message, Session, Task
 

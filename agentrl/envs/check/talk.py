@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrl.envs.check import places
 from agentrl.envs.check.subject import CAP, EXPERT, MADE_UP, SILENT, Episode, Subject
-from agentrl.envs.play import Policy, play
+from agentrl.envs.episode import Policy, play
 from agentrl.tools.registry import LEFT_OUT
 from agentrl.types import Message, Status, Task, parse_arguments
 
@@ -86,7 +86,7 @@ async def endings(subject: Subject) -> AsyncIterator[str]:
         return
     limit = subject.env.max_turns
     for episode, session in subject.played():
-        if session.status is Status.TRUNCATED and session.counters.get("turns", 0) >= CAP:
+        if session.status is Status.TRUNCATED and session.turns >= CAP:
             has = "no max_turns" if limit is None else f"max_turns = {limit}"
             yield f"{episode.name}: it had not ended after {CAP} turns, and the environment has {has}"
             return

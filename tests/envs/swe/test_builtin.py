@@ -8,9 +8,9 @@ import pytest
 
 from agentrl.config import RolloutConfig
 from agentrl.envs.check import check_env
+from agentrl.envs.episode import EXPERT, NOOP, Actor
 from agentrl.envs.swe import library
 from agentrl.envs.swe.env import Swe
-from agentrl.rollout.episode import Actor, ExpertActor, NoopActor
 from agentrl.rollout.groups import Rollouts
 from agentrl.sessions.renderers.silent import SilentRenderer
 from agentrl.types import Session
@@ -27,12 +27,12 @@ def played(actor: Actor) -> list[Session]:
 
 
 def test_the_expert_solves_every_task_through_the_tools() -> None:
-    unsolved = {session.task.id: session.info for session in played(ExpertActor()) if session.reward != 1.0}
+    unsolved = {session.task.id: session.info for session in played(EXPERT) if session.reward != 1.0}
     assert not unsolved
 
 
 def test_who_says_nothing_solves_none() -> None:
-    assert {session.reward for session in played(NoopActor())} == {0.0}
+    assert {session.reward for session in played(NOOP)} == {0.0}
 
 
 def test_every_task_is_in_one_split() -> None:

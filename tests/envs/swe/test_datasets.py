@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs.play import expert_policy, noop_policy, play
+from agentrl.envs.episode import expert_policy, noop_policy, play
 from agentrl.envs.swe.datasets import CONDA, LAYOUTS, layout_of, read_tasks, task_of
 from agentrl.envs.swe.env import Swe
 from agentrl.envs.swe.patch import as_patch

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.envs import sandboxes
 from agentrl.envs.base import Env
-from agentrl.envs.play import expert_policy, noop_policy, play
+from agentrl.envs.episode import expert_policy, noop_policy, play
 from agentrl.envs.registry import make
 from agentrl.envs.swe.env import Swe
 from agentrl.envs.swe.limits import Limits, Meter

@@ -11,7 +11,7 @@ import shlex
 
 import pytest
 
-from agentrl.envs.play import play
+from agentrl.envs.episode import play
 from agentrl.envs.swe.env import Swe
 from agentrl.types import Message, Session
 from tests.envs.swe.conftest import FIXED, TASK

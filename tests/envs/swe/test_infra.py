@@ -101,10 +101,10 @@ def test_who_loses_every_container_is_in_no_baseline_and_the_others_are_untouche
     unlucky: set[Any] = set()
     draw = Rollouts._draw
 
-    async def marked(self: Rollouts, group: Group, sample: int, *more: Any) -> Any:
-        if (group.number, sample) == (0, 1):
+    async def marked(self: Rollouts, draft: Any, *more: Any) -> Any:
+        if draft().id.endswith("-0.0-1"):
             unlucky.add(asyncio.current_task())
-        return await draw(self, group, sample, *more)
+        return await draw(self, draft, *more)
 
     monkeypatch.setattr(Swe, "reset", doomed)
     monkeypatch.setattr(Rollouts, "_draw", marked)
@@ -144,9 +144,9 @@ def test_a_run_in_which_containers_die_trains_on_its_full_number_of_groups(
             await _kill(self._sandbox)
         return await honest(self, code)
 
-    async def watched(self: Rollouts, group: Group, actor: Any, n: int, info: dict[str, Any], *more: Any) -> None:
-        seen["training"] = int(info["phase"] == "train")
-        await draw(self, group, actor, n, info, *more)
+    async def watched(self: Rollouts, *words: Any, **options: Any) -> None:
+        seen["training"] = int(options["phase"] == "train")
+        await draw(self, *words, **options)
 
     monkeypatch.setattr(repair, "TRIES", 1)  # so that episodes notice
     monkeypatch.setattr(repair.Bench, "_run", deadly)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.envs.play import expert_policy, play
+from agentrl.envs.episode import expert_policy, play
 from agentrl.envs.registry import make
 from agentrl.envs.swe.env import Swe
 from agentrl.envs.swe.patch import as_patch

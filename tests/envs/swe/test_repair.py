@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.envs.play import expert_policy, noop_policy, play
+from agentrl.envs.episode import expert_policy, noop_policy, play
 from agentrl.envs.registry import make
 from agentrl.envs.swe.env import Swe
 from agentrl.envs.swe.repair import HIDDEN, VISIBLE, Repair, _bench, problem, trace
