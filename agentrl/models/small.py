@@ -7,6 +7,8 @@ early, so that a few dozen tokens show it.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,16 +23,40 @@ MOST_PARAMETERS = 200_000_000
 """A model that is larger than this even when shrunk is not tried."""
 
 
-def small_model(config: Any) -> tuple[Any, str]:
-    """A random model of a configuration's kind; None, and why, where none can be made."""
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of how many a model's layers, widths and experts are to be multiples, as those of the whole model are.
+
+    Attributes:
+        layers: the stages that they are dealt out to.
+        width: the ranks that share heads and the MLP.
+        experts: the ranks that share them.
+        check: raises where a configuration does not fit all the same.
+    """
+
+    layers: int = 1
+    width: int = 1
+    experts: int = 1
+    check: Callable[[Any], object] = lambda config: None
+
+
+def small_model(config: Any, shares: Shares = Shares()) -> tuple[Any, str]:
+    """A random model of a configuration's kind; None, and why, where none can be made.
+
+    Args:
+        config: transformers' configuration.
+        shares: what is to divide the small model.
+    """
     why = ""
-    for narrow in (partial(_fewer_heads, groups=2), partial(_fewer_heads, groups=8), _narrow_heads, lambda text: None):
+    few, more = (partial(_fewer_heads, groups=max(groups, shares.width)) for groups in (2, 8))
+    for narrow in (few, more, _narrow_heads, lambda text: None):
         try:
             small = copy.deepcopy(config)
             text = small.get_text_config()
-            _fewer_layers(text)
+            _fewer_layers(text, shares)
             _begin_early(text)
             narrow(text)
+            shares.check(small)
             with torch.device("meta"):
                 size = sum(p.numel() for p in new_causal_lm(small, torch.float32, "eager").parameters())
             if size > MOST_PARAMETERS:
@@ -54,20 +80,24 @@ def _randomise(model: Any) -> None:
             tensor.mul_(1 + 0.3 * torch.randn_like(tensor))
 
 
-def _fewer_layers(text: Any) -> None:
+def _fewer_layers(text: Any, shares: Shares) -> None:
     """Fewer layers, of every kind one at least, thin ones, fewer tokens and fewer experts."""
     fields, layers = text.to_dict(), text.num_hidden_layers
     by_layer = {name: value for name, value in fields.items() if isinstance(value, list) and len(value) == layers}
     first = [value.index(kind) for value in by_layer.values() if _hashable(value) for kind in set(value)]
-    kept = min(layers, max([LAYERS, *(place + 1 for place in first if place < 3 * LAYERS)]))
+    kept = max([LAYERS, *(place + 1 for place in first if place < 3 * LAYERS)])
+    kept = min(layers, _multiple(kept, shares.layers))
     for name, kinds in by_layer.items():
         setattr(text, name, kinds[:kept])
     text.num_hidden_layers = kept
     text.vocab_size = VOCABULARY
     limits = {"n_group": 1, "topk_group": 1, "max_window_layers": 1, "first_k_dense_replace": 1}
-    limits |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 8)
+    experts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    limits |= dict.fromkeys(experts, _multiple(8, shares.experts))
     limits |= dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2)
-    limits |= {name: 4 * WIDTH for name in fields if name.endswith("intermediate_size")}
+    limits |= {
+        name: _multiple(4 * WIDTH, WIDTH * shares.width) for name in fields if name.endswith("intermediate_size")
+    }
     for name, most in limits.items():
         value = getattr(text, name, None)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -75,6 +105,10 @@ def _fewer_layers(text: Any) -> None:
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if hasattr(text, name):
             setattr(text, name, None if name == "pad_token_id" else 0)
+
+
+def _multiple(least: int, of: int) -> int:
+    return -(-least // of) * of
 
 
 def _hashable(values: list[Any]) -> bool:

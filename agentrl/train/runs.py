@@ -7,6 +7,7 @@ import errno
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from agentrl import cores
 from agentrl.config import EngineConfig, RunConfig
@@ -66,7 +67,9 @@ async def _train(
     async with player(config, make_env, base, store) as (rollouts, act):
         assert rollouts.engine is not None
         with display.part("starting the trainer"):
-            trainer = make_trainer(base, config.trainer, config.algo, total_steps=config.steps, seed=config.seed)
+            first = _proved_by_ranks(config, base)
+            settings = {"total_steps": config.steps, "seed": config.seed}
+            trainer = make_trainer(base, config.trainer, config.algo, **settings, first=first)
         if line := _threads(config, base, trainer):
             display.say(line)
         state = RunState(trainer, _stream(config, rollouts, make_env, act(config.rollout.temperature), store), store)
@@ -193,7 +196,9 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
     """
     if config.model.name == setup.TINY:
         return
-    if trains and config.trainer.name in ("torch", "megatron") and config.trainer.proof:
+    if trains and config.trainer.name == "megatron" and config.trainer.proof:
+        proof.require_family(base, config.model.name, config.trainer.family)
+    if trains and config.trainer.name == "torch" and config.trainer.proof:
         with display.part("proving the architecture for the trainer"):
             device = torch_device(config.trainer.device, "trainer.device")
             chosen = config.trainer
@@ -222,6 +227,13 @@ def compare_loaded(config: RunConfig, base: Path, trainer: Trainer, display: Dis
     if found.unread:
         display.warn(str(found))
     return found
+
+
+def _proved_by_ranks(config: RunConfig, base: Path) -> Callable[[Any], None] | None:
+    """What Megatron's ranks do before they build the model: they try its architecture, in their layout."""
+    if config.trainer.name != "megatron" or not config.trainer.proof or config.model.name == setup.TINY:
+        return None
+    return proof.by_ranks(base, config.model.name)
 
 
 def _recording(config: RunConfig) -> EngineConfig:

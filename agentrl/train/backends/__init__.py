@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError, missing_extra, unknown_name
@@ -19,16 +20,31 @@ _KNOWN = {
 
 
 def make_trainer(
-    path: str | Path, config: TrainerConfig, algo: AlgoConfig, *, total_steps: int = 1, seed: int = 0
+    path: str | Path,
+    config: TrainerConfig,
+    algo: AlgoConfig,
+    *,
+    total_steps: int = 1,
+    seed: int = 0,
+    first: Callable[[Any], None] | None = None,
 ) -> Trainer:
     """The trainer that the configuration names, on the weights in a Hugging Face folder.
+
+    Args:
+        path: the folder.
+        config: the trainer's settings.
+        algo: the first phase's algorithm.
+        total_steps: the first phase's length.
+        seed: of what the trainer draws.
+        first: what ranks do before they build the model (megatron).
 
     Raises:
         UnknownName: no trainer of that name, and nothing at that import path.
         MissingExtra: the trainer's libraries are not installed.
         ConfigError: the algorithm wants a critic, and this trainer has none.
     """
-    trainer = _factory(config.name)(path, config, algo, total_steps=total_steps, seed=seed)
+    more = {} if first is None else {"first": first}
+    trainer = _factory(config.name)(path, config, algo, total_steps=total_steps, seed=seed, **more)
     if get_algorithm(algo.name).critic and not isinstance(trainer, Critic):
         trainer.close()
         raise ConfigError(f"algo={algo.name} wants a critic, which trainer={config.name} does not have")

@@ -8,8 +8,9 @@ architecture itself is tried. Its configuration is shrunk, keeps one of every ki
 small random forest of several trees, some branches longer than where scaled positions and windows begin, goes through
 the torch trainer, and every path as a row of its own through transformers' eager attention. Log-probabilities and the
 gradient must agree. The local engine computes the same paths, half of each as a prompt and half token by token; its
-log-probabilities must be those of the rows, too. The Megatron trainer is tried on one rank: the forest's
-log-probabilities, and the length of its gradient.
+log-probabilities must be those of the rows, too. The Megatron trainer is tried by the run's own ranks in the run's own
+layout, before they build the model (`by_ranks`), or without a run on one rank: the forest's log-probabilities, and the
+length of its gradient.
 
 In float32 only rounding may be between them. Where the run computes in bfloat16 the proof must hold there, too: what
 ours lies apart from the float32 rows may be at most twice what transformers' own eager rows in bfloat16 do. A cast in
@@ -29,7 +30,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -37,15 +38,19 @@ from torch import Tensor
 from transformers import AutoConfig
 
 import agentrl
-from agentrl.config import AlgoConfig, TrainerConfig
-from agentrl.errors import ConfigError, EngineError, InvalidInput, UnknownName
+from agentrl.config import AlgoConfig, MoeConfig, TrainerConfig
+from agentrl.errors import ConfigError, EngineError, InfraError, InvalidInput, UnknownName
+from agentrl.models.devices import torch_device
 from agentrl.models.loading import load_causal_lm
 from agentrl.models.registry import cache_folder
-from agentrl.models.small import VOCABULARY, in_words, small_model
+from agentrl.models.small import VOCABULARY, Shares, in_words, small_model
 from agentrl.rollout.engines.runner import QUANTUM, Runner, Segment, Unsupported
 from agentrl.train.backends.reference import Truth, distance, mean_square, paths_of, random_forest, rows_of
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.forest import Forest
+
+if TYPE_CHECKING:
+    from agentrl.train.backends.megatron.trainer import MegatronTrainer
 
 LOGP_BOUND, GRADIENT_BOUND = 1e-3, 1e-2
 """In nats, and as a share of the gradient's length. Rounding gives 1e-5; what forests can't express, 0.1 and more."""
@@ -111,6 +116,7 @@ def require(
     subject: str = "torch",
     family: str | None = None,
     dtype: str = "float32",
+    ranks: MegatronTrainer | None = None,
 ) -> None:
     """Refuse a model that a trainer would train wrong, or that the local engine would play wrong.
 
@@ -121,16 +127,42 @@ def require(
         subject: torch, megatron or local.
         family: the model's family on Megatron, where its configuration does not say it.
         dtype: the precision that the run computes in; below float32 the proof must hold in float32 as well.
+        ranks: of Megatron's, that have started and are to try it in their layout; None starts one rank for it.
 
     Raises:
         ConfigError: what it computes for this architecture is not what its paths mean, or it could not be found out.
     """
     for precision in dict.fromkeys(("float32", dtype)):
-        proof = prove(path, device, subject=subject, family=family, dtype=precision)
+        proof = prove(path, device, subject=subject, family=family, dtype=precision, ranks=ranks)
         if not proof.passed:
             kind, tried = _config(path, subject, family).model_type, SUBJECTS[subject]
             anyway = "" if proof.fault else f"; {tried.anyway}"
-            raise ConfigError(f"model={what!r} ({kind}) can't be {tried.refusal}: {proof}{tried.instead}{anyway}")
+            where = f"in the layout {ranks.layout}, " if ranks is not None and ranks.layout.ranks > 1 else ""
+            told = f"{where}{proof}{tried.instead}{anyway}"
+            raise ConfigError(f"model={what!r} ({kind}) can't be {tried.refusal}: {told}")
+
+
+def require_family(path: Path, what: str, family: str | None = None) -> None:
+    """Refuse a model that no family of Megatron's serves, before anything is started.
+
+    Raises:
+        ConfigError: naming the families that there are.
+    """
+    try:
+        _config(path, "megatron", family)
+    except (UnknownName, InvalidInput) as error:
+        tried = SUBJECTS["megatron"]
+        raise ConfigError(f"model={what!r} can't be {tried.refusal}: {error}{tried.instead}") from None
+
+
+def by_ranks(path: Path, what: str) -> Callable[[MegatronTrainer], None]:
+    """What ranks do before they build a model: `require` in the run's layout; see `MegatronTrainer`."""
+
+    def first(trainer: MegatronTrainer) -> None:
+        device, config = torch_device(trainer.config.device, "trainer.device"), trainer.config
+        require(path, what, device, "megatron", config.family, config.dtype, ranks=trainer)
+
+    return first
 
 
 def prove(
@@ -140,20 +172,23 @@ def prove(
     subject: str = "torch",
     family: str | None = None,
     dtype: str = "float32",
+    ranks: MegatronTrainer | None = None,
 ) -> Proof:
     """Try the architecture of a folder in one precision, or remember how it went."""
     try:
         config = _config(path, subject, family)
     except (UnknownName, InvalidInput) as error:  # no family of Megatron's
         return Proof(fault=str(error))
-    remembered = cache_folder().parent / "proofs" / f"{_digest(config, device, subject, family, dtype)}.json"
+    settings = _settings(ranks, dtype)
+    key = _digest(config, device, subject, family or "", dtype, _key(settings))
+    remembered = cache_folder().parent / "proofs" / f"{key}.json"
     try:
         return replace(Proof(**json.loads(remembered.read_text())), remembered=True)
     except (OSError, ValueError, TypeError):
         pass
     began = time.monotonic()
     for number in range(TRIES if dtype == "float32" else TRIES_IN_LOW_PRECISION):
-        proof = compare(config, device, seed + number, subject, family, dtype)
+        proof = compare(config, device, seed + number, subject, family, dtype, ranks)
         if proof.passed or proof.fault:
             break
     proof = replace(proof, seconds=time.monotonic() - began)
@@ -180,14 +215,18 @@ def compare(
     subject: str = "torch",
     family: str | None = None,
     dtype: str = "float32",
+    ranks: MegatronTrainer | None = None,
 ) -> Proof:
     """Compare what our trainer or engine computes in a precision with eager rows, on a small random model of this kind.
 
     Sliding windows are first made narrower than the paths.
+
+    Raises:
+        InfraError: ranks that a run had started ended, or didn't answer.
     """
     with tempfile.TemporaryDirectory(prefix="agentrl-proof-") as scratch, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, why = small_model(config)
+        model, why = small_model(config, _shares(ranks))
         if model is None:
             return Proof(unproved=why)
         folder = Path(scratch) / "model"
@@ -204,11 +243,13 @@ def compare(
         except Exception as error:
             return Proof(unproved=f"transformers' eager attention can't compute its rows: {in_words(error)}")
         try:
-            return SUBJECTS[subject].compute(Trial(folder, forest, want, device, family, dtype, own))
+            return SUBJECTS[subject].compute(Trial(folder, forest, want, device, family, dtype, own, ranks))
         except (ConfigError, EngineError, InvalidInput, UnknownName) as error:
             reason = error.__cause__ if isinstance(error.__cause__, Unsupported) else error
             return Proof(fault=str(reason).replace(str(folder), "this model"))
         except Exception as error:
+            if isinstance(error, InfraError) and ranks is not None:
+                raise
             return Proof(fault=f"its layers refuse a {SUBJECTS[subject].what}: {in_words(error)}")
 
 
@@ -222,6 +263,32 @@ def _own_error(
         low = load_causal_lm(folder, getattr(torch, dtype), "eager").to(device).eval()
         rough = rows_of(low, forest, device)
     return mean_square(rough.logp, want.logp, forest), distance(rough.gradients, want.gradients)
+
+
+def _settings(ranks: MegatronTrainer | None, dtype: str) -> TrainerConfig | None:
+    """With which settings a run's ranks try a small model: theirs, but dropless, and without losses of routers."""
+    if ranks is None:
+        return None
+    moe = MoeConfig(dispatcher=ranks.config.moe.dispatcher)
+    plain = {"optimizer": "adam", "offload_optimizer": False, "async_save": False, "reference": "switch", "moe": moe}
+    return ranks.config.model_copy(update={**plain, "ranks": ranks.layout.ranks, "dtype": dtype})
+
+
+def _key(settings: TrainerConfig | None) -> str:
+    """The layout, and whatever else of the settings changes what is computed."""
+    others = {"timeout", "threads", "token_budget", "proof"}
+    return "" if settings is None else settings.model_dump_json(exclude=others)
+
+
+def _shares(ranks: MegatronTrainer | None) -> Shares:
+    """What a small model has to be divided by."""
+    if ranks is None:
+        return Shares()
+    from agentrl.train.backends.megatron.layout import layout_of
+
+    config, layout = ranks.config.model_copy(update={"moe": MoeConfig()}), ranks.layout
+    chunks = layout.pipeline * layout.interleave
+    return Shares(chunks, layout.tensor, layout.expert, lambda small: layout_of(config, small, layout.ranks))
 
 
 def _save(model: Any, folder: Path) -> None:
@@ -246,6 +313,7 @@ class Trial:
         family: the family that was named, for Megatron.
         dtype: the precision to compute in.
         own: below float32, what transformers' own rows are off by: log-probabilities and gradient.
+        ranks: who computes it, for Megatron; None starts a rank.
     """
 
     folder: Path
@@ -255,6 +323,7 @@ class Trial:
     family: str | None
     dtype: str
     own: tuple[float, float] | None
+    ranks: MegatronTrainer | None = None
 
     def proof(self, logp: Tensor, gradient: float | None = None) -> Proof:
         """What came out, by the log-probabilities [T] and the gradient's distance."""
@@ -280,16 +349,19 @@ def _by_trainer(trial: Trial) -> Proof:
 
 
 def _by_megatron(trial: Trial) -> Proof:
-    """One rank, in a process of its own."""
+    """The ranks of a run, or one in a process of its own."""
     from agentrl.train.backends.megatron.trainer import MegatronTrainer
 
-    config = TrainerConfig(name="megatron", ranks=1, dtype=trial.dtype, family=trial.family)  # type: ignore[arg-type]
-    trainer = MegatronTrainer(trial.folder, config, AlgoConfig())
-    try:
-        (logp,) = trainer.logprobs([trial.forest])
-        length = trainer.step([trial.forest])["grad_norm"]
-    finally:
-        trainer.close()
+    if (settings := _settings(trial.ranks, trial.dtype)) is not None and trial.ranks is not None:
+        logp, length = trial.ranks.attempt(trial.folder, settings, trial.forest)
+    else:
+        config = TrainerConfig(name="megatron", ranks=1, dtype=trial.dtype, family=trial.family)  # type: ignore[arg-type]
+        trainer = MegatronTrainer(trial.folder, config, AlgoConfig())
+        try:
+            (logp,) = trainer.logprobs([trial.forest])
+            length = trainer.step([trial.forest])["grad_norm"]
+        finally:
+            trainer.close()
     want = float(sum(value.double().square().sum() for value in trial.want.gradients.values()) ** 0.5)
     return trial.proof(logp, abs(length - want) / want)
 
@@ -388,11 +460,11 @@ SUBJECTS = {
 }
 
 
-def _digest(config: Any, device: str, subject: str, family: str | None, dtype: str) -> str:
+def _digest(config: Any, device: str, subject: str, *settings: str) -> str:
     """What a proof depends on."""
     fields = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
     digest = hashlib.blake2b(json.dumps(fields, sort_keys=True, default=str).encode(), digest_size=16)
-    for word in (transformers.__version__, torch.__version__, device, subject, family or "", dtype):
+    for word in (transformers.__version__, torch.__version__, device, subject, *settings):
         digest.update(word.encode())
     for name in (*ALWAYS, *SUBJECTS[subject].sources):
         digest.update((PACKAGE / name).read_bytes())

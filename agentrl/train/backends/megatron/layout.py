@@ -16,6 +16,8 @@ from typing import Any
 from agentrl.config import TrainerConfig
 from agentrl.errors import ConfigError
 
+SIZES = ("tensor", "pipeline", "interleave", "context", "data", "expert")
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -43,6 +45,10 @@ class Layout:
     def ranks(self) -> int:
         """Processes, all together."""
         return self.tensor * self.pipeline * self.context * self.data
+
+    def __str__(self) -> str:
+        sizes = (f"{name}={getattr(self, name)}" for name in SIZES if getattr(self, name) > 1)
+        return ", ".join(sizes) or "one rank"
 
 
 def layout_of(config: TrainerConfig, hf: Any, gpus: int = 0) -> Layout:

@@ -287,6 +287,11 @@ class Rank:
         """Wait for a checkpoint that is still being written."""
         self.checkpoints.finish()
 
+    def forget(self) -> None:
+        """Let go of what would outlive the rank: another is built in this process."""
+        self.finish_saving()
+        dist.destroy_process_group(self.control)
+
     def gradients(self) -> dict[str, Tensor] | None:
         """The gradients by Hugging Face name, on rank 0, before clipping; for tests and tools.
 

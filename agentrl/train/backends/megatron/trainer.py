@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class MegatronTrainer:
         algo: the first phase's algorithm.
         total_steps: the first phase's length, for the schedule.
         seed: of the ranks' generators.
+        first: is called once the ranks have started, before they build the model: they may `attempt` small ones.
 
     Raises:
         ConfigError: the layout breaks a rule, or does not fit the model; the message names it.
@@ -54,6 +55,7 @@ class MegatronTrainer:
         *,
         total_steps: int = 1,
         seed: int = 0,
+        first: Callable[[MegatronTrainer], None] | None = None,
     ) -> None:
         self.config = config or TrainerConfig(name="megatron")
         self.source = Path(path)
@@ -64,9 +66,30 @@ class MegatronTrainer:
         share = cores.share(self.layout.ranks, self.source)
         self.threads = None if torch.cuda.is_available() else cores.chosen(self.config.threads, share)
         self._side_files = read_side_files(self.source)  # now: the folder may be gone by the time of an export
-        fields = (str(self.source), self.config, self.layout, algo, total_steps, seed)
-        roles = [Role(rank, "", *fields) for rank in range(self.layout.ranks)]
+        roles = [Role(rank, "", self.layout, self.config.timeout, seed) for rank in range(self.layout.ranks)]
         self.ranks = Ranks(roles, self.config.timeout, self.threads)
+        try:
+            if first is not None:
+                first(self)
+            self.ranks.call("build", str(self.source), self.config, algo, total_steps)
+        except BaseException:
+            self.ranks.close()
+            raise
+
+    def attempt(self, folder: Path, config: TrainerConfig, forest: Forest) -> tuple[Tensor, float]:
+        """What the ranks compute for a forest with another model, in the same layout; what they held is forgotten.
+
+        Args:
+            folder: the other model's Hugging Face folder.
+            config: its settings, of the same layout.
+            forest: to compute, and to take a step on.
+
+        Returns:
+            Its trained tokens' log-probabilities [T], and the length of its gradient.
+        """
+        self.ranks.call("build", str(folder), config, AlgoConfig(), 1)
+        (logp,) = self.logprobs([forest])
+        return logp, float(self.ranks.call("step", [forest])["grad_norm"])
 
     # ------------------------------------------------------------------------------------ learning
 

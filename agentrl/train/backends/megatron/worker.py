@@ -1,8 +1,9 @@
 """The process of one rank: `python -m agentrl.train.backends.megatron.worker FD`.
 
 It is told what to be, then called: (method, arguments) in, ("done", answer) or ("failed", error, traceback) out,
-over the connection whose file descriptor it inherits. A method that yields sends ("item", …) as often as it does.
-When the connection closes, so does the process: nobody is left behind by a trainer that died.
+over the connection whose file descriptor it inherits. `build` makes its part of a model, and forgets what it made
+before. A method that yields sends ("item", …) as often as it does. When the connection closes, so does the process:
+nobody is left behind by a trainer that died.
 
 Own processes rather than forks or `multiprocessing`'s: the CPU stand-in changes torch for good, and a spawned
 child would run the user's script again to find out who it is.
@@ -41,11 +42,8 @@ class Role:
 
     rank: int
     store: str
-    folder: str
-    config: TrainerConfig
     layout: Layout
-    algo: AlgoConfig
-    total_steps: int
+    timeout: float
     seed: int
 
 
@@ -58,13 +56,20 @@ def main(descriptor: int) -> None:
     """Serve until the connection closes."""
     pipe = Connection(descriptor)
     with contextlib.suppress(EOFError, OSError):
-        rank = None
+        rank, role = None, None
         while True:
             call = pickle.loads(pipe.recv_bytes())
             try:
                 if isinstance(call, Role):
-                    rank, answer = start(call), None
-                    heartbeat.beat(heartbeat_file(Path(call.store), call.rank))  # imports may keep Python's lock long
+                    role, answer = call, None
+                    join(role)
+                    heartbeat.beat(heartbeat_file(Path(role.store), role.rank))  # imports may keep Python's lock long
+                elif call[0] == "build":
+                    assert role is not None
+                    if rank is not None:
+                        rank.forget()
+                    rank = answer = None
+                    rank = build(role, *call[1])
                 else:
                     assert rank is not None
                     method, args = call
@@ -80,20 +85,17 @@ def main(descriptor: int) -> None:
     os.killpg(0, signal.SIGKILL)  # helpers as well; and no destructors, which would wait for ranks that are gone
 
 
-def start(role: Role) -> Rank:
-    """Join the world and build this rank's part of the model."""
+def join(role: Role) -> None:
+    """Join the world."""
     warnings.simplefilter("ignore")
     from agentrl.train.backends.megatron import cpu
 
     alone = cpu.install()
     import torch
     import torch.distributed as dist
-    from megatron.core import parallel_state, tensor_parallel
-
-    from agentrl.train.backends.megatron.rank import Rank
+    from megatron.core import parallel_state
 
     layout = role.layout
-    torch.manual_seed(role.seed)
     if not alone:
         torch.cuda.set_device(role.rank % torch.cuda.device_count())
     dist.init_process_group(
@@ -101,7 +103,7 @@ def start(role: Role) -> Rank:
         init_method=f"file://{role.store}",
         rank=role.rank,
         world_size=layout.ranks,
-        timeout=timedelta(seconds=role.config.timeout),
+        timeout=timedelta(seconds=role.timeout),
     )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
@@ -111,8 +113,23 @@ def start(role: Role) -> Rank:
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=1 if layout.expert > 1 else None,
     )
-    tensor_parallel.model_parallel_cuda_manual_seed(role.seed)
-    return Rank(role.folder, role.config, layout, role.algo, role.total_steps)
+
+
+def build(role: Role, folder: str, config: TrainerConfig, algo: AlgoConfig, total_steps: int) -> Rank:
+    """Build this rank's part of a model, from the same generators whatever was built before."""
+    import gc
+
+    import torch
+    from megatron.core import tensor_parallel
+
+    from agentrl.train.backends.megatron.rank import Rank
+
+    gc.collect()  # models are in reference cycles
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    torch.manual_seed(role.seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(role.seed, force_reset_rng=True)
+    return Rank(folder, config, role.layout, algo, total_steps)
 
 
 def send_item(pipe: Connection, name: str, tensor: torch.Tensor) -> None:

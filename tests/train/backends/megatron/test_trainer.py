@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError, InfraError, InvalidInput
-from agentrl.train.backends import Trainer, make_trainer
+from agentrl.train.backends import Trainer, make_trainer, proof
 from agentrl.train.backends.megatron import heartbeat
 from agentrl.train.backends.megatron.trainer import MegatronTrainer
 from agentrl.train.backends.torch import TorchTrainer
@@ -72,6 +72,46 @@ def test_its_steps_metrics_and_weights_are_the_torch_trainers(trainer: Trainer, 
     trainer.load(tmp_path / "deep" / "state")
     assert trainer.version == 2
     assert trainer.step(random_forests(7, old=False)) == after
+
+
+PLUGIN = """
+import dataclasses
+
+from agentrl.train.backends.megatron.models.families.llama import LLAMA, head_dim
+from agentrl.train.backends.megatron.models.rotary import Rotary
+
+WRONG = dataclasses.replace(LLAMA, name="wrong", rotary=lambda hf: Rotary.of(hf, head_dim(hf), neighbours=True))
+"""
+
+
+@pytest.mark.slow
+def test_a_runs_ranks_try_the_architecture_in_their_layout_before_they_build_the_model(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("megatron.core")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    tried: list[MegatronTrainer] = []
+
+    def first(trainer: MegatronTrainer) -> None:
+        right = trainer.config
+        trainer.config = right.model_copy(update={"family": f"{tmp_path}/plugin.py:WRONG"})
+        refused = r"trained by trainer=megatron.*in the layout tensor=2, log-probabilities differ by up to"
+        with pytest.raises(ConfigError, match=refused):
+            proof.by_ranks(folder, "mine")(trainer)
+        trainer.config = right
+        proof.by_ranks(folder, "mine")(trainer)
+        tried.append(trainer)
+
+    trainer = make_trainer(folder, TP2, ALGO, first=first)
+    try:
+        monkeypatch.setattr(MegatronTrainer, "attempt", lambda *_: pytest.fail("it was proved, and is tried again"))
+        proof.by_ranks(folder, "mine")(tried[0])
+        read = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+        assert all(torch.equal(read[name], tensor) for name, tensor in trainer.weights())
+        assert trainer.step(random_forests(0, old=False))["grad_norm"] > 0
+    finally:
+        trainer.close()
 
 
 @pytest.mark.slow
