@@ -143,7 +143,7 @@ class Talker:
 
 def _rest(turn: list[int], prompt: list[int]) -> list[int]:
     """What of a turn is not in the prompt yet: its beginning is, where the client demands a call."""
-    begun = next((n for n in range(len(turn), 0, -1) if prompt[-n:] == turn[:n]), 0)
+    begun = next((n for n in range(min(len(prompt), len(turn)), 0, -1) if prompt[-n:] == turn[:n]), 0)
     return turn[begun:]
 
 
