@@ -58,6 +58,8 @@ TIMES_OWN = 2.0
 """In a lower precision: how many times transformers' own error ours may be. Measured: 0.7 to 1.2 of it."""
 TRIES, TRIES_IN_LOW_PRECISION = 2, 3
 """Random models until one passes: where two experts are as good as each other, rounding decides, but seldom twice."""
+ORDINARY = {"full_attention", "sliding_attention"}
+"""Kinds of layers that forests are computed with."""
 PACKAGE = Path(agentrl.__file__).parent
 SIDE_BY_SIDE = 8
 """Paths that the engine computes at once."""
@@ -250,7 +252,19 @@ def compare(
         except Exception as error:
             if isinstance(error, InfraError) and ranks is not None:
                 raise
-            return Proof(fault=f"its layers refuse a {SUBJECTS[subject].what}: {in_words(error)}")
+            return Proof(fault=_refusal(config, SUBJECTS[subject].what, error))
+
+
+def _refusal(config: Any, what: str, error: Exception) -> str:
+    """Why layers can't compute something, as a sentence; what they raised is often about their insides."""
+    kinds = sorted({str(kind) for kind in getattr(config.get_text_config(), "layer_types", None) or ()} - ORDINARY)
+    if kinds:
+        return f"it has layers of another kind ({', '.join(kinds)}), which refuse a {what}"
+    if isinstance(error, AttributeError | TypeError | LookupError):
+        return (
+            f"its layers need more than a {what} gives them: transformers' code for it ends in {type(error).__name__}"
+        )
+    return f"its layers refuse a {what}: {in_words(error).removeprefix('ValueError: ')}"
 
 
 def _own_error(

@@ -194,6 +194,18 @@ def test_an_architecture_that_the_local_engine_would_play_wrong_is_found_out(tmp
         require(tmp_path / "model", "mine", subject="local")
 
 
+@pytest.mark.parametrize(
+    ("kind", "more", "why"),
+    [
+        ("deepseek_v32", MLA, "it has layers of another kind (indexed_attention), which refuse a forest"),
+        ("mpt", {"num_key_value_heads": None}, "its layers need more than a forest gives them: transformers' code"),
+        ("falcon", {"num_key_value_heads": None}, "its layers refuse a forest: its layers don't attend through"),
+    ],
+)
+def test_what_layers_raise_from_their_insides_is_said_as_a_sentence(kind: str, more: dict[str, Any], why: str) -> None:
+    assert compare(config_of(kind, more)).fault.startswith(why)
+
+
 def test_an_architecture_that_can_not_be_tried_does_not_pass() -> None:
     assert not Proof(unproved="its configuration can't be shrunk").passed
 
