@@ -62,6 +62,12 @@ def cell(proof: Proof) -> str:
     return logp if proof.gradient is None else f"{logp}, gradient {proof.gradient:.0e}"
 
 
+def tried(config: Any, subject: str) -> Proof:
+    """A proof, on another model where numbers were refused: see `agentrl.train.backends.proof.prove`."""
+    proof = compare(config, subject=subject)
+    return proof if proof.passed or proof.fault else compare(config, seed=1, subject=subject)
+
+
 def configuration(name: str) -> Any:
     """A family's default configuration, with narrow heads where it has any."""
     kind, fields = FAMILIES.get(name, (name, {}))
@@ -79,7 +85,7 @@ def row(name: str) -> str:
     """A family's line."""
     config = configuration(name)
     known = any(config.model_type in one.model_types for one in families().values())
-    proofs = [compare(config, subject=subject) for subject in ("torch", "local", *["megatron"] * known)]
+    proofs = [tried(config, subject) for subject in ("torch", "local", *["megatron"] * known)]
     cells = [name, *map(cell, proofs), *["-"] * (not known)]
     return f"| {' | '.join(cells)} |"
 

@@ -20,9 +20,11 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
-from torch import Tensor
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch import Tensor, nn
 
 from agentrl.errors import InvalidInput
 from agentrl.train.backends import attention as shared
@@ -68,7 +70,8 @@ class ForestAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no 
         softmax_scale: what scores are multiplied with; None is one over the square root of the keys' width.
         k_channels: the keys' width where it is not `config.kv_channels` (MLA).
         window: how far along its path a query sees; None is all of it.
-        softcap: what scores are capped at; see `agentrl.train.backends.attention.Plan`.
+        softcap: what scores are capped at; see `agentrl.train.backends.attention.Plan`, as for sinks, which are the
+            parameter `softmax_offset` where Megatron's `softmax_type` is "learnable".
         _: what only other kinds of attention need.
     """
 
@@ -85,6 +88,12 @@ class ForestAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no 
         super().__init__(config=config)
         self.layer_number, self.window, self.softcap = layer_number, window, softcap
         self.scale = softmax_scale or (k_channels or config.kv_channels) ** -0.5
+        self.softmax_offset: nn.Parameter | None = None
+        if config.softmax_type == "learnable":
+            device = None if config.use_cpu_initialization else torch.cuda.current_device()
+            heads = config.num_attention_heads // config.tensor_model_parallel_size
+            self.softmax_offset = nn.Parameter(torch.zeros(heads, dtype=config.params_dtype, device=device))
+            set_tensor_model_parallel_attributes(self.softmax_offset, True, 0, 1)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: Any) -> Tensor:
         """[s, 1, heads, d], [s, 1, kv heads, d] twice, and the table -> [s, 1, heads * d]."""
@@ -97,8 +106,20 @@ class ForestAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no 
         plan, order = PLANS.of(attention_mask, rank, length)
         if context > 1:
             key, value = gathered(key, order), gathered(value, order)
-        out = plan.within(self.window)(by_heads(query), by_heads(key), by_heads(value), self.scale, self.softcap)
+        heads = by_heads(query), by_heads(key), by_heads(value)
+        out = plan.within(self.window)(*heads, self.scale, self.softcap, self.softmax_offset)
         return out.reshape(length, 1, -1)
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
+        """As Megatron's checkpoints want it."""
+        return make_sharded_tensors_for_checkpoint(
+            self.state_dict(prefix="", keep_vars=True),
+            prefix,
+            {"softmax_offset": 0},
+            sharded_offsets,
+            tp_group=parallel_state.get_tensor_model_parallel_group(),
+            dp_cp_group=metadata["dp_cp_group"],
+        )
 
 
 def context_place() -> tuple[int, int]:

@@ -23,6 +23,8 @@ SHARDED = [
     ("gemma2", "TP2 SP"),
     ("qwen2_moe", "TP2 SP"),
     ("mixtral", "EP2"),
+    ("gpt_oss", "EP2"),
+    ("gpt_oss", "TP2 EP2"),
     ("granite", "PP2"),
     ("gemma3_text", "PP2"),
     ("mistral", "CP2"),

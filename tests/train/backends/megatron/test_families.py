@@ -47,6 +47,7 @@ def folder_with(tmp_path: Path, kind: str, **settings: Any) -> str:
         ("mixtral", "mixtral"),
         ("phi3", "phi3"),
         ("granite", "granite"),
+        ("gpt_oss", "gpt_oss"),
         ("olmo2", "olmo2"),
         ("olmo3", "olmo3"),
         ("olmoe", "olmoe"),
@@ -88,6 +89,7 @@ def test_an_unknown_model_type_lists_what_is_known(world: World, tmp_path: Path)
         ("phi3", {"rope_parameters": {**LONGROPE, "short_factor": [1.0] * 3}}, "'longrope'"),
         ("phi3", {"rope_parameters": {**LONGROPE, "short_factor": [1.0]}}, "must have length 3"),
         ("granite", {"attention_bias": True}, "attention_bias=True"),
+        ("gpt_oss", {"attention_bias": False}, "attention_bias=False"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
         ("gemma2", {"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"}, "name two functions"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
@@ -109,6 +111,14 @@ def test_norms_over_all_heads_are_refused_where_ranks_share_a_head(world: World,
     for kind, message in world.run(f"{WORK}:refusal", str(tiny("olmo2")), size=4, tensor=4):
         assert kind == "InvalidInput"
         assert "trainer.tensor=4 does not divide the 2 heads that are normed together" in message
+
+
+def test_experts_with_biases_are_refused_where_tensor_ranks_would_cut_them(
+    world: World, tiny: Callable[[str], Path]
+) -> None:
+    for kind, message in world.run(f"{WORK}:refusal", str(tiny("gpt_oss")), size=2, tensor=2):
+        assert kind == "InvalidInput"
+        assert "trainer.tensor=2 would cut experts that have biases" in message
 
 
 PLUGIN = '''

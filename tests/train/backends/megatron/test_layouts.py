@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from agentrl.train.backends.megatron.models.layouts import (
     Piece,
     Rows,
     Sizes,
+    Stacked,
     Whole,
     whole_shapes,
 )
@@ -94,6 +96,20 @@ def test_more_ranks_than_groups_cut_within_a_group() -> None:
 def test_gate_and_up_are_joined_rank_by_rank() -> None:
     assert Gated("g", "u").shards((4, 3), 2, NO_SIZES)[1] == [Piece("g", 0, 2, 4), Piece("u", 0, 2, 4)]
     assert Halves("gu").shards((4, 3), 2, NO_SIZES)[1] == [Piece("gu", 0, 2, 4), Piece("gu", 0, 6, 8)]
+
+
+@pytest.mark.parametrize("by_turns", [False, True])
+def test_an_expert_is_a_layer_of_one_tensor_that_has_inputs_before_outputs(by_turns: bool) -> None:
+    layout = Stacked("e", by_turns=by_turns)
+    weight, bias = torch.arange(12).view(4, 3), torch.arange(4)
+    assert layout.outward(weight).shape == layout.filed((4, 3)) == (1, 3, 4)
+    assert layout.outward(bias).shape == layout.filed((4,)) == (1, 4)
+    assert layout.outward(bias)[0].tolist() == ([0, 2, 1, 3] if by_turns else [0, 1, 2, 3])
+    for shard in (weight, bias):
+        assert torch.equal(layout.inward(layout.outward(shard)), shard)
+    shards = layout.shards((1, 3, 4), 5, NO_SIZES)
+    assert shards == [[Piece("e", 0, i, i + 1)] for i in range(5)]
+    assert whole_shapes(shards, (1, 3, 4)) == {"e": (5, 3, 4)}
 
 
 @given(vocabulary=st.integers(1, 40), count=st.sampled_from([1, 2, 4, 8]))

@@ -156,6 +156,21 @@ def test_a_model_in_several_files_is_loaded_by_its_index(
     assert "which its index names" in world.run(f"{WORK}:loading_refusal", str(tmp_path))[0][1]
 
 
+def test_four_bit_weights_are_refused_with_the_way_to_widen_them(
+    world: World, tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """As GPT-OSS is published."""
+
+    def quantise(tensors: dict[str, Any]) -> None:
+        for name in [n for n in tensors if n.endswith("down_proj")]:
+            tensors[f"{name}_blocks"] = tensors.pop(name).to(torch.uint8)
+
+    kind, message = world.run(f"{WORK}:loading_refusal", rewritten(tiny("gpt_oss"), tmp_path, quantise))[0]
+    assert kind == "InvalidInput"
+    assert "down_proj is quantised (MXFP4)" in message
+    assert "Mxfp4Config(dequantize=True)" in message
+
+
 def test_block_quantised_weights_are_widened_slice_by_slice(
     world: World, tiny: Callable[[str], Path], tmp_path: Path
 ) -> None:

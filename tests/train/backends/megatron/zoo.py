@@ -144,6 +144,18 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 5,
         },
     ),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            **_DENSE,
+            **_KINDS,
+            "intermediate_size": 32,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 0.5,
+            "rope_parameters": {**_YARN, "truncate": False},
+        },
+    ),
     "gemma": ("gemma", _DENSE),
     "gemma2": (
         "gemma2",

@@ -36,6 +36,7 @@ from agentrl.train.backends.head import Logits
 from agentrl.train.backends.megatron.attention import ForestAttention
 from agentrl.train.backends.megatron.models.family import Family
 from agentrl.train.backends.megatron.models.layers import (
+    ExpertDown,
     LatentAttention,
     LatentNorm,
     Norm,
@@ -123,6 +124,12 @@ def transformer_config(family: Family, hf: Any, **settings: Any) -> TransformerC
         **family.settings(hf),
         **settings,
     }
+    tensor = fields["tensor_model_parallel_size"]
+    if fields["add_bias_linear"] and fields.get("num_moe_experts") and fields["expert_tensor_parallel_size"] > 1:
+        raise InvalidInput(
+            f"{hf.model_type}: trainer.tensor={tensor} would cut experts that have biases, which Megatron can't; "
+            "trainer.expert shares them whole"
+        )
     kind = MLATransformerConfig if fields.get("multi_latent_attention") else TransformerConfig
     return cast(TransformerConfig, kind(**fields))
 
@@ -176,10 +183,17 @@ def _layer(family: Family, hf: Any, attention: ModuleSpec, experts: int | None) 
             self_attention=attention,
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=norm,
-            mlp=get_mlp_module_spec_for_backend(LocalSpecProvider(), num_experts=experts),
+            mlp=_mlp(experts),
             mlp_bda=get_bias_dropout_add,
         ),
     )
+
+
+def _mlp(experts: int | None) -> ModuleSpec:
+    made: ModuleSpec = get_mlp_module_spec_for_backend(LocalSpecProvider(), num_experts=experts)
+    if experts:
+        made.submodules.experts.submodules.linear_fc2 = ExpertDown
+    return made
 
 
 def _attention(

@@ -60,7 +60,7 @@ class Family:
 
 
 _FAMILIES: dict[str, Family] = {}
-BUILT_IN = ("llama", "mistral", "phi", "granite", "gemma", "olmo", "qwen", "glm", "deepseek")
+BUILT_IN = ("llama", "mistral", "phi", "granite", "gemma", "olmo", "gpt_oss", "qwen", "glm", "deepseek")
 """The modules of `families`; imported when somebody asks for a family."""
 
 

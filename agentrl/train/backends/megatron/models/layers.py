@@ -4,6 +4,7 @@ Norm            RMSNorm that works under sequence parallelism (the local one ass
 WideNorm        the same over all heads of queries or keys together (OLMo)
 SelfAttention   queries and keys rotated by each token's position before the core attention sees them
 LatentAttention multi-head latent attention, likewise
+ExpertDown      an expert's second matrix, where it has a bias (GPT-OSS)
 PostNormLayer   a transformer layer that also norms what attention and MLP give back (GLM-4)
 ScaledLayer     one that multiplies it (Granite)
 
@@ -175,6 +176,24 @@ def _gathered(states: Tensor, width: int) -> Tensor:
         return states
     whole: Tensor = gather_from_tensor_model_parallel_region(states)
     return whole
+
+
+class ExpertDown(tensor_parallel.RowParallelLinear):  # type: ignore[misc]
+    """An expert's second matrix, to whose outputs Megatron adds a bias in place, which views don't bear.
+
+    With the sequence shared, Megatron would also sum the biases' gradients over tensor-parallel ranks, which have
+    other experts.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.bias is not None:
+            self.bias.sequence_parallel = False
+
+    def forward(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See Megatron."""
+        out, bias = super().forward(states)
+        return (out if bias is None else out.clone()), bias
 
 
 class PostNormLayer(transformer_layer.TransformerLayer):  # type: ignore[misc]

@@ -11,6 +11,7 @@ from the same list, so a round trip is exact by construction, and a new family s
     Halves     the same, where one tensor holds gate above up
     Grouped    query, key and value, interleaved by key-value groups, then cut into equal intervals
     Joint      the same, where one tensor holds query above key above value
+    Stacked    all experts in one tensor, transposed: each expert is a shard
 
 Embeddings are `Rows` with `vocabulary=True`: Megatron's vocabulary is padded to a multiple of the ranks, and
 what lies beyond the real one is zero when loaded and dropped when exported.
@@ -25,8 +26,12 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from agentrl.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Shape = tuple[int, ...]
 
@@ -59,6 +64,21 @@ class Layout(ABC):
 
     precise: bool = False
     """Stays in its own precision on export, whatever the others are converted to."""
+
+    stacked: bool = False
+    """Whether experts are shards of one tensor, and not each a tensor of its own."""
+
+    def filed(self, local: Shape) -> Shape:
+        """The shape of a shard as the files have it."""
+        return local
+
+    def outward(self, shard: Tensor) -> Tensor:
+        """A shard as the files have it."""
+        return shard
+
+    def inward(self, part: Tensor) -> Tensor:
+        """What of the files is a shard, as Megatron has it."""
+        return part
 
     def names(self) -> tuple[str, ...]:
         """The Hugging Face tensors that it is cut from, with `{layer}` and `{expert}` to fill in."""
@@ -169,6 +189,41 @@ class Joint(Layout):
         return _grouped(
             ((self.name, 0), (self.name, key), (self.name, key + sizes.groups * sizes.head_dim)), local[0], count, sizes
         )
+
+
+@dataclass(frozen=True)
+class Stacked(Layout):
+    """All experts in one tensor, [experts, inputs, outputs] or [experts, outputs].
+
+    Attributes:
+        name: the tensor.
+        by_turns: outputs are gate, up, gate, up, …, and not all gates before all ups.
+    """
+
+    name: str
+    by_turns: bool = False
+    stacked = True
+
+    def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
+        """See `Layout`; `local` is as the files have it."""
+        return [[Piece(self.name, 0, expert, expert + 1)] for expert in range(count)]
+
+    def filed(self, local: Shape) -> Shape:
+        """See `Layout`."""
+        return (1, *reversed(local))
+
+    def outward(self, shard: Tensor) -> Tensor:
+        """See `Layout`."""
+        if self.by_turns:
+            shard = shard.reshape(2, -1, *shard.shape[1:]).transpose(0, 1).flatten(0, 1)
+        return (shard.t() if shard.dim() == 2 else shard)[None]
+
+    def inward(self, part: Tensor) -> Tensor:
+        """See `Layout`."""
+        shard = part[0].t() if part.dim() == 3 else part[0]
+        if self.by_turns:
+            shard = shard.reshape(-1, 2, *shard.shape[1:]).transpose(0, 1).flatten(0, 1)
+        return shard
 
 
 def _grouped(parts: Sequence[tuple[str, int]], size: int, count: int, sizes: Sizes) -> list[list[Piece]]:

@@ -21,6 +21,7 @@ from agentrl.train.backends.megatron.models.layouts import Piece, Shape
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _SCALE = "_scale_inv"
+_MXFP4 = "_blocks"
 _BLOCK = (128, 128)
 _IGNORED = ("rotary_emb.inv_freq",)
 """Endings of tensors that old checkpoints hold and no model has."""
@@ -70,6 +71,11 @@ class Reader:
         Raises:
             InvalidInput: there is no such tensor, or it is not of that shape.
         """
+        if name + _MXFP4 in self._where:
+            raise InvalidInput(
+                f"{self.folder}: {name} is quantised (MXFP4), which can't be trained; "
+                "load the model with Mxfp4Config(dequantize=True) and save it in bfloat16 first"
+            )
         if name not in self._where:
             raise InvalidInput(f"{self.folder} lacks the tensor {name}")
         entry = self._open(self._where[name]).get_slice(name)

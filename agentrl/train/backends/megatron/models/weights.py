@@ -74,9 +74,15 @@ def load(chunks: Sequence[GPTModel], folder: str | Path, family: Family) -> None
     tables = _rows(family)
     with Reader(Path(folder)) as reader, torch.no_grad():
         for held in _held(chunks, family):
-            local = tuple(held.tensor.shape)
-            cut = tables[held.place.row][1].shards(local, held.count, chunks[0].sizes)
+            layout = tables[held.place.row][1]
+            local = layout.filed(tuple(held.tensor.shape))
+            cut = layout.shards(local, held.count, chunks[0].sizes)
             shapes = whole_shapes(cut, local)
+            if layout.stacked:
+                (piece,) = cut[held.index]
+                part = reader.read(_named(piece.name, held.place), shapes[piece.name], piece)
+                held.tensor.copy_(layout.inward(part))
+                continue
             for piece, part in _parts(cut[held.index], held.tensor):
                 if piece.name:
                     part.copy_(reader.read(_named(piece.name, held.place), shapes[piece.name], piece))
@@ -114,14 +120,14 @@ def export(
     for place, shards in sorted(_holders(told).items()):
         layout, first = tables[place.row][1], shards[0]
         wanted = first.dtype if dtype is None or layout.precise else dtype
-        cut = layout.shards(first.shape, first.count, chunks[0].sizes)
-        shapes = whole_shapes(cut, first.shape) if to in (None, rank) else {}
+        cut = layout.shards(layout.filed(first.shape), first.count, chunks[0].sizes)
+        shapes = whole_shapes(cut, layout.filed(first.shape)) if to in (None, rank) else {}
         whole = {name: torch.empty(shape, dtype=wanted, device=_device()) for name, shape in shapes.items()}
         for shard in shards:
             own = mine[place, shard.index] if shard.rank == rank else None
             arrived = _delivered(own, shard, wanted, to)
             if arrived is not None:
-                for piece, part in _parts(cut[shard.index], arrived):
+                for piece, part in _parts(cut[shard.index], layout.outward(arrived)):
                     if piece.name:
                         whole[piece.name].narrow(piece.dim, piece.start, len(piece)).copy_(part)
         for name in list(whole):
@@ -165,7 +171,8 @@ def _held(chunks: Sequence[GPTModel], family: Family, *, buffers: bool = True) -
     Raises:
         InvalidInput: the model has a parameter that the family's table does not name.
     """
-    rows = {(outside, name): i for i, (name, _, outside) in enumerate(_rows(family))}
+    tables = _rows(family)
+    rows = {(outside, name): i for i, (name, _, outside) in enumerate(tables)}
     for chunk in chunks:
         for name, tensor in _tensors(chunk, buffers):
             layer, expert, short = -1, 0, name
@@ -182,6 +189,8 @@ def _held(chunks: Sequence[GPTModel], family: Family, *, buffers: bool = True) -
             row = rows[layer < 0, short]
             order = chunk.config.num_layers if layer < 0 and not short.startswith("embedding.") else layer
             index, count = _shard(tensor, expert=is_expert is not None)
+            if tables[row][1].stacked:
+                index, count, expert = expert, chunk.config.num_moe_experts, 0
             yield Held(Place(order, row, expert), tensor, index, count)
 
 
