@@ -24,9 +24,9 @@ from torch import Tensor
 
 import agentrl
 from agentrl.envs.base import Env, reward
-from agentrl.train.api import TrainResult
 from agentrl.train.backends.torch import TorchTrainer, trunk_of
 from agentrl.train.forest import Forest
+from agentrl.train.result import TrainResult
 from agentrl.types import Message, Session, Task
 from benchmarks.machine import machine
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import InfraError, missing_extra
-from agentrl.models.registry import KnownModel, Progress
+from agentrl.models.known import KnownModel, Progress
 
 _HUB_SECONDS = 10.0
 _DOWNLOAD_SECONDS = 900.0

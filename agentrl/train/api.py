@@ -8,8 +8,6 @@ agentrl.evaluate("gsm8k", model="runs/gsm8k/checkpoints/step-000100", env={"path
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from agentrl import cores
@@ -21,26 +19,7 @@ from agentrl.overrides import merge, spread
 from agentrl.rollout.stats import Evaluation
 from agentrl.train import interrupt
 from agentrl.train.display import Display
-from agentrl.train.run import Metrics
-
-
-@dataclass(frozen=True, slots=True)
-class TrainResult:
-    """What a run came to: where it lies, how the policy did before and after, each step's metrics.
-
-    `worked`: some session of it had a turn and did not fail, or earned something.
-    """
-
-    path: Path
-    before: Evaluation | None
-    after: Evaluation | None
-    metrics: list[Metrics]
-    worked: bool = True
-
-    @property
-    def checkpoint(self) -> Path:
-        """The newest checkpoint, a Hugging Face folder."""
-        return max((self.path / "checkpoints").glob("step-*"))
+from agentrl.train.result import TrainResult
 
 
 def train(env: str | type[Env] | None = None, /, *, display: Display | None = None, **settings: Any) -> TrainResult:

@@ -88,8 +88,6 @@ class Forest:
         ref_logp: float32, the log-probability under the reference policy.
         value: float32, what a critic estimated, before the step's first update, of the state before the token.
         returns: float32, what it is to estimate there.
-        next_action: int64, the token that follows on the path to bootstrap from.
-        bootstrap: int64, the token whose value ends a truncated return.
         routes: int16, [T, layers, k], the experts that the engine sent the token to in each layer that has some;
             -1 where nobody recorded them.
     """
@@ -112,8 +110,6 @@ class Forest:
     ref_logp: Tensor | None = None
     value: Tensor | None = None
     returns: Tensor | None = None
-    next_action: Tensor | None = None
-    bootstrap: Tensor | None = None
     routes: Tensor | None = None
 
     def __len__(self) -> int:

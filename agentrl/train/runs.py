@@ -30,12 +30,12 @@ from agentrl.sessions.renderers import get_renderer, strip
 from agentrl.sessions.store import Store
 from agentrl.train import manifest, preflight, setup, warmstart
 from agentrl.train.algorithms import get_algorithm
-from agentrl.train.api import TrainResult
 from agentrl.train.backends import Trainer, make_trainer, proof
 from agentrl.train.backends.loaded import Loaded, require_loaded
 from agentrl.train.display import Display
 from agentrl.train.loop import Loop
 from agentrl.train.pictures import learning_curve, transcripts
+from agentrl.train.result import TrainResult
 from agentrl.train.run import RunFolder, run_path
 from agentrl.train.state import RunState
 from agentrl.types import Engine, Sampling, Session

@@ -16,8 +16,9 @@ from agentrl.envs.episode import demonstrator_policy, expert_policy, play
 from agentrl.envs.registry import factory
 from agentrl.overrides import merge, spread
 from agentrl.train import api
-from agentrl.train.api import TrainResult, run_train
+from agentrl.train.api import run_train
 from agentrl.train.display import Display
+from agentrl.train.result import TrainResult
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "environments.md"

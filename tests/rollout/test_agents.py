@@ -183,6 +183,18 @@ async def test_a_command_that_does_not_exist_is_the_users_to_mend(serve: Serve) 
             await played(served, "no-such-program --fast")
 
 
+@pytest.mark.parametrize("mistake", [NameError("nam"), ImportError("no such module"), ConfigError("algo.lr=0")])
+async def test_a_mistake_in_an_agents_code_is_the_users_to_mend(mistake: Exception, serve: Serve) -> None:  # noqa: F811
+    """It was the agent's, so that a misspelt name made a whole run of failed sessions."""
+
+    async def misspelt(task: Task, client: Any) -> None:
+        raise mistake
+
+    async with serve() as served:
+        with pytest.raises(ConfigError, match=str(mistake)):
+            await played(served, misspelt)
+
+
 async def test_an_agents_own_error_keeps_its_cause() -> None:
     async def agent(task: Task, client: Any) -> None:
         raise ValueError("bad")

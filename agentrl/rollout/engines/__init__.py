@@ -56,11 +56,6 @@ def register_engine(name: str, factory: EngineFactory) -> None:
     _FACTORIES[name] = factory
 
 
-def engine_names() -> list[str]:
-    """The registered names."""
-    return sorted(_FACTORIES)
-
-
 def make_engine(config: EngineConfig, model_path: str | Path, tokenizer: Tokenizer | None = None) -> Engine:
     """The engine that `config.name` names, serving the model in `model_path`.
 

@@ -10,8 +10,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from agentrl.tools.sandbox.container import remove
 from agentrl.tools.sandbox.daemon import Daemon, connect
-from agentrl.tools.sandbox.docker import create_docker, remove
+from agentrl.tools.sandbox.docker import create_docker
 from agentrl.tools.sandbox.hardening import IDLE, container_config
 from agentrl.tools.sandbox.hub import on_hub
 from agentrl.tools.sandbox.owner import owner

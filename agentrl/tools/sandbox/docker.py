@@ -10,17 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
-from collections.abc import Coroutine
 from typing import Any
 
-from agentrl.errors import ConfigError, MissingExtra, SandboxError
-from agentrl.tools.sandbox.base import DaemonError, Sandbox, SandboxDied
+from agentrl.errors import MissingExtra, SandboxError
+from agentrl.tools.sandbox.base import Sandbox, SandboxDied
+from agentrl.tools.sandbox.container import create_container, remove
 from agentrl.tools.sandbox.daemon import Daemon, connect
-from agentrl.tools.sandbox.hardening import RUNNER, container_config
+from agentrl.tools.sandbox.hardening import RUNNER
 from agentrl.tools.sandbox.hub import on_hub
-from agentrl.tools.sandbox.owner import owner
 from agentrl.tools.sandbox.resident import ResidentSandbox
 from agentrl.tools.sandbox.runner import RunnerClient
 from agentrl.tools.sandbox.spec import SandboxSpec
@@ -145,56 +143,6 @@ async def _create(spec: SandboxSpec) -> Sandbox:
     except BaseException:
         await asyncio.shield(remove(daemon, container))
         raise
-
-
-async def create_container(daemon: Daemon, spec: SandboxSpec) -> str:
-    """Create (not start) a container of ours; its id. Its name is known before, so that none is ever lost.
-
-    Raises:
-        ConfigError: the daemon can't give what the specification asks for.
-    """
-    us = owner()
-    if us.timer is None:
-        us.beat(asyncio.get_running_loop())
-    body = container_config(spec, us.labels(spec.key), await daemon.remapped())
-    name = f"agentrl-{secrets.token_hex(8)}"
-    try:
-        return str((await daemon.call(daemon.api.create_container_from_config, body, name))["Id"])
-    except BaseException as error:
-        if not isinstance(error, Exception) or "longer than" in str(error):  # it may be made all the same
-            _later(remove(daemon, name))
-        if not isinstance(error, DaemonError):
-            raise
-        text = str(error)
-        if "storage-opt" in text.lower() or "storage opt" in text.lower() or "project quota" in text.lower():
-            raise ConfigError(
-                f"this daemon's storage driver can't bound a writable layer (disk_mb={spec.disk_mb}); "
-                "use tmpfs_mb trees on a read-only root, or say disk_mb=null to leave it unbounded"
-            ) from None
-        if "unknown runtime" in text.lower() or "unknown or invalid runtime" in text.lower():
-            raise ConfigError(f"runtime={spec.runtime!r} is not known to the daemon: {text}") from None
-        raise
-
-
-def _later(work: Coroutine[Any, Any, None]) -> None:
-    task = asyncio.ensure_future(work)
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
-
-
-async def remove(daemon: Daemon, container: str) -> None:
-    """Remove a container, whatever state it is in; one that is gone is fine, a daemon that fails is logged."""
-    for attempt in range(3):
-        try:
-            await daemon.call(daemon.api.remove_container, container, v=True, force=True)
-            return
-        except SandboxError as error:
-            text = str(error).lower()
-            if "no such container" in text:
-                return
-            if "already in progress" not in text and attempt == 2:
-                logger.warning("container %s could not be removed (the reaper will): %s", container[:12], error)
-            await asyncio.sleep(0.2 * 2**attempt)
 
 
 async def _why_not_ready(daemon: Daemon, container: str) -> str:

@@ -33,6 +33,7 @@ from agentrl.tools.sandbox.base import (
     Snapshot,
     body_of,
 )
+from agentrl.tools.sandbox.container import create_container, remove
 from agentrl.tools.sandbox.daemon import Daemon, connect
 from agentrl.tools.sandbox.hub import on_hub
 from agentrl.tools.sandbox.spec import SandboxSpec
@@ -206,8 +207,6 @@ class PlainSandbox:
 
     async def close(self) -> None:
         """See `Sandbox.close`."""
-        from agentrl.tools.sandbox.docker import remove
-
         if not self._closed:
             self._closed = True
             await on_hub(remove(self.daemon, self.id))
@@ -225,8 +224,6 @@ async def create_plain(spec: SandboxSpec, why: str) -> Sandbox:
 
 
 async def _create(spec: SandboxSpec) -> Sandbox:
-    from agentrl.tools.sandbox.docker import create_container, remove
-
     daemon = await connect(spec.daemon)
     container = await create_container(daemon, spec)
     try:

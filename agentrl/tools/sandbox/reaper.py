@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from agentrl.tools.sandbox.container import remove
 from agentrl.tools.sandbox.daemon import Daemon, connect
-from agentrl.tools.sandbox.docker import remove
 from agentrl.tools.sandbox.hub import on_hub
 from agentrl.tools.sandbox.owner import CREATED, LABEL, OWNER, alive, heartbeat_age
 

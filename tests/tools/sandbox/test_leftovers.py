@@ -52,7 +52,8 @@ def test_an_owner_is_alive_until_its_process_is_gone_and_unknown_ones_are_never_
 CONTROLLER = """
 import asyncio
 from agentrl.tools.sandbox.daemon import daemon
-from agentrl.tools.sandbox.docker import create_container, create_docker
+from agentrl.tools.sandbox.container import create_container
+from agentrl.tools.sandbox.docker import create_docker
 from agentrl.tools.sandbox.hub import on_hub
 from tests.tools.sandbox.conftest import SMALL, TINY
 async def main():

@@ -106,7 +106,7 @@ def trees(forest: Forest, start: int, stop: int) -> Forest:
     def part(name: str, tensor: Tensor) -> Tensor:
         if name in PAIRS:
             return tensor[inside] - start
-        return tensor[start:stop] - start if name in ("end", "bootstrap", "next_action") else tensor[start:stop]
+        return tensor[start:stop] - start if name == "end" else tensor[start:stop]
 
     fields = {field.name: getattr(forest, field.name) for field in dataclasses.fields(forest)}
     cut = {name: part(name, value) for name, value in fields.items() if isinstance(value, Tensor)}

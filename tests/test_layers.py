@@ -1,0 +1,100 @@
+"""Modules import only from layers below their own, and never in a circle, lazy imports included."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "agentrl"
+BUILT_IN_TASKS = PACKAGE / "envs" / "swe" / "tasks"
+LAYERS = (
+    {"types", "errors", "config", "overrides", "routes", "imports", "cores", "native", "processes", "untrusted"},
+    {"models"},
+    {"tools", "sessions"},
+    {"envs"},
+    {"rollout"},
+    {"train"},
+    {"checks", "cli", "__main__", ""},
+)
+"""The lowest first; modules and packages of one layer that stand beside each other know nothing of each other."""
+ALLOWED_CIRCLES = [{"agentrl.envs.swe.env", "agentrl.envs.swe.repair"}]
+"""`env.form=repair` is a class of its own, which the ordinary one makes."""
+
+
+def modules() -> dict[str, Path]:
+    files = (file for file in PACKAGE.rglob("*.py") if BUILT_IN_TASKS not in file.parents)
+    names = {".".join(("agentrl", *file.relative_to(PACKAGE).with_suffix("").parts)): file for file in files}
+    return {name.removesuffix(".__init__"): file for name, file in names.items()}
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    """What a tree imports at run time, wherever it does."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            continue
+        if isinstance(child, ast.ImportFrom) and child.module:
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+            yield child.module
+        elif isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        yield from imported(child)
+
+
+def graph() -> dict[str, set[str]]:
+    known = modules()
+    found = {}
+    for name, file in known.items():
+        every = [other for other in imported(ast.parse(file.read_text())) if other in known and other != name]
+        inner = {other.rpartition(".")[0] for other in every}  # of `from package import module` the module is meant
+        found[name] = {other for other in every if other not in inner}
+    return found
+
+
+def circles(edges: dict[str, set[str]]) -> list[set[str]]:
+    reached = {start: reachable(start, edges) for start in edges}
+    return [set(c) for c in {frozenset(o for o in reached[n] if n in reached[o]) for n in edges} if len(c) > 1]
+
+
+def reachable(start: str, edges: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        more = edges[waiting.pop()] - found
+        found |= more
+        waiting.extend(more)
+    return found
+
+
+def layer(name: str) -> int:
+    part = [*name.split("."), ""][1]
+    return next(place for place, parts in enumerate(LAYERS) if part in parts)
+
+
+def test_no_module_imports_in_a_circle() -> None:
+    assert [circle for circle in circles(graph()) if circle not in ALLOWED_CIRCLES] == []
+
+
+def test_no_module_imports_from_a_layer_above_its_own() -> None:
+    upward = [f"{a} -> {b}" for a, others in graph().items() for b in others if layer(b) > layer(a) and a != "agentrl"]
+    assert upward == []
+
+
+def test_tools_and_sessions_know_nothing_of_each_other() -> None:
+    beside = [
+        (a, b)
+        for a, others in graph().items()
+        for b in others
+        if {*a.split(".")[1:2], *b.split(".")[1:2]} == {"tools", "sessions"}
+    ]
+    assert beside == []
+
+
+def test_a_circle_and_an_upward_import_would_be_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
+    assert (
+        layer("agentrl.train.loop")
+        > layer("agentrl.rollout.stream")
+        > layer("agentrl.envs.base")
+        > layer("agentrl.types")
+    )
