@@ -156,9 +156,11 @@ class Wire:
         host, port = url.removeprefix("http://").split(":")
         return cls(*await asyncio.open_connection(host, int(port), limit=1 << 20))
 
-    async def post(self, path: str, body: bytes, key: str = "") -> bytes:
+    async def post(self, path: str, body: bytes, key: str = "", method: str = "POST") -> bytes:
         """Send a request; returns the answer's body."""
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nauthorization: Bearer {key}\r\n"
+        head = (
+            f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nauthorization: Bearer {key}\r\n"
+        )
         self.writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         headers = (await self.reader.readuntil(b"\r\n\r\n")).lower()
         length = int(headers.partition(b"content-length:")[2].split(b"\r\n")[0])

@@ -10,6 +10,7 @@ transformers takes two seconds and gives nothing more.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
 
 _LONG = 4096  # characters
+_SHORT, _MOST_KNOWN = 48, 4096
+"""Characters of texts whose tokens are kept at hand (a format's own words, mostly), and how many of them."""
+
+_BLANKS = re.compile("[ \u0120\u2581]+")
+"""Blanks as vocabularies write them: as they are, as byte-level ones do, as SentencePiece does."""
 
 
 class HFTokenizer:
@@ -62,9 +68,20 @@ class HFTokenizer:
         self.vocab_size = max(self._published.get_vocab_size(with_added_tokens=True), *added.values(), 0) + 1
         self._byte_of = _byte_alphabet() if b'"ByteLevel"' in orjson.dumps(spec.get("decoder")) else None
         self._bytes: dict[int, bytes] = {}
+        self._known: dict[str, tuple[int, ...]] = {}
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text: nothing in it can become a special token."""
+        if len(text) > _SHORT:
+            return self._encode(text)
+        known = self._known.get(text)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[text] = tuple(self._encode(text))
+        return list(known)
+
+    def _encode(self, text: str) -> list[int]:
         ids = self.encode_markup(text)
         if self._markup.isdisjoint(ids):
             return ids
@@ -84,6 +101,12 @@ class HFTokenizer:
     def longest(self) -> int:
         """Characters of the vocabulary's longest piece: n characters are at least n / longest tokens."""
         return max(map(len, self._published.get_vocab(with_added_tokens=True)))
+
+    @cached_property
+    def most_gaps(self) -> int:
+        """Runs of blanks in a piece of the vocabulary, at most: n in a text are at least n / most_gaps tokens."""
+        pieces = self._published.get_vocab(with_added_tokens=True)
+        return max(1, *(len(_BLANKS.findall(piece)) for piece in pieces))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens written out; bytes that are not UTF-8 become U+FFFD."""

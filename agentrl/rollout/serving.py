@@ -108,6 +108,7 @@ async def _serve(config: ServeConfig, path: Path, out: Console) -> None:
                 secret=None if config.store == ":memory:" else lasting_secret(Path(config.store)),
                 strip_reasoning=config.model.reasoning == "strip",
                 announce=lambda text: out.print(text, highlight=False, soft_wrap=True),
+                own_process=True,
             )
         finally:
             starting.cancel()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -118,12 +118,18 @@ class Store:
         Raises:
             StoreError: writing failed, the session is unknown, or the node is stored already.
         """
-        rows = [node_row(node) for node in nodes]
         with self._transaction():
-            known = head and self._db.execute("SELECT 1 FROM sessions WHERE id = ?", (session_id,)).fetchone()
-            if head is not None and known:
-                self._put_head(head)
-            self._put_nodes(session_id, rows)
+            self._append(session_id, nodes, head)
+
+    def append_all(self, additions: Iterable[tuple[Session, Sequence[Node]]]) -> None:
+        """Add new nodes to several sessions and write their heads anew, all of it or nothing; see `append`.
+
+        Raises:
+            StoreError: writing failed, or a node is stored already.
+        """
+        with self._transaction():
+            for session, nodes in additions:
+                self._append(session.id, nodes, session)
 
     def load(self, session_id: str) -> Session:
         """The session of that id.
@@ -210,6 +216,12 @@ class Store:
 
     def _counts(self) -> Counts:
         return Counts(*self._db.execute("SELECT commits, sessions FROM totals").fetchone())
+
+    def _append(self, session_id: str, nodes: Sequence[Node], head: Session | None) -> None:
+        known = head and self._db.execute("SELECT 1 FROM sessions WHERE id = ?", (session_id,)).fetchone()
+        if head is not None and known:
+            self._put_head(head)
+        self._put_nodes(session_id, [node_row(node) for node in nodes])
 
     def _put_head(self, session: Session) -> None:
         row = session.id, session.group, session.status.value, head_json(session)

@@ -11,9 +11,10 @@ The session's key stands where each client puts its own (`Authorization: Bearer`
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -21,12 +22,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from agentrl.errors import InvalidInput, brief
 from agentrl.sessions.export import session_dict
 from agentrl.sessions.gateway import describe
-from agentrl.sessions.gateway.asks import Ask
+from agentrl.sessions.gateway.asks import Ask, Read, remembering
 from agentrl.sessions.gateway.bodies import Body as RequestBody
 from agentrl.sessions.gateway.bodies import loads
 from agentrl.sessions.gateway.delivery import Delivery, Reply, Stream
@@ -37,7 +38,7 @@ from agentrl.sessions.gateway.raw import RawExchange
 from agentrl.sessions.gateway.refusals import Refusal, Style, refusal_for
 from agentrl.sessions.gateway.repeats import Replay
 from agentrl.sessions.gateway.rewards import CloseBody, OpenBody, RewardBody
-from agentrl.sessions.gateway.sizes import check_length
+from agentrl.sessions.gateway.sizes import LARGE_BODY, check_length, check_text
 from agentrl.sessions.gateway.wire import chat, chat_replies, completions, messages, messages_replies, responses
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.store import Store
@@ -46,7 +47,35 @@ from agentrl.types import Engine, Session, Status, Task
 INSIDE = {"chat/completions": "messages", "responses": "input", "completions": "prompt", "messages": "messages"}
 """Which parameter holds the conversation."""
 Body = TypeVar("Body", bound=BaseModel)
-Read = Callable[[RequestBody, Limits, "int | None", bool], Ask]
+
+
+Handle = Callable[[str, Request], Awaitable[Response]]
+
+
+class GatewayApp(FastAPI):
+    """FastAPI, but for the addresses that turns are asked for at: `turns` says who answers there, by their last part.
+
+    FastAPI's way to a handler takes a third of a turn's time, so requests for turns don't go through it. They are
+    routes of it all the same: for the API's description, and where an application has middleware of its own.
+    """
+
+    turns: dict[str, Handle]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "http" and scope["method"] == "POST" and not self.user_middleware:
+            place = scope["path"].split("/", 4)  # "", "sessions", its id, "v1", and the protocol's own address
+            if len(place) == 5 and place[0] == "" and place[1] == "sessions" and place[2] and place[3] == "v1":
+                handle = self.turns.get(place[4])
+                if handle is not None:
+                    request = Request(scope, receive, send)
+                    try:
+                        response = await handle(place[2], request)
+                    except (Refusal, InvalidInput) as error:
+                        response = _refused(request, refusal_for(error))
+                    await response(scope, receive, send)
+                    return
+        await super().__call__(scope, receive, send)
 
 
 def create_app(
@@ -83,8 +112,9 @@ def create_app(
     bounds = (limits or Limits(), session_tokens, context_tokens)
     parts = Parts(engine, renderer, *bounds, replay, strip_reasoning)
     check_length(renderer.tokenizer, 0, 1)  # the vocabulary is read now, and not while requests wait
+    check_text(renderer.tokenizer, "", 1)
     gateway = Gateway(parts, store, model, secret)
-    app = FastAPI(title="agentrl gateway", version="1", description=__doc__)
+    app = GatewayApp(title="agentrl gateway", version="1", description=__doc__)
     app.state.gateway, app.state.url = gateway, url
     _sessions(app, gateway, admin_key)
     _protocols(app, gateway)
@@ -133,7 +163,9 @@ def _sessions(app: FastAPI, gateway: Gateway, admin_key: str | None) -> None:
         return answer(summary(await gateway.close(session_id, _key(request), given)))
 
 
-def _protocols(app: FastAPI, gateway: Gateway) -> None:
+def _protocols(app: GatewayApp, gateway: Gateway) -> None:
+    app.turns = {}
+
     def speak(path: str, read: Read, reply: Reply, stream: Stream, style: Style, kind: type[Exchange]) -> None:
         async def handle(session_id: str, request: Request) -> Response:
             seat, body = await _asked(gateway, session_id, request, INSIDE[path])
@@ -143,8 +175,9 @@ def _protocols(app: FastAPI, gateway: Gateway) -> None:
         name = path.replace("/", "_")
         codes = (200, 400, 401, 404, 408, 410, 413, 429, 500, 503)
         app.post(f"/sessions/{{session_id}}/v1/{path}", name=name, **describe.speech(path, *codes))(handle)
+        app.turns[path] = handle
 
-    speak("chat/completions", chat.read, chat_replies.reply, chat_replies.stream, "openai", Exchange)
+    speak("chat/completions", remembering(chat.read), chat_replies.reply, chat_replies.stream, "openai", Exchange)
     speak("responses", responses.read, responses.reply, responses.stream, "openai", Exchange)
     speak("completions", completions.read, completions.reply, completions.stream, "openai", RawExchange)
     speak("messages", messages.read, messages_replies.reply, messages_replies.stream, "anthropic", Exchange)
@@ -212,7 +245,9 @@ def _refused(request: Request, refusal: Refusal, headers: Mapping[str, str] | No
 async def _asked(gateway: Gateway, session_id: str, request: Request, inside: str) -> tuple[Seat, RequestBody]:
     """The session and the body of a request that may speak in it."""
     seat = gateway.seat(session_id, _key(request))
-    body = RequestBody.parse(await _bytes(request, gateway.parts.limits), inside)
+    data = await _bytes(request, gateway.parts.limits)
+    parse = functools.partial(RequestBody.parse, data, inside)
+    body = parse() if len(data) < LARGE_BODY else await asyncio.to_thread(parse)
     if seat.live.session.status is not Status.OPEN:
         raise Refusal(410, f"session {session_id!r} is closed", "session_closed")
     if seat.live.broken is not None:
@@ -231,18 +266,21 @@ async def _bytes(request: Request, limits: Limits) -> bytes:
     too_large = Refusal(413, f"the body is larger than {limits.body_bytes} bytes", "body_too_large")
     if int(request.headers.get("content-length") or 0) > limits.body_bytes:
         raise too_large
-    data = bytearray()
+    pieces: list[bytes] = []
+    size, more = 0, True
     try:
         async with asyncio.timeout(limits.body_timeout):
-            async for piece in request.stream():
-                data += piece
-                if len(data) > limits.body_bytes:
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise Refusal(400, "the client left before its body had arrived", "disconnected")
+                pieces.append(message.get("body", b""))
+                size, more = size + len(pieces[-1]), message.get("more_body", False)
+                if size > limits.body_bytes:
                     raise too_large
-    except ClientDisconnect:
-        raise Refusal(400, "the client left before its body had arrived", "disconnected") from None
     except TimeoutError:
         raise Refusal(408, "the body did not arrive in time", "body_timeout") from None
-    return bytes(data)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -6,11 +6,13 @@ the text, and only what is new is parsed, validated and converted. So a request 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from agentrl.sessions.gateway.bodies import History
+from agentrl.sessions.gateway.bodies import Body, History
+from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import Message, Sampling
 
@@ -65,3 +67,34 @@ class Ask:
     def callable(self) -> list[ToolSchema]:
         """Every tool that a turn may call."""
         return [*self.tools, *self.deferred]
+
+
+Read = Callable[[Body, Limits, "int | None", bool], Ask]
+"""Makes an Ask of a body, under these limits; how often the client has tried; whether the engine can keep a schema."""
+MOST_TEXT, MOST_KNOWN = 1 << 18, 64
+"""Bytes of parameters that are worth remembering, and how many such texts are."""
+
+
+def remembering(read: Read) -> Read:
+    """The same for a protocol whose conversion notes nothing: a session's requests differ in their history alone.
+
+    So what was read of the same parameters, to the letter, need not be read and validated again.
+    """
+    known: OrderedDict[tuple[tuple[bytes, ...], int | None, bool], Ask] = OrderedDict()
+
+    def again(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Ask:
+        if body.history is None:
+            return read(body, limits, retry, json_schema)
+        key = body.text, retry, json_schema
+        ask = known.get(key)
+        if ask is None:
+            ask = read(body, limits, retry, json_schema)
+            if sum(map(len, body.text)) <= MOST_TEXT:
+                known[key] = ask
+                if len(known) > MOST_KNOWN:
+                    known.popitem(last=False)
+        else:
+            known.move_to_end(key)
+        return replace(ask, history=body.history, count=0, ignored=dict(ask.ignored))
+
+    return again

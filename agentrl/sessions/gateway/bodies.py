@@ -7,7 +7,7 @@ everything is for histories that were never seen in this spelling.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ class History:
     """A conversation as JSON text: an array."""
 
     raw: bytes
+    _read: dict[int, list[Any]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, items: list[Any]) -> History:
@@ -46,16 +47,27 @@ class History:
         Raises:
             Refusal: it is not valid JSON.
         """
+        if self._read and (read := self._read.pop(len(beginning), None)) is not None:
+            return read
         rest = self.raw[len(beginning) :].lstrip() if beginning else self.raw
         return list(loads(b"[" + rest.removeprefix(b",") if beginning else rest))
+
+    def read_ahead(self, beginning: bytes = b"") -> None:
+        """Read what `items` will be asked for.
+
+        Raises:
+            Refusal: it is not valid JSON.
+        """
+        self._read[len(beginning)] = self.items(beginning)
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A request: its parameters, and apart from them the one that holds the conversation."""
+    """A request: its parameters, and apart from them the one that holds the conversation; `text` is theirs alone."""
 
     fields: dict[str, Any]
     history: History | None = None
+    text: tuple[bytes, ...] = ()
 
     @classmethod
     def parse(cls, data: bytes, inside: str) -> Body:
@@ -69,14 +81,15 @@ class Body:
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise Refusal(400, f"the body must be a JSON object: {error}", "invalid_json") from None
         history: History | None = None
-        fields = {}
+        fields, text = {}, list[bytes]()
         for name, raw in top.items():
             value = bytes(raw)
             if name == inside and value[:1] == b"[":
                 history = History(value)
             else:
                 fields[name] = loads(value)
-        return cls(fields, history)
+                text += name.encode(), value
+        return cls(fields, history, tuple(text))
 
 
 def loads(data: bytes) -> Any:

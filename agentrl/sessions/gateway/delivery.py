@@ -8,7 +8,6 @@ but doesn't read is hung up on, for the same reason that a lost one is: nobody k
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -24,15 +23,33 @@ from agentrl.sessions.gateway.refusals import Refusal, Style, refusal_for
 from agentrl.sessions.gateway.wire.sse import event
 from agentrl.types import FinishReason, Status
 
-SOON = 60.0
-ON_RESET = "agentrl.on_reset"
-"""In a request's scope: what the server calls if the connection is reset after the reply was written."""
+CLIENT = "agentrl.client"
+"""In a request's scope: its `Client`, where the server tells when it leaves; other servers are asked."""
 HEADER_LENGTH = 1000
 """Characters of the header that tells which fields were passed over."""
 log = logging.getLogger("agentrl.gateway")
 
 Reply = Callable[[Exchange], bytes]
 Stream = Callable[[Exchange], AsyncIterator[bytes]]
+
+
+class Client:
+    """Who sent a request: `on_left` is called if they leave, and `on_reset` if they reset the connection."""
+
+    __slots__ = ("left", "on_left", "on_reset")
+
+    def __init__(self) -> None:
+        self.left = False
+        self.on_left: Callable[[], object] | None = None
+        self.on_reset: Callable[[], object] | None = None
+
+    def leave(self, *, reset: bool = False) -> None:
+        """The client has gone."""
+        self.left = True
+        if self.on_left is not None:
+            self.on_left()
+        if reset and self.on_reset is not None:
+            self.on_reset()
 
 
 class Delivery(Response):
@@ -56,11 +73,12 @@ class Delivery(Response):
         self.began = False
         self.sent = False
         self.given_up = False
+        self._client = Client()
+        self._cancel: Callable[[], object] = lambda: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Produce the reply beside a watch over the client; whichever ends first ends the other."""
-        session, limits = self.seat.live.session, self.gateway.parts.limits
-        self._scope = scope
+        """Produce the reply; a client that leaves before it has it ends that."""
+        limits = self.gateway.parts.limits
         refusal = None
         if self.seat.in_flight >= limits.session_in_flight:
             refusal = Refusal(429, "too many requests in this session", "session_busy", retry_after=1)
@@ -71,23 +89,34 @@ class Delivery(Response):
             return
         self.gateway.in_flight += 1
         self.seat.in_flight += 1
-        producing = asyncio.ensure_future(self._produce(send))
-        self._watch = watching = asyncio.ensure_future(_gone(receive))
-        self._cancel = producing.cancel
+        told: Client | None = scope.get(CLIENT)
+        self._client = told or Client()
+        watching = None if told else asyncio.ensure_future(_watch(receive, self._client))
+        task = asyncio.current_task()
+        assert task is not None
+        self._cancel, self._client.on_left = task.cancel, self._left
+        if self._client.left:
+            self._left()
         try:
-            await asyncio.wait({producing, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if not producing.done() and not self.sent:
-                session.count("gateway/disconnects")
-                producing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await producing
+            await self._produce(send)
+        except asyncio.CancelledError:
+            if not self._client.left or self.sent:
+                raise
+            self._uncancel()
         finally:
-            producing.cancel()
-            watching.cancel()
-            await asyncio.gather(producing, watching, return_exceptions=True)
+            self._client.on_left = None
+            self._cancel = lambda: None
+            if watching is not None:
+                watching.cancel()
             await self._save()
             self.gateway.in_flight -= 1
             self.seat.in_flight -= 1
+
+    def _left(self) -> None:
+        """The client has gone: what it will not get is not drawn on."""
+        if not self.sent:
+            self.seat.live.session.count("gateway/disconnects")
+            self._cancel()
 
     async def _save(self) -> None:
         """Store what was handed over, and what was counted where nothing was."""
@@ -107,12 +136,12 @@ class Delivery(Response):
                 async for _ in exchange.events():
                     pass
                 body = self.reply(exchange)
-                await self._start(timed, "application/json", len(body))
-                await self._last(timed, body)
+                await self._last(timed, body, len(body))
             await self._save()
         except asyncio.CancelledError:
             if not self.given_up:
                 raise
+            self._uncancel()
             await self._fail(timed, Refusal(410, "the session was closed, or the request repeated", "request_ended"))
         except SlowReader:
             self.seat.live.session.count("gateway/slow_readers")
@@ -150,17 +179,17 @@ class Delivery(Response):
         await _start(send, 200, kind, **headers)
         self.began = True
 
-    async def _last(self, send: Send, data: bytes) -> None:
-        """Write the last piece, if the client is still there, and add the turn to the tree."""
-        await asyncio.sleep(0)  # lets the watch notice a client that has left
-        if self._watch.done():
-            await asyncio.sleep(SOON)  # it cancels us
+    async def _last(self, send: Send, data: bytes, whole: int | None = None) -> None:
+        """Write the last piece, or the `whole` length at once, if the client is still there, and add the turn."""
+        await asyncio.sleep(0)  # a client that has left is noticed, which cancels us
+        if whole is not None:
+            await self._start(send, "application/json", whole)
         await send({"type": "http.response.body", "body": data, "more_body": True})
         self.sent = True
         live = self.seat.live
         if live.session.status is Status.OPEN:  # and was not closed in the last moment
             nodes = self.exchange.commit()
-            self._scope[ON_RESET] = self.exchange.lost
+            self._client.on_reset = self.exchange.lost
             live.truncated = any(node.finish_reason is FinishReason.LENGTH for node in nodes)
         self.exchange.end()
         await send({"type": "http.response.body", "body": b""})
@@ -169,9 +198,15 @@ class Delivery(Response):
         if not self.began:
             await _refuse(send, refusal, self.style)
         elif self.exchange.ask.stream:
-            data = orjson.dumps(refusal.body(self.style)).decode()
+            data = orjson.dumps(refusal.body(self.style))
             name = "error" if self.style == "anthropic" or self.exchange.ask.protocol == "responses" else None
             await send({"type": "http.response.body", "body": event(data, name)})
+
+    def _uncancel(self) -> None:
+        """The task is the server's, and goes on."""
+        task = asyncio.current_task()
+        while task is not None and task.cancelling():
+            task.uncancel()
 
     def _give_up(self) -> None:
         self.given_up = True
@@ -194,9 +229,10 @@ class SlowReader(Exception):
     """A client left its reply unread for too long."""
 
 
-async def _gone(receive: Receive) -> None:
+async def _watch(receive: Receive, client: Client) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    client.leave()
 
 
 async def _start(send: Callable[[Any], Awaitable[None]], status: int, kind: str, **headers: str) -> None:
@@ -206,5 +242,6 @@ async def _start(send: Callable[[Any], Awaitable[None]], status: int, kind: str,
 
 
 async def _refuse(send: Callable[[Any], Awaitable[None]], refusal: Refusal, style: Style) -> None:
-    await _start(send, refusal.status, "application/json", **refusal.headers)
-    await send({"type": "http.response.body", "body": orjson.dumps(refusal.body(style))})
+    body = orjson.dumps(refusal.body(style))
+    await _start(send, refusal.status, "application/json", **refusal.headers, **{"content-length": str(len(body))})
+    await send({"type": "http.response.body", "body": body})

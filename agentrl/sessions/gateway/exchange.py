@@ -9,6 +9,7 @@ open the turn: what is drawn after it still has the whole vocabulary to choose f
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 import time
@@ -28,7 +29,7 @@ from agentrl.sessions.gateway.pieces import Event, cut_turn, deltas_of, detached
 from agentrl.sessions.gateway.reading import Reading, forced_tokens
 from agentrl.sessions.gateway.refusals import Refusal
 from agentrl.sessions.gateway.repeats import Flight, Replay
-from agentrl.sessions.gateway.sizes import LARGE, characters, check_beginning, check_length, off_loop
+from agentrl.sessions.gateway.sizes import LARGE, LARGE_BODY, characters, check_length, check_text, off_loop
 from agentrl.sessions.renderers.base import Renderer, Span, parse
 from agentrl.sessions.renderers.strip import Stripped, count_stripped, strip_earlier_reasoning
 from agentrl.types import Chunk, Engine, Message, Node, Sampling, Turn
@@ -99,6 +100,8 @@ class Exchange:
     async def _write(self, limit: int | None = None) -> None:
         """Find the place and write what is new; `limit` is how many tokens the whole prompt may have."""
         ask, live, renderer = self.ask, self.live, self.parts.renderer
+        if ask.history is not None and len(ask.history.raw) >= LARGE_BODY:
+            await asyncio.to_thread(ask.history.read_ahead, live.known_beginning(ask))
         self.place, self.line = live.place(ask)
         self.place, echo = await follow(live, renderer, self.place, limit, ask.callable)
         after = live.session.nodes[self.place.parent] if self.place.parent is not None else None
@@ -122,7 +125,7 @@ class Exchange:
 
         def render() -> list[list[int]]:
             if room is not None and size >= LARGE:
-                check_beginning(renderer.tokenizer, max((message.text for message in messages), key=len), room)
+                check_text(renderer.tokenizer, max((message.text for message in messages), key=len), room)
             return renderer.render(messages, tools=tools, after=after)
 
         if room is not None:

@@ -15,7 +15,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +25,7 @@ from agentrl.sessions.gateway.exchange import Parts
 from agentrl.sessions.gateway.live import Live
 from agentrl.sessions.gateway.refusals import Refusal
 from agentrl.sessions.gateway.rewards import CloseBody, RewardBody
+from agentrl.sessions.gateway.writing import Writer
 from agentrl.sessions.store import Store
 from agentrl.types import Session, Status
 
@@ -49,6 +49,7 @@ class Seat:
     sealed: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None
     in_flight: int = 0
+    key: bytes = b""
 
 
 class Gateway:
@@ -66,7 +67,7 @@ class Gateway:
         self._secret = secret or secrets.token_bytes(SECRET_BYTES)
         self.in_flight = 0
         self._seats: dict[str, Seat] = {}
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="agentrl-store")
+        self._writer = Writer(store)
         self._sealing: set[asyncio.Task[None]] = set()
 
     # -------------------------------------------------------------------------------------- opening
@@ -98,7 +99,7 @@ class Gateway:
         return hmac.compare_digest(self._key(session).encode(), key.encode())
 
     def _seat(self, session: Session) -> Seat:
-        seat = Seat(Live(session))
+        seat = Seat(Live(session), key=self._key(session).encode())
         seat.live.stored = len(session.nodes)
         self._seats[session.id] = seat
         if session.status is Status.OPEN:
@@ -124,7 +125,7 @@ class Gateway:
             seat = self._seat(session)
             seat.live.repeats.reopened = time.monotonic()
             return seat
-        if not self._fits(seat.live.session, key):
+        if not hmac.compare_digest(seat.key, key.encode()):
             raise Refusal(401, "no such session, or the key is not its own", "invalid_api_key")
         return seat
 
@@ -256,14 +257,14 @@ class Gateway:
         if not nodes and not counted:
             return
         try:
-            await self.write(lambda: self.store.append(live.session.id, *nodes, head=live.session))
+            await self._writer.append(live.session, nodes)
         except StoreError as error:
             live.broken = str(error)
             raise
 
     async def write(self, work: Callable[[], T]) -> T:
         """Do this on the store's thread, after everything before it; being cancelled doesn't stop it."""
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._writer, work))
+        return await self._writer.do(work)
 
     async def aclose(self) -> None:
         """Stop: what is under way is aborted, what is open stays open in the store; idempotent."""
@@ -275,7 +276,7 @@ class Gateway:
         for seat in list(self._seats.values()):
             await self.write(_saving(self.store, seat.live))
         self._seats.clear()
-        self._writer.shutdown()
+        self._writer.close()
 
 
 def _saving(store: Store, live: Live) -> Callable[[], None]:

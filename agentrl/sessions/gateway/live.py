@@ -126,6 +126,11 @@ class Live:
             return self.index.place(line.node, messages, ask.callable), line
         return self.index.place(tools_digest(ask.tools), [*ask.prelude, *messages], ask.callable), None
 
+    def known_beginning(self, ask: Ask) -> bytes:
+        """What of the request's history need not be read, since it was seen before."""
+        line = self._line(ask, ask.history) if ask.history is not None and ask.follows is None else None
+        return line.beginning if line is not None else b""
+
     def _after_reply(self, ask: Ask, reply_id: str) -> Place:
         """Go on from a reply by its name; other instructions or tools than its own begin a new root."""
         node_id = self.index.reply(reply_id)

@@ -15,7 +15,7 @@ from agentrl.sessions.gateway.live import Written
 from agentrl.sessions.gateway.matching import Place, tools_digest
 from agentrl.sessions.gateway.reading import Reading
 from agentrl.sessions.gateway.refusals import Refusal
-from agentrl.sessions.gateway.sizes import LARGE, check_beginning, check_length, off_loop
+from agentrl.sessions.gateway.sizes import LARGE, check_length, check_text, off_loop
 from agentrl.sessions.renderers.base import Delta, Parsed, Span, SpanKind
 from agentrl.types import FinishReason, Message, Node, Tokenizer
 
@@ -85,7 +85,7 @@ class RawExchange(Exchange):
 
 def _encoded(tokenizer: Tokenizer, text: str, room: int | None) -> list[int]:
     if room is not None and len(text) >= LARGE:
-        check_beginning(tokenizer, text, room)
+        check_text(tokenizer, text, room)
     return tokenizer.encode(text)
 
 

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 
 from agentrl.errors import EngineError, InfraError
 from agentrl.sessions.gateway.app import create_app
+from agentrl.sessions.gateway.collector import tuned
 from agentrl.sessions.gateway.connection import limited
 from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.renderers.base import Renderer
@@ -84,6 +85,7 @@ async def serve(
     port: int = 8000,
     admin_key: str | None = None,
     announce: Any = print,
+    own_process: bool = False,
     **options: Any,
 ) -> None:
     """Serve until cancelled, or until no engine is left.
@@ -96,6 +98,7 @@ async def serve(
         port: the port; 0 takes a free one.
         admin_key: what opening a session needs.
         announce: is told the address, and the key if one was made up.
+        own_process: whether this process does nothing else, so that its garbage collector may be set for serving.
         **options: see `create_app`.
 
     Raises:
@@ -106,7 +109,11 @@ async def serve(
         admin_key = f"sk-{secrets.token_urlsafe(24)}"
         announce(f"opening a session needs this key: {admin_key}")
     app = create_app(engine, renderer, store, admin_key=admin_key, **options)
-    async with running(app, host=host, port=port) as url:
+    gateway = gateway_of(app)
+    async with (
+        running(app, host=host, port=port) as url,
+        tuned(lambda: gateway.in_flight > 0) if own_process else contextlib.nullcontext(),
+    ):
         announce(f"the gateway listens on {url} (POST {url}/sessions opens a session)")
         while not (health := await engine.health()).gone:  # noqa: ASYNC110 (engines have no event for it)
             await asyncio.sleep(LOOK_EVERY)

@@ -76,10 +76,25 @@ async def test_a_text_whose_beginning_alone_is_too_long_is_refused_by_it(
     serve: Serve, encoded: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(vars(renderer().tokenizer), "longest", 10**6)  # from such a vocabulary nothing follows
+    monkeypatch.setitem(vars(renderer().tokenizer), "most_gaps", 10**6)
     async with serve(Talker(max_context=1000)) as served:
         access = await served.open()
         assert (await post(access, "chat/completions", "hello there " * 100_000)).status_code == 400
         assert max(size for size, _ in encoded) < 10_000
+
+
+async def test_a_text_with_more_words_than_there_is_room_is_refused_without_being_tokenised(
+    serve: Serve, encoded: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a context of 262,000 tokens a prompt of 10 MB kept a thread busy for more than a second."""
+    monkeypatch.setitem(vars(renderer().tokenizer), "longest", 10**6)
+    async with serve(Talker(max_context=20_000)) as served:
+        access = await served.open()
+        for path in WHERE:
+            reply = await post(access, path, "hello there " * 100_000)
+            assert reply.status_code == 400, reply.text
+            assert "words" in reply.text
+        assert max((size for size, _ in encoded), default=0) < 1000
 
 
 async def test_counting_tokens_refuses_no_length(serve: Serve) -> None:

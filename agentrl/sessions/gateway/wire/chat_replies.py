@@ -1,37 +1,30 @@
-"""Chat Completions on the way out: whole replies and streams, built with the SDK's own types."""
+"""Chat Completions on the way out: whole replies and streams."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Any
 
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.live import Drawn
-from agentrl.sessions.gateway.wire.sse import event
+from agentrl.sessions.gateway.wire.sse import encoded, event
 from agentrl.sessions.renderers.base import Delta, SpanKind
-from agentrl.types import FinishReason
+from agentrl.types import FinishReason, Message
 
 
 def reply(exchange: Exchange) -> bytes:
     """The whole reply."""
     choices = []
     for place, choice in enumerate(exchange.choices):
-        message = choice.message.model_dump(exclude_none=True)
-        message.setdefault("content", None)
         choices.append(
             {
                 "index": place,
-                "message": message,
+                "message": _message(choice.message),
                 "finish_reason": finish(choice),
                 "logprobs": logprobs(exchange, choice) if exchange.ask.extra["logprobs"] else None,
             }
         )
-    completion = ChatCompletion.model_validate(
-        {**_frame(exchange, "chat.completion"), "choices": choices, "usage": usage(exchange)}
-    )
-    return completion.model_dump_json(exclude_unset=True).encode()
+    return encoded({**_frame(exchange, "chat.completion"), "choices": choices, "usage": usage(exchange)})
 
 
 async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
@@ -40,8 +33,7 @@ async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
 
     def chunk(place: int, delta: dict[str, Any], **fields: Any) -> bytes:
         choice = {"index": place, "delta": delta, "finish_reason": None, **fields}
-        built = ChatCompletionChunk.model_validate({**frame, "choices": [choice]})
-        return event(built.model_dump_json(exclude_unset=True))
+        return event(encoded({**frame, "choices": [choice]}))
 
     begun: set[int] = set()
     async for place, delta in exchange.events():
@@ -56,9 +48,8 @@ async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
             yield chunk(place, {}, logprobs=logprobs(exchange, choice))
         yield chunk(place, {}, finish_reason=finish(choice))
     if exchange.ask.extra["usage"]:
-        built = ChatCompletionChunk.model_validate({**frame, "choices": [], "usage": usage(exchange)})
-        yield event(built.model_dump_json(exclude_unset=True))
-    yield event("[DONE]")
+        yield event(encoded({**frame, "choices": [], "usage": usage(exchange)}))
+    yield event(b"[DONE]")
 
 
 def _frame(exchange: Exchange, kind: str) -> dict[str, Any]:
@@ -68,6 +59,18 @@ def _frame(exchange: Exchange, kind: str) -> dict[str, Any]:
         "created": exchange.created,
         "model": exchange.ask.model,
     }
+
+
+def _message(message: Message) -> dict[str, Any]:
+    data: dict[str, Any] = {"role": "assistant", "content": message.content}
+    if message.reasoning_content is not None:
+        data["reasoning_content"] = message.reasoning_content
+    if message.tool_calls is not None:
+        data["tool_calls"] = [
+            {"id": c.id, "type": "function", "function": {"name": c.function.name, "arguments": c.function.arguments}}
+            for c in message.tool_calls
+        ]
+    return data
 
 
 def _delta(delta: Delta) -> dict[str, Any]:

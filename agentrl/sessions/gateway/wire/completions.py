@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from openai.types import Completion, completion_create_params
+from openai.types import completion_create_params
 
 from agentrl.sessions.gateway.asks import Ask
 from agentrl.sessions.gateway.bodies import Body
@@ -15,7 +15,7 @@ from agentrl.sessions.gateway.live import Drawn
 from agentrl.sessions.gateway.refusals import Refusal, unsupported
 from agentrl.sessions.gateway.wire.chat import sampling_of
 from agentrl.sessions.gateway.wire.chat_replies import usage
-from agentrl.sessions.gateway.wire.sse import event
+from agentrl.sessions.gateway.wire.sse import encoded, event
 from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.types import FinishReason, Message
 
@@ -77,8 +77,7 @@ def _prompt(prompt: Any) -> str | list[int]:
 def reply(exchange: Exchange) -> bytes:
     """The whole reply."""
     choices = [_choice(exchange, place, choice.message.text, choice) for place, choice in enumerate(exchange.choices)]
-    built = Completion.model_validate({**_frame(exchange), "choices": choices, "usage": usage(exchange)})
-    return built.model_dump_json(exclude_unset=True).encode()
+    return encoded({**_frame(exchange), "choices": choices, "usage": usage(exchange)})
 
 
 async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
@@ -86,14 +85,13 @@ async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
     frame = _frame(exchange)
     async for place, delta in exchange.events():
         choice = {"index": place, "text": delta.content, "finish_reason": None, "logprobs": None}
-        yield event(Completion.model_construct(**frame, choices=[choice]).model_dump_json(warnings=False))
+        yield event(encoded({**frame, "choices": [choice]}))
     for place, drawn in enumerate(exchange.choices):
         last = _choice(exchange, place, "", drawn)
-        yield event(Completion.model_validate({**frame, "choices": [last]}).model_dump_json(exclude_unset=True))
+        yield event(encoded({**frame, "choices": [last]}))
     if exchange.ask.extra["usage"]:
-        built = Completion.model_validate({**frame, "choices": [], "usage": usage(exchange)})
-        yield event(built.model_dump_json(exclude_unset=True))
-    yield event("[DONE]")
+        yield event(encoded({**frame, "choices": [], "usage": usage(exchange)}))
+    yield event(b"[DONE]")
 
 
 def _choice(exchange: Exchange, place: int, text: str, choice: Drawn) -> dict[str, Any]:

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-import orjson
-from openai.types.responses import ResponseStreamEvent
-from pydantic import TypeAdapter
-
 from agentrl.sessions.gateway.wire import custom
-from agentrl.sessions.gateway.wire.sse import event
+from agentrl.sessions.gateway.wire.sse import encoded, event
 from agentrl.sessions.renderers.base import Delta
 from agentrl.types import Message, ToolCall
-
-_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 def output_items(reply_id: str, message: Message, customs: Set[str] = frozenset()) -> list[dict[str, Any]]:
@@ -75,11 +69,10 @@ class Items:
         self._anything = False
 
     def event(self, kind: str, **fields: Any) -> bytes:
-        """One event with the next sequence number, checked against the SDK's own type."""
+        """One event with the next sequence number."""
         self._sequence += 1
         data = {"type": kind, "sequence_number": self._sequence, **fields}
-        _EVENT.validate_python(data)
-        return event(orjson.dumps(data).decode(), kind)
+        return event(encoded(data), kind)
 
     def take(self, delta: Delta) -> list[bytes]:
         """The events of a delta."""

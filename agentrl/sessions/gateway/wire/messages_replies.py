@@ -6,21 +6,8 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from anthropic.types import (
-    Message as Reply,
-)
-from anthropic.types import (
-    RawContentBlockDeltaEvent,
-    RawContentBlockStartEvent,
-    RawContentBlockStopEvent,
-    RawMessageDeltaEvent,
-    RawMessageStartEvent,
-    RawMessageStopEvent,
-)
-from pydantic import BaseModel
-
 from agentrl.sessions.gateway.exchange import Exchange
-from agentrl.sessions.gateway.wire.sse import event
+from agentrl.sessions.gateway.wire.sse import encoded, event
 from agentrl.types import FinishReason
 
 
@@ -37,8 +24,7 @@ def reply(exchange: Exchange) -> bytes:
         given = json.loads(call.function.arguments or "{}")
         blocks.append({"type": "tool_use", "id": call.id, "name": call.function.name, "input": given})
     usage = {"input_tokens": exchange.prompt_tokens, "output_tokens": len(choice.turn.token_ids)}
-    built = Reply.model_validate({**_frame(exchange), **_stop(exchange), "content": blocks, "usage": usage})
-    return built.model_dump_json(exclude_unset=True).encode()
+    return encoded({**_frame(exchange), **_stop(exchange), "content": blocks, "usage": usage})
 
 
 async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
@@ -50,7 +36,7 @@ async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
     async for _, delta in exchange.events():
         if not begun:
             begun = True
-            yield _event(RawMessageStartEvent, "message_start", message=message)
+            yield _event("message_start", message=message)
         if delta.call is not None:
             block = {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}}
             pieces = blocks.open("tool_use", block, anew=True)
@@ -66,12 +52,12 @@ async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
         for piece in pieces:
             yield piece
     if not begun:
-        yield _event(RawMessageStartEvent, "message_start", message=message)
+        yield _event("message_start", message=message)
     for piece in blocks.close():
         yield piece
     drawn = {"output_tokens": sum(len(choice.turn.token_ids) for choice in exchange.choices)}
-    yield _event(RawMessageDeltaEvent, "message_delta", delta=_stop(exchange), usage=drawn)
-    yield _event(RawMessageStopEvent, "message_stop")
+    yield _event("message_delta", delta=_stop(exchange), usage=drawn)
+    yield _event("message_stop")
 
 
 class _Blocks:
@@ -88,12 +74,12 @@ class _Blocks:
             return []
         pieces = self.close()
         self._kind, self._place = kind, self._place + 1
-        start = _event(RawContentBlockStartEvent, "content_block_start", index=self._place, content_block=block)
+        start = _event("content_block_start", index=self._place, content_block=block)
         return [*pieces, start]
 
     def delta(self, delta: dict[str, Any]) -> bytes:
         """More of the open block."""
-        return _event(RawContentBlockDeltaEvent, "content_block_delta", index=self._place, delta=delta)
+        return _event("content_block_delta", index=self._place, delta=delta)
 
     def close(self) -> list[bytes]:
         """End the open block, if there is one; thinking ends with its signature."""
@@ -102,11 +88,11 @@ class _Blocks:
         signed = self._kind == "thinking"
         pieces = [self.delta({"type": "signature_delta", "signature": self._signature})] if signed else []
         self._kind = None
-        return [*pieces, _event(RawContentBlockStopEvent, "content_block_stop", index=self._place)]
+        return [*pieces, _event("content_block_stop", index=self._place)]
 
 
-def _event(kind: type[BaseModel], name: str, **fields: Any) -> bytes:
-    return event(kind.model_validate({"type": name, **fields}).model_dump_json(exclude_unset=True), name)
+def _event(name: str, **fields: Any) -> bytes:
+    return event(encoded({"type": name, **fields}), name)
 
 
 def _frame(exchange: Exchange) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from openai.types.responses import Response, response_create_params
+from openai.types.responses import response_create_params
 from openai.types.responses.response_input_item_param import ResponseInputItemParam
 
 from agentrl.sessions.gateway.asks import Ask
@@ -22,6 +22,7 @@ from agentrl.sessions.gateway.refusals import Refusal, unsupported
 from agentrl.sessions.gateway.wire import custom
 from agentrl.sessions.gateway.wire.chat import HARMLESS, choice_of, form_of, sampling_of, tools_of
 from agentrl.sessions.gateway.wire.items import Items, output_items
+from agentrl.sessions.gateway.wire.sse import encoded
 from agentrl.sessions.gateway.wire.validation import Parameters, check, validator
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import FinishReason, FunctionCall, Message, ToolCall
@@ -217,7 +218,7 @@ def _joined(spoken: Sequence[Message]) -> list[Message]:
 
 def reply(exchange: Exchange) -> bytes:
     """The whole reply."""
-    return Response.model_validate(_finished(exchange)).model_dump_json(exclude_unset=True).encode()
+    return encoded(_finished(exchange))
 
 
 async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
