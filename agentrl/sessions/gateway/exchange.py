@@ -245,7 +245,7 @@ class Exchange:
     def _room(self) -> int:
         room = self._limit() - len(self.ids)
         if self.parts.session_tokens is not None:
-            new = len(self.opening) + sum(len(w.token_ids) for w in self.new)
+            new = len(self.opening) + sum(len(w.token_ids) - (w.taken or 0) for w in self.new)
             room = min(room, self.parts.session_tokens - self.live.size - new)
         return room
 

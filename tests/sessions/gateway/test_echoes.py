@@ -31,10 +31,10 @@ def echo(text: str, **fields: Any) -> Message:
 class Talk:
     """One session, and what its engine was given."""
 
-    def __init__(self, folder: Path, *words: Any, strip_reasoning: bool = False) -> None:
+    def __init__(self, folder: Path, *words: Any, **options: Any) -> None:
         self.engine = Talker(in_turn(*words))
         self.store = Store(folder / "s.db")
-        parts = Parts(self.engine, renderer(), Limits(), strip_reasoning=strip_reasoning)
+        parts = Parts(self.engine, renderer(), Limits(), **options)
         self.gateway = Gateway(parts, self.store, secret=b"kept")
         self.seat: Seat | None = None
         self.key = ""
@@ -173,6 +173,14 @@ async def test_stripping_leaves_the_reasoning_of_an_extended_turn_behind(tmp_pat
     assert talk.saw(1).count("a!<|im_end|>") == talk.saw(2).count("a!<|im_end|>") == talk.saw(2).count("b?") == 1
     assert "so\n" not in talk.saw(2)
     assert [session.nodes[n.repeats].message.text for n in session.nodes if n.repeats is not None] == ["a", "b"]
+
+
+async def test_tokens_that_an_echo_shares_with_its_turn_count_once_in_the_sessions_budget(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, say("a" * 60), say("b"), session_tokens=150)
+    await talk(HI)
+    await talk(HI, echo("a" * 60 + "!"), MORE)
+    session = talk.session()
+    assert tree.size(session) < 150 < sum(len(node.token_ids) for node in session.nodes)
 
 
 async def test_a_session_that_is_taken_up_again_knows_its_extended_turns(tmp_path: Path) -> None:
