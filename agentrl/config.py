@@ -238,6 +238,10 @@ class WeightsConfig(Section):
     """Tokens of the prompt by which each engine is compared with the trainer after a publication; 0: don't."""
     probe_bound: PositiveFloat = 0.1
     """A mean |log-probability difference| on that prompt over this stops the run."""
+    start_tokens: int | None = Field(default=None, ge=0)
+    """Tokens of the longer prompt of the comparison at the start; None is as many as take seconds; 0: don't."""
+    start_bound: PositiveFloat | None = None
+    """The bound there, for each stretch of it; None is twice what transformers itself is off by in that precision."""
     timeout: PositiveFloat = 600.0
     """Seconds for draining, and for sending."""
     keep: bool = True

@@ -33,6 +33,7 @@ from agentrl.train.algorithms import get_algorithm
 from agentrl.train.backends import Trainer, make_trainer, proof
 from agentrl.train.backends.loaded import Loaded, require_loaded
 from agentrl.train.display import Display
+from agentrl.train.engine_check import compare_engine
 from agentrl.train.loop import Loop
 from agentrl.train.pictures import learning_curve, transcripts
 from agentrl.train.result import TrainResult
@@ -76,7 +77,7 @@ async def _train(
         algorithm = get_algorithm(config.algo.name)
         loop = Loop(config, state, rollouts.engine, algorithm, rollouts.renderer, folder, display)
         try:
-            compare_loaded(config, base, trainer, display)
+            loaded = compare_loaded(config, base, trainer, display)
             if folder.checkpoint:
                 state.restore(folder.checkpoint)
             start = folder.go_on(config)
@@ -87,6 +88,10 @@ async def _train(
             with display.part("starting the engine"):
                 await started(rollouts.engine)
             await loop.publish()
+            if config.model.name != setup.TINY:
+                with display.part("comparing the engine with the trainer"):
+                    if line := await compare_engine(rollouts.engine, trainer, config, base, loaded):
+                        display.say(line)
             if config.model.reasoning == "strip":
                 display.say(strip.PRICE)
             measured = (config, rollouts, act(config.eval.temperature), folder, display)

@@ -1,0 +1,120 @@
+"""An engine that computes something else than the trainer on a long prompt ends the run before its first step."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import agentrl
+from agentrl.config import EngineConfig, RunConfig, TrainerConfig
+from agentrl.errors import EngineError
+from agentrl.models import tiny
+from agentrl.overrides import validate
+from agentrl.rollout.engines.local import LocalEngine
+from agentrl.train.backends.loaded import Loaded, compare
+from agentrl.train.backends.torch import TorchTrainer
+from agentrl.train.engine_check import bound_of, compare_engine, length_of
+from tests.train.backends.test_loaded import folder_of, missing
+
+
+def run_of(**sections: Any) -> RunConfig:
+    return validate({"env": {"name": "calculator"}, "engine": {"device": "cpu"}, **sections}, RunConfig)
+
+
+async def compared(
+    folder: Path, engine_folder: Path | None = None, dtype: str = "float32", change: Any = None, **sections: Any
+) -> str | None:
+    """What comes of an engine and a trainer on two folders' models."""
+    engine = LocalEngine(engine_folder or folder, EngineConfig(device="cpu", max_batch=4, dtype=dtype))
+    if change is not None:
+        with torch.no_grad():
+            change(engine._runner.model)
+    trainer = TorchTrainer(folder, TrainerConfig(device="cpu"))
+    config = run_of(engine={"device": "cpu", "dtype": dtype}, trainer={"device": "cpu"}, **sections)
+    try:
+        loaded = compare(trainer, folder, precisions=(dtype,))
+        return await compare_engine(engine, trainer, config, folder, loaded)
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_an_engine_and_a_trainer_that_compute_the_same_agree_to_the_end_of_the_context(
+    dtype: str, tmp_path: Path
+) -> None:
+    line = await compared(folder_of(tmp_path / "model"), dtype=dtype)
+    assert line is not None
+    assert "agree on a prompt of 511 tokens" in line
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_an_engine_with_other_weights_in_one_layer_is_refused_with_the_numbers(
+    dtype: str, tmp_path: Path
+) -> None:
+    folder = folder_of(tmp_path / "model")
+    with pytest.raises(
+        EngineError, match=r"local and the trainer disagree before the first step.*tokens 0 to 63.*nats"
+    ):
+        await compared(folder, dtype=dtype, change=missing)
+
+
+async def test_an_engine_whose_window_is_another_is_refused_and_the_message_says_from_where_on(tmp_path: Path) -> None:
+    """What no short prompt can show: the first 64 tokens see the same in both windows."""
+    folder = folder_of(tmp_path / "model", kind="mistral")
+    other = shutil.copytree(folder, tmp_path / "other")
+    for path, window in ((folder, 70), (other, 200)):
+        text = (path / "config.json").read_text().replace('"sliding_window": 12', f'"sliding_window": {window}')
+        (path / "config.json").write_text(text)
+    with pytest.raises(EngineError, match=r"the 63 before agree, so it is something that changes with the length"):
+        await compared(folder, other)
+
+
+async def test_the_comparison_can_be_left_out_or_loosened(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model")
+    assert await compared(folder, change=missing, weights={"start_tokens": 0}) is None
+    assert await compared(folder, change=missing, weights={"start_bound": 100.0}) is not None
+
+
+def test_the_bound_is_twice_what_both_precisions_are_off_by_in_transformers() -> None:
+    low = run_of(engine={"dtype": "bfloat16"}, trainer={"dtype": "bfloat16"})
+    mixed = run_of(engine={"dtype": "bfloat16"})
+    measured = Loaded(own={"bfloat16": 0.02})
+    assert bound_of(low, measured) == pytest.approx(0.08)
+    assert bound_of(mixed, measured) == pytest.approx(0.04)
+    assert bound_of(run_of(), measured) == 2e-3
+    assert bound_of(mixed, None) == mixed.weights.probe_bound, "nothing was measured"
+
+
+def test_the_prompt_is_as_long_as_the_context_the_budget_and_some_seconds_allow() -> None:
+    class Small:
+        hidden_size, num_hidden_layers, vocab_size = 64, 2, 100
+
+    class Large(Small):
+        hidden_size, num_hidden_layers = 4096, 32
+
+    cpu = {"device": "cpu"}
+    assert length_of(run_of(trainer=cpu), Small, 2000) == 2000
+    assert length_of(run_of(trainer=cpu | {"token_budget": 512}), Small, 2000) == 512
+    assert length_of(run_of(trainer=cpu, weights={"start_tokens": 300}), Large, 2000) == 300
+    assert length_of(run_of(trainer=cpu), Large, 100_000) < 64
+
+
+@pytest.mark.slow
+def test_a_run_whose_engine_has_a_layer_wrong_ends_before_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny.build(tmp_path / "model", ["<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n"])
+    make = LocalEngine.__init__
+
+    def mistaken(self: LocalEngine, *inputs: Any, **options: Any) -> None:
+        make(self, *inputs, **options)
+        with torch.no_grad():
+            self._runner.model.model.layers[1].mlp.down_proj.weight *= -20
+
+    monkeypatch.setattr(LocalEngine, "__init__", mistaken)
+    with pytest.raises(EngineError, match="disagree before the first step"):
+        agentrl.train("calculator", model=str(model), steps=1, run_dir=str(tmp_path / "run"))
