@@ -129,8 +129,8 @@ def _few_kinds(hf: Any) -> dict[str, Any]:
 
 
 def _early(hf: Any) -> dict[str, Any]:
-    """Windows and caps, where there are any, that matter within the tokens that are tried, and for small scores."""
-    least = {"sliding_window": TOKENS // 4, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.5}
+    """Windows and caps, where there are any, that matter within the tokens that are tried and don't hide all else."""
+    least = {"sliding_window": TOKENS // 4, "attn_logit_softcapping": 1.0, "final_logit_softcapping": 5.0}
     return {name: least[name] for name in least if getattr(hf, name, None)}
 
 

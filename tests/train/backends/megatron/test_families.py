@@ -14,7 +14,10 @@ import torch
 from transformers import AutoConfig
 
 from agentrl.errors import ConfigError
+from agentrl.models.loading import new_causal_lm
 from agentrl.train.backends import proof
+from agentrl.train.backends.megatron.check import shrunk
+from agentrl.train.backends.megatron.models import families
 from tests.conftest import need
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.world import World
@@ -200,6 +203,15 @@ def _has_megatron() -> bool:
     import importlib.util
 
     return importlib.util.find_spec("megatron") is not None
+
+
+@pytest.mark.parametrize("name", sorted(families()))
+def test_a_model_of_every_kind_can_be_made_small_for_the_check(name: str) -> None:
+    family = families()[name]
+    usual = AutoConfig.for_model(family.model_types[0])
+    with torch.device("meta"):
+        model = new_causal_lm(shrunk(usual, family), torch.float32, "eager")
+    assert sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
 
 
 @pytest.mark.slow

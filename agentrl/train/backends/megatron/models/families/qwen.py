@@ -50,7 +50,6 @@ def _shared(hf: Any) -> dict[str, Any]:
 
 def _tiny(hf: Any) -> dict[str, Any]:
     return {
-        "head_dim": 16,
         "num_local_experts": 8,  # what transformers calls num_experts inside
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 32,
@@ -80,7 +79,7 @@ QWEN2_MOE = register(
         windows=window_by_kind,
         layer={**NORMS, **ATTENTION, **MLP, **EXPERTS, **SHARED_EXPERT},
         outside=OUTSIDE,
-        tiny=lambda hf: {**_tiny(hf), "head_dim": None, "shared_expert_intermediate_size": 48},
+        tiny=lambda hf: {**_tiny(hf), "num_experts": 8, "shared_expert_intermediate_size": 48},
     )
 )
 
@@ -108,6 +107,6 @@ QWEN3_MOE = register(
         layer={**NORMS, **ATTENTION, **MLP, **EXPERTS},
         outside=OUTSIDE,
         refuse=_biasless,
-        tiny=_tiny,
+        tiny=lambda hf: {**_tiny(hf), "head_dim": 16},
     )
 )
