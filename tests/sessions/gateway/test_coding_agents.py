@@ -88,7 +88,7 @@ PATCH = "*** Begin Patch\n*** Add File: a.txt\n+one\n*** End Patch\n"
     ("model", "patch"),
     [
         ("m", use("exec_command", cmd=f"apply_patch <<'EOF'\n{PATCH}EOF")),
-        ("gpt-5.5", use("apply_patch", input=PATCH)),  # the models that it knows have a custom tool
+        ("gpt-5.5", use("apply_patch", input=PATCH)),  # a model that it knows has a custom tool
     ],
 )
 async def test_codex_works_in_a_shell_and_goes_on_the_next_time_on_one_clean_path(

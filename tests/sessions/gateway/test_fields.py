@@ -25,7 +25,7 @@ CODEX: dict[str, Any] = {
     "tools": [FUNCTION, {"type": "web_search", "external_web_access": False}, NAMESPACE],
     "tool_choice": "auto",
     "parallel_tool_calls": False,
-    "reasoning": {"effort": "medium", "summary": "auto"},
+    "reasoning": {"effort": "low", "summary": "auto"},
     "store": False,
     "stream": True,
     "include": ["reasoning.encrypted_content"],
@@ -34,7 +34,8 @@ CODEX: dict[str, Any] = {
     "text": {"verbosity": "low"},
 }
 CODEX_IGNORED = {
-    *("client_metadata", "include", "prompt_cache_key", "reasoning.summary", "store", "text.verbosity"),
+    *("client_metadata", "include", "prompt_cache_key", "reasoning.effort", "reasoning.summary"),
+    *("store", "text.verbosity"),
     *("tools.namespace", "tools.web_search"),
 }
 CLAUDE: dict[str, Any] = {

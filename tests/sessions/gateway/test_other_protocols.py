@@ -164,7 +164,7 @@ async def test_a_response_that_was_cut_is_incomplete(serve: Serve) -> None:
         ({"extra_body": {"max_tokens": 5}}, "did you mean 'max_output_tokens'"),
         ({"extra_body": {"min_p": 0.1}}, "min_p"),
         ({"max_output_tokens": True}, "max_output_tokens"),
-        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning"),
         ({"tools": [{"type": "local_shell"}]}, r"tools\[0\].type"),
         ({"truncation": "auto"}, "truncation"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, r"input\[0\].type"),

@@ -34,11 +34,17 @@ PARAMETERS = Parameters(
         *("metadata", "stream_options", "temperature", "text", "tool_choice", "tools", "top_p"),
     ),
     harmless=HARMLESS
-    | {"client_metadata", "include", "reasoning.generate_summary", "reasoning.summary", "text.verbosity"},
+    | {
+        "client_metadata",
+        "include",
+        "reasoning.effort",
+        "reasoning.generate_summary",
+        "reasoning.summary",
+        "text.verbosity",
+    },
     fixed={
         "background": (False,),
         "reasoning.context": ("auto",),
-        "reasoning.effort": ("medium",),
         "reasoning.mode": ("standard",),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
