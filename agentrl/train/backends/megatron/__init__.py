@@ -3,6 +3,7 @@
 trainer.py     the `Trainer` protocol; holds no weights and imports no Megatron
 ranks.py       the processes, seen from outside; worker.py is one of them
 layout.py      how many ranks share what, checked before anything starts
+copied.py      what tensor-parallel ranks hold alike, whose gradients are summed
 rank.py        one rank's part: its chunks, its share of every forest, its optimizer
 balance.py     forests to data-parallel ranks, by cost; micro.py makes a micro-batch of one
 table.py       what Megatron must know of a forest; attention.py reads it

@@ -20,15 +20,13 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.tensor_parallel.mappings import (
-    copy_to_tensor_model_parallel_region,
-    gather_from_sequence_parallel_region,
-)
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.utils import get_attr_wrapped_model
 from torch import Tensor
 
 from agentrl.train.backends.critic import ValueHead
 from agentrl.train.backends.megatron.attention import PLANS
+from agentrl.train.backends.megatron.copied import copied
 from agentrl.train.backends.megatron.critic import own_rows
 from agentrl.train.backends.megatron.head import token_logps
 from agentrl.train.backends.megatron.micro import Micro
@@ -128,7 +126,7 @@ class Heads:
             states = gather_from_sequence_parallel_region(self.out).squeeze(1)  # its backward reduces, and scatters
             states = states.index_select(0, rows.predictor)
         else:
-            states = copy_to_tensor_model_parallel_region(self.out.squeeze(1).index_select(0, rows.predictor))
+            states = copied(self.out.squeeze(1).index_select(0, rows.predictor))
         return token_logps(
             states,
             head_weight(self.model),

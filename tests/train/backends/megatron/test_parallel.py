@@ -24,6 +24,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "EP2 gathered": ("qwen3_moe", {"expert": 2, "moe": {"dispatcher": "allgather"}}),
     "MLA TP2 SP": ("deepseek_v3", {"tensor": 2}),
     "MLA CP2": ("moonlight", {"context": 2}),
+    "MLA TP2 SP, a head for each rank": ("moonlight of 2 heads", {"tensor": 2}),
 }
 MIXED: dict[str, tuple[str, dict[str, Any]]] = {
     "TP2 PP2": ("smollm2", {"tensor": 2, "pipeline": 2}),
@@ -31,13 +32,19 @@ MIXED: dict[str, tuple[str, dict[str, Any]]] = {
     "TP2 SP EP2 DP2": ("glm4_moe", {"tensor": 2, "expert": 2, "ranks": 4}),
     "PP2 EP2 CP2": ("deepseek_v3", {"pipeline": 2, "expert": 2, "context": 2}),
 }
+FEW_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2}
+"""What every head shares had a gradient that was not summed over ranks, where each rank has one head."""
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("zoo")
     names = {name for name, _ in (LAYOUTS | MIXED).values()}
-    return {name: zoo.write(name, base / name) for name in names}
+    made = {name: zoo.write(name, base / name) for name in names if name in zoo.CASES}
+    kind, settings = zoo.CASES["moonlight"]
+    made["moonlight of 2 heads"] = base / "few"
+    zoo.random_model(kind, {**settings, **FEW_HEADS}).save_pretrained(base / "few")
+    return made
 
 
 @pytest.fixture(scope="module")

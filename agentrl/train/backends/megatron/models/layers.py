@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.extensions import transformer_engine
 from megatron.core.tensor_parallel.mappings import (
-    copy_to_tensor_model_parallel_region,
     gather_from_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
     scatter_to_sequence_parallel_region,
@@ -32,6 +31,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from agentrl.errors import InvalidInput
+from agentrl.train.backends.megatron.copied import copied
 from agentrl.train.backends.megatron.models.rotary import Rotary
 
 multi_latent_attention.HAVE_TE = transformer_engine.HAVE_TE  # it asks whether names are there, and stand-ins are
@@ -78,7 +78,7 @@ class WideNorm(Norm):
         wide = states.float()
         squares = wide.square().sum((-2, -1), keepdim=True)
         # Both ways over ranks: every rank's heads depend on the sum, and so does every rank's gradient.
-        squares = reduce_from_tensor_model_parallel_region(copy_to_tensor_model_parallel_region(squares))
+        squares = reduce_from_tensor_model_parallel_region(copied(squares))
         normed = wide * torch.rsqrt(squares / self.width + self.eps)
         return normed.to(states) * self.weight.view(states.shape[-2:])
 
@@ -156,7 +156,7 @@ class LatentAttention(_ByPosition, multi_latent_attention.MLASelfAttention):  # 
 
         joint = self.linear_kv_up_proj(compressed)[0].unflatten(-1, (-1, config.qk_head_dim + config.v_head_dim))
         still, value = torch.split(joint, [config.qk_head_dim, config.v_head_dim], -1)
-        shared = copy_to_tensor_model_parallel_region(self.rotary(shared[:, :, None], table))
+        shared = copied(self.rotary(shared[:, :, None], table))
         key = torch.cat((still, shared.expand(*still.shape[:-1], -1)), -1)
         return query, key, value, compressed_query, compressed
 
