@@ -37,6 +37,7 @@ LONG = {
     "rope_theta": 10000.0,
 }
 WINDOWS = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 12}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     **{kind: (kind, {}) for kind in ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral")},
     "llama, llama3 scaling": ("llama", {"rope_parameters": LLAMA3, "max_position_embeddings": 131072}),
@@ -48,7 +49,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     **{kind: (kind, {}) for kind in ("glm4_moe", "gpt_oss", "deepseek_v3", "llama4_text")},
     "deepseek_v2": ("deepseek_v2", {"n_routed_experts": 8, "num_experts_per_tok": 2}),
     **{kind: (kind, {}) for kind in ("starcoder2", "gpt2", "gpt_neox", "jetmoe", "diffllama", "stablelm")},
-    **{kind: (kind, {}) for kind in ("bloom", "qwen3_next")},
+    **{kind: (kind, {}) for kind in ("bloom", "qwen3_next", "qwen3_5_text", "olmo_hybrid")},
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
+    "bamba": ("bamba", {**MAMBA, "attn_layer_indices": [1, 3]}),
+    "falcon_h1": ("falcon_h1", {**MAMBA, "mamba_d_ssm": 128}),
+    "granitemoehybrid": ("granitemoehybrid", {**MAMBA, "layer_types": ["linear_attention", "full_attention"] * 2}),
+    "nemotron_h": ("nemotron_h", {"mamba_num_heads": 8, "mamba_head_dim": 16}),
+    "jamba": ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1}),
+    "mamba2": ("mamba2", {"num_heads": 8}),
+    **{kind: (kind, {}) for kind in ("mamba", "minimax", "recurrent_gemma", "rwkv")},
 }
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "head_dim": 16}
 """What all are made with, for speed; the proofs make them small in any case."""

@@ -98,6 +98,13 @@ def _fewer_layers(text: Any, shares: Shares) -> None:
     limits |= {
         name: _multiple(4 * WIDTH, WIDTH * shares.width) for name in fields if name.endswith("intermediate_size")
     }
+    keys = getattr(text, "linear_num_key_heads", None)
+    if isinstance(keys, int):
+        limits |= {
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": min(keys, 2) * text.linear_num_value_heads // keys,
+        }
+        limits |= dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 2 * WIDTH)
     for name, most in limits.items():
         value = getattr(text, name, None)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -126,8 +133,9 @@ def _begin_early(text: Any) -> None:
             text.max_position_embeddings = NEAR
     if getattr(text, "original_max_position_embeddings", None):
         text.original_max_position_embeddings = NEAR
-    if isinstance(getattr(text, "sliding_window", None), int):
-        text.sliding_window = NEAR
+    for name in ("sliding_window", "mamba_chunk_size", "chunk_size"):
+        if isinstance(getattr(text, name, None), int):
+            setattr(text, name, NEAR)
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):  # random weights' scores stay far below most
         if getattr(text, name, None):
             setattr(text, name, CAP)

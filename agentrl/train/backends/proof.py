@@ -1,16 +1,17 @@
 """Do our trainer and our engine compute what this architecture means? Tried on a small model of its kind.
 
 A forest is exact for attention that goes through transformers' attention interface with queries, keys and values alone,
-and with positions counted along the path. It is silently wrong for layers that carry a state along the row (recurrent,
-convolutional, state-space), for biases that depend on the place in the row, for attention that passes by the interface,
-and for rotary embeddings that depend on the longest position in a batch. No table of names can know them all, so the
-architecture itself is tried. Its configuration is shrunk, keeps one of every kind of layer, and gets random weights. A
-small random forest of several trees, some branches longer than where scaled positions and windows begin, goes through
-the torch trainer, and every path as a row of its own through transformers' eager attention. Log-probabilities and the
-gradient must agree. The local engine computes the same paths, half of each as a prompt and half token by token; its
-log-probabilities must be those of the rows, too. The Megatron trainer is tried by the run's own ranks in the run's own
-layout, before they build the model (`by_ranks`), or without a run on one rank: the forest's log-probabilities, and the
-length of its gradient.
+and with positions counted along the path. Layers that carry a state along the row (linear attention, state-space
+models, convolutions) follow paths where they keep it in transformers' cache (`agentrl.models.mixers`). A forest is
+silently wrong for others of that kind, for biases that depend on the place in the row, for attention that passes by the
+interface, and for rotary embeddings that depend on the longest position in a batch. No table of names can know them
+all, so the architecture itself is tried. Its configuration is shrunk, keeps one of every kind of layer, and gets random
+weights. A small random forest of several trees, some branches longer than where scaled positions and windows begin,
+goes through the torch trainer, and every path as a row of its own through transformers' eager attention. Log-
+probabilities and the gradient must agree. The local engine computes the same paths, half of each as a prompt and half
+token by token; its log-probabilities must be those of the rows, too. The Megatron trainer is tried by the run's own
+ranks in the run's own layout, before they build the model (`by_ranks`), or without a run on one rank: the forest's
+log-probabilities, and the length of its gradient.
 
 In float32 only rounding may be between them. Where the run computes in bfloat16 the proof must hold there, too: what
 ours lies apart from the float32 rows may be at most twice what transformers' own eager rows in bfloat16 do. A cast in
@@ -441,7 +442,7 @@ class Subject:
     sources: tuple[str, ...]
 
 
-ALWAYS = ("models/small.py", "train/backends/proof.py", "train/backends/reference.py")
+ALWAYS = ("models/small.py", "models/mixers.py", "train/backends/proof.py", "train/backends/reference.py")
 SHARED = tuple(f"train/backends/{name}.py" for name in ("attention", "flex", "head"))
 MEGATRON = SHARED + tuple(
     str(file.relative_to(PACKAGE)) for file in sorted((PACKAGE / "train" / "backends" / "megatron").rglob("*.py"))
@@ -453,7 +454,7 @@ SUBJECTS = {
         "trained by trainer=torch, where a forest must mean what its paths mean",
         "",
         "trainer.proof=false trains it all the same",
-        (*SHARED, "train/backends/torch.py"),
+        (*SHARED, "train/backends/torch.py", "train/backends/walk.py"),
     ),
     "megatron": Subject(
         _by_megatron,

@@ -1,9 +1,10 @@
 """The torch trainer: a transformers model, forests through its attention interface, AdamW.
 
 The model is whatever `AutoModelForCausalLM` loads, left as it is: no layer is replaced and no parameter is
-held elsewhere, so that FSDP2 can shard it. It runs in evaluation mode even while learning, because dropout
-would make the trainer's log-probabilities differ from the engine's. Weights, gradients and optimizer state
-stay in float32; `dtype=bfloat16` computes under autocast.
+held elsewhere, so that FSDP2 can shard it. Layers that carry a state follow the paths as `walk` says. It runs
+in evaluation mode even while learning, because dropout would make the trainer's log-probabilities differ from
+the engine's. Weights, gradients and optimizer state stay in float32; `dtype=bfloat16` computes under
+autocast.
 
 Loss normalisers are inside the forests' weights, so a step is: backward through each forest, then update.
 `old_logp` costs no forward of its own: the first of several epochs *is* the old policy. A critic stands beside the
@@ -33,6 +34,7 @@ from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models.devices import torch_device
 from agentrl.models.folders import read_side_files, write_side_files
 from agentrl.models.loading import load_causal_lm
+from agentrl.models.mixers import follow, take_over
 from agentrl.rollout.engines.weights import single_experts
 from agentrl.train.algorithms import get_algorithm
 from agentrl.train.backends.attention import NAME, BlockPlan, Plan
@@ -41,6 +43,7 @@ from agentrl.train.backends.flex import FLEX_BLOCK, FlexPlan
 from agentrl.train.backends.head import Logits, token_logps
 from agentrl.train.backends.optimizer import Optimizer, to_cpu
 from agentrl.train.backends.reference import recorded
+from agentrl.train.backends.walk import Walk
 from agentrl.train.forest import Forest, Rows
 from agentrl.train.losses import Meter, objective
 
@@ -49,12 +52,13 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Batch:
-    """A forest ready to be computed: its trained rows, token ids and positions [1, T], and how to attend."""
+    """A forest ready to be computed: trained rows, token ids and positions [1, T], how to attend and carry states."""
 
     rows: Rows
     token_ids: Tensor
     position: Tensor
     plan: Plan
+    walk: Walk
 
 
 def computing(method: Callable[..., T]) -> Callable[..., T]:
@@ -106,6 +110,7 @@ class TorchTrainer:
     def load_model(self) -> nn.Module:
         """The folder's model in float32, its attention following forests."""
         model: nn.Module = load_causal_lm(self.source, torch.float32, NAME)
+        take_over(model)
         return model
 
     # ------------------------------------------------------------------------------------ learning
@@ -165,7 +170,7 @@ class TorchTrainer:
         if self.device.type == "cuda":
             forest = forest.to(self.device).padded(padded_length(len(forest)))
         plan: Plan = FlexPlan(forest) if self.device.type == "cuda" else BlockPlan(forest)
-        return Batch(rows, forest.token_ids[None], forest.position[None], plan)
+        return Batch(rows, forest.token_ids[None], forest.position[None], plan, Walk(forest))
 
     def backward(self, batch: Batch, meter: Meter | None = None, *, first: bool = True) -> float:
         """Add one forest's gradient to what is there; returns its loss.
@@ -241,6 +246,7 @@ class TorchTrainer:
 
     def _hidden(self, trunk: nn.Module, batch: Batch) -> Tensor:
         """The last hidden states: [T, d]."""
+        follow(trunk, batch.walk)
         with self._precision():
             out = trunk(input_ids=batch.token_ids, position_ids=batch.position, use_cache=False, forest_plan=batch.plan)
         hidden: Tensor = out.last_hidden_state[0]

@@ -1,0 +1,173 @@
+"""How a forest goes through layers that carry a state along the row (`agentrl.models.mixers`).
+
+A forest's tokens fall into segments: runs of tokens, one behind the other, without a branch among them. A layer
+computes a segment from where its parent segment ended: inner segments level by level, those of one length at
+once; then all leaves, whose final states nobody needs, so that many of about one length share a call and
+shorter ones are filled up. Every token is computed once, and gradients flow back through the states into each
+segment's parent.
+
+A layer that can't compute several tokens from where others ended (Mamba's scan in transformers) gets every path
+from root to leaf as a row instead; a token that several of them hold is read from one. The outcome is the same,
+and a shared prefix is computed once for every path.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentrl.models.mixers import Mixer, State
+from agentrl.train.forest import Forest
+
+SAME = 64
+"""Segments up to this length share a call: layers compute whole chunks of about as many tokens."""
+FILLED = 0.7
+"""A longer one's least length, as a share of the longest that it shares a call with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tokens of one path, in order, and which part's final state they continue (None is none)."""
+
+    tokens: tuple[int, ...]
+    before: int | None
+    level: int
+    leaf: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one call of a layer computes.
+
+    Attributes:
+        parts: their numbers.
+        tokens: their places in the row, [parts, length]; a shorter one repeats its last token.
+        before: the numbers of the parts that they continue; None where they begin.
+        keep: whether others continue them.
+    """
+
+    parts: tuple[int, ...]
+    tokens: Tensor
+    before: tuple[int, ...] | None
+    keep: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """All calls, in order, and where each token's output is among theirs: [T]; one past the last where nowhere."""
+
+    calls: tuple[Call, ...]
+    found: Tensor
+
+
+class Walk:
+    """See `agentrl.models.mixers.Plan`; one forest's, prepared for the first layer that asks."""
+
+    def __init__(self, forest: Forest) -> None:
+        self.end, self.device = forest.end.tolist(), forest.end.device
+
+    @functools.cached_property
+    def carried(self) -> Route:
+        """By segments."""
+        return route(segments(self.end), len(self.end), self.device)
+
+    @functools.cached_property
+    def rows(self) -> Route:
+        """By paths from root to leaf."""
+        return route(paths(self.end), len(self.end), self.device)
+
+    def __call__(self, mixer: Mixer, hidden: Tensor) -> Tensor:
+        """See `agentrl.models.mixers.Plan`."""
+        way = self.carried if mixer.continues else self.rows
+        outputs, ends = list[Tensor](), dict[int, tuple[State, int]]()
+        for call in way.calls:
+            state = None if call.before is None else State.joined([ends[part] for part in call.before])
+            out, after = mixer.compute(hidden[0][call.tokens], state, keep=call.keep)
+            outputs.append(out.flatten(0, 1))
+            if call.keep:
+                ends.update((part, (after, at)) for at, part in enumerate(call.parts))
+        none = hidden.new_zeros(1, hidden.shape[-1])
+        return torch.cat((*outputs, none.to(outputs[0].dtype) if outputs else none)).index_select(0, way.found)[None]
+
+
+def segments(end: list[int]) -> list[Part]:
+    """The parts of a forest, each continuing the one that it branches off from.
+
+    A tree of one token is none of them: its outputs are asked for nowhere. A segment of one token is not computed by
+    itself but with each of its children: layers take one token alone for the next of a sequence that is being drawn,
+    and write what they carry in place.
+
+    Args:
+        end: as in `Forest`.
+    """
+    starts = [at for at in range(len(end)) if at == 0 or end[at] != end[at - 1]]
+    found, above = list[Part](), list[tuple[int, tuple[int, ...], int | None]]()  # (end, what leads in, continues)
+    for start, stop in zip(starts, [*starts[1:], len(end)], strict=True):
+        while above and above[-1][0] <= start:
+            above.pop()
+        lead, before = above[-1][1:] if above else ((), None)
+        own, leaf = lead + tuple(range(start, stop)), end[start] == stop
+        if stop - start == 1 and not leaf:
+            above.append((end[start], own, before))
+        elif len(own) > 1 or before is not None:
+            above.append((end[start], (), len(found)))
+            found.append(Part(own, before, 0 if before is None else found[before].level + 1, leaf))
+    return found
+
+
+def paths(end: list[int]) -> list[Part]:
+    """Every path from a root to a leaf as a part of its own; those of one token are left out."""
+    found, path = list[Part](), list[int]()
+    for at, last in enumerate(end):
+        while path and end[path[-1]] <= at:
+            path.pop()
+        path.append(at)
+        if last == at + 1 and len(path) > 1:
+            found.append(Part(tuple(path), None, 0, True))
+    return found
+
+
+def route(parts: list[Part], length: int, device: torch.device) -> Route:
+    """Which parts are computed together, and in which order.
+
+    Args:
+        parts: each behind what it continues.
+        length: T, of the row.
+        device: where the tokens' places are kept.
+    """
+    calls, found, base = list[Call](), torch.full((length,), -1), 0
+    for members in _together(parts):
+        held = [parts[part].tokens for part in members]
+        width = max(2, *map(len, held))
+        tokens = [own + own[-1:] * (width - len(own)) for own in held]
+        before = tuple(one for part in members if (one := parts[part].before) is not None)
+        keep = not parts[members[0]].leaf
+        calls.append(Call(tuple(members), torch.tensor(tokens, device=device), before or None, keep))
+        for at, own in enumerate(held):
+            found[list(own)] = base + at * width + torch.arange(len(own))
+        base += len(members) * width
+    return Route(tuple(calls), torch.where(found < 0, base, found).to(device))
+
+
+def _together(parts: list[Part]) -> list[list[int]]:
+    """The parts that share a call: inner ones of one level and length, then leaves of about one length."""
+    inner = dict[tuple[int, int], list[int]]()
+    leaves: dict[bool, list[int]] = {False: [], True: []}
+    for part, one in enumerate(parts):
+        if one.leaf:
+            leaves[one.before is not None].append(part)
+        else:
+            inner.setdefault((one.level, len(one.tokens)), []).append(part)
+    groups = [inner[key] for key in sorted(inner)]
+    for some in leaves.values():
+        longest = 0
+        for part in sorted(some, key=lambda part: -len(parts[part].tokens)):
+            own = len(parts[part].tokens)
+            if not longest or (SAME < own < FILLED * longest) or (longest > SAME >= own):
+                groups.append([])
+                longest = own
+            groups[-1].append(part)
+    return groups
