@@ -67,7 +67,7 @@ FRAMEWORKS = [
     ("pydantic_ai", "responses", SUM, {}),
     ("pydantic_ai", "messages", SUM, {}),
     ("smolagents", "chat", [ADD, finish("5"), finish("still 5")], {"branches/edited": 2}),
-    ("smolagents", "code", CODE, {"branches/edited": 2}),
+    ("smolagents", "code", CODE, {"extended": 2}),
     ("dspy", "chat", REACT, {"branches/compacted": 1, "branches/agent": 1}),
     ("inspect_ai", "chat", SUM, {}),
     ("inspect_ai", "responses", SUM, {}),
@@ -76,9 +76,15 @@ FRAMEWORKS = [
     ("autogen", "chat", SUM, {}),
     ("autogen", "messages", SUM, {}),
     ("crewai", "chat", [ADD, say("5")], {}),
+    (
+        "crewai",
+        "text",
+        ['Thought: add\nAction: add\nAction Input: {"a": 2, "b": 3}', "Final Answer: 5"],
+        {"extended": 1},
+    ),
     ("google_adk", "chat", SUM, {}),
 ]
-"""Environment and program, protocol, what is said, and the branches that it makes of it, by cause."""
+"""Environment and program, protocol, what is said, and what is no clean continuation of it, by cause."""
 
 
 @pytest.fixture(scope="session")
