@@ -100,12 +100,14 @@ class Mixer:
 
     Attributes:
         name: the layer's place in its model.
+        layer: its number there.
         plan: how to compute the row at hand; None is as transformers does.
         continues: whether several tokens can be computed from where others ended.
     """
 
     def __init__(self, name: str, module: nn.Module, width: int) -> None:
         self.name, self.forward = name, module.forward
+        self.layer = int(cast(Any, module).layer_idx)
         self.plan: Plan | None = None
         taken = inspect.signature(module.forward).parameters
         self.cache = next((known for known in _CACHE if known in taken), None)

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from agentrl.rollout.engines.states import RowState
+
 BLOCK = 16
 _CANDIDATES = 8
 
@@ -35,6 +37,8 @@ class Arena:
     Attributes:
         routes: [row, position, layer with experts, choice], the experts of what was computed, where `experts` gives
             the number of layers and choices; see `experts.Recorder`.
+        slots: which of the first dimension's entries a layer of the model has; those that don't attend have none.
+        states: what rows carry in layers that keep a state, where there are such layers.
         touched: positions from here on were not written since the last `clear`; whoever writes raises it.
     """
 
@@ -49,7 +53,10 @@ class Arena:
         dtype: torch.dtype,
         device: torch.device,
         experts: tuple[int, int] | None = None,
+        slots: Sequence[int] | None = None,
     ) -> None:
+        self.slots = {layer: slot for slot, layer in enumerate(range(layers) if slots is None else slots)}
+        self.states: dict[int, RowState] | None = None
         self.max_rows, self.rows = rows, rows
         self._budget = budget_bytes
         self.token_bytes = layers * 2 * heads * width * dtype.itemsize
@@ -97,27 +104,42 @@ class Arena:
         """A copy of the routes of a row's first `length` tokens, where they are recorded."""
         return None if self.routes is None else self.routes[row, :length].clone()
 
-    def copy_in(self, row: int, source: Tensor, length: int, routes: Tensor | None = None) -> None:
-        """Take the first `length` tokens of `source` (what `copy_out` gave, and `routes_out`) into a row."""
-        self.kv[:, :, row, :, :length] = source[:, :, :, :length]
-        if self.routes is not None and routes is not None:
-            self.routes[row, :length] = routes[:length]
+    def state_out(self, row: int, length: int) -> RowState | None:
+        """What a row carries after `length` tokens, where layers carry anything."""
+        state = None if self.states is None else self.states.get(row)
+        return state if state is not None and state.place == length else None
+
+    def copy_in(self, row: int, source: Prefix, length: int) -> None:
+        """Take the first `length` tokens of a stored prefix (what `copy_out` and its kin gave) into a row."""
+        assert source.kv is not None
+        self.kv[:, :, row, :, :length] = source.kv[:, :, :, :length]
+        if self.routes is not None and source.routes is not None:
+            self.routes[row, :length] = source.routes[:length]
+        if self.states is not None and source.state is not None:
+            self.states[row] = source.state
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy a row's first `length` tokens to another row."""
         self.kv[:, :, target, :, :length] = self.kv[:, :, source, :, :length]
         if self.routes is not None:
             self.routes[target, :length] = self.routes[source, :length]
+        if self.states is not None and (state := self.state_out(source, length)) is not None:
+            self.states[target] = state
 
     def clear(self) -> None:
         """Zero what was written: whatever non-finite values a bad policy left must not outlive it."""
         self.kv[:, :, :, :, : self.touched].zero_()
         self.touched = 0
+        if self.states is not None:
+            self.states.clear()
 
 
 @dataclass(eq=False, slots=True)
 class Prefix:
-    """A token path whose first `computed` keys and values exist: in the store (`kv`, `routes`) or in an arena row."""
+    """A token path whose first `computed` keys and values exist: in the store (`kv`, `routes`) or in an arena row.
+
+    With a `state` it serves only what begins with all of it; `weight` is the tokens that would take the state's memory.
+    """
 
     owner: str
     ids: Sequence[int]
@@ -126,6 +148,8 @@ class Prefix:
     kv: Tensor | None = None
     row: int | None = None
     routes: Tensor | None = None
+    state: RowState | None = None
+    weight: int = 0
 
 
 def chain(ids: Sequence[int]) -> tuple[int, ...]:
@@ -178,7 +202,7 @@ class Prefixes:
             self._by_hash.setdefault(key, {})[id(prefix)] = prefix
         if prefix.kv is not None:
             self.stored[id(prefix)] = prefix
-            self.tokens += prefix.computed
+            self.tokens += prefix.computed + prefix.weight
             while self.tokens > self.capacity:
                 self.remove(next(iter(self.stored.values())))
 
@@ -189,7 +213,7 @@ class Prefixes:
             if known is not None and known.pop(id(prefix), None) is not None and not known:
                 del self._by_hash[key]
         if self.stored.pop(id(prefix), None) is not None:
-            self.tokens -= prefix.computed
+            self.tokens -= prefix.computed + prefix.weight
 
     def clear(self) -> None:
         """Forget everything."""

@@ -137,7 +137,7 @@ def _flat_attention(
     if isinstance(layout, Shapes):
         layout.layers[module.layer_idx] = LayerShape(heads, key.shape[1], key.shape[-1], value.shape[-1], scores)
         return out_NHe[None], None
-    kv = layout.arena.kv[module.layer_idx]
+    kv = layout.arena.kv[layout.arena.slots[module.layer_idx]]
     keys, values = kv[0][..., : key.shape[-1]], kv[1][..., : value.shape[-1]]
     keys[layout.write_row_N, :, layout.position_N] = key[0].transpose(0, 1).to(kv.dtype)
     values[layout.write_row_N, :, layout.position_N] = value[0].transpose(0, 1).to(kv.dtype)

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from agentrl.errors import EngineError
 from agentrl.models.loading import load_causal_lm
+from agentrl.models.mixers import follow, take_over
 from agentrl.rollout.engines.arena import Arena, bucket
 from agentrl.rollout.engines.experts import Recorder
 from agentrl.rollout.engines.flat import (
@@ -40,9 +41,12 @@ from agentrl.rollout.engines.flat import (
     prefill,
 )
 from agentrl.rollout.engines.parts import Shared, parts
+from agentrl.rollout.engines.states import States
 
 QUANTUM = 16
 """Token counts are padded to multiples of this."""
+STATEFUL, BY_TOKEN = {"linear_attention", "conv", "hybrid"}, {"mlp", "moe"}
+"""What transformers calls layers that carry a state, and layers that look at one token at a time."""
 
 
 class Unsupported(ValueError):
@@ -67,6 +71,7 @@ class Runner:
         max_context: tokens of the longest path that it was made for.
         vocab_size: how many logits it gives.
         parameters: how many it has, tied ones once.
+        states: what its layers carry from token to token, where some do.
         recorder: notes which experts tokens go to, where that is wanted and the model has some.
     """
 
@@ -85,14 +90,17 @@ class Runner:
         self.model.eval().requires_grad_(False).to(device)
         self.device = torch.device(device)
         config = self.model.config.get_text_config()
+        stateful = {mixer.layer for mixer in take_over(self.model)}
+        self.states = States() if stateful else None
         try:
-            _refuse_other_attention(config)
-            shapes = self._shapes(config)
+            _refuse_other_attention(config, stateful=bool(stateful))
+            attending = self._shapes(config, stateful)
         except Unsupported as why:
             raise EngineError(
                 f"model={str(path)!r} ({config.model_type}) can't run on engine=local, which knows causal attention, "
                 f"in full or within a window: {why}. engine=sglang and engine=vllm run more models"
             ) from why
+        shapes = list(attending.values())
         self.max_context = int(config.max_position_embeddings)
         self.vocab_size = int(config.vocab_size)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
@@ -110,24 +118,32 @@ class Runner:
             dtype=self.model.dtype,
             device=self.device,
             experts=(self.recorder.layers, self.recorder.topk) if self.recorder is not None else None,
+            slots=list(attending),
         )
+        if self.states is not None:
+            self.arena.states = self.states.rows
+            follow(self.model, self.states)
 
     @torch.inference_mode()
-    def _shapes(self, config: Any) -> list[LayerShape]:
-        """What each layer hands to attention."""
+    def _shapes(self, config: Any, stateful: set[int]) -> dict[int, LayerShape]:
+        """What each layer that attends hands to attention."""
         found, zero = Shapes(), torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        follow(self.model, lambda mixer, hidden: hidden)
         try:
             self.model(input_ids=zero, position_ids=zero, use_cache=False, layout=found)
         except Exception as error:  # of transformers' models: there are hundreds of kinds
             why = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:160]}"
             raise Unsupported(f"its layers can't be called by their tokens alone ({why})") from error
-        if set(found.layers) != set(range(config.num_hidden_layers)):
+        kinds = getattr(config, "layer_types", None) or []
+        by_token = {layer for layer, kind in enumerate(kinds) if kind in BY_TOKEN}
+        missing = set(range(config.num_hidden_layers)) - set(found.layers) - stateful - by_token
+        if missing or not found.layers:
             raise Unsupported(
-                f"{config.num_hidden_layers - len(found.layers)} of its {config.num_hidden_layers} layers don't attend "
+                f"{len(missing) or config.num_hidden_layers} of its {config.num_hidden_layers} layers don't attend "
                 "through transformers' attention interface",
             )
-        shapes = [found.layers[layer] for layer in range(config.num_hidden_layers)]
-        if len({(one.heads, one.kv_heads) for one in shapes}) > 1:
+        shapes = {layer: found.layers[layer] for layer in sorted(found.layers)}
+        if len({(one.heads, one.kv_heads) for one in shapes.values()}) > 1:
             raise Unsupported("its layers differ in how many heads they have")
         return shapes
 
@@ -159,6 +175,11 @@ class Runner:
         self.arena.touched = max(self.arena.touched, layout.decode_keys, layout.segment_keys)
         if self.recorder is not None:
             self.recorder.layout = layout
+        if self.states is not None:
+            pieces = [
+                (one.row, one.start, rows + index * segment_size, len(one.tokens)) for index, one in enumerate(segments)
+            ]
+            self.states.begin([(row, where) for row, where, _ in decode], pieces, self.device)
         padded = list(keep) + [0] * (-len(keep) % QUANTUM)
         output = self.model(
             input_ids=tokens[None],
@@ -167,12 +188,17 @@ class Runner:
             logits_to_keep=torch.tensor(padded, dtype=torch.long, device=self.device),
             layout=layout,
         )
+        if self.states is not None:
+            self.states.end()
         logits: Tensor = output.logits[0, : len(keep)].float()
         return logits
 
     def row_invariant(self) -> bool:
-        """Whether this device's kernels keep what the module's docstring says: tried out on a few tokens."""
-        return self._steps_agree() and self._attention_agrees()
+        """Whether this device's kernels keep what the module's docstring says: tried out on a few tokens.
+
+        Layers that carry a state compute one token otherwise than several, so theirs do not.
+        """
+        return self.states is None and self._steps_agree() and self._attention_agrees()
 
     def _steps_agree(self) -> bool:
         """One path as one segment, as two beside a busy batch, and token by token."""
@@ -258,9 +284,10 @@ class Runner:
         return torch.tensor(token, device=self.device), position_N, layout
 
 
-def _refuse_other_attention(config: Any) -> None:
+def _refuse_other_attention(config: Any, *, stateful: bool) -> None:
     """Refuse by name what no pass over one token shows; `proof` tries the rest."""
-    others = set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
+    known = {"full_attention", "sliding_attention"} | (STATEFUL | BY_TOKEN if stateful else set())
+    others = set(getattr(config, "layer_types", None) or []) - known
     if others:
         raise Unsupported(f"it has layers of another kind ({', '.join(sorted(others))})")
     rope = getattr(config, "rope_parameters", None) or {}

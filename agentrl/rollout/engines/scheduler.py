@@ -129,14 +129,16 @@ class Scheduler:
             self.arena.reserve(length)
         found, shared = (None, 0) if request.sampling is None else self.prefixes.find(request.ids, request.hashes)
         usable = 0
-        if found is not None:
+        if found is not None and self.arena.states is not None:
+            found, usable = self._continued(found, min(shared, request.prompt - 1))
+        elif found is not None:
             usable = min(shared, found.computed, request.prompt - 1)
             if found.row is not None and min(shared, request.prompt - 1) >= usable + BLOCK:
                 return False
         row = next(row for row in range(self.arena.rows) if row not in self.running)
         if found is not None and usable:
             if found.kv is not None:
-                self.arena.copy_in(row, found.kv, usable, found.routes)
+                self.arena.copy_in(row, found, usable)
             elif found.row is not None:
                 self.arena.move(found.row, row, usable)
         request.row, request.computed, request.cached = row, usable, usable
@@ -146,6 +148,13 @@ class Scheduler:
             request.prefix = Prefix(request.owner, request.ids, usable, request.hashes, row=row)
             self.prefixes.add(request.prefix)
         return True
+
+    @staticmethod
+    def _continued(found: Prefix, shared: int) -> tuple[Prefix | None, int]:
+        """A stored prefix whose state was taken within what is shared, and how much it is good for: all of it."""
+        if found.state is None or found.state.place > shared:
+            return None, 0
+        return found, found.state.place
 
     def _release(self, request: Request) -> None:
         """Take a request off its row; what it computed goes into the store."""
@@ -157,7 +166,9 @@ class Scheduler:
             ids = request.ids[: request.computed]
             kv = self.arena.copy_out(request.row, request.computed)
             routes = self.arena.routes_out(request.row, request.computed)
-            self.prefixes.add(Prefix(request.owner, ids, request.computed, chain(ids), kv=kv, routes=routes))
+            state = self.arena.state_out(request.row, request.computed)
+            weight = 0 if state is None else state.bytes // self.arena.token_bytes
+            self.prefixes.add(Prefix(request.owner, ids, request.computed, chain(ids), kv, None, routes, state, weight))
         del self.running[request.row]
         request.row = -1
 

@@ -470,7 +470,7 @@ SUBJECTS = {
         "played by engine=local, where a path must be computed as transformers computes it",
         "; engine=sglang and engine=vllm run more models",
         "engine.proof=false plays it all the same",
-        tuple(f"rollout/engines/{name}.py" for name in ("runner", "flat", "parts", "arena")),
+        tuple(f"rollout/engines/{name}.py" for name in ("runner", "flat", "parts", "arena", "states")),
     ),
 }
 
