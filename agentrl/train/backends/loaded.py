@@ -189,7 +189,7 @@ def of_folder(folder: Path, subject: str, family: str | None = None) -> Loaded:
         if subject == "local":
             return compare(_Played(folder), folder, far=False)  # it counts positions from the first token on
         device: Device = "auto" if subject == "megatron" else "cpu"
-        config = TrainerConfig(name=subject, device=device, family=family)
+        config = TrainerConfig(name=subject, device=device, family=family if subject == "megatron" else None)
         trainer = make_trainer(folder, config, AlgoConfig())
         try:
             return compare(trainer, folder)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from agentrl.errors import ConfigError
 from agentrl.models.loading import new_causal_lm
 from agentrl.train.backends import proof
 from agentrl.train.backends.megatron.check import shrunk
-from agentrl.train.backends.megatron.models import families
+from agentrl.train.backends.megatron.models import families, family
 from tests.conftest import need
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.world import World
@@ -160,6 +162,19 @@ def test_the_family_in_the_documentation_computes_what_transformers_does(world: 
     assert float((got - want).abs().max()) < 1e-5
 
 
+def test_a_family_that_claims_anothers_models_leaves_the_other_its_name() -> None:
+    """It took the other's place: with trainer.family=llama the new one was meant."""
+    kept = dict(family._BY_NAME), dict(family._BY_TYPE)
+    llama = families()["llama"]
+    try:
+        mine = family.register(dataclasses.replace(llama, name="mine"))
+        assert family.family_of(SimpleNamespace(model_type="llama")) is mine
+        assert family.family_of(SimpleNamespace(model_type="qwen3"), "llama") is llama
+        assert families()["llama"] is llama
+    finally:
+        family._BY_NAME, family._BY_TYPE = kept
+
+
 @pytest.mark.parametrize("name", ["absent.py:FAMILY", "json:dumps", "no.such.module:X", "mine_not"])
 def test_a_family_that_is_not_there_is_an_unknown_name(name: str, world: World, tiny: Callable[[str], Path]) -> None:
     kind, message = world.run(f"{WORK}:refusal", str(tiny("llama")), name)[0]
@@ -207,10 +222,10 @@ def _has_megatron() -> bool:
 
 @pytest.mark.parametrize("name", sorted(families()))
 def test_a_model_of_every_kind_can_be_made_small_for_the_check(name: str) -> None:
-    family = families()[name]
-    usual = AutoConfig.for_model(family.model_types[0])
+    kind = families()[name]
+    usual = AutoConfig.for_model(kind.model_types[0])
     with torch.device("meta"):
-        model = new_causal_lm(shrunk(usual, family), torch.float32, "eager")
+        model = new_causal_lm(shrunk(usual, kind), torch.float32, "eager")
     assert sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
 
 

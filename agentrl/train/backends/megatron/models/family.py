@@ -59,14 +59,16 @@ class Family:
     tiny: Callable[[Any], dict[str, Any]] = lambda hf: {}
 
 
-_FAMILIES: dict[str, Family] = {}
+_BY_NAME: dict[str, Family] = {}
+_BY_TYPE: dict[str, Family] = {}
 BUILT_IN = ("llama", "mistral", "phi", "granite", "gemma", "olmo", "gpt_oss", "qwen", "glm", "deepseek")
 """The modules of `families`; imported when somebody asks for a family."""
 
 
 def register(family: Family) -> Family:
-    """Make a family known, under its name and its model types; the last one registered wins."""
-    _FAMILIES.update(dict.fromkeys((family.name, *family.model_types), family))
+    """Make a family known, under its name and its model types; of a type that several claim the last one is meant."""
+    _BY_NAME[family.name] = family
+    _BY_TYPE.update(dict.fromkeys(family.model_types, family))
     return family
 
 
@@ -74,7 +76,7 @@ def families() -> dict[str, Family]:
     """What is known, by name."""
     for module in BUILT_IN:
         importlib.import_module(f"agentrl.train.backends.megatron.models.families.{module}")
-    return {family.name: family for family in _FAMILIES.values()}
+    return dict(_BY_NAME)
 
 
 def family_of(hf: Any, name: str | None = None) -> Family:
@@ -91,9 +93,10 @@ def family_of(hf: Any, name: str | None = None) -> Family:
     wanted = str(hf.model_type) if name is None else name
     if ":" in wanted:
         return _imported(wanted)
-    if wanted not in _FAMILIES:
-        raise unknown_name("model family", wanted, _FAMILIES)
-    return _FAMILIES[wanted]
+    known = _BY_TYPE | _BY_NAME if name is not None else _BY_NAME | _BY_TYPE
+    if wanted not in known:
+        raise unknown_name("model family", wanted, known)
+    return known[wanted]
 
 
 def _imported(path: str) -> Family:
