@@ -133,7 +133,7 @@ def _begin_early(text: Any) -> None:
             text.max_position_embeddings = NEAR
     if getattr(text, "original_max_position_embeddings", None):
         text.original_max_position_embeddings = NEAR
-    for name in ("sliding_window", "mamba_chunk_size", "chunk_size"):
+    for name in ("sliding_window", "attention_chunk_size", "floor_scale", "mamba_chunk_size", "chunk_size"):
         if isinstance(getattr(text, name, None), int):
             setattr(text, name, NEAR)
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):  # random weights' scores stay far below most

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from agentrl.errors import InvalidInput
+from agentrl.models.reach import Reach, by_place, reach_of
 from agentrl.rollout.engines.arena import Arena
 from agentrl.rollout.engines.parts import Part
 
@@ -33,12 +34,12 @@ class Scores:
     """What a layer does to its scores before they are weights.
 
     Attributes:
-        window: how many tokens a query sees, itself among them; None is all.
+        reach: how far back a query sees; None is all.
         softcap: c, where scores s become c * tanh(s / c) (Gemma 2, arXiv:2408.00118).
         sinks: [heads], the score of a key that every query sees and that has no value (arXiv:2309.17453).
     """
 
-    window: int | None = None
+    reach: Reach | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
 
@@ -71,29 +72,31 @@ class Layout:
     segment_row_S: Tensor | None = None
     segment_size: int = 0
     segment_keys: int = 0
-    _masks: dict[tuple[bool, int], Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[bool, Reach | None], Tensor] = field(default_factory=dict)
 
-    def decode_mask(self, window: int | None) -> Tensor:
+    def decode_mask(self, reach: Reach | None) -> Tensor:
         """What is added to the decoding rows' scores: [R, 1, 1, K]."""
-        return self._mask(True, self.decode_keys, window)
+        return self._mask(True, self.decode_keys, reach)
 
-    def segment_mask(self, window: int | None) -> Tensor:
+    def segment_mask(self, reach: Reach | None) -> Tensor:
         """What is added to the segments' scores: [S, 1, 1, C, K]."""
-        return self._mask(False, self.segment_keys, window)
+        return self._mask(False, self.segment_keys, reach)
 
-    def _mask(self, decoding: bool, keys: int, window: int | None) -> Tensor:
-        window = min(window or keys, keys)
-        if (decoding, window) not in self._masks:
+    def _mask(self, decoding: bool, keys: int, reach: Reach | None) -> Tensor:
+        reach = None if reach is None or reach.tokens >= keys else reach
+        if (decoding, reach) not in self._masks:
             place = self.position_N[: self.rows]
             if not decoding:
                 assert self.segment_row_S is not None
                 held = len(self.segment_row_S) * self.segment_size
                 place = self.position_N[self.rows : self.rows + held].view(-1, self.segment_size)
             key = torch.arange(keys, device=place.device)
-            seen = (key <= place[..., None]) & (key > place[..., None] - window)
+            seen = key <= place[..., None]
+            if reach is not None:
+                seen &= key >= reach.first(place)[..., None]
             zero = torch.zeros((), dtype=self.arena.kv.dtype, device=place.device)
-            self._masks[decoding, window] = zero.where(seen, -torch.inf)[:, None, None]
-        return self._masks[decoding, window]
+            self._masks[decoding, reach] = zero.where(seen, -torch.inf)[:, None, None]
+        return self._masks[decoding, reach]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +134,12 @@ def _flat_attention(
         raise InvalidInput(f"{type(module).__name__} does not pass a caller's arguments on to attention")
     q_HNd = query[0]
     heads, total, width = q_HNd.shape
-    window = sliding_window if sliding_window is not None else getattr(module, "sliding_window", None)
-    scores = Scores(window, softcap, s_aux)
+    scores = Scores(reach_of(module, sliding_window), softcap, s_aux)
     out_NHe = q_HNd.new_zeros(total, heads, value.shape[-1])
     if isinstance(layout, Shapes):
         layout.layers[module.layer_idx] = LayerShape(heads, key.shape[1], key.shape[-1], value.shape[-1], scores)
         return out_NHe[None], None
+    q_HNd = by_place(module, query, layout.position_N)[0].to(query.dtype)
     kv = layout.arena.kv[layout.arena.slots[module.layer_idx]]
     keys, values = kv[0][..., : key.shape[-1]], kv[1][..., : value.shape[-1]]
     keys[layout.write_row_N, :, layout.position_N] = key[0].transpose(0, 1).to(kv.dtype)
@@ -166,7 +169,7 @@ def decode(q_HRd: Tensor, keys: Tensor, values: Tensor, at: Layout, scores: Scor
     for part in at.decode_parts:
         mine = slice(part.start, part.end)
         part.put(part.product(part.take(q_RhGd), keys[..., mine, :].transpose(-1, -2)), score_RhGK[..., mine])
-    weight_RhGK = _weights(score_RhGK, at.decode_mask(scores.window), scores)
+    weight_RhGK = _weights(score_RhGK, at.decode_mask(scores.reach), scores)
     out_RhGd = q_HRd.new_zeros(rows, kv_heads, group, values.shape[-1])
     for part in at.decode_parts:
         mine = slice(part.start, part.end)
@@ -185,7 +188,7 @@ def prefill(q_HTd: Tensor, keys: Tensor, values: Tensor, at: Layout, scores: Sco
     keys_ShKd = keys[:, :, :reach].index_select(0, at.segment_row_S)
     values_ShKd = values[:, :, :reach].index_select(0, at.segment_row_S)
     score = torch.matmul(q_Sh_GC_d, keys_ShKd.transpose(2, 3)).view(count, kv_heads, group, size, reach)
-    weight = _weights(score, at.segment_mask(scores.window), scores).flatten(2, 3)
+    weight = _weights(score, at.segment_mask(scores.reach), scores).flatten(2, 3)
     out = _weigh(weight, values_ShKd).view(count, kv_heads, group, size, -1)
     return out.permute(0, 3, 1, 2, 4).reshape(held, heads, -1)
 

@@ -98,7 +98,7 @@ class Runner:
         except Unsupported as why:
             raise EngineError(
                 f"model={str(path)!r} ({config.model_type}) can't run on engine=local, which knows causal attention, "
-                f"in full or within a window: {why}. engine=sglang and engine=vllm run more models"
+                f"in full, within a window or in chunks: {why}. engine=sglang and engine=vllm run more models"
             ) from why
         shapes = list(attending.values())
         self.max_context = int(config.max_position_embeddings)
@@ -106,7 +106,7 @@ class Runner:
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self._heads, kv_heads = shapes[0].heads, shapes[0].kv_heads
         self._group = self._heads // kv_heads
-        self._scores = {(one.scores.window, one.scores.softcap): one.scores for one in shapes}
+        self._scores = {(one.scores.reach, one.scores.softcap): one.scores for one in shapes}
         recorder = Recorder(self.model) if routes else None
         self.recorder = recorder if recorder is not None and recorder.layers else None
         self.arena = Arena(
@@ -286,7 +286,7 @@ class Runner:
 
 def _refuse_other_attention(config: Any, *, stateful: bool) -> None:
     """Refuse by name what no pass over one token shows; `proof` tries the rest."""
-    known = {"full_attention", "sliding_attention"} | (STATEFUL | BY_TOKEN if stateful else set())
+    known = {"full_attention", "sliding_attention", "chunked_attention"} | (STATEFUL | BY_TOKEN if stateful else set())
     others = set(getattr(config, "layer_types", None) or []) - known
     if others:
         raise Unsupported(f"it has layers of another kind ({', '.join(sorted(others))})")

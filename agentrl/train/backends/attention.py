@@ -6,9 +6,10 @@ are found by the rule (k before the block's first token a, end[k] > a), gathered
 many keys share one masked call of scaled_dot_product_attention. A pack of many short trees thus costs its
 depth and not its square; one block as long as the row is the dense square, and the tests compare the two.
 
-Sliding windows go by the path: a key is seen where the query's depth exceeds its own by less than the window
-(`Plan.within`). Capped scores (Gemma 2) and sinks (GPT-OSS) have no place in scaled_dot_product_attention: on a CPU
-their scores are written out, block by block, which takes more memory; FlexAttention has both.
+Sliding windows and chunks go by the path, by how deep along it the first key is that a query still sees
+(`models.reach`); so does the temperature that Llama 4 gives queries by their place. Capped scores (Gemma 2) and sinks
+(GPT-OSS) have no place in scaled_dot_product_attention: on a CPU their scores are written out, block by block, which
+takes more memory; FlexAttention has both.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from agentrl.errors import InvalidInput
+from agentrl.models.reach import Reach, by_place, reach_of
 from agentrl.train.forest import Forest
 
 NAME = "agentrl_forest"
@@ -67,8 +69,13 @@ class Plan(Protocol):
         """
         ...
 
-    def within(self, window: int | None) -> Plan:
-        """The plan under which a query sees its path's last `window` tokens only, itself among them."""
+    @property
+    def depth(self) -> Tensor:
+        """Each token's place along its path: [T]."""
+        ...
+
+    def within(self, reach: Reach | None) -> Plan:
+        """The plan under which a query sees no further along its path than `reach`; None: all of it."""
         ...
 
 
@@ -102,25 +109,30 @@ class BlockPlan:
         queries: np.ndarray[Any, Any] | None = None,
     ) -> None:
         """Take a row's `end` and depths, and find every block's keys; `block` and `queries` are `prepare`'s."""
-        self.end, self.position, self.queries, self.narrower = end, position, queries, dict[int, BlockPlan]()
+        self.end, self.position, self.queries, self.narrower = end, position, queries, dict[Reach, BlockPlan]()
         self.prepare(end, block or block_for(float(position.mean())), queries)
 
-    def within(self, window: int | None) -> BlockPlan:
+    @property
+    def depth(self) -> Tensor:
+        """See `Plan`."""
+        return torch.from_numpy(self.position)
+
+    def within(self, reach: Reach | None) -> BlockPlan:
         """See `Plan`; made for the first layer that asks."""
-        if window is None or window > self.position.max():
+        if reach is None or reach.tokens > self.position.max():
             return self
-        if window not in self.narrower:
-            narrow = self.narrower[window] = copy.copy(self)
-            block = min(self.block, block_for(window)) if self.queries is None else self.block
-            narrow.prepare(self.end, block, self.queries, window)
-        return self.narrower[window]
+        if reach not in self.narrower:
+            narrow = self.narrower[reach] = copy.copy(self)
+            block = min(self.block, block_for(reach.tokens)) if self.queries is None else self.block
+            narrow.prepare(self.end, block, self.queries, reach)
+        return self.narrower[reach]
 
     def prepare(
         self,
         end: np.ndarray[Any, Any],
         block: int,
         queries: np.ndarray[Any, Any] | None = None,
-        window: int | None = None,
+        reach: Reach | None = None,
     ) -> None:
         """Find each block's keys.
 
@@ -128,7 +140,7 @@ class BlockPlan:
             end: of the whole row.
             block: how many queries share their keys.
             queries: the tokens that ask, in runs of `block` consecutive ones; None is all of them.
-            window: how far along its path a query sees; it goes by `self.position`.
+            reach: how far along its path a query sees; it goes by `self.position`.
         """
         self.tokens, self.row = len(end if queries is None else queries), len(end)
         self.block = block = min(block, self.tokens)
@@ -137,13 +149,14 @@ class BlockPlan:
         self.padding = count * block - self.tokens
         self.starts = np.arange(0, count * block, block) if queries is None else queries[::block]
         end = np.concatenate((end, np.arange(self.row, self.row + self.padding) + 1))
-        depth = None if window is None else np.append(self.position, np.zeros(self.padding, dtype=np.int64))
-        keys = [_keys(end, start, start + block, depth, window or 0) for start in self.starts.tolist()]
+        depth = np.append(self.position, np.zeros(self.padding, dtype=np.int64))
+        first = None if reach is None else reach.first(depth)
+        keys = [_keys(end, start, start + block, depth, first) for start in self.starts.tolist()]
         order = sorted(range(count), key=lambda i: keys[i].size)
         while order:
             smallest = keys[order[0]].size
             size = next((i for i, b in enumerate(order) if keys[b].size > smallest + max(block, smallest // 4)), None)
-            self.buckets.append(self._bucket(end, order[:size], keys, depth, window or 0))
+            self.buckets.append(self._bucket(end, order[:size], keys, depth, first))
             order = order[size:] if size else []
         self.order = torch.argsort(torch.cat([bucket.blocks for bucket in self.buckets]))
 
@@ -152,8 +165,8 @@ class BlockPlan:
         end: np.ndarray[Any, Any],
         blocks: list[int],
         keys: list[np.ndarray[Any, Any]],
-        depth: np.ndarray[Any, Any] | None,
-        window: int,
+        depth: np.ndarray[Any, Any],
+        first: np.ndarray[Any, Any] | None,
     ) -> Bucket:
         width = max(keys[b].size for b in blocks)
         key = np.full((len(blocks), width), end.size, dtype=np.int64)  # out of everyone's sight
@@ -162,8 +175,8 @@ class BlockPlan:
         query = self.starts[blocks][:, None] + np.arange(self.block)
         until = np.append(end, 0)[key]
         mask = (key[:, None, :] <= query[:, :, None]) & (query[:, :, None] < until[:, None, :])
-        if depth is not None:
-            mask &= depth[query][:, :, None] - np.append(depth, 0)[key][:, None, :] < window
+        if first is not None:
+            mask &= np.append(depth, 0)[key][:, None, :] >= first[query][:, :, None]
         key = np.minimum(key, self.row - 1)  # padding queries see only themselves, whatever stands there
         return Bucket(torch.tensor(blocks), torch.from_numpy(key), torch.from_numpy(mask[:, None]))
 
@@ -207,16 +220,27 @@ def block_for(depth: float) -> int:
 
 
 def _keys(
-    end: np.ndarray[Any, Any], start: int, stop: int, depth: np.ndarray[Any, Any] | None, window: int
+    end: np.ndarray[Any, Any],
+    start: int,
+    stop: int,
+    depth: np.ndarray[Any, Any],
+    first: np.ndarray[Any, Any] | None,
 ) -> np.ndarray[Any, Any]:
     """The ancestors of token `start`, and the block's own tokens: all that any query of the block can see.
 
-    An ancestor is out of the window where it is so for the shallowest of the block's tokens that descend from it.
+    An ancestor is out of reach where it is so for the shallowest of the block's tokens that descend from it.
+
+    Args:
+        end: of the whole row and its padding.
+        start: the block's first token.
+        stop: one past its last.
+        depth: of the whole row and its padding.
+        first: the depth of the first key that each token sees; None is the root's.
     """
     ancestors = np.flatnonzero(end[:start] > start)
-    if depth is not None:
-        shallowest = np.minimum.accumulate(depth[start:stop])[np.minimum(end[ancestors], stop) - start - 1]
-        ancestors = ancestors[shallowest - depth[ancestors] < window]
+    if first is not None:
+        furthest = np.minimum.accumulate(first[start:stop])[np.minimum(end[ancestors], stop) - start - 1]
+        ancestors = ancestors[depth[ancestors] >= furthest]
     return np.concatenate((ancestors, np.arange(start, stop)))
 
 
@@ -260,14 +284,14 @@ def forest_attention(
 ) -> tuple[Tensor, None]:
     """What transformers calls in every layer; `forest_plan` comes through the model's keyword arguments.
 
-    `s_aux` are a layer's sinks. A layer that doesn't pass its window on has it as an attribute (Qwen2-MoE's).
+    `s_aux` are a layer's sinks.
     """
     if forest_plan is None:
         raise InvalidInput(f"{type(module).__name__} does not pass a caller's arguments on to attention")
-    window = sliding_window if sliding_window is not None else getattr(module, "sliding_window", None)
+    query = by_place(module, query, forest_plan.depth)
     query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast, rotary tables leave them in float32
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    return forest_plan.within(window)(query, key, value, scale, softcap, s_aux), None
+    return forest_plan.within(reach_of(module, sliding_window))(query, key, value, scale, softcap, s_aux), None
 
 
 AttentionInterface.register(NAME, forest_attention)

@@ -16,6 +16,7 @@ from torch.nn.attention import flex_attention as flex
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from agentrl.errors import InvalidInput
+from agentrl.models.reach import Reach
 from agentrl.train.forest import Forest
 
 COMPILED_SHAPES = 256
@@ -35,18 +36,23 @@ class FlexPlan:
     def begin(self, end: Tensor, position: Tensor, queries: Tensor | None = None, *, compiled: bool = True) -> None:
         """Take a row's `end` and depths; `queries` are those that ask, in whole blocks of it, where not all do."""
         self.end, self.position, self.queries = end, position, queries
-        self.longest, self.narrower = int(position.max()) + 1, dict[int, FlexPlan]()
+        self.longest, self.narrower = int(position.max()) + 1, dict[Reach, FlexPlan]()
         self.mask = flex_mask(end, queries=queries)
         self.attend = compiled_flex_attention() if compiled else flex_attention
 
-    def within(self, window: int | None) -> FlexPlan:
+    @property
+    def depth(self) -> Tensor:
+        """See `Plan`."""
+        return self.position
+
+    def within(self, reach: Reach | None) -> FlexPlan:
         """See `Plan`; made for the first layer that asks."""
-        if window is None or window >= self.longest:
+        if reach is None or reach.tokens >= self.longest:
             return self
-        if window not in self.narrower:
-            narrow = self.narrower[window] = copy.copy(self)
-            narrow.mask = flex_mask(self.end, queries=self.queries, window=window, position=self.position)
-        return self.narrower[window]
+        if reach not in self.narrower:
+            narrow = self.narrower[reach] = copy.copy(self)
+            narrow.mask = flex_mask(self.end, queries=self.queries, reach=reach, position=self.position)
+        return self.narrower[reach]
 
     def __call__(
         self,
@@ -81,21 +87,21 @@ def flex_mask(
     end: Tensor,
     block: int = FLEX_BLOCK,
     queries: Tensor | None = None,
-    window: int | None = None,
+    reach: Reach | None = None,
     position: Tensor | None = None,
 ) -> BlockMask:
     """FlexAttention's block mask, from per-block extrema of `end` and never from the dense square.
 
     A key block can be seen from a query block where some key's `end` lies beyond the first query; it is
     seen whole where it lies before the query block and every key's `end` lies beyond the last query. With a
-    window it must also have a key near enough to some query, or all of them to all.
+    reach it must also have a key near enough to some query, or all of them to all.
 
     Args:
         end: of the whole row.
         block: the sparse block.
         queries: the tokens that ask, in whole blocks of the row; None is all of them.
-        window: how far along its path a query sees; None is all of it.
-        position: the tokens' depths, with a window.
+        reach: how far along its path a query sees; None is all of it.
+        position: the tokens' depths, with a reach.
     """
     length = len(end)
     if length % block:
@@ -115,16 +121,17 @@ def flex_mask(
         return (k <= held[q]) & (held[q] < end[k])
 
     rule: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = visible if queries is None else visible_from_held
-    if window is not None:
+    if reach is not None:
         assert position is not None
         depth = position.to(torch.int32)
         asking = depth if queries is None else depth[queries]
         shallow, deep = asking.view(-1, block).amin(1)[:, None], asking.view(-1, block).amax(1)[:, None]
-        some &= shallow - depth.view(count, block).amax(1) < window
-        whole &= deep - depth.view(count, block).amin(1) < window
+        some &= depth.view(count, block).amax(1) >= reach.first(shallow)
+        whole &= depth.view(count, block).amin(1) >= reach.first(deep)
+        first = reach.first(asking)
 
         def near(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return asking[q] - depth[k] < window
+            return depth[k] >= first[q]
 
         rule = flex.and_masks(rule, near)
     partly_n, partly = _ordered(some & ~whole)

@@ -62,7 +62,7 @@ TIMES_OWN = 2.0
 """In a lower precision: how many times transformers' own error ours may be. Measured: 0.7 to 1.2 of it."""
 TRIES, TRIES_IN_LOW_PRECISION = 2, 3
 """Random models until one passes: where two experts are as good as each other, rounding decides, but seldom twice."""
-ORDINARY = {"full_attention", "sliding_attention"}
+ORDINARY = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers that forests are computed with."""
 PACKAGE = Path(agentrl.__file__).parent
 SIDE_BY_SIDE = 8

@@ -350,7 +350,10 @@ def recompute_layers(model: nn.Module) -> None:
 
 def trunk_of(model: nn.Module) -> nn.Module:
     """A model without its head: what gives hidden states."""
-    return cast(nn.Module, model.base_model)
+    trunk = model.base_model
+    if trunk is model and hasattr(model, "model"):  # Llama 4's text model goes by the name that its whole has for it
+        trunk = model.model
+    return cast(nn.Module, trunk)
 
 
 def padded_length(tokens: int) -> int:

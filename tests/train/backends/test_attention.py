@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from agentrl.errors import InvalidInput
+from agentrl.models.reach import Reach
 from agentrl.train.backends.attention import BlockPlan, forest_attention
 from agentrl.train.backends.flex import FLEX_BLOCK, FlexPlan, flex_mask
 from agentrl.train.backends.torch import padded_length
@@ -30,6 +32,21 @@ def random_forest(seed: int, trees: int = 4) -> Forest:
 def dense(forest: Forest) -> Tensor:
     index = torch.arange(len(forest))
     return forest.visible(index[:, None], index[None, :])
+
+
+def reaches(*tokens: int) -> list[Reach | None]:
+    """All of the path, windows, chunks."""
+    return [None, *(Reach(number, chunked) for number in tokens for chunked in (False, True))]
+
+
+def within(forest: Forest, reach: Reach | None) -> Tensor:
+    """What is visible under a window, or in a chunk: the reference, by depths along the path."""
+    query, key = forest.position[:, None], forest.position[None, :]
+    if reach is None:
+        return dense(forest)
+    return dense(forest) & (
+        query // reach.tokens == key // reach.tokens if reach.chunked else query - key < reach.tokens
+    )
 
 
 def heads(tokens: int, kv: int, generator: torch.Generator, dim: int = 16) -> tuple[Tensor, Tensor, Tensor]:
@@ -53,13 +70,13 @@ def test_blocks_of_queries_equal_the_dense_square_forward_and_backward(seed: int
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 10**6), block=st.sampled_from((8, 32, 128)), window=st.sampled_from((None, 1, 5, 12)))
-def test_the_block_mask_of_flex_attention_is_the_visibility_rule(seed: int, block: int, window: int | None) -> None:
+@given(seed=st.integers(0, 10**6), block=st.sampled_from((8, 32, 128)), reach=st.sampled_from(reaches(1, 5, 12)))
+def test_the_block_mask_of_flex_attention_is_the_visibility_rule(seed: int, block: int, reach: Reach | None) -> None:
     """Written out from its parts: whole blocks see everything, partial ones what the mask function says."""
     forest = random_forest(seed)
     forest = forest.padded(-(-len(forest) // block) * block)
-    mask = flex_mask(forest.end, block, window=window, position=forest.position)
-    seen = within(forest, window)
+    mask = flex_mask(forest.end, block, reach=reach, position=forest.position)
+    seen = within(forest, reach)
     count = len(forest) // block
     written = torch.zeros_like(seen)
     zero = torch.tensor(0)
@@ -105,12 +122,6 @@ def test_there_are_few_padded_lengths() -> None:
     assert len({padded_length(t) for t in range(1, 65_537)}) <= 40
 
 
-def within(forest: Forest, window: int | None) -> Tensor:
-    """What is visible under a window: the reference, by depths along the path."""
-    near = forest.position[:, None] - forest.position[None, :] < (window or len(forest))
-    return dense(forest) & near
-
-
 def eager(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
     """Gemma 2's and GPT-OSS's attention, written out over the whole square."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
@@ -127,12 +138,12 @@ def eager(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, softcap: float | None, 
 @given(
     seed=st.integers(0, 10**6),
     block=st.sampled_from((1, 5, 16, 64, 10_000)),
-    window=st.sampled_from((None, 1, 2, 7, 12, 10_000)),
+    reach=st.sampled_from(reaches(1, 2, 7, 12, 10_000)),
     softcap=st.sampled_from((None, 0.5)),
     sinks=st.booleans(),
 )
 def test_windows_caps_and_sinks_equal_the_dense_square_forward_and_backward(
-    seed: int, block: int, window: int | None, softcap: float | None, sinks: bool
+    seed: int, block: int, reach: Reach | None, softcap: float | None, sinks: bool
 ) -> None:
     forest = random_forest(seed)
     inputs = [*heads(len(forest), 2, torch.Generator().manual_seed(seed))]
@@ -141,8 +152,8 @@ def test_windows_caps_and_sinks_equal_the_dense_square_forward_and_backward(
     q, k, v, *rest = inputs
     sink = rest[0] if rest else None
     weigh = torch.randn(1, len(forest), 4, 16)
-    ours = BlockPlan(forest, block).within(window)(q, k, v, 0.25, softcap, sink)
-    theirs = eager(q, k, v, within(forest, window), softcap, sink)
+    ours = BlockPlan(forest, block).within(reach)(q, k, v, 0.25, softcap, sink)
+    theirs = eager(q, k, v, within(forest, reach), softcap, sink)
     assert torch.allclose(ours, theirs, atol=1e-5)
     found = torch.autograd.grad((ours * weigh).sum(), inputs)
     expected = torch.autograd.grad((theirs * weigh).sum(), inputs)
@@ -151,21 +162,21 @@ def test_windows_caps_and_sinks_equal_the_dense_square_forward_and_backward(
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("window", [None, 3, 12])
-def test_flex_attention_has_windows_caps_and_sinks_too(window: int | None) -> None:
+@pytest.mark.parametrize("reach", reaches(3, 12))
+def test_flex_attention_has_windows_caps_and_sinks_too(reach: Reach | None) -> None:
     forest = random_forest(3)
     padded = forest.padded(padded_length(len(forest)))
     q, k, v = (x.detach() for x in heads(len(padded), 2, torch.Generator().manual_seed(0)))
     sinks = torch.randn(4)
-    plan = FlexPlan(padded, compiled=False).within(window)
+    plan = FlexPlan(padded, compiled=False).within(reach)
     for softcap, sink in ((None, None), (0.5, None), (None, sinks), (0.5, sinks)):
         ours = plan(q, k, v, 0.25, softcap, sink)
-        assert torch.allclose(ours, eager(q, k, v, within(padded, window), softcap, sink), atol=1e-5)
+        assert torch.allclose(ours, eager(q, k, v, within(padded, reach), softcap, sink), atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("window", [None, 3, 40])
-def test_a_part_of_the_queries_sees_what_it_sees_among_all(window: int | None) -> None:
+@pytest.mark.parametrize("reach", reaches(3, 40))
+def test_a_part_of_the_queries_sees_what_it_sees_among_all(reach: Reach | None) -> None:
     """As context-parallel ranks ask: some blocks of the row, for keys of the whole row."""
     forest = random_forest(3).padded(3 * FLEX_BLOCK)
     q, k, v = (x.detach() for x in heads(len(forest), 2, torch.Generator().manual_seed(0)))
@@ -173,9 +184,9 @@ def test_a_part_of_the_queries_sees_what_it_sees_among_all(window: int | None) -
     blocks, flex = BlockPlan.__new__(BlockPlan), FlexPlan.__new__(FlexPlan)
     blocks.begin(forest.end.numpy(), forest.position.numpy(), FLEX_BLOCK, asked.numpy())
     flex.begin(forest.end, forest.position, asked, compiled=False)
-    want = eager(q, k, v, within(forest, window), None, None)[:, asked]
+    want = eager(q, k, v, within(forest, reach), None, None)[:, asked]
     for plan in (blocks, flex):
-        assert torch.allclose(plan.within(window)(q[:, :, asked], k, v, 0.25), want, atol=1e-5)
+        assert torch.allclose(plan.within(reach)(q[:, :, asked], k, v, 0.25), want, atol=1e-5)
 
 
 def test_a_plan_is_narrowed_once_for_all_layers_and_not_where_no_path_reaches_the_window() -> None:
@@ -183,8 +194,8 @@ def test_a_plan_is_narrowed_once_for_all_layers_and_not_where_no_path_reaches_th
     longest = int(forest.position.max()) + 1
     padded = forest.padded(padded_length(len(forest)))
     for plan in (BlockPlan(forest), FlexPlan(padded, compiled=False)):
-        assert plan.within(longest) is plan.within(None) is plan
-        assert plan.within(longest - 1) is plan.within(longest - 1) is not plan
+        assert plan.within(Reach(longest)) is plan.within(None) is plan
+        assert plan.within(Reach(longest - 1)) is plan.within(Reach(longest - 1)) is not plan
 
 
 def test_a_layer_that_keeps_its_window_to_itself_has_it_all_the_same() -> None:
@@ -196,3 +207,18 @@ def test_a_layer_that_keeps_its_window_to_itself_has_it_all_the_same() -> None:
     passed = forest_attention(nn.Identity(), q, k, v, None, forest_plan=plan, sliding_window=3)[0]
     assert torch.equal(forest_attention(layer, q, k, v, None, forest_plan=plan)[0], passed)
     assert not torch.equal(forest_attention(nn.Identity(), q, k, v, None, forest_plan=plan)[0], passed)
+
+
+def test_queries_that_llama_4_scales_by_their_place_are_scaled_by_their_place_along_the_path() -> None:
+    """Its layers take a token's place in the row for it, which in a forest is another."""
+    forest = random_forest(3)
+    q, k, v = heads(len(forest), 4, torch.Generator().manual_seed(0))
+    layer: Any = nn.Identity()
+    layer.attn_temperature_tuning, layer.use_rope, layer.floor_scale, layer.attn_scale = True, False, 4, 0.1
+    by_row, by_path = (
+        1 + 0.1 * torch.log1p(torch.floor((place + 1.0) / 4)) for place in (torch.arange(len(forest)), forest.position)
+    )
+    ours = forest_attention(layer, q * by_row[:, None], k, v, None, forest_plan=BlockPlan(forest))[0]
+    want = forest_attention(nn.Identity(), q * by_path[:, None], k, v, None, forest_plan=BlockPlan(forest))[0]
+    assert torch.allclose(ours, want, atol=1e-6)
+    assert not torch.equal(by_row, by_path)

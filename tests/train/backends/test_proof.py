@@ -56,6 +56,7 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
     "windows, caps of scores and of logits": ("gemma2", {"head_dim": 16}),
     "windows and sinks": ("gpt_oss", {"head_dim": 16, "num_local_experts": 4}),
     "windows, and logits that are scaled": ("cohere2", {"head_dim": 16}),
+    "chunks and queries scaled by their place": ("llama4_text", {"attn_scale": 0.1}),
     "logits that are divided": ("granite", {"logits_scaling": 8.0}),
     "phi3": ("phi3", {}),
     "olmo2": ("olmo2", {}),

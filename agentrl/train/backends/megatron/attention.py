@@ -27,6 +27,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from agentrl.errors import InvalidInput
+from agentrl.models.reach import Reach
 from agentrl.train.backends import attention as shared
 from agentrl.train.backends.flex import FlexPlan
 from agentrl.train.backends.megatron.table import END, HELD
@@ -86,7 +87,8 @@ class ForestAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no 
         **_: Any,
     ) -> None:
         super().__init__(config=config)
-        self.layer_number, self.window, self.softcap = layer_number, window, softcap
+        self.layer_number, self.softcap = layer_number, softcap
+        self.reach = None if window is None else Reach(window)
         self.scale = softmax_scale or (k_channels or config.kv_channels) ** -0.5
         self.softmax_offset: nn.Parameter | None = None
         if config.softmax_type == "learnable":
@@ -107,7 +109,7 @@ class ForestAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no 
         if context > 1:
             key, value = gathered(key, order), gathered(value, order)
         heads = by_heads(query), by_heads(key), by_heads(value)
-        out = plan.within(self.window)(*heads, self.scale, self.softcap, self.softmax_offset)
+        out = plan.within(self.reach)(*heads, self.scale, self.softcap, self.softmax_offset)
         return out.reshape(length, 1, -1)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
