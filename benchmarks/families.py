@@ -14,6 +14,7 @@ from typing import Any
 import transformers
 from transformers import AutoConfig
 
+from agentrl.models.rope import as_in_short_rows
 from agentrl.train.backends.megatron.models import families
 from agentrl.train.backends.proof import Proof, compare
 
@@ -94,7 +95,8 @@ def row(name: str) -> str:
     """A family's line."""
     config = configuration(name)
     known = any(config.model_type in one.model_types for one in families().values())
-    proofs = [tried(config, subject) for subject in ("torch", "local", *["megatron"] * known)]
+    proofs = [tried(as_in_short_rows(config), subject) for subject in ("torch", "local")]
+    proofs += [tried(config, "megatron")] * known
     cells = [name, *map(cell, proofs), *["-"] * (not known)]
     return f"| {' | '.join(cells)} |"
 

@@ -207,11 +207,20 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
         with display.part("proving the architecture for the trainer"):
             device = torch_device(config.trainer.device, "trainer.device")
             chosen = config.trainer
-            proof.require(base, config.model.name, device, chosen.name, chosen.family, chosen.dtype)
+            longest = config.engine.max_context
+            proof.require(base, config.model.name, device, chosen.name, chosen.family, chosen.dtype, context=longest)
     if config.engine.name == "local" and config.engine.proof:
         with display.part("proving the architecture for the engine"):
             device = torch_device(config.engine.device, "engine.device")
-            proof.require(base, config.model.name, device, subject="local", dtype=config.engine.dtype)
+            chosen_engine = config.engine
+            proof.require(
+                base,
+                config.model.name,
+                device,
+                subject="local",
+                dtype=chosen_engine.dtype,
+                context=chosen_engine.max_context,
+            )
 
 
 def compare_loaded(config: RunConfig, base: Path, trainer: Trainer, display: Display) -> Loaded | None:

@@ -57,13 +57,18 @@ class LocalEngine:
         device = torch_device(self._config.device, "engine.device")
         memory = min(_ARENA_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
         self._runner = Runner(
-            self._path, device, self._config.dtype, self._config.max_batch, memory, routes=self._config.routes
+            self._path,
+            device,
+            self._config.dtype,
+            self._config.max_batch,
+            memory,
+            routes=self._config.routes,
+            context=self._config.max_context,
         )
         if self._config.routes and self._runner.recorder is None:
             raise ConfigError(f"engine.routes=true: model={str(path)!r} has no experts, so there is nothing to record")
         threads = self._threads(device)
-        self._max_context = min(self._config.max_context or self._runner.max_context, self._runner.max_context)
-        self._runner.max_context = self._max_context
+        self._max_context = self._runner.max_context
         self._scheduler = Scheduler(
             self._runner,
             store_tokens=memory // 2 // self._runner.arena.token_bytes,

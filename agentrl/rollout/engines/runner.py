@@ -28,6 +28,7 @@ from torch import Tensor
 from agentrl.errors import EngineError
 from agentrl.models.loading import load_causal_lm
 from agentrl.models.mixers import follow, take_over
+from agentrl.models.rope import too_long
 from agentrl.rollout.engines.arena import Arena, bucket
 from agentrl.rollout.engines.experts import Recorder
 from agentrl.rollout.engines.flat import (
@@ -76,9 +77,17 @@ class Runner:
     """
 
     def __init__(
-        self, path: Path, device: str, dtype: str, arena_rows: int, arena_bytes: int, *, routes: bool = False
+        self,
+        path: Path,
+        device: str,
+        dtype: str,
+        arena_rows: int,
+        arena_bytes: int,
+        *,
+        routes: bool = False,
+        context: int | None = None,
     ) -> None:
-        """Load the model; `routes` records which experts its tokens go to.
+        """Load the model; `routes` records which experts its tokens go to, and `context` bounds its paths.
 
         Raises:
             EngineError: it can't be loaded, or its attention is of a kind that the flat step has no place for.
@@ -93,7 +102,7 @@ class Runner:
         stateful = {mixer.layer for mixer in take_over(self.model)}
         self.states = States() if stateful else None
         try:
-            _refuse_other_attention(config, stateful=bool(stateful))
+            _refuse_other_attention(config, context, stateful=bool(stateful))
             attending = self._shapes(config, stateful)
         except Unsupported as why:
             raise EngineError(
@@ -101,7 +110,7 @@ class Runner:
                 f"in full, within a window or in chunks: {why}. engine=sglang and engine=vllm run more models"
             ) from why
         shapes = list(attending.values())
-        self.max_context = int(config.max_position_embeddings)
+        self.max_context = min(int(config.max_position_embeddings), context or int(config.max_position_embeddings))
         self.vocab_size = int(config.vocab_size)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self._heads, kv_heads = shapes[0].heads, shapes[0].kv_heads
@@ -284,13 +293,11 @@ class Runner:
         return torch.tensor(token, device=self.device), position_N, layout
 
 
-def _refuse_other_attention(config: Any, *, stateful: bool) -> None:
+def _refuse_other_attention(config: Any, context: int | None, *, stateful: bool) -> None:
     """Refuse by name what no pass over one token shows; `proof` tries the rest."""
     known = {"full_attention", "sliding_attention", "chunked_attention"} | (STATEFUL | BY_TOKEN if stateful else set())
     others = set(getattr(config, "layer_types", None) or []) - known
     if others:
         raise Unsupported(f"it has layers of another kind ({', '.join(sorted(others))})")
-    rope = getattr(config, "rope_parameters", None) or {}
-    for one in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if (kind := one.get("rope_type")) in ("dynamic", "longrope"):
-            raise Unsupported(f"its {kind} RoPE goes by the longest sequence of a batch")
+    if why := too_long(config, context):
+        raise Unsupported(why)

@@ -37,6 +37,7 @@ from agentrl.config import AlgoConfig, Device, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.models.loading import load_causal_lm, new_causal_lm
 from agentrl.models.registry import cache_folder
+from agentrl.models.rope import same_angles_until
 from agentrl.models.small import in_words
 from agentrl.rollout.engines.runner import Runner
 from agentrl.train import manifest
@@ -203,7 +204,8 @@ class _Played:
     """The local engine's model, asked as a trainer is."""
 
     def __init__(self, folder: Path) -> None:
-        self.runner = Runner(folder, "cpu", "float32", SIDE_BY_SIDE, 1 << 30)
+        context = same_angles_until(AutoConfig.from_pretrained(folder))
+        self.runner = Runner(folder, "cpu", "float32", SIDE_BY_SIDE, 1 << 30, context=context)
 
     def logprobs(self, forests: Sequence[Forest]) -> list[Tensor]:
         return [play(self.runner, forest) for forest in forests]
@@ -240,7 +242,7 @@ def _compare(
     trainer: Computes, folder: Path, dtype: str, device: str, precisions: Sequence[str], far: bool, seed: int
 ) -> Loaded:
     text = AutoConfig.from_pretrained(folder).get_text_config()
-    context = getattr(text, "max_position_embeddings", None) if far else None
+    context = (same_angles_until(text) or getattr(text, "max_position_embeddings", None)) if far else None
     forest = random_forest(random.Random(seed), text.vocab_size, LEVELS, context)
     try:
         want = _rows(folder, forest, "float32", device)

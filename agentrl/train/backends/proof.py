@@ -44,6 +44,7 @@ from agentrl.errors import ConfigError, EngineError, InfraError, InvalidInput, U
 from agentrl.models.devices import torch_device
 from agentrl.models.loading import load_causal_lm
 from agentrl.models.registry import cache_folder
+from agentrl.models.rope import as_in_short_rows, too_long
 from agentrl.models.small import VOCABULARY, Shares, in_words, small_model
 from agentrl.rollout.engines.runner import QUANTUM, Runner, Segment, Unsupported
 from agentrl.train.backends.reference import Truth, distance, mean_square, paths_of, random_forest, rows_of
@@ -123,6 +124,7 @@ def require(
     family: str | None = None,
     dtype: str = "float32",
     ranks: MegatronTrainer | None = None,
+    context: int | None = None,
 ) -> None:
     """Refuse a model that a trainer would train wrong, or that the local engine would play wrong.
 
@@ -134,12 +136,13 @@ def require(
         family: the model's family on Megatron, where its configuration does not say it.
         dtype: the precision that the run computes in; below float32 the proof must hold in float32 as well.
         ranks: of Megatron's, that have started and are to try it in their layout; None starts one rank for it.
+        context: tokens of the longest path that there will be; None is the model's own limit.
 
     Raises:
         ConfigError: what it computes for this architecture is not what its paths mean, or it could not be found out.
     """
     for precision in dict.fromkeys(("float32", dtype)):
-        proof = prove(path, device, subject=subject, family=family, dtype=precision, ranks=ranks)
+        proof = prove(path, device, subject=subject, family=family, dtype=precision, ranks=ranks, context=context)
         if not proof.passed:
             kind, tried = _config(path, subject, family).model_type, SUBJECTS[subject]
             anyway = "" if proof.fault else f"; {tried.anyway}"
@@ -179,12 +182,17 @@ def prove(
     family: str | None = None,
     dtype: str = "float32",
     ranks: MegatronTrainer | None = None,
+    context: int | None = None,
 ) -> Proof:
-    """Try the architecture of a folder in one precision, or remember how it went."""
+    """Try a folder's architecture in one precision, for paths of up to `context` tokens, or remember how it went."""
     try:
         config = _config(path, subject, family)
     except (UnknownName, InvalidInput) as error:  # no family of Megatron's
         return Proof(fault=str(error))
+    if subject != "megatron":
+        if fault := too_long(config, context):
+            return Proof(fault=fault)
+        config = as_in_short_rows(config)
     settings = _settings(ranks, dtype)
     key = _digest(config, device, subject, family or "", dtype, _key(settings))
     remembered = cache_folder().parent / "proofs" / f"{key}.json"

@@ -12,8 +12,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from transformers import AutoConfig
 
 from agentrl.errors import AgentRLError, missing_extra, unknown_name
+from agentrl.models.rope import same_angles_until
 from agentrl.train.backends import loaded
 from agentrl.train.backends.loaded import Loaded
 from agentrl.train.backends.proof import Proof, prove
@@ -71,12 +73,13 @@ def _named(kind: str, name: str | None) -> set[str]:
 
 def _try(line: str, folder: Path, family: str | None, out: Console) -> tuple[bool, bool]:
     """Print what came out; whether it takes the model, and whether numbers are wrong."""
-    wrong = False
+    wrong, context = False, _context(folder)
     for dtype in PRECISIONS:
-        proof = prove(folder, subject=LINES[line], family=family, dtype=dtype)
+        proof = prove(folder, subject=LINES[line], family=family, dtype=dtype, context=context)
         refused = bool(proof.fault or proof.unproved)
         mark = "[green]✓[/]" if proof.passed else REFUSED if refused else "[red]✗[/]"
-        out.print(f"{mark} {line}: {escape(str(proof))} [dim]({_took(proof)})[/]", highlight=False)
+        within = f", for paths of up to {context} tokens (engine.max_context)" if context and not refused else ""
+        out.print(f"{mark} {line}: {escape(str(proof))}{within} [dim]({_took(proof)})[/]", highlight=False)
         if refused:
             return False, wrong
         if not proof.passed:  # in bfloat16 it would be said again
@@ -87,6 +90,14 @@ def _try(line: str, folder: Path, family: str | None, out: Console) -> tuple[boo
         served, changed = _compare_family(line, folder, family, out)
         return served and not wrong, wrong or changed
     return not wrong, wrong
+
+
+def _context(folder: Path) -> int | None:
+    """The longest paths that can be right, where a model's rotary angles change with a row's length."""
+    try:
+        return same_angles_until(AutoConfig.from_pretrained(folder))
+    except (OSError, ValueError):  # the lines below say it
+        return None
 
 
 def _compare_weights(line: str, folder: Path, family: str | None, out: Console) -> bool:

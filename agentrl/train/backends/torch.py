@@ -35,6 +35,7 @@ from agentrl.models.devices import torch_device
 from agentrl.models.folders import read_side_files, write_side_files
 from agentrl.models.loading import load_causal_lm
 from agentrl.models.mixers import follow, take_over
+from agentrl.models.rope import same_angles_until
 from agentrl.rollout.engines.weights import single_experts
 from agentrl.train.algorithms import get_algorithm
 from agentrl.train.backends.attention import NAME, BlockPlan, Plan
@@ -103,6 +104,7 @@ class TorchTrainer:
         on_cpu = self.device.type == "cpu"
         self.threads = cores.chosen(self.config.threads, cores.share(1, self.source)) if on_cpu else None
         self.logits = Logits.of(self.model.config)
+        self.longest = same_angles_until(self.model.config)
         self.version = 0
         self.reference: nn.Module | None = None
         self.begin(algo or AlgoConfig(), total_steps)
@@ -165,7 +167,16 @@ class TorchTrainer:
         }
 
     def prepare(self, forest: Forest) -> Batch:
-        """The forest on the device, padded where kernels want fixed lengths, with its attention planned."""
+        """The forest on the device, padded where kernels want fixed lengths, with its attention planned.
+
+        Raises:
+            ConfigError: a path is longer than the model's rotary angles stay the same.
+        """
+        if self.longest is not None and len(forest) and int(forest.position.max()) >= self.longest:
+            raise ConfigError(
+                f"a path has {int(forest.position.max()) + 1} tokens, and in rows of more than {self.longest} the "
+                f"model's rotary angles are other ones; engine.max_context={self.longest} keeps to shorter ones"
+            )
         rows = forest.to(self.device).rows()
         if self.device.type == "cuda":
             forest = forest.to(self.device).padded(padded_length(len(forest)))

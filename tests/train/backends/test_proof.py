@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,18 +13,22 @@ import pytest
 import torch
 from rich.console import Console
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import agentrl
 from agentrl import cli
-from agentrl.errors import ConfigError, UnknownName
+from agentrl.errors import ConfigError, EngineError, UnknownName
 from agentrl.models import tiny
 from agentrl.rollout.engines.flat import Layout
+from agentrl.rollout.engines.runner import Runner
 from agentrl.train.backends import attention, proof
 from agentrl.train.backends.attention import BlockPlan
-from agentrl.train.backends.proof import Proof, compare, prove, require
+from agentrl.train.backends.proof import Proof, compare, play, prove, require
+from agentrl.train.backends.reference import random_forest, rows_of
 from agentrl.train.backends.report import report
+from agentrl.train.backends.torch import TorchTrainer
+from agentrl.train.probe import path_forest
 from tests.conftest import need
 
 HEADS = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4}
@@ -35,6 +40,7 @@ LONG = {
     "short_factor": [1.0] * 8,
     "original_max_position_embeddings": 4096,
 }
+FIRST = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 2048}
 EXACT: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -71,8 +77,6 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
     "states that nothing continues": ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1}),
 }
 WRONG: dict[str, tuple[str, dict[str, Any]]] = {
-    "rotary tables by the longest path": ("llama", {"rope_parameters": DYNAMIC}),
-    "longrope": ("phi3", {"rope_parameters": LONG, "max_position_embeddings": 131072}),
     "biases by place (ALiBi)": ("bloom", {"num_key_value_heads": None}),
     "states along the row": ("rwkv", {"num_attention_heads": None, "num_key_value_heads": None}),
 }
@@ -115,6 +119,44 @@ def test_an_architecture_that_would_train_wrong_without_a_word_is_found_out(name
     assert not found.unproved
     assert not found.passed
     assert found.logp > 0.05
+
+
+@pytest.mark.parametrize("subject", ["torch", "local"])
+def test_longrope_is_exact_as_long_as_no_path_is_longer_than_the_original_context(subject: str, tmp_path: Path) -> None:
+    """Beyond it all angles of a row are other ones: a tree's paths would ask for both."""
+    config_of("phi3", {"rope_parameters": LONG, "max_position_embeddings": 131072}).save_pretrained(tmp_path)
+    assert prove(tmp_path, subject=subject, context=4096).passed
+    for context in (None, 4097):
+        refused = prove(tmp_path, subject=subject, context=context)
+        assert "engine.max_context=4096" in refused.fault
+    with pytest.raises(ConfigError, match=r"rows of more than 4096 tokens.*engine\.max_context=4096"):
+        require(tmp_path, "phi", subject=subject)
+
+
+def test_dynamic_scaling_is_exact_within_a_models_context(tmp_path: Path) -> None:
+    config_of("llama", {"rope_parameters": DYNAMIC}).save_pretrained(tmp_path)
+    assert prove(tmp_path).passed
+    assert prove(tmp_path, subject="local").passed
+
+
+def test_trainer_and_engine_take_the_angles_of_short_rows_and_refuse_longer_ones(tmp_path: Path) -> None:
+    short = {"rope_parameters": LONG | {"original_max_position_embeddings": 64}, "max_position_embeddings": 256}
+    config = config_of("phi3", {**short, "original_max_position_embeddings": 64, "vocab_size": 64, **FIRST})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model.save_pretrained(tmp_path)
+    trainer = TorchTrainer(tmp_path)
+    forest = random_forest(random.Random(0), 64)
+    assert int(forest.position.max()) < 64
+    want = rows_of(model, forest, "cpu").logp
+    assert float((trainer.logprobs([forest])[0] - want).abs().max()) < 1e-5
+    runner = Runner(tmp_path, "cpu", "float32", 8, 1 << 28, context=64)
+    assert float((play(runner, forest) - want).abs().max()) < 1e-5
+    with pytest.raises(EngineError, match=r"engine\.max_context=64"):
+        Runner(tmp_path, "cpu", "float32", 8, 1 << 28)
+    with pytest.raises(ConfigError, match=r"engine\.max_context=64"):
+        trainer.logprobs([path_forest([*range(64), 0])])
+    assert trainer.logprobs([path_forest(list(range(64)))])[0].shape == (64,)
 
 
 @pytest.mark.parametrize("name", ["mistral", "windows in some layers"])
@@ -220,12 +262,12 @@ def test_an_architecture_that_can_not_be_tried_does_not_pass() -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of dynamic RoPE, and a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    config_of("llama", {"rope_parameters": DYNAMIC}).save_pretrained(tmp_path / "model")
+    config_of(*WRONG["biases by place (ALiBi)"]).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
 def test_a_run_with_such_a_model_is_refused_with_the_numbers_and_the_way_out(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model='mine' \(llama\).*nats.*trainer.proof=false"):
+    with pytest.raises(ConfigError, match=r"model='mine' \(bloom\).*nats.*trainer.proof=false"):
         require(folder, "mine")
 
 
@@ -245,7 +287,9 @@ def test_a_run_is_refused_before_its_engine_starts_and_leaves_no_folder(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     model = tiny.build(tmp_path / "model", ["<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n"])
     settings = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**settings, "rope_parameters": DYNAMIC}))
+    (model / "config.json").write_text(
+        json.dumps({**settings, "rope_parameters": LONG, "max_position_embeddings": 8192})
+    )
     with pytest.raises(ConfigError, match="can't be trained by trainer=torch"):
         agentrl.train("calculator", model=str(model), steps=1, run_dir=str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
@@ -287,7 +331,7 @@ def checked(*words: object) -> tuple[int, str]:
 def test_models_check_prints_a_line_for_the_trainer_and_one_for_the_engine(folder: Path) -> None:
     code, printed = checked(folder)
     assert "✗ trainer=torch: log-probabilities differ" in printed
-    assert "- engine=local: its dynamic RoPE goes by the longest sequence of a batch" in printed
+    assert "- engine=local: 4 of its 4 layers don't attend through transformers' attention interface" in printed
     assert code == 1
 
 
