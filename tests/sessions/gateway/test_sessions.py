@@ -337,7 +337,7 @@ async def test_after_a_restart_sessions_keys_retries_and_deadlines_go_on(tmp_pat
         await chat.create(model="m", messages=more)
         session = served.session(access["id"])
         assert [n.parent for n in session.nodes] == [None, 0, 1, 2]
-        assert served.store.load(access["id"]).nodes == session.nodes
+        await until(lambda: served.store.load(access["id"]).nodes == session.nodes)  # behind the reply
         assert (await post(served, closed, "v1/chat/completions", **ASK)).status_code == 410
         assert (await post(served, closed, "reward", value=1.0)).json()["sealed"] is True
 
