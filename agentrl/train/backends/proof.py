@@ -236,7 +236,7 @@ def compare(
     Sliding windows are first made narrower than the paths.
 
     Raises:
-        InfraError: ranks that a run had started ended, or didn't answer.
+        InfraError: ranks that a run had started ended, or didn't answer; or the memory was too short to try it.
     """
     with tempfile.TemporaryDirectory(prefix="agentrl-proof-") as scratch, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -264,6 +264,8 @@ def compare(
         except Exception as error:
             if isinstance(error, InfraError) and ranks is not None:
                 raise
+            if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+                raise InfraError(f"not enough memory to try the architecture: {in_words(error)}") from error
             return Proof(fault=_refusal(config, SUBJECTS[subject].what, error))
 
 

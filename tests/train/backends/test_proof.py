@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import agentrl
 from agentrl import cli
-from agentrl.errors import ConfigError, EngineError, UnknownName
+from agentrl.errors import ConfigError, EngineError, InfraError, UnknownName
 from agentrl.models import tiny
 from agentrl.rollout.engines.flat import Layout
 from agentrl.rollout.engines.runner import Runner
@@ -269,6 +269,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_with_such_a_model_is_refused_with_the_numbers_and_the_way_out(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"model='mine' \(bloom\).*nats.*trainer.proof=false"):
         require(folder, "mine")
+
+
+def test_short_memory_is_said_and_refuses_no_model_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was remembered as the architecture's fault until the cache was emptied."""
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as short:
+        short.setattr(TorchTrainer, "logprobs", full)
+        with pytest.raises(InfraError, match=r"not enough memory.*no room"):
+            prove(folder)
+    assert not prove(folder).fault
 
 
 def test_a_copy_of_a_folder_needs_no_proof_of_its_own(folder: Path, tmp_path: Path) -> None:
