@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import core_schema
@@ -23,6 +23,13 @@ class Section(BaseModel):
     """A frozen part of the configuration; unknown keys are errors, and so are numbers that are not finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def completed(cls, config: Section | None, name: str) -> Self:
+        """A plug-in's settings: missing ones, all with None or those that a base class lacks, get their defaults."""
+        if config is None:
+            return cls.model_validate({"name": name})
+        return config if isinstance(config, cls) else cls.model_validate(config.model_dump())
 
 
 def _by_name(value: Any) -> Any:

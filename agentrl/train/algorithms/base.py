@@ -116,12 +116,8 @@ class Algorithm:
         Args:
             config: an instance of `settings`, or of a base class of it, whose missing fields get their defaults.
         """
-        if config is None:
-            config = self.settings(name=self.name)
-        elif not isinstance(config, self.settings):
-            config = self.settings.model_validate(config.model_dump())
-        self.config = config
-        self.adaptive = Adaptive.of(config)
+        self.config = self.settings.completed(config, self.name)
+        self.adaptive = Adaptive.of(self.config)
 
     @property
     def critic_config(self) -> CriticConfig:

@@ -59,11 +59,7 @@ class PolicyLoss:
         Args:
             config: an instance of `settings`, or of a base class of it, whose missing fields get their defaults.
         """
-        if config is None:
-            config = self.settings(name=self.name)
-        elif not isinstance(config, self.settings):
-            config = self.settings.model_validate(config.model_dump())
-        self.config = config
+        self.config = self.settings.completed(config, self.name)
 
     @property
     def sequence(self) -> SequenceKind | None:
