@@ -35,7 +35,8 @@ class Rows:
 
     Fields have the forest's names, but for `turn`, `session` and `agent`, which are its `node_id`, `session_id` and
     `agent_id`. What was not computed is None: `advantage_minus` with one advantage channel, `old_logp` and `ref_logp`,
-    without a critic `value` and `returns`, without a sequence-level term `sequences`, whose tokens are rows here.
+    without a critic `value` and `returns`, `marked` where the loss marks nothing, without a sequence-level term
+    `sequences`, whose tokens are rows here.
     """
 
     predictor: Tensor
@@ -54,6 +55,7 @@ class Rows:
     ref_logp: Tensor | None = None
     value: Tensor | None = None
     returns: Tensor | None = None
+    marked: Tensor | None = None
     sequences: Sequences | None = None
 
     def __len__(self) -> int:
@@ -102,6 +104,7 @@ class Forest:
         ref_logp: float32, the log-probability under the reference policy.
         value: float32, what a critic estimated, before the step's first update, of the state before the token.
         returns: float32, what it is to estimate there.
+        marked: bool, what the loss treats apart (`PolicyLoss.mark`).
         routed_experts: int16, [T, layers, k], the experts that the engine sent the token to in each layer that has
             some; -1 where they were not recorded.
         sequences: what the trained tokens belong to, for a sequence-level term.
@@ -127,6 +130,7 @@ class Forest:
     ref_logp: Tensor | None = None
     value: Tensor | None = None
     returns: Tensor | None = None
+    marked: Tensor | None = None
     routed_experts: Tensor | None = None
     sequences: Sequences | None = None
 
@@ -168,6 +172,7 @@ class Forest:
             ref_logp=at(self.ref_logp),
             value=at(self.value),
             returns=at(self.returns),
+            marked=at(self.marked),
             sequences=sequences,
         )
 

@@ -40,6 +40,7 @@ class Tokens:
             `session` and `agent`.
         session: int64 [P], the session in the batch.
         agent: int64 [P], which agent it is of.
+        marked: bool [P], which tokens the loss treats apart (`PolicyLoss.mark`).
         sequence: int64 [P], the number of the token's turn or path in the batch; None without `Needs.sequence`, as all
             that follows.
         sequence_log_ratio: [P], the sum of (logp - old_logp) over the whole sequence, with its exact gradient.
@@ -68,6 +69,7 @@ class Tokens:
     turn: Tensor
     session: Tensor
     agent: Tensor
+    _marked: Tensor | None = None
     sequence: Tensor | None = None
     _sequence_log_ratio: Tensor | None = None
     _sequence_term_sum: Tensor | None = None
@@ -96,6 +98,7 @@ class Tokens:
             turn=rows.turn,
             session=rows.session,
             agent=rows.agent,
+            _marked=rows.marked,
         )
 
     @property
@@ -107,6 +110,15 @@ class Tokens:
     def ratio(self) -> Tensor:
         """The probability ratio pi / pi_old: [P]."""
         return torch.exp(self.logp - self.old_logp)
+
+    @property
+    def marked(self) -> Tensor:
+        """See the class."""
+        if self._marked is None and not self.logp.numel():  # of a forest that only keeps a rank busy
+            return self.logp.new_zeros(0).bool()
+        if self._marked is None:
+            raise InvalidInput("this loss marks tokens of a batch: call `Algorithm.mark(forests)` before the step")
+        return self._marked
 
     @property
     def sequence_log_ratio(self) -> Tensor:

@@ -146,7 +146,7 @@ CORRECTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("loss", sorted(LOSSES.known()))
+@pytest.mark.parametrize("loss", sorted(set(LOSSES.known()) - {"clip_cov", "kl_cov"}))  # over batches: test_covariance
 @given(
     seed=st.integers(0, 10**6),
     budget=st.sampled_from((30, 10_000)),

@@ -23,6 +23,7 @@ from agentrl.types import Group
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentrl.train.forest import Forest
     from agentrl.train.tokens import Summand, Tokens
 
 
@@ -197,6 +198,9 @@ class Algorithm:
         """
         self.restore(snapshot["own"])
         self.adaptive.restore(snapshot["adaptive"], self.config)
+
+    def mark(self, forests: Sequence[Forest]) -> None:
+        """Set `Forest.marked` before a step; see `PolicyLoss.mark`."""
 
     def loss(self, tokens: Tokens) -> Tensor:
         """The loss of each trained token, not weighted yet: [P].

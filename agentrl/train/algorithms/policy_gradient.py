@@ -5,6 +5,7 @@ A subclass says how advantages are estimated (`credit`), and which loss, denomin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from agentrl.config import AlgoConfig
@@ -14,6 +15,7 @@ from agentrl.train.policy_losses import LossConfig, LossSection, make_loss
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentrl.train.forest import Forest
     from agentrl.train.tokens import Summand, Tokens
 
 
@@ -64,6 +66,10 @@ class PolicyGradient(Algorithm):
     def summand(self) -> Summand | None:
         """The policy loss's."""
         return self.policy_loss.summand
+
+    def mark(self, forests: Sequence[Forest]) -> None:
+        """The policy loss's."""
+        self.policy_loss.mark(forests)
 
     def loss(self, tokens: Tokens) -> Tensor:
         """The policy loss's."""

@@ -100,10 +100,16 @@ class Learner(ABC, Generic[B]):
         """Set the phase's algorithm."""
         self.algorithm = make_algorithm(algo)
 
-    def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Take over the state of the run's algorithm, which the loss may depend on; None: nothing changes."""
+    def begin_step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None) -> None:
+        """Before the forests are prepared: what the loss depends on besides them.
+
+        Args:
+            forests: the batch; tokens that the loss treats apart are marked in them.
+            state: of the run's algorithm; None: nothing changes.
+        """
         if state is not None:
             self.algorithm.load_snapshot(state)
+        self.algorithm.mark(forests)
 
     @property
     def algo(self) -> AlgoConfig:

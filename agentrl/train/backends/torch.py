@@ -140,7 +140,7 @@ class TorchTrainer(Learner[Batch]):
     @computing
     def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Learn from a batch; see `Trainer.step`. A batch without trained tokens changes no weight."""
-        self.load_state(state)
+        self.begin_step(forests, state)
         batches = [batch for batch in map(self.prepare, forests) if len(batch.rows)]
         return self.learn(batches, forests).metrics() | token_counts(forests)
 

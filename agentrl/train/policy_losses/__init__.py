@@ -20,6 +20,7 @@ LOSSES: Registry[type[PolicyLoss]] = Registry(
     "agentrl.losses",
     {
         "cispo": f"{_HERE}.cispo:Cispo",
+        "clip_cov": f"{_HERE}.covariance:ClipCov",
         "clipped": f"{_HERE}.clipped:Clipped",
         "dppo": f"{_HERE}.dppo:Dppo",
         "dro": f"{_HERE}.dro:Dro",
@@ -27,6 +28,7 @@ LOSSES: Registry[type[PolicyLoss]] = Registry(
         "gspo": f"{_HERE}.gspo:Gspo",
         "gspo_token": f"{_HERE}.gspo:GspoToken",
         "importance_sampling": f"{_HERE}.importance_sampling:ImportanceSampling",
+        "kl_cov": f"{_HERE}.covariance:KlCov",
         "sapo": f"{_HERE}.sapo:Sapo",
         "topr": f"{_HERE}.topr:Topr",
         "vespo": f"{_HERE}.vespo:Vespo",

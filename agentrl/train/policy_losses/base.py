@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, SerializeAsAny
@@ -13,6 +14,7 @@ from agentrl.train.credit import SequenceKind
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentrl.train.forest import Forest
     from agentrl.train.tokens import Summand, Tokens
 
 
@@ -70,6 +72,13 @@ class PolicyLoss:
     def summand(self) -> Summand | None:
         """What `Tokens.sequence_term_sum` adds up over a sequence; None: the loss doesn't read it."""
         return None
+
+    def mark(self, forests: Sequence[Forest]) -> None:
+        """Set `Forest.marked`, where the loss treats some tokens of a batch apart (`Tokens.marked`).
+
+        A trainer calls it at the beginning of a step with all forests of the batch, in each of its processes; which
+        tokens are marked must not depend on how the batch is split into forests, nor on their order.
+        """
 
     def __call__(self, tokens: Tokens) -> Tensor:
         """The loss of each trained token, not weighted yet: [P]; it may add to `tokens.metrics`."""

@@ -103,7 +103,7 @@ class Rank(Learner[Micro]):
 
     def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float] | None:
         """Learn from a batch; see `Trainer.step`."""
-        self.load_state(state)
+        self.begin_step(forests, state)
         trained = [forest for forest in forests if forest.trained]
         micros = self.prepare(trained) if trained else []
         learned = self.learn(micros, forests)
