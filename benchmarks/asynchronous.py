@@ -1,11 +1,11 @@
 """Asynchronous against synchronous rollouts, where sessions have a long tail.
 
-    python -m benchmarks.asynchronous [--steps 40] [--sigma 0.7]
+    python -m benchmarks.asynchronous [--steps 80] [--sigma 0.7] [--latency 0.08]
 
 The run's own stream, buffer, driver and an environment; generation and training are waits of stated length. A turn
-takes 40 ms on average and occupies one of 32 slots of the engine; a session's turns are slower or faster together, by a
-factor with a lognormal distribution of mean 1 and shape `sigma`. The trainer takes as long for a step as the engine
-needs for its turns when all slots are busy.
+takes `latency` seconds on average and occupies one of 32 slots of the engine; a session's turns are slower or faster
+together, by a factor with a lognormal distribution of mean 1 and shape `sigma`. The trainer takes as long for a step as
+the engine needs for its turns when all slots are busy.
 
 Printed: steps per second, their ratio to the synchronous run's, and to the best that any schedule could reach, which is
 a step in max(training, turns / slots). Seeds decide the latencies, so all runs generate the same sessions.
@@ -34,10 +34,8 @@ from benchmarks.machine import machine
 
 GROUPS, SAMPLES, TURNS = 8, 8, 4
 SLOTS = 32
-LATENCY = 0.04
-"""Mean seconds of a turn."""
-WORK = GROUPS * SAMPLES * TURNS * LATENCY / SLOTS
-"""Seconds in which the engine generates a step's turns, all slots busy."""
+WORK = GROUPS * SAMPLES * TURNS / SLOTS
+"""The mean latencies of a turn in which the engine generates a step's turns, all slots busy."""
 MODES: dict[str, tuple[int, Order, float]] = {
     "synchronous": (0, "number", 0.0),
     "synchronous, ready, 25 % more groups": (0, "ready", 0.25),
@@ -70,6 +68,7 @@ class Simulated:
     """An actor whose turns take a while in one of the engine's slots."""
 
     sigma: float
+    latency: float
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SLOTS))
 
     async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
@@ -77,21 +76,21 @@ class Simulated:
         session = conversation.session
         factor = random.Random(f"{session.seed}.{session.sample}").lognormvariate(-(self.sigma**2) / 2, self.sigma)
         async with self.slots:
-            await asyncio.sleep(LATENCY * factor)
+            await asyncio.sleep(self.latency * factor)
         return conversation.demonstrate(Message(role="assistant", content="done"))
 
 
-async def steps_per_second(steps: int, sigma: float, staleness: int, order: Order, oversample: float) -> float:
+async def steps_per_second(simulated: Simulated, steps: int, staleness: int, order: Order, oversample: float) -> float:
     """Take the steps; from the second on they are timed, so that the first groups' latency is no part of it."""
     rollouts = Rollouts(World, Policy(NullRenderer()), RolloutConfig(), seed=0)
     gate = Gate(GROUPS, steps, staleness, oversample)
     tasks = TaskStream(World(), "train", 0)
     began = 0.0
-    async with Stream(rollouts, tasks, Simulated(sigma), group_size=SAMPLES, gate=gate, order=order) as stream:
+    async with Stream(rollouts, tasks, simulated, group_size=SAMPLES, gate=gate, order=order) as stream:
         for step in range(steps):
             began = time.monotonic() if step == 1 else began
             groups = await stream.take(GROUPS)
-            await asyncio.sleep(WORK)
+            await asyncio.sleep(WORK * simulated.latency)
             stream.published(groups)
     return (steps - 1) / (time.monotonic() - began)
 
@@ -99,14 +98,16 @@ async def steps_per_second(steps: int, sigma: float, staleness: int, order: Orde
 def main() -> None:
     """Run every mode."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--sigma", type=float, default=0.7)
+    parser.add_argument("--latency", type=float, default=0.08)
     words = parser.parse_args()
     print(machine())
-    best, first = 1 / WORK, 0.0
+    best, first = 1 / (WORK * words.latency), 0.0
     print(f"{'':40} steps/s  to synchronous  to the best ({best:.2f})")
     for name, (staleness, order, oversample) in MODES.items():
-        rate = asyncio.run(steps_per_second(words.steps, words.sigma, staleness, order, oversample))
+        simulated = Simulated(words.sigma, words.latency)
+        rate = asyncio.run(steps_per_second(simulated, words.steps, staleness, order, oversample))
         first = first or rate
         print(f"{name:40} {rate:7.2f}  {rate / first:14.2f}  {rate / best:11.2f}")
 

@@ -40,7 +40,7 @@ SETTINGS: dict[int, dict[str, Any]] = {
 
 
 class UntilBound(Display):
-    """Asks the run to end once an evaluation has reached a reward."""
+    """Has the run end once an evaluation has reached a reward."""
 
     def __init__(self, bound: float) -> None:
         super().__init__()

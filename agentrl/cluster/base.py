@@ -81,7 +81,7 @@ class Node:
 
 
 class Process(ABC):
-    """A role's process, seen from the one that asked for it.
+    """A role's process, seen from the process that started it.
 
     Attributes:
         node: the name of the machine that it is on.
@@ -113,7 +113,7 @@ class Process(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Ask it to end, kill what still runs seconds later, and free its resources. Idempotent."""
+        """Have it end, kill what still runs seconds later, and free its resources. Idempotent."""
 
 
 class Worker(Calling):

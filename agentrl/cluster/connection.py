@@ -1,6 +1,6 @@
 """Calls to a role over one socket, from any thread or event loop.
 
-A thread reads what comes and hands it to the callers, so that blocking code (a trainer's ranks) and event loops
+A thread reads what comes and passes it on to the callers, so that blocking code (a trainer's ranks) and event loops
 (sessions) use the same connection. What arrives in one message goes to an event loop in one callback.
 
 Frames are pickled: both ends are the same program. A connection over the network first proves on both sides that it

@@ -86,7 +86,7 @@ class RayProcess(Process):
             self.node, theirs, found = ray.get(self._starter.ready.remote(timeout), timeout=timeout)
         except GetTimeoutError:
             raise DeadlineExceeded(
-                f"{self.role} was not started within {timeout:g} s; it asks for {self.role.resources}, and there is "
+                f"{self.role} was not started within {timeout:g} s; it needs {self.role.resources}, and there is "
                 f"{self._there}"
             ) from None
         except RayError as error:
@@ -176,7 +176,7 @@ class RayCluster(Cluster):
             custom = all(node.custom.get(name, 0.0) >= amount for name, amount in wanted.custom.items())
             if node.cpus >= wanted.cpus and node.gpus >= wanted.gpus and custom:
                 return
-        raise ConfigError(f"{role} asks for {wanted}, and no node has as much: there is {described(nodes)}")
+        raise ConfigError(f"{role} needs {wanted}, and no node has as much: there is {described(nodes)}")
 
     def nodes(self) -> list[Node]:
         """The machines that Ray knows, dead ones too, this one first."""

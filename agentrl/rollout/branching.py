@@ -1,6 +1,6 @@
 """Forking sessions on purpose: an episode is saved before chosen turns, and continued again from there.
 
-While a session is played, its fork rule is asked before each turn. Where it says yes, the environment's state is saved
+While a session is played, its fork rule is evaluated before each turn. Where it holds, the environment's state is saved
 (`Env.state`; a sandbox's part of it is its files). When the session's first path has ended, each saved episode is
 restored in an environment of its own and continued, as often as `rollout.branch.continuations` says. All of it is one
 session: a continuation's turns are nodes below the turn's prefix, which is stored, and trained, once.
@@ -155,7 +155,7 @@ async def continue_from(
         player: makes the agent's player, given the session to extend and the node to continue from.
         limits: of turns, tokens and seconds.
         trained: whether the branch's turns may be trained on.
-        forks: are asked before each turn; None: no further forks.
+        forks: are evaluated before each turn; None: no further forks.
 
     Returns:
         The branch, which the session lists then; None where no turn was taken.
