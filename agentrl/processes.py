@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
+import time
 from collections.abc import Callable
 
 _roles: dict[int, str] = {}
 _sandboxes: dict[str, Callable[[], object]] = {}
+_cleanups: dict[str, Callable[[], object]] = {}
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_cleanups.clear)  # what the parent has made is the parent's
 
 
 def register(pid: int, role: str) -> None:
@@ -32,6 +38,31 @@ def forget_sandbox(id: str) -> None:
 def sandboxes() -> dict[str, Callable[[], object]]:
     """What kills each of the sandboxes that run, by id."""
     return dict(_sandboxes)
+
+
+def register_cleanup(name: str, work: Callable[[], object]) -> None:
+    """What removes things that outlive this process, where it ends without its exit handlers.
+
+    Args:
+        name: one of the same name is replaced.
+        work: called from any thread, once the descendants have ended.
+    """
+    _cleanups[name] = work
+
+
+def clean_up(seconds: float) -> None:
+    """Do all registered clean-ups beside each other, and wait for them at most so long."""
+
+    def quietly(work: Callable[[], object]) -> None:
+        with contextlib.suppress(Exception):
+            work()
+
+    works, end = list(_cleanups.items()), time.monotonic() + seconds
+    threads = [threading.Thread(target=quietly, args=(work,), name=name, daemon=True) for name, work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 def running(role: str) -> list[int]:

@@ -207,6 +207,13 @@ async def temporary() -> AsyncIterator[None]:
         await close_all()
 
 
+def remove_left() -> None:
+    """Remove the containers of processes of this machine that have ended, and of this one, which ends."""
+    from agentrl.tools.sandbox import container, daemon
+
+    container.remove_left(daemon.daemon())
+
+
 def _close_at_exit() -> None:
     """Remove all sandboxes at the interpreter's exit, while threads still run."""
     with contextlib.suppress(Exception):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from agentrl import cluster
+from agentrl import cluster, processes
 from agentrl.cluster import Address, Connection, Resources, Role, Worker, connect
 from agentrl.cluster.calls import Listener
 from agentrl.config import RolloutConfig, RunConfig
@@ -160,9 +160,10 @@ class EnvironmentRole:
         return await self._rollouts.limited(limits, apart=False)._play(session, actor, deadline, None)
 
     async def close(self) -> None:
-        """Close rewards and the connection to the engines."""
+        """Close rewards and the connection to the engines, and remove sandboxes: no exit handler runs in a worker."""
         await self._open.aclose()
         await self._engine.close()
+        await sandboxes.close_all()
 
 
 class Workers:
@@ -270,6 +271,7 @@ async def in_workers(config: RunConfig, rollouts: Rollouts, base: Path) -> Async
             resources=Resources(cpus=CPUS),
         )
         workers = Workers(role, count, config.cluster.start_timeout, config.cluster.max_restarts)
+        processes.register_cleanup("containers of environment workers", sandboxes.remove_left)
         try:
             await workers.start()
             own = {item.name: getattr(rollouts, item.name) for item in fields(rollouts) if item.init}

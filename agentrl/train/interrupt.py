@@ -1,9 +1,10 @@
-"""Ctrl-C and SIGTERM end a run, in order where that is quick, and within two seconds in any case.
+"""Ctrl-C and SIGTERM end a run, in order where that is quick, and within seconds in any case.
 
 The first signal cancels the work: sessions end, engines and trainers are closed. Some of that can take long (a thread
 in the middle of an optimizer step can't be cancelled at all), so a thread of its own informs the user at once how to go
-on, and after `GRACE` seconds ends this process's descendants and then this process. Nothing is lost by that: what is
-stored survives a kill at any byte. A second signal does it at once.
+on, and after `GRACE` seconds ends this process's descendants, removes what outlives processes (sandboxes' containers;
+`processes.register_cleanup`), and ends this process. Nothing is lost by that: what is stored survives a kill at any
+byte. A second signal ends it at once, and leaves the containers to the next run.
 
 SIGTERM, by which schedulers end a job, first lets the work leave by itself where it can (`leave`): a training run saves
 what its last step has learned. It has as many seconds as it said; after those all goes as above.
@@ -26,12 +27,14 @@ from concurrent.futures import Future, wait
 from types import FrameType
 from typing import Any, Generic, NoReturn, TypeVar
 
-from agentrl.processes import descendants
+from agentrl.processes import clean_up, descendants
 from agentrl.tools.threads import loop_is_running
 
 T = TypeVar("T")
 GRACE = 1.0
 """Seconds that the work has to end in order."""
+CLEANUP = 10.0
+"""Seconds at most for what outlives this process; 0.5 are usual."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -103,7 +106,7 @@ def _run_in_own_process(work: Work[T], on_interrupt: Callable[[], object], leave
     def handle(number: int, frame: FrameType | None) -> None:
         sent.append(number)
         if len(sent) > 1:
-            end_process(128 + sent[0])
+            end_process(128 + sent[0], cleanup=0)
         threading.Thread(target=watch, name="agentrl-ending", daemon=True).start()
         if number != signal.SIGTERM:
             work.cancel()
@@ -144,17 +147,26 @@ def _run_in_thread(work: Work[T], on_interrupt: Callable[[], object]) -> T:
         raise
 
 
-def end_process(code: int) -> NoReturn:
-    """End every process that descends from this one, and this one, at once.
+def end_process(code: int, *, cleanup: float = CLEANUP) -> NoReturn:
+    """End every process that descends from this one, clean up, and end this one, without its exit handlers.
 
     Where the kernel lists no processes, engines' guards and trainers' ranks notice by their pipes that we are gone, a
     few seconds later.
+
+    Args:
+        code: the exit status.
+        cleanup: seconds that removing what outlives processes may take.
     """
     for pid in descendants(os.getpid()):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if os.getpgid(pid) == pid:  # with what it left behind in its group
                 os.killpg(pid, signal.SIGKILL)
             os.kill(pid, signal.SIGKILL)
+    if cleanup:
+        gone = time.monotonic() + GRACE
+        while descendants(os.getpid()) and time.monotonic() < gone:
+            time.sleep(0.01)  # what they owned has an owner until they have ended
+        clean_up(cleanup)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

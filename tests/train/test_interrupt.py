@@ -16,7 +16,10 @@ from pathlib import Path
 import pytest
 
 from agentrl.processes import descendants
+from agentrl.tools.sandbox import daemon
+from agentrl.tools.sandbox.owner import OWNER
 from agentrl.train import interrupt
+from tests.conftest import need
 
 PROGRAM = """
     import asyncio, subprocess, sys, time
@@ -30,6 +33,59 @@ PROGRAM = """
     interrupt.run(work(), lambda: print("go on like this", flush=True), owns_process=True)
 """
 PATIENCE = 60.0
+
+
+WITH_CONTAINERS = """
+    import asyncio, subprocess, sys
+    from agentrl.envs import sandboxes
+    from agentrl.tools.sandbox import SandboxSpec
+    from agentrl.train import interrupt
+
+    SPEC, pool = SandboxSpec(image="agentrl/tiny:latest"), sandboxes.supplier("docker").pool
+
+    async def worker():
+        await pool.warm(SPEC, 1)
+        print("ready", flush=True)
+        await asyncio.sleep(600)
+
+    async def work(program, seconds):
+        worker = subprocess.Popen([sys.executable, "-c", program, "", "0"], stdout=subprocess.PIPE, text=True)
+        await pool.warm(SPEC, 2)
+        await asyncio.to_thread(worker.stdout.readline)
+        print(worker.pid, flush=True)
+        await pool.prepare(SPEC, 8)  # some are being created
+        await asyncio.sleep(float(seconds))
+
+    _, program, seconds = sys.argv
+    if program:
+        interrupt.run(work(program, seconds), lambda: None, owns_process=True, leave=lambda: 60.0)
+    else:
+        asyncio.run(worker())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
+def test_a_signal_leaves_no_container_of_the_process_or_of_its_children(number: signal.Signals) -> None:
+    """A run that left in order did so without its exit handlers, and each of its containers stayed, stopped."""
+    need(daemon.available(), "no Docker daemon answers")
+    program, seconds = textwrap.dedent(WITH_CONTAINERS), "600" if number == signal.SIGINT else "2"
+    command = [sys.executable, "-c", program, program, seconds]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = {str(process.pid), process.stdout.readline().strip()}
+        owned = owned_by(pids)
+        process.send_signal(number)
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + number
+    assert len(owned) >= 3
+    assert owned_by(pids) == []
+
+
+def owned_by(pids: set[str]) -> list[str]:
+    """The containers, running or not, of these processes."""
+    found = daemon.daemon().api.containers(all=True, filters={"label": OWNER})
+    return [one["Id"] for one in found if one["Labels"][OWNER].split("-")[-2] in pids]
 
 
 def group_is_gone(group: int) -> bool:

@@ -6,13 +6,17 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+from agentrl import processes
 from agentrl.errors import ConfigError, SandboxError
+from agentrl.tools.sandbox import loop
 from agentrl.tools.sandbox.base import DaemonError
-from agentrl.tools.sandbox.daemon import Daemon
+from agentrl.tools.sandbox.daemon import WORKERS, Daemon
 from agentrl.tools.sandbox.hardening import container_config
-from agentrl.tools.sandbox.owner import owner
+from agentrl.tools.sandbox.owner import LABEL, OWNER, alive, is_own, owner
 from agentrl.tools.sandbox.spec import SandboxSpec
 
 logger = logging.getLogger(__name__)
@@ -28,6 +32,7 @@ async def create_container(daemon: Daemon, spec: SandboxSpec) -> str:
     process = owner()
     if process.timer is None:
         process.beat(asyncio.get_running_loop())
+    processes.register_cleanup(f"containers at {daemon.address}", partial(remove_left, daemon))
     body = container_config(spec, process.labels(spec.key), await daemon.remapped())
     name = f"agentrl-{secrets.token_hex(8)}"
     try:
@@ -68,3 +73,19 @@ async def remove(daemon: Daemon, container: str) -> None:
             if "already in progress" not in text and attempt == 2:
                 logger.warning("container %s could not be removed (the reaper will): %s", container[:12], error)
             await asyncio.sleep(0.2 * 2**attempt)
+
+
+def remove_left(daemon: Daemon) -> None:
+    """Remove the containers of this process, which ends, and of dead ones; from any thread, as far as that goes.
+
+    The sandboxes' event loop is stopped, and calls of the daemon that are under way come to their end, so that no
+    container is created afterwards.
+    """
+    loop.stop()
+    for _ in range(2):  # at once those that are there; then those whose creation was under way
+        with ThreadPoolExecutor(WORKERS) as threads:
+            listed = daemon.api.containers(all=True, filters={"label": LABEL})
+            for one in listed:
+                if is_own(name := one["Labels"].get(OWNER, "")) or alive(name) is False:
+                    threads.submit(daemon.api.remove_container, one["Id"], v=True, force=True)
+        daemon.finish()

@@ -92,6 +92,10 @@ class Daemon:
         except TimeoutError:
             raise DaemonError(f"attaching took longer than {timeout:g} s") from None
 
+    def finish(self) -> None:
+        """Take no more calls, and wait for those that are under way; `api` can still be used."""
+        self._threads.shutdown(cancel_futures=True)
+
     def close(self) -> None:
         """Close the connections and threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -36,6 +36,12 @@ def sandbox_loop() -> asyncio.AbstractEventLoop:
         return _loop
 
 
+def stop() -> None:
+    """Stop the loop for good: no task on it goes on. For a process that ends."""
+    if _loop is not None and not _loop.is_closed():
+        _loop.call_soon_threadsafe(_loop.stop)
+
+
 async def on_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the loop and await its result; a cancellation is passed on."""
     loop = sandbox_loop()

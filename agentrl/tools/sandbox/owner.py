@@ -84,9 +84,14 @@ def _register() -> Owner:
     return Owner(id, path, descriptor)
 
 
+def is_own(owner_id: str) -> bool:
+    """Whether an owner is this process."""
+    return _owner is not None and owner_id == _owner.id
+
+
 def alive(owner_id: str) -> bool | None:
     """Whether an owner is alive; None where it is not known on this machine."""
-    if _owner is not None and owner_id == _owner.id:
+    if is_own(owner_id):
         return True
     if "/" in owner_id or not owner_id:
         return None
