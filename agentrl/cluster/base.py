@@ -71,13 +71,25 @@ class Role:
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of a cluster: its name in messages, what it has in all, and whether it is alive."""
+    """A machine of a cluster.
+
+    Attributes:
+        name: what messages call it.
+        cpus: CPU cores, all together.
+        gpus: GPUs, all together.
+        custom: other resources by name.
+        alive: whether it answers.
+        gpu_memory: memory of each GPU in GiB; 0 where it is not known.
+        host: the address under which other nodes reach it.
+    """
 
     name: str
     cpus: float
     gpus: int
-    custom: Mapping[str, float]
+    custom: Mapping[str, float] = field(default_factory=dict)
     alive: bool = True
+    gpu_memory: float = 0.0
+    host: str = ""
 
 
 class Process(ABC):
