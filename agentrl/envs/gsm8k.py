@@ -18,16 +18,15 @@ length.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from agentrl.envs.base import Env, reward
 from agentrl.envs.hub import HUB, dataset_file
+from agentrl.envs.rows import read_tasks
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools.calculator import calculator, evaluate
 from agentrl.types import Message, Session, Task
@@ -125,9 +124,9 @@ class GSM8K(Env):
         """The split's problems, in the file's order."""
         if self.path is None:
             file = dataset_file(REPO, FILES[split], endpoint=self.endpoint)
-            return list(_load(str(file), file.stat().st_mtime_ns))
+            return list(read_tasks(file, _task, "problems"))
         chosen = Path(self.eval_path if split == "eval" and self.eval_path else self.path).expanduser()
-        problems = _load(str(chosen), chosen.stat().st_mtime_ns)
+        problems = read_tasks(chosen, _task, "problems")
         if self.eval_path:
             return list(problems)
         return [task for task in problems if held_out(task["question"]) == (split == "eval")]
@@ -200,26 +199,8 @@ def held_out(question: str) -> bool:
     return int.from_bytes(digest) % EVAL_SHARE == 0
 
 
-@lru_cache(maxsize=8)
-def _load(path: str, stamp: int) -> tuple[Task, ...]:
-    """The file's problems; `stamp`, its modification time, is part of the cache's key."""
-    tasks = []
-    with Path(path).open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                question, answer = row["question"], row["answer"]
-            except (ValueError, TypeError, KeyError) as error:
-                raise ConfigError(
-                    f"{path}, line {number}: not a JSON object with question and answer: {error!r}"
-                ) from None
-            if not isinstance(question, str) or not isinstance(answer, str) or final_number(answer) is None:
-                raise ConfigError(
-                    f"{path}, line {number}: question and answer must be text, and the answer hold a number"
-                )
-            tasks.append(Task(id=f"gsm8k-{number}", data={"question": question, "answer": answer}))
-    if not tasks:
-        raise ConfigError(f"env.path = {path!r}: the file holds no problems")
-    return tuple(tasks)
+def _task(row: Mapping[str, Any], number: int) -> Task:
+    question, answer = row["question"], row["answer"]
+    if not isinstance(question, str) or not isinstance(answer, str) or final_number(answer) is None:
+        raise ValueError("question and answer must be text, and the answer hold a number")
+    return Task(id=f"gsm8k-{number}", data={"question": question, "answer": answer})

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
+import re
 import string
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrl.config import RolloutConfig, RunConfig
 from agentrl.envs import calls
 from agentrl.envs.episode import Player, expert_policy, noop_policy, play, run_episode
 from agentrl.envs.registry import factory
-from agentrl.envs.search_r1 import scoring
-from agentrl.envs.search_r1.data import prepare_squad
+from agentrl.envs.search_r1 import published, scoring
+from agentrl.envs.search_r1.data import prepare_squad, sentence_parts
 from agentrl.envs.search_r1.env import INVALID, SearchR1
 from agentrl.errors import ConfigError, EnvError, InfraError
 from agentrl.overrides import typed, validate
@@ -38,6 +42,7 @@ from agentrl.types import (
     Turn,
     VersionSpan,
 )
+from tests.conftest import need
 from tests.sessions.fakes import END, LetterRenderer, LetterTokenizer
 
 SQUAD = """{"data": [{"title": "Rivers_of_Europe", "paragraphs": [
@@ -251,9 +256,9 @@ async def test_over_a_thousand_sessions_no_inserted_token_is_trained_and_paths_a
         tree.check(session)
         sampled = [node for node in session.nodes if node.sampled]
         assert len(sampled) == len(engine.seen)
-        for node, (given, made) in zip(sampled, engine.seen, strict=True):
+        for node, (sent, made) in zip(sampled, engine.seen, strict=True):
             start = node.versions[0].start
-            assert [*tree.path_ids(session, node.parent), *node.token_ids[:start]] == given
+            assert [*tree.path_ids(session, node.parent), *node.token_ids[:start]] == sent
             assert node.token_ids[start:] == made
             assert node.trainable == [False] * start + [True] * len(made)
             behind = node.parent is not None and session.nodes[node.parent].message.role == "tool"
@@ -313,6 +318,58 @@ def test_without_data_the_command_that_prepares_it_is_named(tmp_path: Path) -> N
     (tmp_path / "train.jsonl").write_text('{"question": "q"}')
     with pytest.raises(ConfigError, match="line 1"):
         SearchR1(data=tmp_path).tasks()
+
+
+ROWS = [
+    {
+        "id": f"test_{number}",
+        "question": f"who wrote book {number}",
+        "golden_answers": [f"author {number}"],
+        "data_source": source,
+        "prompt": [{"role": "user", "content": "Answer the given question. …"}],
+        "ability": "fact-reasoning",
+        "reward_model": {"style": "rule", "ground_truth": {"target": [f"author {number}"]}},
+        "extra_info": {"index": number, "split": "test"},
+    }
+    for number, source in enumerate(published.SETS)
+]
+
+
+async def test_parquet_of_the_published_form_has_a_metric_for_each_of_the_seven_sets(tmp_path: Path) -> None:
+    need(importlib.util.find_spec("pyarrow") is not None, "pyarrow, of the extra parquet")
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    for name, rows in (("train", ROWS[:2]), ("test", ROWS)):
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+    for data in (tmp_path, tmp_path / "train.parquet"):
+        env = SearchR1(data=data)
+        assert [task["source"] for task in env.tasks("train")] == ["nq", "triviaqa"]
+        assert [task["hops"] for task in env.tasks("eval")] == [1, 1, 1, 2, 2, 2, 2]
+    assert SearchR1(data=tmp_path / "test.parquet").tasks("eval") == env.tasks("eval")
+    task = env.tasks("eval")[4]
+    assert (task.id, task["question"], task["answers"]) == ("2wikimultihopqa-test_4", "who wrote book 4?", ["author 4"])
+
+    said = Message(role="assistant", content="<think> x </think><answer> Author 4 </answer>")
+    session = await play(env, task, lambda env, messages: said)
+    exact = {name: value for name, value in session.rewards.items() if name.startswith("exact_")}
+    assert exact == {"exact_2wikimultihopqa": 1.0, "exact_more_hops": 1.0}
+
+
+def test_the_table_has_the_published_rows_and_dashes_for_sets_without_questions() -> None:
+    table = published.rows({"reward/exact_nq": 0.5, "reward/exact_bamboogle": 0.25})
+    assert {len(row) for row in table} == {8}
+    assert table[-1] == ("this evaluation", "0.500", "-", "-", "-", "-", "-", "0.250")
+    assert sum(published.RESULTS["Qwen2.5-7B, PPO"]) / 7 == pytest.approx(0.431, abs=5e-4)  # the paper's averages
+    assert sum(published.RESULTS["Qwen2.5-3B, GRPO"]) / 7 == pytest.approx(0.312, abs=5e-4)
+
+
+@given(st.lists(st.text("ab .", max_size=30), max_size=8), st.integers(1, 12))
+def test_parts_of_whole_sentences_are_the_text_again(sentences: list[str], words: int) -> None:
+    text = " ".join(" ".join(f"X{each}.".split()) for each in sentences)
+    parts = sentence_parts(text, words)
+    assert " ".join(parts) == text
+    assert all(len(part.split()) <= words or not re.search(r"[.] X", part) for part in parts)
 
 
 CONFIGS = sorted((Path(__file__).parents[2] / "examples" / "search_r1" / "configs").glob("*.yaml"))

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import ast
 import builtins
-import json
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from agentrl.envs.code.builtin import PROBLEMS
+from agentrl.envs.rows import MakeTask, read_tasks
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
@@ -34,7 +34,7 @@ def read_problems(path: str | Path | None, shown: int) -> tuple[Task, ...]:
     """A file's problems, or the built-in ones.
 
     Args:
-        path: a JSONL file; None is the built-in set.
+        path: a JSONL or Parquet file; None is the built-in set.
         shown: how many of an MBPP problem's tests are shown.
 
     Raises:
@@ -45,22 +45,13 @@ def read_problems(path: str | Path | None, shown: int) -> tuple[Task, ...]:
     chosen = Path(path).expanduser()
     if not chosen.is_file():
         raise ConfigError(f"env.path = {str(path)!r}: there is no such file")
-    return _read(chosen, chosen.stat().st_mtime_ns, shown)
+    return read_tasks(chosen, _maker(shown), "problems")
 
 
-@lru_cache(maxsize=8)
-def _read(path: Path, stamp: int, shown: int) -> tuple[Task, ...]:
-    """The file's problems; `stamp`, its modification time, is part of the cache's key."""
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
-        if line.strip():
-            try:
-                found.append(problem(json.loads(line), f"code-{number}", shown))
-            except (ValueError, TypeError, KeyError) as error:
-                raise ConfigError(f"{path}, line {number}: neither a HumanEval nor an MBPP row: {error}") from None
-    if not found:
-        raise ConfigError(f"env.path = {str(path)!r}: the file holds no problems")
-    return tuple(found)
+@cache
+def _maker(shown: int) -> MakeTask:
+    """One function for each `shown`, by which `read_tasks` keeps what it read."""
+    return lambda row, number: problem(row, f"code-{number}", shown)
 
 
 def problem(row: Mapping[str, Any], id: str, shown: int) -> Task:
@@ -73,7 +64,7 @@ def problem(row: Mapping[str, Any], id: str, shown: int) -> Task:
         return _humaneval(row, id)
     if isinstance(row.get("code"), str) and isinstance(row.get("test_list"), list) and row["test_list"]:
         return _mbpp(row, id, shown)
-    raise ValueError(f"fields {', '.join(sorted(row))}")
+    raise ValueError(f"neither a HumanEval nor an MBPP row: fields {', '.join(sorted(row))}")
 
 
 def _humaneval(row: Mapping[str, Any], id: str) -> Task:

@@ -1,30 +1,52 @@
-"""`agentrl search-r1 prepare`: data for `env=search_r1`."""
+"""`agentrl search-r1 prepare`: data for `env=search_r1`; `agentrl search-r1 compare`: results beside the published."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Search-R1: prepare its data.", no_args_is_help=True)
+from agentrl.errors import ConfigError
 
-
-@app.callback()
-def search_r1() -> None:
-    """Search-R1: prepare its data."""  # a typer without a callback would drop its only command's name
+app = typer.Typer(help="Search-R1: its data and its published results.", no_args_is_help=True)
 
 
 @app.command()
 def prepare(
     squad: Annotated[Path, typer.Argument(help="A file in SQuAD 2.0's format: its paragraphs become the corpus.")],
     out: Annotated[Path | None, typer.Option(help="The data folder; env.data's default by default.")] = None,
+    words: Annotated[
+        int | None, typer.Option(min=1, help="Split paragraphs into passages of at most this many words.")
+    ] = None,
 ) -> None:
     """Write corpus, questions and the BM25 index that env=search_r1 uses."""
     from agentrl.envs.search_r1.data import FOLDER, prepare_squad
     from agentrl.retrieval import build
 
     folder = (out or FOLDER).expanduser()
-    passages, train, held_out = prepare_squad(squad, folder)
+    passages, train, held_out = prepare_squad(squad, folder, words)
     build(folder / "corpus.jsonl", folder / "bm25")
     typer.echo(f"{passages} passages, {train} questions to train on, {held_out} held out, in {folder}")
+
+
+@app.command()
+def compare(
+    result: Annotated[Path, typer.Argument(help="The result.json of an evaluation of env=search_r1.")],
+) -> None:
+    """Print exact match on the seven data sets, as published and of an evaluation."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from agentrl.envs.search_r1.published import rows
+
+    try:
+        metrics = json.loads(result.read_text(encoding="utf-8"))["metrics"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{str(result)!r} is not the result.json of an evaluation: {error!r}") from None
+    head, *body = rows(metrics)
+    table = Table(*head)
+    for row in body:
+        table.add_row(*row)
+    Console().print(table)

@@ -1,68 +1,90 @@
 """Questions in the published form, and how SQuAD becomes a small corpus with questions.
 
-A data folder has `train.jsonl` and `eval.jsonl` (objects with `question` and `golden_answers`, and perhaps `id`,
-`data_source` and `hops`, as the data sets of Search-R1 have them), and the indexes that `env.retriever` names: `bm25`
-and `dense`. Any other data set is a file of the same form (`env.questions`).
+A data folder has `train` and `eval` (or `test`) with the ending `.jsonl` or `.parquet`, of rows with `question` and
+`golden_answers`, and perhaps `id`, `data_source` and `hops`. Search-R1's own files have the first four of them (their
+`prompt` and `reward_model` say the same again, and are not read). It also has the indexes that `env.retriever` names,
+`bm25` and `dense`. Any other data set is a file of the same form (`env.questions`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from functools import lru_cache
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrl.envs.rows import read_tasks
+from agentrl.envs.search_r1.published import SETS
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
 FOLDER = Path("~/.cache/agentrl/search_r1")
+FILES = {"train": ("train",), "eval": ("eval", "test")}
+"""By split, the names of its file, without the ending."""
 EVAL_SHARE = 5
 """Of SQuAD's paragraphs one in this many, with all its questions, is held out."""
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
 LONGEST = 8
 """Words of an answer that SQuAD's questions may have here: longer ones are no match for exact match."""
 
 
-@lru_cache(maxsize=16)
-def load(path: str, stamp: int) -> tuple[Task, ...]:
-    """A file's questions; `stamp`, its modification time, is part of the cache's key.
+def load(path: Path) -> tuple[Task, ...]:
+    """A file's questions.
 
     Raises:
-        ConfigError: a line is no question.
+        ConfigError: a row is no question; the message names it.
+        MissingExtra: a Parquet file, and pyarrow is not installed.
     """
-    tasks = []
-    with Path(path).open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                tasks.append(_task(line, path, number))
-    if not tasks:
-        raise ConfigError(f"{path}: the file holds no questions")
-    return tuple(tasks)
+    return read_tasks(path, _task, "questions")
 
 
-def _task(line: str, path: str, number: int) -> Task:
-    try:
-        row = json.loads(line)
-        question, answers = row["question"], row["golden_answers"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"{path}, line {number}: not a JSON object with question and golden_answers: {error!r}"
-        ) from None
+def _task(row: Mapping[str, Any], number: int) -> Task:
+    question, answers = row["question"], row["golden_answers"]
     answers = [answers] if isinstance(answers, str) else answers
     if not isinstance(question, str) or not isinstance(answers, list) or not all(isinstance(a, str) for a in answers):
-        raise ConfigError(f"{path}, line {number}: question must be text, golden_answers a list of texts")
-    question = question.strip()
+        raise ValueError("question must be text, golden_answers a list of texts")
+    question, source = question.strip(), str(row.get("data_source") or "")
     data: dict[str, Any] = {
         "question": question if question.endswith("?") else f"{question}?",
         "answers": answers,
-        "source": str(row.get("data_source", "")),
-        "hops": int(row.get("hops", 1)),
+        "source": source,
+        "hops": int(row.get("hops") or SETS.get(source, ("", 1))[1]),
     }
-    return Task(id=str(row.get("id", f"{Path(path).stem}-{number}")), data=data)
+    return Task(id="-".join(filter(None, (source, str(row.get("id") or number)))), data=data)
 
 
-def prepare_squad(squad: Path, folder: Path) -> tuple[int, int, int]:
+def split_file(data: Path, split: str) -> Path:
+    """The file of a split: `data` itself where it is one and `split` is train, else what the folder has for it.
+
+    Raises:
+        ConfigError: there is none; the message names the files that are looked for.
+    """
+    if data.is_file() and split == "train":
+        return data
+    folder, names = folder_of(data), [f"{stem}.{end}" for stem in FILES[split] for end in ("jsonl", "parquet")]
+    found = next((folder / name for name in names if (folder / name).is_file()), None)
+    if found is None:
+        raise ConfigError(
+            f"env.data = {str(data)!r}: there is no {' or '.join(names)}; `agentrl search-r1 prepare SQUAD.json` "
+            "writes questions, corpus and index"
+        )
+    return found
+
+
+def folder_of(data: Path) -> Path:
+    """Where the indexes and the other splits are."""
+    return data.parent if data.is_file() else data
+
+
+def prepare_squad(squad: Path, folder: Path, words: int | None = None) -> tuple[int, int, int]:
     """Write corpus and questions of a file in SQuAD 2.0's format.
+
+    Args:
+        squad: the file.
+        folder: where `corpus.jsonl`, `train.jsonl` and `eval.jsonl` go.
+        words: paragraphs are split between sentences into passages of at most so many; None leaves them whole.
 
     Returns:
         How many passages, training questions and held-out questions there are.
@@ -75,10 +97,11 @@ def prepare_squad(squad: Path, folder: Path) -> tuple[int, int, int]:
     try:
         for article in json.loads(squad.read_text(encoding="utf-8"))["data"]:
             for paragraph in article["paragraphs"]:
-                contents = f'"{article["title"].replace("_", " ")}"\n{" ".join(paragraph["context"].split())}'
-                passages.append(json.dumps({"id": str(len(passages)), "contents": contents}, ensure_ascii=False))
-                digest = hashlib.blake2b(contents.encode(), digest_size=8).digest()
-                held_out = int.from_bytes(digest) % EVAL_SHARE == 0
+                title, text = article["title"].replace("_", " "), " ".join(paragraph["context"].split())
+                for part in sentence_parts(text, words):
+                    row = {"id": str(len(passages)), "contents": f'"{title}"\n{part}'}
+                    passages.append(json.dumps(row, ensure_ascii=False))
+                held_out = _digest(f'"{title}"\n{text}') % EVAL_SHARE == 0
                 rows[held_out] += _questions(paragraph, article["title"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{str(squad)!r} is not a file in SQuAD 2.0's format: {error!r}") from None
@@ -86,6 +109,24 @@ def prepare_squad(squad: Path, folder: Path) -> tuple[int, int, int]:
     for name, lines in (("corpus", passages), ("train", rows[False]), ("eval", rows[True])):
         (folder / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return len(passages), len(rows[False]), len(rows[True])
+
+
+def sentence_parts(text: str, words: int | None) -> list[str]:
+    """A text in parts of whole sentences, each of at most `words` words unless one sentence has more."""
+    if words is None:
+        return [text]
+    parts: list[list[str]] = []
+    for sentence in _SENTENCE.split(text):
+        found = sentence.split()
+        if parts and len(parts[-1]) + len(found) <= words:
+            parts[-1] += found
+        else:
+            parts.append(found)
+    return [" ".join(part) for part in parts]
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
 def _questions(paragraph: dict[str, Any], title: str) -> list[str]:

@@ -11,13 +11,14 @@ follow a turn that was cut), and rewards see the model's own text alone (`scorin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.envs.base import Env, reward
 from agentrl.envs.search_r1 import scoring
-from agentrl.envs.search_r1.data import FOLDER, load
+from agentrl.envs.search_r1.data import FOLDER, folder_of, load, split_file
+from agentrl.envs.search_r1.published import SETS
 from agentrl.errors import ConfigError
 from agentrl.retrieval import Client, Passage, service
 from agentrl.types import Message, Session, StepResult, Task
@@ -46,12 +47,23 @@ LOGGED = 1e9
 """The upper bound of values that are logged, not rewarded."""
 
 
+def _exact_of(source: str) -> Callable[[SearchR1, Session], float | None]:
+    """A logged reward: exact match on the questions of one published set."""
+
+    @reward(weight=0.0, name=f"exact_{source}")
+    def exact_of(self: SearchR1, session: Session) -> float | None:
+        return self.exact(session) if self._task.get("source") == source else None
+
+    return exact_of
+
+
 class SearchR1(Env):
     """Questions answered with a search engine, as in Search-R1.
 
     Args:
-        data: the data folder, with train.jsonl, eval.jsonl and the indexes; `agentrl search-r1 prepare` writes one.
-        questions: a file of questions for the split `eval`, instead of the folder's.
+        data: the data folder, with train.jsonl, eval.jsonl (or test.jsonl; or .parquet) and the indexes, or its file to
+            train on; `agentrl search-r1 prepare` writes one.
+        questions: a file of questions (.jsonl or .parquet) for the split `eval`, instead of the folder's.
         retriever: `bm25` or `dense`, the data folder's index of that name, or a server's address.
         form: `text`, the published tags; or `tools`, native tool calls.
         max_searches: actions before the last turn.
@@ -98,13 +110,8 @@ class SearchR1(Env):
 
     def tasks(self, split: str = "train") -> list[Task]:
         """The split's questions, in the file's order."""
-        file = self.questions if split == "eval" and self.questions else self.data / f"{split}.jsonl"
-        if not file.is_file():
-            raise ConfigError(
-                f"env.data = {str(self.data)!r}: there is no {file.name}; `agentrl search-r1 prepare SQUAD.json` "
-                "writes questions, corpus and index"
-            )
-        return list(load(str(file), file.stat().st_mtime_ns))
+        chosen = self.questions if split == "eval" and self.questions else split_file(self.data, split)
+        return list(load(chosen))
 
     def prepare(self, tasks: Sequence[Task], sessions: int) -> None:
         """Start the retrieval server, where it is the run's own."""
@@ -150,7 +157,7 @@ class SearchR1(Env):
         return passage.body if self.passage_words is None else " ".join(passage.body.split()[: self.passage_words])
 
     def _client(self) -> Client:
-        url = self.retriever if "://" in self.retriever else service(self.data / self.retriever).url
+        url = self.retriever if "://" in self.retriever else service(folder_of(self.data) / self.retriever).url
         return _client(url, self.search_timeout)
 
     def state(self) -> dict[str, Any]:
@@ -227,6 +234,10 @@ class SearchR1(Env):
     def exact_more_hops(self, session: Session) -> float | None:
         """Exact match of questions that need several passages, logged."""
         return self.exact(session) if self._task.get("hops", 1) > 1 else None
+
+    exact_nq, exact_triviaqa, exact_popqa, exact_hotpotqa, exact_2wiki, exact_musique, exact_bamboogle = map(
+        _exact_of, SETS
+    )
 
     # ------------------------------------------------------------------------------ demonstrations
 

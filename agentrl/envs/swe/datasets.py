@@ -24,14 +24,15 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agentrl.envs.rows import read_rows
 from agentrl.envs.swe import logs
 from agentrl.envs.swe.task import SweTask
-from agentrl.errors import ConfigError, InvalidInput, missing_extra, unknown_name
+from agentrl.errors import InvalidInput, unknown_name
 
 WORKDIR = "/testbed"
 SECONDS = 1800.0
@@ -55,34 +56,6 @@ COMMANDS: Mapping[str, str] = {
 """Test commands of SWE-bench's projects; the others' is `PYTEST`."""
 
 
-def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The rows of a JSONL or Parquet file.
-
-    Raises:
-        ConfigError: there is no such file, or it is neither.
-        MissingExtra: pyarrow is not installed.
-    """
-    chosen = Path(path).expanduser()
-    if not chosen.is_file():
-        raise ConfigError(f"path = {str(path)!r}: there is no such file")
-    if chosen.suffix == ".parquet":
-        try:
-            import pyarrow.parquet as parquet
-        except ImportError:
-            raise missing_extra("pyarrow", "parquet") from None
-        yield from parquet.read_table(chosen).to_pylist()
-        return
-    with chosen.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                row = json.loads(line) if line.strip() else None
-            except ValueError as error:
-                words = f"{chosen}, line {number}: not JSON ({error}); give a .jsonl or a .parquet file"
-                raise ConfigError(words) from None
-            if row is not None:
-                yield row
-
-
 def read_tasks(path: str | Path, layout: str = "auto", **options: str) -> list[SweTask]:
     """The tasks of a file.
 
@@ -97,7 +70,7 @@ def read_tasks(path: str | Path, layout: str = "auto", **options: str) -> list[S
         InvalidInput: a row is not of that layout; it names the field.
         UnknownName: no such layout.
     """
-    return [task_of(row, layout, **options) for row in read_rows(path)]
+    return [task_of(row, layout, **options) for _, row in read_rows(path)]
 
 
 def task_of(

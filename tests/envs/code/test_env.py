@@ -96,7 +96,7 @@ def test_wrong_settings_and_rows_are_named(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=words):
             make("code", **options).tasks()
     bad = tmp_path / "bad.jsonl"
-    for text, words in (('{"x": 1}', "line 1: neither"), ("{", "line 1: neither"), ("", "holds no problems")):
+    for text, words in (('{"x": 1}', "line 1: neither"), ("{", "line 1: not a JSON object"), ("", "holds no problems")):
         bad.write_text(text)
         with pytest.raises(ConfigError, match=words):
             make("code", path=str(bad)).tasks()

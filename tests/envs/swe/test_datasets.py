@@ -134,7 +134,7 @@ def test_what_is_wrong_with_a_file_or_a_row_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="has no 'instance_id', which swebench's rows have"):
         read_tasks(tmp_path / "bad.jsonl")
     (tmp_path / "worse.jsonl").write_text("{")
-    with pytest.raises(ConfigError, match="line 1: not JSON"):
+    with pytest.raises(ConfigError, match="line 1: not a JSON object"):
         read_tasks(tmp_path / "worse.jsonl")
     with pytest.raises(UnknownName, match="did you mean 'swebench'"):
         task_of(SWEBENCH, "swe-bench")
