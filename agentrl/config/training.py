@@ -176,10 +176,12 @@ class AlgoConfig(Section):
     """Weight of the entropy bonus."""
     entropy_target: PositiveFloat | None = None
     """Entropy per trained token, in nats, that the bonus maintains: after each step its weight, from `entropy_coef`
-    on, grows by `entropy_rate` where entropy is below and falls by as much, down to 0, where it is above; above it
-    there is no bonus (Skywork-OR1, arXiv:2505.22312). None: the weight is fixed."""
-    entropy_rate: PositiveFloat = 0.001
-    """Step of the adaptive entropy bonus's weight."""
+    on, grows by `entropy_rate` where entropy is below, up to `entropy_coef_max`, and falls by as much, down to 0, where
+    it is above; above it there is no bonus (Skywork-OR1, arXiv:2505.22312). None: the weight is fixed."""
+    entropy_rate: PositiveFloat = 1e-4
+    """Step of the adaptive entropy bonus's weight; the default is that of Skywork-OR1's scripts."""
+    entropy_coef_max: PositiveFloat | None = None
+    """The adaptive entropy bonus's weight is at most this (Skywork-OR1's scripts: 0.005). None: it has no bound."""
     shaping: ShapingConfig = ShapingConfig()
     """What is added to rewards before credit: punishments of length and format, scaling."""
     normalize: Literal["rollout", "token", "turn", "group", "constant"] = "rollout"

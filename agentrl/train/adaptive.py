@@ -83,7 +83,8 @@ class Adaptive:
             self.kl_coef *= 1 + config.kl_rate * error
         if config.entropy_target is not None and entropy is not None:
             sign = (entropy < config.entropy_target) - (entropy > config.entropy_target)
-            self.entropy_weight = max(0.0, self.entropy_weight + sign * config.entropy_rate)
+            weight = max(0.0, self.entropy_weight + sign * config.entropy_rate)
+            self.entropy_weight = weight if config.entropy_coef_max is None else min(weight, config.entropy_coef_max)
             self.entropy = entropy
 
     def metrics(self, config: AlgoConfig) -> dict[str, float]:

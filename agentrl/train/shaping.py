@@ -2,6 +2,7 @@
 
 Groups and sessions are copied where a reward changes; those that are stored, logged, filtered and evaluated keep
 theirs.
+What is added to a session is also a reward by the name `SHAPED`, for algorithms that read rewards by name.
 A punishment of a turn, for its format or its KL, is a step reward of that turn, so every algorithm's credit handles it
 on trees as it does any step reward. Order: rewards are scaled, then the rest is added.
 """
@@ -22,6 +23,10 @@ from agentrl.types.branches import alone, branch_nodes, mean_rewards, scored
 
 SCALE_FLOOR = 1e-8
 """Scores whose standard deviation is below this are not scaled."""
+
+
+SHAPED = "algo.shaping"
+"""The name of what was added to a session's score; no reward of an environment has a dot in its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,7 @@ def shaped_groups(
         ]
         reward = None if session.reward is None and not final else scale * (session.reward or 0.0) + final
         if not session.branches:
-            return replace(session, nodes=nodes, reward=reward)
+            return named(session, replace(session, nodes=nodes, reward=reward))
         branches = []
         for branch in session.branches:
             path = replace(alone(session, branch_nodes(session, branch)), status=branch.status)
@@ -109,7 +114,11 @@ def shaped_groups(
             branches.append(branch if kept else replace(branch, reward=scale * (branch.reward or 0.0) + final))
         forked = replace(session, nodes=nodes, branches=branches)
         forked.reward = mean_rewards(forked)[1]
-        return forked
+        return named(session, forked)
+
+    def named(before: Session, after: Session) -> Session:
+        added = (after.score or 0.0) - scale * (before.score or 0.0)
+        return replace(after, rewards=after.rewards | {SHAPED: added})
 
     found = []
     for group in groups:

@@ -95,13 +95,17 @@ def test_settings_without_a_gradient_or_a_beginning_are_refused() -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 3)), max_size=6))
 def test_adaptive_coefficients_follow_the_papers_rules(measured: list[tuple[float, float]]) -> None:
-    """Written from Ziegler et al. (arXiv:1909.08593, section 2.2) and Skywork-OR1 (arXiv:2505.22312)."""
-    config = AlgoConfig(kl_coef=0.3, kl_target=0.2, kl_rate=0.1, entropy_coef=0.002, entropy_target=1.0)
+    """Written from Ziegler et al. (arXiv:1909.08593, section 2.2) and Skywork-OR1 (arXiv:2505.22312).
+
+    The bounds are those of Skywork-OR1's training scripts (`max_ent_coef`, `min_ent_coef`).
+    """
+    entropy_settings = {"entropy_coef": 0.002, "entropy_target": 1.0, "entropy_rate": 0.001, "entropy_coef_max": 0.0035}
+    config = AlgoConfig(kl_coef=0.3, kl_target=0.2, kl_rate=0.1, **entropy_settings)
     adaptive, beta, weight, active = Adaptive.of(config), 0.3, 0.002, True
     for kl, entropy in measured:
         adaptive.update(config, {"policy/kl_reference": kl, "policy/entropy": entropy})
         beta *= 1 + 0.1 * max(-0.2, min(0.2, kl / 0.2 - 1))
-        weight = max(0.0, weight + (0.001 if entropy < 1 else -0.001 if entropy > 1 else 0.0))
+        weight = min(0.0035, max(0.0, weight + (0.001 if entropy < 1 else -0.001 if entropy > 1 else 0.0)))
         active = entropy <= 1
         again = Adaptive.of(config)
         again.restore(orjson.loads(orjson.dumps(adaptive.state())), config)

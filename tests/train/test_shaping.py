@@ -17,11 +17,12 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig, ShapingConfig
 from agentrl.train.adaptive import Adaptive
+from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.algorithms.reinforce import Reinforce
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.credit import trainable_nodes
 from agentrl.train.packing import pack
-from agentrl.train.shaping import reference_kl, shaped_groups
+from agentrl.train.shaping import SHAPED, reference_kl, shaped_groups
 from agentrl.types import Group, Session, Status
 from agentrl.types.messages import FunctionCall, Message, ToolCall
 from tests.train.backends.test_torch import CPU
@@ -149,3 +150,32 @@ def test_a_kl_reward_of_k1_is_the_difference_of_log_probabilities(tiny_llama: Pa
     each = [behaviour[i] - float(logps[i - 1, ids[i]]) if trained[i] else 0.0 for i in range(len(ids))]
     assert kl == pytest.approx({("a", 1): sum(each[:6]), ("a", 3): sum(each[6:])}, abs=1e-4)
     trainer.step(pack([as_group([session])], Reinforce(config).credit([as_group([session])]), 64))
+
+
+def test_gdpo_has_what_shaping_adds_as_one_more_reward() -> None:
+    """`algo.shaping` used to change nothing there: GDPO reads rewards by name, and shaping has none of those."""
+    rng = random.Random(0)
+    lengths = [rng.randrange(1, 7) for _ in range(4)]
+    sessions = [linear_session(f"s{i}", [8], [[30 + i] * n], reward=float(i % 2)) for i, n in enumerate(lengths)]
+    for session in sessions:
+        session.rewards = {"right": session.reward or 0.0}
+    shaping = {"overlong_tokens": 6, "overlong_buffer": 5, "overlong_penalty": 2.0}
+    algo = algorithm_settings({"name": "gdpo", "shaping": shaping})
+    named = [
+        replace(s, rewards=s.rewards | {"short": -max(n - 1, 0) / 5}) for s, n in zip(sessions, lengths, strict=True)
+    ]
+    adaptive = Adaptive.of(algo)
+    shaped = shaped_groups([as_group(sessions)], algo, adaptive)
+    plain = algorithm_settings({"name": "gdpo"})
+
+    def advantages(algo: AlgoConfig, groups: list[Group]) -> list[float]:
+        shares = make_algorithm(algo).credit(groups).shares
+        return [share.advantage for each in shares.values() for share in each]  # type: ignore[misc]
+
+    assert advantages(algo, shaped) == pytest.approx(advantages(plain, [as_group(named)]), abs=1e-3)  # a floor of 1e-4
+    chosen = algo.model_copy(update={"weights": {"right": 1.0}})
+    assert advantages(chosen, shaped) == advantages(algo, shaped)
+    without = algo.model_copy(update={"weights": {"right": 1.0, SHAPED: 0.0}})
+    assert advantages(without, shaped) == pytest.approx(advantages(plain, [as_group(sessions)]))
+    with pytest.raises(ValueError, match="use kl_as=loss"):
+        algorithm_settings({"name": "gdpo", "kl_coef": 0.1, "kl_as": "reward"})

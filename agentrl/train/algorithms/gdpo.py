@@ -6,13 +6,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentrl.train.about import About
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from agentrl.train.branch_returns import SAME, STD_FLOOR
 from agentrl.train.credit import Credit, NodeKey
 from agentrl.train.returns import Found, by_session, credit_of, whitened
+from agentrl.train.shaping import SHAPED
 from agentrl.types import Group, Session
 
 
@@ -22,11 +23,18 @@ class GdpoConfig(PolicyGradientConfig):
     weights: dict[str, float] = Field(default={})
     """The weight of each reward by its name; empty: 1 for each that the sessions have. Others are left out."""
 
+    @model_validator(mode="after")
+    def _no_kl_reward(self) -> GdpoConfig:
+        if self.kl_coef and self.kl_as == "reward":
+            raise ValueError("kl_as=reward: gdpo normalises rewards, so kl_coef would mean nothing; use kl_as=loss")
+        return self
+
 
 class Gdpo(PolicyGradient):
     """The sum over rewards of weight · (r - mean) / std, standardised over the batch's trained tokens.
 
-    A session without one of the rewards has the reward's mean. Step rewards are not read.
+    A session without one of the rewards has the reward's mean. Step rewards are not read. What `algo.shaping` adds to
+    a session, for its turns' format as well, is one more reward, `algo.shaping`, of weight 1 unless `weights` has it.
     """
 
     name = "gdpo"
@@ -45,7 +53,9 @@ class Gdpo(PolicyGradient):
         return credit_of(groups, self.config, self._judge, lambda found: whitened(found, groups))
 
     def _judge(self, sessions: Sequence[Session]) -> Found:
-        weights = self.config.weights or dict.fromkeys(sorted({name for s in sessions for name in s.rewards}), 1.0)
+        names = sorted({name for session in sessions for name in session.rewards})
+        added = {SHAPED: 1.0} if SHAPED in names else {}
+        weights = added | (self.config.weights or dict.fromkeys(names, 1.0))
         parts = [[weight * x for x in _normalised(sessions, name)] for name, weight in weights.items()]
         return by_session(sessions, [math.fsum(each) for each in zip(*parts, strict=True)] or [0.0] * len(sessions))
 
