@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from agentrl.cluster.assignment import fitted
 from agentrl.cluster.base import Node
-from agentrl.cluster.placement import Demand, Wanted, fitted
+from agentrl.cluster.demands import Demand, Wanted
 from agentrl.errors import ConfigError
 
 MANY_NODES = 6
