@@ -2,13 +2,14 @@
 
 A session is stored when it begins, with status OPEN; after each turn its new nodes are appended, and where it is known
 the state of its episode; when it has ended all of it is saved, and only that is awaited. Writing happens on one thread,
-in order; what was queued while the thread was busy is one commit.
+in order. What comes within `TOGETHER` seconds is one commit, which costs a turn less CPU; a kill loses as much.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -18,6 +19,9 @@ from agentrl import watchdog
 from agentrl.sessions.query import Between
 from agentrl.sessions.store import Store
 from agentrl.types import Session
+
+TOGETHER = 0.02
+"""Seconds that a commit waits for more: at 250 turns a second it holds about ten writes instead of three."""
 
 
 class Recorder:
@@ -107,6 +111,7 @@ class Recorder:
 
     def _write(self) -> None:
         watchdog.progress()
+        time.sleep(TOGETHER)
         with self._lock:
             queued, self._queued = self._queued, []
         try:

@@ -303,9 +303,12 @@ async def unless(stop_requested: asyncio.Event, work: Coroutine[Any, Any, T]) ->
     """The work's result.
 
     Raises:
-        Stopped: `stop_requested` is set before the work is done, which is cancelled then. Work that is done is never
-            lost.
+        Stopped: `stop_requested` is set already, and the work does not begin; or it is set before the work is done,
+            which is cancelled then. Work that is done is never lost.
     """
+    if stop_requested.is_set():
+        work.close()
+        raise Stopped("the run was asked to stop")
     doing, waiting = asyncio.create_task(work), asyncio.create_task(stop_requested.wait())
     try:
         await asyncio.wait((doing, waiting), return_when=asyncio.FIRST_COMPLETED)
