@@ -133,8 +133,8 @@ class Service:
             logger.warning("%s; it is started again", what)
             if self._closing.wait(PAUSE):
                 return
-            self.restarts += 1
             self._process = self._start()
+            self.restarts += 1  # afterwards: then `pid` is the new server's
 
     def _output(self) -> str:
         self._log.seek(0)

@@ -198,7 +198,7 @@ class SearchR1(Env):
     @reward(weight=0.0, range=(0.0, LOGGED))
     def searches(self, session: Session) -> float:
         """Searches, logged."""
-        return float(len(self._found))
+        return float(len(self._evidence(session)))
 
     @reward(weight=0.0)
     def valid_actions(self, session: Session) -> float | None:
@@ -208,7 +208,12 @@ class SearchR1(Env):
     @reward(weight=0.0)
     def retrieved(self, session: Session) -> float:
         """Whether a right answer was in what was found (the retrieval's recall), logged."""
-        return float(scoring.contains("\n".join(self._found), self._task["answers"]))
+        return float(scoring.contains("\n".join(self._evidence(session)), self._task["answers"]))
+
+    def _evidence(self, session: Session) -> list[str]:
+        """What each search found; an agent program searches by itself, and its messages say what it was told."""
+        told = "\n".join(message.text for message in session.messages if message.role != "assistant")
+        return self._found or scoring.information(told.removeprefix(PROMPT.format(question=self._task["question"])))
 
     @reward(weight=0.0)
     def missed(self, session: Session) -> float:
@@ -223,7 +228,7 @@ class SearchR1(Env):
     @reward(weight=0.0)
     def copied(self, session: Session) -> float:
         """The share of the model's own text that is copied from passages, logged."""
-        return scoring.copied(_own(session), "\n".join(self._found))
+        return scoring.copied(_own(session), "\n".join(self._evidence(session)))
 
     @reward(weight=0.0)
     def exact_one_hop(self, session: Session) -> float | None:

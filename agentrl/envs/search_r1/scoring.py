@@ -19,7 +19,7 @@ _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_INFORMATION = re.compile(r"<information>.*?</information>", re.DOTALL)
+_INFORMATION = re.compile(r"<information>(.*?)</information>", re.DOTALL)
 _THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _INSIDE = r"(?:(?!</?(?:think|search|information|answer)>).)*"
 _ROUND = rf"<think>{_INSIDE}</think>\s*<search>{_INSIDE}</search>\s*<information>{_INSIDE}</information>\s*"
@@ -41,6 +41,11 @@ def given(response: str) -> str | None:
     """The last answer of a response, whatever retrieved text says; None where there is none."""
     found = _ANSWER.findall(_INFORMATION.sub("", response))
     return found[-1].strip() if found else None
+
+
+def information(text: str) -> list[str]:
+    """All that is between information tags."""
+    return _INFORMATION.findall(text)
 
 
 def exact_match(answer: str | None, right: Sequence[str]) -> float:
