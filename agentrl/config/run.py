@@ -93,6 +93,11 @@ class RunConfig(Section):
         least = needs.group_size
         if needs.branches and self.rollout.branch.name == "none":
             raise ValueError(f"algo={self.algo.name} needs continuations: set rollout.branch, for example to every")
+        if needs.whole_sessions and self.rollout.branch.name != "none":
+            raise ValueError(
+                f"rollout.branch={self.rollout.branch.name} forks sessions, and algo={self.algo.name} compares whole "
+                "ones: use an algorithm that compares turns, such as grpo, or rollout.branch=none"
+            )
         if self.rollout.group_size < least:
             raise ValueError(
                 f"rollout.group_size={self.rollout.group_size} leaves algo={self.algo.name} no group to compare with; "

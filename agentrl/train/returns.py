@@ -27,6 +27,7 @@ from agentrl.train.branch_returns import SAME, STD_FLOOR, Baseline, branch_advan
 from agentrl.train.credit import Advantage, Credit, NodeKey, ids_by_group, trainable_nodes, weigh
 from agentrl.train.gae import all_steps
 from agentrl.types import Group, Session
+from agentrl.types.branches import token_weights
 
 Found = dict[NodeKey, list[Advantage]]
 """For each trainable node its advantages, one for each equally likely continuation; one where all of them are equal."""
@@ -58,6 +59,22 @@ def relative(sessions: Sequence[Session], config: AlgoConfig, baseline: Baseline
     if any(session.branches for session in sessions):
         return branch_advantages(sessions, baseline, scale, config.branch_baseline)
     return by_turn(sessions, baseline, scale)
+
+
+def relative_to(sessions: Sequence[Session], config: AlgoConfig, baselines: Sequence[float]) -> Found:
+    """One group's advantages: returns, below forks by the outcome of the turn's own branches, less numbers.
+
+    Args:
+        sessions: a group's.
+        config: see `group_relative`.
+        baselines: for each session what its turns are compared with.
+    """
+    expected = {session.id: number for session, number in zip(sessions, baselines, strict=True)}
+    returns = relative(sessions, config, "none")
+    found: Found = {}
+    for key, each in returns.items():
+        found |= changed({key: each}, lambda value, usual=expected[key[0]]: value - usual)  # type: ignore[misc]
+    return found
 
 
 def credit_of(
@@ -208,15 +225,18 @@ def changed(found: Found, change: Callable[[float], float]) -> Found:
 def whitened(found: Found, groups: Sequence[Group]) -> Found:
     """Advantages less their mean over the batch's trained tokens, over their standard deviation (n - 1), as in verl.
 
-    A token's advantages weigh alike, and a token that several branches share counts once.
+    A token's advantages weigh alike, and a token that several branches share counts once; below a fork of m siblings it
+    counts as 1/m, as in the loss.
     """
     every: list[tuple[float, float]] = []
     for session in (session for sessions in ids_by_group(groups).values() for session in sessions):
+        parts = token_weights(session) if session.branches else None
         for node, places in all_steps(session).items():
             each = found.get((session.id, node), [])
+            weight = 1.0 if parts is None else parts[node]
             for a in each:
                 values = [a[i] for i in places] if isinstance(a, Sequence) else [a] * len(places)
-                every += [(value, 1 / len(each)) for value in values]
+                every += [(value, weight / len(each)) for value in values]
     tokens = math.fsum(weight for _, weight in every)
     if tokens <= 1:
         return found

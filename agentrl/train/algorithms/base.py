@@ -71,6 +71,7 @@ class Needs:
             with `sequence`.
         group_size: the fewest sessions of a group that give a signal.
         branches: sessions that are forked (`rollout.branch`).
+        whole_sessions: sessions without forks, since its advantages are of whole sessions.
         engine: a policy sampled the tokens; otherwise they are demonstrations, and ratios and mismatch mean nothing.
     """
 
@@ -80,6 +81,7 @@ class Needs:
     pairs: bool = False
     group_size: int = 1
     branches: bool = False
+    whole_sessions: bool = False
     engine: bool = True
 
     def __post_init__(self) -> None:

@@ -46,6 +46,7 @@ class Gdpo(PolicyGradient):
         "TRL: multi_objective_aggregation=normalize_then_sum; verl: gdpo",
     )
     group_size = 2
+    whole_sessions = True
     config: GdpoConfig
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:

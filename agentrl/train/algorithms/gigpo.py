@@ -20,6 +20,7 @@ from agentrl.train.branch_returns import SAME, STD_FLOOR
 from agentrl.train.credit import Credit, NodeKey, trainable_nodes
 from agentrl.train.returns import Found, changed, credit_of, relative
 from agentrl.types import Group, Node, Session
+from agentrl.types.branches import outcome, path_weights
 
 State = tuple[str, ...]
 """What the environment said before a turn, since the turn before it."""
@@ -63,13 +64,13 @@ class Gigpo(Grpo):
 
     def _steps(self, sessions: Sequence[Session]) -> dict[NodeKey, float]:
         """The advantage of each turn over the others in the same state; none where it is the only one."""
-        states: dict[State, dict[NodeKey, list[float]]] = {}
+        states: dict[State, dict[NodeKey, list[tuple[float, float]]]] = {}
         for session in sessions:
-            for node, state, value in step_returns(session, self.config.step_gamma):
-                states.setdefault(state, {}).setdefault((session.id, node), []).append(value)
+            for node, state, value, weight in step_returns(session, self.config.step_gamma):
+                states.setdefault(state, {}).setdefault((session.id, node), []).append((value, weight))
         found: dict[NodeKey, float] = {}
         for members in states.values():
-            values = {key: statistics.fmean(each) for key, each in members.items()}
+            values = {key: _mean(each) for key, each in members.items()}
             if len(values) < 2 or max(values.values()) - min(values.values()) < SAME:
                 continue
             mean = math.fsum(values.values()) / len(values)
@@ -78,18 +79,29 @@ class Gigpo(Grpo):
         return found
 
 
-def step_returns(session: Session, gamma: float) -> Iterator[tuple[int, State, float]]:
-    """For each path and each of its trainable turns: the turn, its state, and its return, discounted turn by turn."""
+def step_returns(session: Session, gamma: float) -> Iterator[tuple[int, State, float, float]]:
+    """For each path and each of its trainable turns: the turn, its state, its discounted return, and the path's weight.
+
+    Returns are discounted turn by turn. A path of a forked session weighs what it is of the session, any other 1.
+    """
     trainable = {node.id for node in trainable_nodes(session)}
+    weights = path_weights(session) if session.branches else None
     for path in session.stored_paths():
-        value, found = session.reward or 0.0, []
+        weight = 1.0 if weights is None else weights.get(path[-1].id, 0.0)
+        if not weight:
+            continue
+        value, found = outcome(session, path[-1].id), []
         for place in reversed(range(len(path))):
             node = session.original(path[place])
             value += node.reward or 0.0
             if node.id in trainable:
-                found.append((node.id, _state(path[:place]), value))
+                found.append((node.id, _state(path[:place]), value, weight))
                 value *= gamma
         yield from reversed(found)
+
+
+def _mean(weighted: Sequence[tuple[float, float]]) -> float:
+    return math.fsum(w * value for value, w in weighted) / math.fsum(w for _, w in weighted)
 
 
 def _state(before: Sequence[Node]) -> State:

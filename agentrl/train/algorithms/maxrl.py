@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from agentrl.train.about import About
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from agentrl.train.credit import Credit, NodeKey
-from agentrl.train.returns import Rows, by_turn, credit_of, means
-from agentrl.types import Group
+from agentrl.train.returns import Found, Rows, by_turn, changed, credit_of, means, relative, scores
+from agentrl.types import Group, Session
 
 FLOOR = 1e-6
 """Added to the mean, so that a group without success has advantages of 0."""
@@ -30,7 +30,13 @@ class MaxRl(PolicyGradient):
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
         """See the class."""
-        return credit_of(groups, self.config, lambda sessions: by_turn(sessions, "mean", _mean))
+        return credit_of(groups, self.config, self._judge)
+
+    def _judge(self, sessions: Sequence[Session]) -> Found:
+        if not any(session.branches for session in sessions):
+            return by_turn(sessions, "mean", _mean)
+        mean = max(statistics.fmean(scores(sessions)), 0.0) + FLOOR
+        return changed(relative(sessions, self.config, "mean"), lambda a: a / mean)
 
 
 def _mean(returns: Sequence[Rows]) -> float:

@@ -37,6 +37,7 @@ class Opo(PolicyGradient):
         "verl: opo",
     )
     group_size = 2
+    whole_sessions = True
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
         """See the class; where all rewards are equal there is no signal, as everywhere."""

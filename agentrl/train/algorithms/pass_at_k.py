@@ -38,6 +38,7 @@ class PassAtK(PolicyGradient):
         "verl: grpo_passk (another formula, arXiv:2503.19595)",
     )
     group_size = 2
+    whole_sessions = True
     config: PassAtKConfig
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:

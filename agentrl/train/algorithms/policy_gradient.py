@@ -33,6 +33,7 @@ class PolicyGradient(Algorithm):
         group_size: the fewest sessions of a group that give a signal.
         critic: whether advantages need a critic's values.
         branches: whether they need sessions that are forked.
+        whole_sessions: whether they are of whole sessions, so that forks have no meaning.
         policy_loss: the loss that `algo.loss` names.
     """
 
@@ -40,6 +41,7 @@ class PolicyGradient(Algorithm):
     group_size: ClassVar[int] = 1
     critic: ClassVar[bool] = False
     branches: ClassVar[bool] = False
+    whole_sessions: ClassVar[bool] = False
     config: PolicyGradientConfig
 
     def __init__(self, config: AlgoConfig | None = None) -> None:
@@ -55,6 +57,7 @@ class PolicyGradient(Algorithm):
             sequence=self.policy_loss.sequence,
             group_size=self.group_size,
             branches=self.branches,
+            whole_sessions=self.whole_sessions,
         )
 
     @property

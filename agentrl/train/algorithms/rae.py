@@ -13,7 +13,7 @@ from agentrl.train.about import About
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from agentrl.train.credit import Credit, NodeKey, ids_by_group
 from agentrl.train.policy_losses import VALIDATED, LossConfig, preset
-from agentrl.train.returns import Found, by_turn, credit_of, scores
+from agentrl.train.returns import Found, credit_of, relative_to, scores
 from agentrl.types import Group, Session
 
 
@@ -66,7 +66,7 @@ class Rae(PolicyGradient):
 
     def _judge(self, sessions: Sequence[Session]) -> Found:
         expected = [self.baselines[role(session)] for session in sessions]
-        return by_turn(sessions, lambda returns: [[b] * len(r[0]) for b, r in zip(expected, returns, strict=True)])
+        return relative_to(sessions, self.config, expected)
 
     def state(self) -> dict[str, Any]:
         """The baselines."""

@@ -24,6 +24,7 @@ class RaftPp(PolicyGradient):
         "",
     )
     group_size = 2
+    whole_sessions = True
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
         """See the class."""

@@ -13,7 +13,7 @@ from agentrl.train.about import About
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from agentrl.train.credit import Credit, NodeKey
 from agentrl.train.policy_losses import VALIDATED, LossConfig, preset
-from agentrl.train.returns import Found, by_turn, credit_of, group_relative, of_sessions, scores
+from agentrl.train.returns import Found, credit_of, group_relative, of_sessions, relative, relative_to, scores
 from agentrl.types import Group, Session
 
 
@@ -65,7 +65,7 @@ class Reinforce(PolicyGradient):
 
     def _less(self, groups: Sequence[Group], baseline: float) -> Credit:
         def judge(sessions: Sequence[Session]) -> Found:
-            return by_turn(sessions, lambda returns: [[baseline] * len(rows[0]) for rows in returns])
+            return relative_to(sessions, self.config, [baseline] * len(sessions))
 
         credit = credit_of(groups, self.config, judge)
         credit.metrics["policy/baseline"] = baseline
@@ -90,6 +90,6 @@ class Reinforce(PolicyGradient):
 
 
 def batch_relative(groups: Sequence[Group], config: PolicyGradientConfig) -> Credit:
-    """Returns less their mean over all sessions of the step at the same turn."""
-    found = by_turn([session for group in groups for session in group.scored], "mean")
+    """Returns less their mean over all sessions of the step at the same turn; below a fork, over the siblings there."""
+    found = relative([session for group in groups for session in group.scored], config, "mean")
     return credit_of(groups, config, lambda sessions: of_sessions(found, sessions))
