@@ -7,7 +7,7 @@ own failures end with exit code 1. Everything heavy is imported inside the comma
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,10 +122,30 @@ def train(words: Words = None, config: File = None) -> None:
     from agentrl.train.api import run_train
     from agentrl.train.setup import complete
 
-    result = run_train(complete(typed(words or (), config)), owns_process=True)
+    settings = complete(typed(words or (), config))
+    if settings.dry_run:
+        from agentrl.train.plan.dry_run import described
+
+        return _print_lines(described(settings))
+    result = run_train(settings, owns_process=True)
     what = "learning_curve.png, transcripts/, metrics.jsonl, checkpoints/"
     out.print(f"run folder: {result.path} ({what})", markup=False, soft_wrap=True)
     _end(result.worked)
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def plan(words: Words = None) -> None:
+    """Rank the layouts of a model on a cluster: agentrl plan model=qwen3-8b nodes=4 gpus=8 memory=80."""
+    from agentrl.overrides import parse_words, validate
+    from agentrl.train.plan.layouts import PlanConfig
+    from agentrl.train.plan.report import planned
+
+    _print_lines(planned(validate(parse_words(words or ()), PlanConfig)))
 
 
 @app.command("eval", cls=_WithSettings)

@@ -116,6 +116,16 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
         "tests/plugins/test_reward_service.py"
         "::test_its_score_counts_beside_the_environments_own_and_a_failed_call_is_repeated"
     ),
+    "agentrl train env=calculator dry_run=true": Run(slow=False),
+    **dict.fromkeys(
+        (
+            "agentrl plan model=qwen3-0.6b nodes=1 gpus=8 memory=80 show=3",
+            "agentrl plan model=qwen3-8b nodes=2 gpus=8 memory=80 show=3",
+            "agentrl plan model=qwen3-30b-a3b nodes=4 gpus=8 memory=80 show=3",
+            "agentrl plan model=qwen3-235b-a22b nodes=16 gpus=8 memory=80 show=3",
+        ),
+        Elsewhere("tests/train/test_plan.py::test_the_tables_of_the_documentation_are_what_plan_prints"),
+    ),
     "agentrl sessions RUN --check": Elsewhere(STORE),
     "agentrl sessions RUN --salvage saved.db": Elsewhere(STORE),
     "agentrl check env=shop.py:Shop": Elsewhere(CHECK),

@@ -119,8 +119,7 @@ def _other_layouts(nodes: Sequence[Node], wanted: Wanted) -> Iterator[tuple[str,
     for number in sorted(range(engines + 1), key=lambda number: abs(number - wanted.shared)):
         if number != wanted.shared and (number in (0, engines) or number <= MOST_TRIES):
             changed = _sharing(wanted, number)
-            apart = f" cluster.colocated_engines={number}" if changed.layout == "mixed" else ""
-            yield f"cluster.layout={changed.layout}{apart}", changed
+            yield _layout_setting(changed), changed
 
 
 def _sharing(wanted: Wanted, number: int) -> Wanted:
@@ -128,6 +127,12 @@ def _sharing(wanted: Wanted, number: int) -> Wanted:
     if number in (0, wanted.engines.count):
         return replace(wanted, layout="colocated" if number else "disaggregated", colocated_engines=None)
     return replace(wanted, layout="mixed", colocated_engines=number)
+
+
+def _layout_setting(wanted: Wanted) -> str:
+    if wanted.layout == "mixed":
+        return f"layout=mixed with {wanted.shared} colocated engines"
+    return f"layout={wanted.layout} (fleet.colocated={str(wanted.layout == 'colocated').lower()})"
 
 
 def _smaller_units(wanted: Wanted) -> Iterator[tuple[str, Wanted]]:
@@ -185,7 +190,7 @@ def _together(nodes: Sequence[Node], wanted: Wanted) -> list[str]:
                 continue
             found = _grown(nodes, _sharing(start, number))
             if found is not None:
-                layout = "" if found.layout == wanted.layout else f"cluster.layout={found.layout}"
+                layout = "" if found.layout == wanted.layout else _layout_setting(found)
                 pairs = zip(start.demands, found.demands, strict=True)
                 fewer = [_setting(now, now.count) for before, now in pairs if now.count != before.count]
                 return [" ".join(filter(None, (layout, said, *fewer)))]

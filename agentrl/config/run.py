@@ -84,6 +84,8 @@ class RunConfig(Section):
     """Seconds that a run which gets SIGTERM, as schedulers send it, may take to finish its optimizer step and save."""
     faults: str | None = None
     """A YAML file of faults to inject, to try what a run survives; see docs/faults.md."""
+    dry_run: bool = False
+    """Start nothing: `agentrl train` prints who would be where, memory, traffic and warnings; see docs/cluster.md."""
     mismatch_bound: PositiveFloat = 1e-2
     """A mean |log-probability difference| of engine and trainer over this gives a warning."""
 

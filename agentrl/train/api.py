@@ -60,6 +60,8 @@ def run_train(config: RunConfig, display: Display | None = None, *, owns_process
     """Train as a finished configuration says; `owns_process`: see `interrupt.run`."""
     from agentrl.train.preflight import check_training
 
+    if config.dry_run:
+        raise ConfigError("dry_run=true is for the command line; scripts call agentrl.train.plan.dry_run.described")
     check_training(config)  # before anything heavy is imported, and before anything is written
     try:
         from agentrl.train.launch import train_run

@@ -176,8 +176,8 @@ def workers(count: int, cpus: float = 1.0, sandbox: float = 0.0) -> Demand:
 
 APART, SHARED = "disaggregated", "colocated"
 WRONG: list[tuple[list[Node], Wanted, str, str]] = [
-    (SMALL, Wanted(trainer(8), engines(1)), "9 GPUs in all, and there are 8", "cluster.layout=colocated"),
-    (SMALL, Wanted(trainer(8), engines(2)), "10 GPUs in all", "colocated_engines=2|layout=colocated"),
+    (SMALL, Wanted(trainer(8), engines(1)), "9 GPUs in all, and there are 8", "layout=colocated"),
+    (SMALL, Wanted(trainer(8), engines(2)), "10 GPUs in all", "2 colocated engines|layout=colocated"),
     (SMALL, Wanted(trainer(4), engines(5)), "9 GPUs in all", "fleet.engines=4"),
     (SMALL, Wanted(trainer(4, 4), engines(2, 4)), "12 GPUs in all", "fleet.engines=1"),
     (SMALL, Wanted(trainer(8, 8), engines(1)), "trainer needs 8 GPUs on one node, and the largest has 4", "parallel=4"),
@@ -204,7 +204,7 @@ WRONG: list[tuple[list[Node], Wanted, str, str]] = [
     (CPUS, Wanted(trainer(0), engines(0), (workers(3, 1.0, 1.0),)), "3 sandbox in all, .* 2", "environments=2"),
     (CPUS, Wanted(trainer(0), engines(0), (workers(1, 1.0, 3.0),)), "3 sandbox on one node, and the most is 2", "noth"),
     (CPUS, Wanted(trainer(0), engines(0), (workers(2, 2.5, 1.0),)), "not together on single nodes", "environments=1"),
-    (DEAD, Wanted(trainer(4), engines(1)), "5 GPUs in all, and there are 4", "cluster.layout=colocated"),
+    (DEAD, Wanted(trainer(4), engines(1)), "5 GPUs in all, and there are 4", "layout=colocated"),
     (SMALL, Wanted(trainer(1), engines(1), (Demand("gateway", 1, node="c"),)), "gateway must be on c", "nothing"),
     ([], Wanted(trainer(1), engines(1)), "no node is alive", "nothing"),
     (SMALL, Wanted(trainer(4), engines(4), (workers(17),)), "17 CPUs in all", "cluster.environments=16"),

@@ -1,0 +1,232 @@
+"""`agentrl plan`: the layouts of a model on a cluster, ranked by the expected time of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from agentrl.cluster.base import Node
+from agentrl.cluster.placement import Assignment, Demand, Layout, Wanted, fitted
+from agentrl.config import Section
+from agentrl.errors import ConfigError
+from agentrl.train.backends.megatron.layout import layout_of
+from agentrl.train.backends.megatron.settings import MegatronConfig
+from agentrl.train.plan.memory import (
+    GIB,
+    OVERHEAD,
+    EngineMemory,
+    Numbers,
+    Split,
+    TrainerMemory,
+    engine_memory,
+    trainer_memory,
+)
+from agentrl.train.plan.shapes import Shape
+from agentrl.train.plan.step import Rates, StepTime, Work, generate_seconds, publish_seconds, train_seconds
+
+POWERS = (1, 2, 4, 8, 16, 32)
+SLEEPING = 1 * GIB
+"""What an engine that sleeps still takes on each device; an assumption."""
+
+
+class PlanConfig(Section):
+    """The settings of `agentrl plan`."""
+
+    model: str
+    """A model folder, a config.json, or one of: qwen3-0.6b, qwen3-8b, qwen3-30b-a3b, qwen3-235b-a22b."""
+    nodes: PositiveInt = 1
+    """Nodes of the cluster, all alike."""
+    gpus: PositiveInt = 8
+    """GPUs of each node."""
+    memory: PositiveFloat = 80.0
+    """GiB of each GPU."""
+    cpus: PositiveInt = 64
+    """CPU cores of each node."""
+    environments: NonNegativeInt = 0
+    """Environment workers, a CPU core each."""
+    address: str | None = None
+    """A running Ray cluster (`auto` or host:port), whose nodes take the place of nodes, gpus and cpus."""
+    token_budget: PositiveInt = 16384
+    """Tokens of a forest (trainer.token_budget)."""
+    sessions: PositiveInt = 512
+    """Sessions of a step (rollout.groups_per_step x rollout.group_size)."""
+    prompt: PositiveInt = 2048
+    """Tokens of a session that are not sampled: prompts, observations."""
+    sampled: PositiveInt = 2048
+    """Tokens of a session that are sampled."""
+    batch: PositiveInt = 256
+    """The most sequences that an engine decodes at once (engine.max_batch)."""
+    reference: bool = False
+    """Whether a reference's weights are kept on the devices (algo.kl_coef with trainer.reference=copy)."""
+    tflops: PositiveFloat = 989.0
+    """Arithmetic of a GPU, in 10^12 operations each second; the defaults of the rates are an H100's."""
+    bandwidth: PositiveFloat = 3350.0
+    """Reading a GPU's memory, in GB each second."""
+    link: PositiveFloat = 450.0
+    """Between the GPUs of a node, each way, in GB each second."""
+    network: PositiveFloat = 50.0
+    """Between nodes, each way for each node, in GB each second."""
+    show: PositiveInt = Field(default=5)
+    """How many layouts are printed."""
+
+    @property
+    def rates(self) -> Rates:
+        """Its rates."""
+        return Rates(self.tflops, self.bandwidth, self.link, self.network)
+
+    @property
+    def work(self) -> Work:
+        """Its step."""
+        return Work(self.sessions, self.prompt, self.sampled, self.batch)
+
+    @property
+    def described(self) -> list[Node]:
+        """The nodes that it describes."""
+        return [Node(f"node-{i}", self.cpus, self.gpus, gpu_memory=self.memory) for i in range(self.nodes)]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout with what it takes.
+
+    Attributes:
+        layout: how trainer and engines share GPUs.
+        split: the trainer's ranks.
+        numbers: how it keeps its numbers.
+        engines: how many engines there are.
+        ranks: GPUs of each.
+        trainer: memory on a device of the trainer.
+        engine: memory on a device of an engine.
+        time: of a step.
+        assignment: where everything is; None where it is not placed yet.
+    """
+
+    layout: Layout
+    split: Split
+    numbers: Numbers
+    engines: int
+    ranks: int
+    trainer: TrainerMemory
+    engine: EngineMemory
+    time: StepTime
+    assignment: Assignment | None = None
+
+    @property
+    def settings(self) -> str:
+        """The settings that choose it."""
+        split = self.split
+        shared = ["fleet.colocated=true"] if self.layout == "colocated" else ["rollout.staleness=1"]
+        parallel = (
+            f"trainer.{name}_parallel={getattr(split, name)}"
+            for name in ("tensor", "pipeline", "context", "expert")
+            if getattr(split, name) > 1
+        )
+        again = ["trainer.recompute=full"] if self.numbers.recompute else []
+        engines = [f"fleet.engines={self.engines}", f"engine.server.tp_size={self.ranks}"]
+        trainer = ["trainer=megatron", "trainer.dtype=bfloat16", f"trainer.ranks={split.ranks}"]
+        return " ".join([*trainer, *parallel, *again, "engine=sglang", *engines, *shared])
+
+
+def rank_layouts(shape: Shape, config: PlanConfig, nodes: Sequence[Node]) -> list[Candidate]:
+    """The best layouts that fit, the fastest first.
+
+    Raises:
+        ConfigError: none fits; the message says what lacks.
+    """
+    nodes = [node if node.gpu_memory else replace(node, gpu_memory=config.memory) for node in nodes if node.alive]
+    every = sorted(_candidates(shape, config, nodes), key=lambda each: (each.time.total, each.split.ranks))
+    found: list[Candidate] = []
+    for candidate in every:
+        if len(found) == config.show:
+            break
+        if any((each.layout, each.split.ranks, each.ranks) == _group(candidate) for each in found):
+            continue  # a slower form of one that is there
+        assignment = fitted(nodes, wanted(candidate, config.environments))
+        if assignment is not None:
+            found.append(replace(candidate, assignment=assignment))
+    if not found:
+        raise ConfigError(_nothing(shape, config, nodes))
+    return found
+
+
+def _group(candidate: Candidate) -> tuple[Layout, int, int]:
+    return candidate.layout, candidate.split.ranks, candidate.ranks
+
+
+def wanted(candidate: Candidate, environments: int = 0) -> Wanted:
+    """What a candidate asks of the cluster."""
+    split = candidate.split
+    return Wanted(
+        Demand("trainer", split.ranks // split.tensor, split.tensor, memory=candidate.trainer.total / GIB),
+        Demand("engine", candidate.engines, candidate.ranks),
+        (Demand("environments", environments, cpus=1.0),),
+        candidate.layout,
+    )
+
+
+def _candidates(shape: Shape, config: PlanConfig, nodes: Sequence[Node]) -> Iterator[Candidate]:
+    total, largest = sum(node.gpus for node in nodes), max((node.gpus for node in nodes), default=0)
+    device = min((node.gpu_memory for node in nodes if node.gpus), default=0.0) * GIB
+    widths = [ranks for ranks in POWERS if ranks <= largest and shape.num_attention_heads % ranks == 0]
+    memories = {ranks: engine_memory(shape, ranks, 2, device) for ranks in widths}
+    for split, numbers in _splits(shape, total, largest):
+        numbers = replace(numbers, reference=config.reference)
+        memory = trainer_memory(shape, split, numbers, config.token_budget)
+        if memory.total + OVERHEAD > device:
+            continue
+        train = train_seconds(shape, split, numbers, config.work, config.rates, config.token_budget, largest)
+        for ranks, own in memories.items():
+            layouts: tuple[Layout, ...] = ("disaggregated", "colocated")
+            for layout in layouts:
+                shared = layout == "colocated"
+                engines = (split.ranks if shared else total - split.ranks) // ranks
+                if engines < 1 or (shared and memory.total + OVERHEAD + SLEEPING > device):
+                    continue
+                generate = generate_seconds(shape, own, engines, ranks, config.work, config.rates)
+                if generate < float("inf"):
+                    across = split.ranks > largest or (not shared and total > largest)
+                    publish = publish_seconds(shape, config.rates, across=across)
+                    step = StepTime(generate, train, publish, overlaps=not shared)
+                    yield Candidate(layout, split, numbers, engines, ranks, memory, own, step)
+
+
+def _splits(shape: Shape, total: int, largest: int) -> Iterator[tuple[Split, Numbers]]:
+    """Ways of sharing the model among 1, 2, 4 … or all ranks that Megatron takes."""
+    sizes = sorted({ranks for ranks in (*(2**i for i in range(20)), total) if ranks <= total})
+    for ranks in sizes:
+        for tensor in (each for each in POWERS if each <= min(largest, ranks)):
+            for pipeline in (1, 2, 4, 8):
+                for expert in POWERS if shape.num_experts else (1,):
+                    try:
+                        layout = layout_of(
+                            MegatronConfig(
+                                ranks=ranks,
+                                tensor_parallel=tensor,
+                                pipeline_parallel=pipeline,
+                                expert_parallel=expert,
+                                dtype="bfloat16",
+                            ),
+                            shape,
+                        )
+                    except ConfigError:
+                        continue
+                    split = Split(tensor, pipeline, 1, expert, layout.data)
+                    yield split, Numbers()
+                    yield split, Numbers(recompute=True)
+
+
+def _nothing(shape: Shape, config: PlanConfig, nodes: Sequence[Node]) -> str:
+    """Why no layout fits."""
+    total, largest = sum(node.gpus for node in nodes), max((node.gpus for node in nodes), default=0)
+    if not total:
+        return "the cluster has no GPU; `agentrl train … dry_run=true` says what a run takes on CPUs"
+    state = shape.parameters * (2 + 4 + 12) / GIB
+    engine = shape.parameters * 2 / GIB
+    return (
+        f"no layout fits: there are {total} GPUs of {config.memory:g} GiB, {largest} on a node, "
+        f"{total * config.memory:.0f} GiB in all. Weights, gradients and optimizer state take {state:.0f} GiB, an "
+        f"engine {engine:.0f} GiB of a node and the cache of a session ({config.work.length} tokens); "
+        "more nodes, or more memory on each GPU"
+    )

@@ -1,0 +1,157 @@
+"""Memory of one device, in bytes: what the trainer and the engines keep there.
+
+Weights, gradients and optimizer state are counted; tests hold them against the torch trainer's tensors. Activations are
+an estimate (`Shape.layer_activations`): fused attention, one forest of `token_budget` tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from agentrl.train.plan.shapes import Shape
+
+GIB = 1 << 30
+LOGITS = 3 * 4 * (1 << 24)
+"""Logits of one chunk of the head in float32, with its softmax and their gradient (`agentrl.train.backends.head`)."""
+OVERHEAD = 2 * GIB
+"""What CUDA, NCCL and the allocator's fragments take on each device; an assumption."""
+ENGINE_FRACTION = 0.85
+"""The part of a GPU's memory that an engine takes for weights and key-value cache."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """How many ranks share what: `agentrl.train.backends.megatron.layout.Layout` without its checks."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    data: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """All together."""
+        return self.tensor * self.pipeline * self.context * self.data
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """How a trainer keeps its numbers.
+
+    Attributes:
+        trainer: torch keeps weights in float32; megatron in `dtype`, with a float32 copy in the optimizer.
+        dtype: what it computes in.
+        recompute: whether activations are computed again in the backward pass.
+        reference: whether a reference's weights are on the device as well.
+        distributed: whether data-parallel ranks share the optimizer's state.
+        offloaded: whether the optimizer's state is in the CPU's memory.
+    """
+
+    trainer: Literal["torch", "megatron"] = "megatron"
+    dtype: str = "bfloat16"
+    recompute: bool = False
+    reference: bool = False
+    distributed: bool = True
+    offloaded: bool = False
+
+    @property
+    def weight(self) -> int:
+        """Bytes of a weight."""
+        return 2 if self.trainer == "megatron" and self.dtype == "bfloat16" else 4
+
+    @property
+    def state(self) -> int:
+        """Bytes of a weight's optimizer state: AdamW's two moments, and the float32 copy of bfloat16 weights."""
+        return 8 + (4 if self.weight == 2 else 0)
+
+    @property
+    def activation(self) -> int:
+        """Bytes of an activation."""
+        return 4 if self.dtype == "float32" else 2
+
+
+@dataclass(frozen=True)
+class TrainerMemory:
+    """Bytes on one of the trainer's devices, the fullest one."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    reference: float = 0.0
+    logits: float = LOGITS
+
+    @property
+    def total(self) -> float:
+        """All together."""
+        return float(sum(getattr(self, each.name) for each in fields(self)))
+
+
+def own_parameters(shape: Shape, split: Split) -> tuple[float, float]:
+    """Parameters on the fullest device: those that all data-parallel ranks have, and experts'.
+
+    A pipeline's first and last stages have one of embedding and head each.
+    """
+    layers = shape.num_hidden_layers / split.pipeline
+    table = shape.vocab_size * shape.hidden_size
+    embeddings = shape.embeddings if split.pipeline == 1 else table + shape.hidden_size
+    return (layers * shape.dense + embeddings) / split.tensor, layers * shape.experts / split.expert
+
+
+def trainer_memory(shape: Shape, split: Split, numbers: Numbers, token_budget: int) -> TrainerMemory:
+    """What the trainer keeps on its fullest device."""
+    shared, experts = own_parameters(shape, split)
+    own = shared + experts
+    state = numbers.state * own
+    if numbers.distributed:
+        copies = split.data * split.context
+        of_experts = max(split.ranks // (split.pipeline * split.expert), 1)
+        state = numbers.state * (shared / copies + experts / of_experts)
+    tokens, layers = token_budget / split.context, shape.num_hidden_layers  # 1F1B: as many micro-batches as stages
+    kept = (
+        shape.hidden_size * layers + shape.layer_activations if numbers.recompute else shape.layer_activations * layers
+    )
+    return TrainerMemory(
+        weights=numbers.weight * own,
+        gradients=4 * own,
+        optimizer=0.0 if numbers.offloaded else state,
+        activations=tokens * kept / split.tensor * numbers.activation,
+        reference=numbers.weight * own if numbers.reference else 0.0,
+        logits=min(LOGITS, 12 * tokens * shape.vocab_size / split.tensor),
+    )
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """Bytes on one of an engine's devices.
+
+    Attributes:
+        weights: its share of the weights.
+        token: key-value cache of one token.
+        cache: what is left for the cache.
+    """
+
+    weights: float
+    token: float
+    cache: float
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the engine's cache holds."""
+        return max(int(self.cache // self.token), 0)
+
+
+def engine_memory(shape: Shape, ranks: int, width: int, device: float) -> EngineMemory:
+    """What an engine keeps on each of its devices.
+
+    Args:
+        shape: the model.
+        ranks: GPUs that share it by tensor parallelism.
+        width: bytes of a weight and of a cached number.
+        device: bytes of a device's memory.
+    """
+    weights = shape.parameters * width / ranks
+    token = shape.kv_values * width / min(ranks, shape.num_key_value_heads)  # beyond, ranks keep copies
+    return EngineMemory(weights, token, device * ENGINE_FRACTION - weights)

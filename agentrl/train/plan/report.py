@@ -1,0 +1,74 @@
+"""What `agentrl plan` prints: a table of layouts in Markdown, and the settings of the best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from agentrl.cluster.base import Node
+from agentrl.train.plan.layouts import Candidate, PlanConfig, rank_layouts
+from agentrl.train.plan.memory import GIB
+from agentrl.train.plan.shapes import shape_of
+
+HEAD = (
+    "| layout | trainer ranks (tensor x pipeline, experts) | recompute | engines x GPUs | trainer GiB | cache, tokens "
+    "| generate s | train s | publish s | step s |"
+)
+
+
+def planned(config: PlanConfig) -> Iterator[str]:
+    """The lines of a plan.
+
+    Raises:
+        InvalidInput, ConfigError: the model can't be planned, or no layout fits.
+    """
+    shape, nodes = shape_of(config.model), nodes_of(config)
+    found = rank_layouts(shape, config, nodes)
+    experts = f", {shape.active / 1e9:.3g} B of them active" if shape.num_experts else ""
+    yield (
+        f"{config.model}: {shape.parameters / 1e9:.3g} B parameters{experts}; {len(nodes)} x {nodes[0].gpus} GPUs of "
+        f"{config.memory:g} GiB; a step: {config.sessions} sessions of {config.work.length} tokens"
+    )
+    yield ""
+    yield from table(found)
+    yield ""
+    yield f"the first: {found[0].settings}"
+    yield from (f"warning: {warning}" for warning in warnings(found[0], nodes))
+
+
+def nodes_of(config: PlanConfig) -> list[Node]:
+    """The nodes that are described, or a running Ray cluster's."""
+    if config.address is None:
+        return config.described
+    from agentrl.cluster import opened
+    from agentrl.config import ClusterConfig
+
+    with opened(ClusterConfig(name="ray", address=config.address), None) as cluster:
+        return [node for node in cluster.nodes() if node.alive]
+
+
+def table(found: Sequence[Candidate]) -> Iterator[str]:
+    """A row for each layout."""
+    yield HEAD
+    yield "|" + "---|" * (HEAD.count("|") - 1)
+    for each in found:
+        split, step = each.split, each.time
+        experts = f", {split.expert}" if split.expert > 1 else ""
+        yield (
+            f"| {each.layout} | {split.ranks} ({split.tensor} x {split.pipeline}{experts}) "
+            f"| {'yes' if each.numbers.recompute else 'no'} | {each.engines} x {each.ranks} "
+            f"| {each.trainer.total / GIB:.0f} | {each.engine.tokens:,} | {step.generate:.0f} | {step.train:.0f} "
+            f"| {step.publish:.1f} | {step.total:.0f} |"
+        )
+
+
+def warnings(best: Candidate, nodes: Sequence[Node]) -> Iterator[str]:
+    """Idle devices, and links that take much of a step."""
+    idle = sum(len(best.assignment.idle(node)) for node in nodes) if best.assignment else 0
+    if idle:
+        yield f"{idle} GPUs are idle"
+    step = best.time
+    if step.publish > 0.2 * step.total:
+        yield f"weights take {step.publish / step.total:.0%} of a step: the network between nodes is the bottleneck"
+    if step.overlaps and max(step.generate, step.train) > 2 * min(step.generate, step.train):
+        slow, waits = ("engines", "trainer") if step.generate > step.train else ("trainer", "engines")
+        yield f"the {waits} wait for the {slow} more than half of each step"

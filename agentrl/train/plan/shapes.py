@@ -1,0 +1,167 @@
+"""A model's shape from its config.json alone: parameters, key-value cache, activations, floating-point operations.
+
+Decoders of the Llama kind: rotary attention, gated MLP or a mixture of such experts, RMS norms, no biases but those of
+attention. Counts are exact for these; tests compare them with transformers' models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import ConfigError, InvalidInput
+
+KINDS = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+"""The values of `model_type` that are counted."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder's sizes, under the names that config.json has for them."""
+
+    model_type: str
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    tie_word_embeddings: bool
+    attention_bias: bool = False
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+
+    @property
+    def attention(self) -> int:
+        """Parameters of a layer's attention."""
+        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        matrices = self.hidden_size * (2 * queries + 2 * keys)
+        norms = 2 * self.head_dim if self.model_type.startswith("qwen3") else 0
+        biases = queries + 2 * keys if self.attention_bias or self.model_type == "qwen2" else 0
+        return matrices + norms + biases + (self.hidden_size if self.attention_bias else 0)
+
+    @property
+    def experts(self) -> int:
+        """Parameters of a layer's experts, without the router; 0 where it is dense."""
+        return self.num_experts * 3 * self.hidden_size * self.moe_intermediate_size
+
+    @property
+    def dense(self) -> int:
+        """Parameters of a layer that are no expert's: attention, norms, and the MLP or the router."""
+        mlp = self.hidden_size * self.num_experts if self.num_experts else 3 * self.hidden_size * self.intermediate_size
+        return self.attention + mlp + 2 * self.hidden_size
+
+    @property
+    def embeddings(self) -> int:
+        """Parameters of the embedding, the head, and the last norm."""
+        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2) + self.hidden_size
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        return self.num_hidden_layers * (self.dense + self.experts) + self.embeddings
+
+    @property
+    def active(self) -> int:
+        """Parameters that each token goes through, without the embedding's."""
+        used = self.experts // self.num_experts * self.num_experts_per_tok if self.num_experts else 0
+        return self.num_hidden_layers * (self.dense + used) + self.vocab_size * self.hidden_size
+
+    @property
+    def kv_values(self) -> int:
+        """Numbers in the key-value cache for each token."""
+        return self.num_hidden_layers * 2 * self.num_key_value_heads * self.head_dim
+
+    @property
+    def layer_activations(self) -> int:
+        """Numbers that a layer keeps of each token for the backward pass, with fused attention.
+
+        What the matrices, norms and the gate read: 4 inputs and 2 sums of the hidden width, queries, keys, values and
+        the attention's result, and 4 of the MLP's width (as in Korthikanti et al., arXiv:2205.05198, section 4.1, for
+        a gated MLP).
+        """
+        heads = (2 * self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
+        wide = self.num_experts_per_tok * self.moe_intermediate_size if self.num_experts else self.intermediate_size
+        return 6 * self.hidden_size + heads + 4 * wide
+
+    def flops(self, tokens: float, length: float, *, backward: bool) -> float:
+        """Floating-point operations for tokens: 2 for each parameter, 6 with the backward pass; attention beside it.
+
+        Args:
+            tokens: how many tokens.
+            length: mean number of earlier tokens that each attends to.
+            backward: whether gradients are computed as well.
+        """
+        attention = 2 * self.num_hidden_layers * self.num_attention_heads * self.head_dim * length
+        return (6 if backward else 2) * tokens * (self.active + attention)
+
+
+def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, wide: int, **more: Any) -> Shape:
+    kind = "qwen3_moe" if more.get("num_experts") else "qwen3"
+    tied = more.pop("tied", False)
+    return Shape(kind, hidden, layers, heads, kv_heads, 128, wide, 151936, tied, **more)
+
+
+_OF_128 = {"num_experts": 128, "num_experts_per_tok": 8}
+KNOWN: Mapping[str, Shape] = {
+    "qwen3-0.6b": _qwen3(1024, 28, 16, 8, 3072, tied=True),
+    "qwen3-8b": _qwen3(4096, 36, 32, 8, 12288),
+    "qwen3-30b-a3b": _qwen3(2048, 48, 32, 4, 6144, moe_intermediate_size=768, **_OF_128),
+    "qwen3-235b-a22b": _qwen3(4096, 94, 64, 4, 12288, moe_intermediate_size=1536, **_OF_128),
+}
+"""Shapes by name, for plans without the model's files; from the models' config.json."""
+
+
+def shape_of(model: str | Path) -> Shape:
+    """The shape of a model.
+
+    Args:
+        model: a name in `KNOWN`, a config.json, or a folder that has one.
+
+    Raises:
+        InvalidInput: there is no such file, or it is unreadable or lacks a size.
+        ConfigError: models of this kind are not counted.
+    """
+    if str(model).lower() in KNOWN:
+        return KNOWN[str(model).lower()]
+    path = Path(model).expanduser()
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise InvalidInput(
+            f"model={str(model)!r}: no config.json there; give a model folder, a config.json, or one of: "
+            f"{', '.join(KNOWN)}"
+        )
+    try:
+        settings = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"model={str(model)!r}: {file.name} is unreadable: {error}") from None
+    return read_shape(settings, str(model))
+
+
+def read_shape(settings: Mapping[str, Any], model: str) -> Shape:
+    """The shape in a config.json's contents; see `shape_of`."""
+    kind = settings.get("model_type")
+    if kind not in KINDS:
+        raise ConfigError(f"model={model!r}: model_type={kind!r} can't be planned; what can: {', '.join(KINDS)}")
+    names = ["hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"]
+    names += ["num_experts", "num_experts_per_tok", "moe_intermediate_size"] if kind == "qwen3_moe" else []
+    for name in names:
+        if not isinstance(settings.get(name), int) or settings[name] < 1:
+            raise InvalidInput(
+                f"model={model!r}: config.json has {name}={settings.get(name)!r}, not a positive integer"
+            )
+    sizes = {name: int(settings[name]) for name in names}
+    heads = sizes["num_attention_heads"]
+    return Shape(
+        model_type=str(kind),
+        num_key_value_heads=int(settings.get("num_key_value_heads") or heads),
+        head_dim=int(settings.get("head_dim") or sizes["hidden_size"] // heads),
+        tie_word_embeddings=bool(settings.get("tie_word_embeddings", False)),
+        attention_bias=bool(settings.get("attention_bias", False)),
+        **sizes,
+    )

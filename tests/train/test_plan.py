@@ -1,0 +1,179 @@
+"""Plans: counts against real models and trainers, layouts that fit, tables in the documentation, and dry runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli import main
+from agentrl.config import AlgoConfig
+from agentrl.errors import ConfigError, InvalidInput
+from agentrl.models import tiny
+from agentrl.models.registry import cache_folder
+from agentrl.train.backends.torch_settings import TorchConfig
+from agentrl.train.plan.dry_run import described
+from agentrl.train.plan.layouts import PlanConfig, rank_layouts
+from agentrl.train.plan.memory import GIB, OVERHEAD, Numbers, Split, own_parameters, trainer_memory
+from agentrl.train.plan.report import planned
+from agentrl.train.plan.shapes import KNOWN, Shape, read_shape, shape_of
+from agentrl.train.setup import complete
+
+PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
+MODELS = {"llama": 0, "mistral": 0, "qwen2": 0, "qwen3": 0, "qwen3_moe": 8}
+
+
+def settings_of(shape: Shape) -> dict[str, object]:
+    settings = asdict(shape)
+    if not shape.num_experts:
+        for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
+            del settings[name]
+    return settings
+
+
+def real_parameters(settings: dict[str, object]) -> int:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = dict(settings)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(sizes.pop("model_type"), **sizes))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_parameters_of_the_known_models_are_those_of_transformers(name: str) -> None:
+    assert KNOWN[name].parameters == real_parameters(settings_of(KNOWN[name]))
+
+
+@pytest.mark.parametrize("kind", sorted(MODELS))
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_parameters_of_each_kind_are_counted_from_its_config_json(kind: str, tied: bool, bias: bool) -> None:
+    own_bias = bias and kind in ("llama", "qwen3", "qwen3_moe")
+    shape = Shape(kind, 48, 3, 6, 2, 8, 80, 101, tied, own_bias, MODELS[kind], MODELS[kind] // 4, MODELS[kind] * 3)
+    settings = settings_of(shape)
+    assert read_shape(settings, "x").parameters == shape.parameters == real_parameters(settings)
+
+
+def test_what_can_not_be_planned_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"no config\.json there.*qwen3-8b"):
+        shape_of(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=r"model_type='mamba' can't be planned; what can: llama"):
+        read_shape({"model_type": "mamba"}, "x")
+    with pytest.raises(InvalidInput, match=r"hidden_size=None, not a positive integer"):
+        read_shape({"model_type": "llama"}, "x")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(InvalidInput, match="unreadable"):
+        shape_of(tmp_path)
+
+
+def hold_against_the_torch_trainer(folder: Path) -> None:
+    """Bytes of a trainer's tensors after an update, and what is counted from config.json."""
+    import torch
+
+    from agentrl.train.backends.torch import TorchTrainer
+
+    trainer = TorchTrainer(folder, TorchConfig(threads=1), AlgoConfig())
+    parameters = list(trainer.model.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    trainer.optimizer.adam.step()
+    found = trainer_memory(shape_of(folder), Split(), Numbers("torch", "float32"), 1024)
+    held = trainer.optimizer.adam.state_dict()["state"].values()
+    assert found.weights == sum(each.nbytes for each in parameters)
+    assert found.gradients == sum(each.grad.nbytes for each in parameters if each.grad is not None)
+    state = sum(each.nbytes for moments in held for each in moments.values())
+    assert found.optimizer == pytest.approx(state, rel=0.01)
+
+
+def test_the_tiny_models_memory_is_that_of_the_torch_trainers_tensors(tmp_path: Path) -> None:
+    hold_against_the_torch_trainer(tiny.build(tmp_path / "model", ["<|im_start|>user\nhi<|im_end|>\n"]))
+
+
+@pytest.mark.slow
+def test_smollm2s_memory_is_that_of_the_torch_trainers_tensors() -> None:
+    folder = cache_folder() / "smollm2-135m"
+    if not folder.is_dir():
+        pytest.skip("smollm2-135m is not in the cache (agentrl models get smollm2-135m)")
+    hold_against_the_torch_trainer(folder)
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_parallel_ranks_keep_their_share_of_the_parameters(name: str) -> None:
+    shape = KNOWN[name]
+    for tensor, expert in ((2, 1), (4, 8)):
+        shared, experts = own_parameters(shape, Split(tensor, expert=expert if shape.num_experts else 1))
+        assert shared * tensor == pytest.approx(shape.parameters - shape.num_hidden_layers * shape.experts)
+        assert experts * (expert if shape.num_experts else 1) == shape.num_hidden_layers * shape.experts
+    whole = trainer_memory(shape, Split(), Numbers(), 4096)
+    for split in (Split(data=8), Split(tensor=2, data=4), Split(pipeline=2, data=4)):
+        assert trainer_memory(shape, split, Numbers(), 4096).optimizer < whole.optimizer / 4
+    assert trainer_memory(shape, Split(), Numbers(recompute=True), 4096).activations < whole.activations / 3
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("qwen3-0.6b", 1), ("qwen3-8b", 2), ("qwen3-30b-a3b", 4)])
+def test_planned_layouts_fit_are_placed_and_are_ranked(name: str, nodes: int) -> None:
+    config = PlanConfig(model=name, nodes=nodes, environments=4, show=8)
+    found = rank_layouts(KNOWN[name], config, config.described)
+    assert [each.time.total for each in found] == sorted(each.time.total for each in found)
+    for each in found:
+        assert each.trainer.total + OVERHEAD <= config.memory * GIB
+        assert each.engine.tokens >= config.work.length
+        assert each.assignment is not None
+        assert len(each.assignment.of("trainer")) * each.split.tensor == each.split.ranks
+        assert len(each.assignment.of("engine")) == each.engines
+    more = config.model_copy(update={"nodes": 2 * nodes})
+    assert rank_layouts(KNOWN[name], more, more.described)[0].time.total <= found[0].time.total
+
+
+def test_a_model_that_fits_nowhere_is_refused_with_what_it_takes() -> None:
+    config = PlanConfig(model="qwen3-235b-a22b", nodes=2)
+    with pytest.raises(ConfigError, match=r"there are 16 GPUs of 80 GiB, 8 on a node, 1280 GiB in all.*take 3941 GiB"):
+        rank_layouts(KNOWN[config.model], config, config.described)
+
+
+def test_the_tables_of_the_documentation_are_what_plan_prints() -> None:
+    text = PAGE.read_text()
+    commands = re.findall(r"^agentrl plan (.*)$", text, re.MULTILINE)
+    assert {command.split()[0] for command in commands} == {f"model={name}" for name in KNOWN}
+    for command in commands:
+        words = dict(word.split("=", 1) for word in command.split())
+        assert "\n".join(planned(PlanConfig.model_validate(words))) in text
+
+
+def test_a_dry_run_says_who_is_where_and_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "env=calculator", "dry_run=true", "cluster.environments=1", "rollout.staleness=1"]
+    monkeypatch.setattr("sys.argv", ["agentrl", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().out
+    assert not ended.value.code
+    for part in ("trainer 0", "engine 0", "environments 0", "weights 2.19 MiB", "activations", "key-value cache"):
+        assert part in said
+    for part in ("of sessions and forests", "of weights for each", "a step: about"):
+        assert part in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_needs_no_more_of_a_model_than_its_config_json(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(settings_of(KNOWN["qwen3-8b"])))
+    run = {"env": "calculator", "dry_run": True}
+    lines = [list(described(complete({**run, "model": str(model)}))) for model in (file, tmp_path)]
+    assert lines[0][1] == lines[1][1] == "model: 8,190,735,360 parameters, 36 layers of 4096"
+    uneven = complete({**run, "model": str(file), "trainer": {"name": "megatron", "tensor_parallel": 3}})
+    with pytest.raises(ConfigError, match="tensor_parallel=3 does not divide the model's 32 attention heads"):
+        list(described(uneven))
+
+
+def test_more_workers_than_the_machine_has_room_for_are_refused() -> None:
+    run = complete({"env": "calculator", "dry_run": True, "cluster": {"environments": 10_000}})
+    with pytest.raises(ConfigError, match=r"10000 CPUs in all.*What would fit: cluster\.environments="):
+        list(described(run))
