@@ -1,7 +1,8 @@
 """Searches a minute by 64 sessions, with a server over 20,000 passages: `agentrl bench retrieval`.
 
 The passages are made of 30,000 words with the frequencies of a language (Zipf). Every query is new, so the cache never
-answers. `--passages 1000000` states what building and searching a large index costs.
+answers. The CPU that a search takes is stated too, as a rate on a busy machine says little. `--passages 1000000` states
+what building and searching a large index costs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import random
 import resource
 import tempfile
@@ -49,14 +51,21 @@ def main() -> None:
         print(f"at most {memory:.2f} GB of memory; the corpus has {corpus.stat().st_size / 1e6:.1f} MB")
         server = Service(index)
         try:
-            asyncio.run(_measure(Client(server.url, timeout=300), text, given.sessions, given.searches))
+            asyncio.run(_measure(server, text, given.sessions, given.searches))
             status = Path(f"/proc/{server.pid}/status").read_text()
             print("server: " + next(line for line in status.splitlines() if line.startswith("VmRSS")))
         finally:
             server.close()
 
 
-async def _measure(client: Client, text, sessions: int, searches: int) -> None:  # type: ignore[no-untyped-def]
+def _cpu(pid: int) -> float:
+    """Seconds of CPU that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def _measure(server: Service, text, sessions: int, searches: int) -> None:  # type: ignore[no-untyped-def]
+    client = Client(server.url, timeout=300)
     await client.search([text(8)], 3)
     queries = [[text(8) for _ in range(searches)] for _ in range(sessions)]
     seconds: list[float] = []
@@ -67,13 +76,17 @@ async def _measure(client: Client, text, sessions: int, searches: int) -> None: 
             await client.search([query], 3)
             seconds.append(time.monotonic() - began)
 
-    began = time.monotonic()
+    began, used = time.monotonic(), (_cpu(server.pid), time.process_time())
     await asyncio.gather(*map(session, queries))
     whole = time.monotonic() - began
+    there, here = _cpu(server.pid) - used[0], time.process_time() - used[1]
     seconds.sort()
     middle, late = seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.99)]
     print(f"{len(seconds) / whole * 60:.0f} searches a minute by {sessions} sessions; ", end="")
     print(f"median {middle * 1e3:.0f} ms, p99 {late * 1e3:.0f} ms")
+    each = (there / len(seconds), here / len(seconds))
+    print(f"CPU of a search: {each[0] * 1e3:.2f} ms in the server, {each[1] * 1e3:.2f} ms in the clients; ", end="")
+    print(f"with a core each that is {60 / max(each):.0f} a minute; the load was {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

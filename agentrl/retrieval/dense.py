@@ -20,6 +20,8 @@ Pooling = Literal["mean", "cls", "last"]
 Kind = Literal["flat", "hnsw", "ivf"]
 BATCH = 64
 """Texts that are encoded at once."""
+WINDOW = 1024
+"""Passages that are read, and sorted by length, at a time."""
 NEIGHBOURS = 32
 """Links of a node in an HNSW graph."""
 EF_CONSTRUCTION, EF_SEARCH = 200, 128
@@ -63,21 +65,19 @@ class Encoder:
         torch = self._torch
         if self.prefixes:
             texts = [("query: " if query else "passage: ") + text for text in texts]
-        found = []
-        for start in range(0, len(texts), BATCH):
-            batch = self._tokenizer(
-                list(texts[start : start + BATCH]),
-                padding=True,
-                truncation=True,
-                max_length=self.max_tokens,
-                return_tensors="pt",
-            ).to(self._device)
+        ids = self._tokenizer(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
+        order = sorted(range(len(ids)), key=lambda place: len(ids[place]))  # batches of equal lengths: little padding
+        vectors = torch.empty(len(ids), self.dimension)
+        for start in range(0, len(order), BATCH):
+            places = order[start : start + BATCH]
+            batch = self._tokenizer.pad({"input_ids": [ids[place] for place in places]}, return_tensors="pt")
+            batch = batch.to(self._device)
             mask = batch["attention_mask"]
             with torch.inference_mode():
                 hidden = self._model(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
                 pooled = self._pool(hidden, mask)
-                found.append(torch.nn.functional.normalize(pooled.float(), dim=-1).cpu())
-        return torch.cat(found).numpy()
+                vectors[places] = torch.nn.functional.normalize(pooled.float(), dim=-1).cpu()
+        return vectors.numpy()
 
     def _pool(self, hidden: Any, mask: Any) -> Any:
         if self.pooling == "cls":
@@ -98,7 +98,7 @@ def build_shard(folder: Path, texts: Iterable[str], count: int, encoder: Encoder
         first = encoder.encode(list(islice(waiting, index.nlist * TRAINING)), query=False)
         index.train(first)
         index.add(first)
-    while batch := list(islice(waiting, BATCH)):
+    while batch := list(islice(waiting, WINDOW)):
         index.add(encoder.encode(batch, query=False))
     faiss.write_index(index, str(folder / "vectors.faiss"))
 

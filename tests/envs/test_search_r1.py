@@ -380,3 +380,25 @@ def test_every_configuration_of_the_example_has_settings_that_exist(file: Path, 
     config = validate(typed(["steps=1"], file), RunConfig)
     assert config.env.name == "search_r1"
     assert factory("search_r1", **config.env.kwargs | {"data": str(data)})().tasks("train")
+
+
+@pytest.mark.parametrize("size", ["3b", "7b"])
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_the_published_hyper_parameters_are_those_of_the_paper(size: str, algorithm: str) -> None:
+    """Appendix B of arXiv:2503.09516v5; base and instruct models differ in the model alone."""
+    file = CONFIGS[0].parent / f"qwen2.5-{size}-{algorithm}.yaml"
+    for model in (f"Qwen2.5-{size.upper()}", f"Qwen2.5-{size.upper()}-Instruct"):
+        config = validate(typed([f"model={model}"], file), RunConfig)
+        assert config.model.name == model
+        algo, rollout, env = config.algo.model_dump(), config.rollout, config.env.kwargs
+        assert (config.steps, algo["lr"], algo["kl_coef"]) == (500, 1e-6, 0.001)
+        assert algo["warmup_steps"] == int(0.285 * config.steps)
+        assert (algo["loss"]["clip_low"], algo["loss"]["clip_high"]) == (0.2, 0.2)
+        assert (rollout.groups_per_step, rollout.temperature, rollout.top_p) == (512, 1.0, 1.0)
+        assert (rollout.turn_tokens, rollout.session_tokens) == (500, 4096)
+        assert (env["max_searches"], env["topk"]) == (4, 3)
+        if algorithm == "grpo":
+            assert rollout.group_size == 5
+        else:
+            assert rollout.group_size == 1
+            assert (algo["gamma"], algo["gae_lambda"], algo["value_trunk_lr"]) == (1.0, 1.0, 1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from collections import Counter
 from pathlib import Path
@@ -133,3 +134,14 @@ def test_dense_search_finds_what_brute_force_finds(tmp_path: Path, encoder: Path
         best = sorted(row, reverse=True)[:5]
         assert [hit.score for hit in hits] == pytest.approx(best, abs=1e-5) if faiss == "flat" else hits
         assert all(hit.score == pytest.approx(row[int(hit.id[1:])], abs=1e-5) for hit in hits)
+
+
+@pytest.mark.slow
+def test_vectors_keep_the_texts_order_whatever_their_lengths(encoder: Path) -> None:
+    """Texts are encoded in batches of similar length."""
+    model = DenseOptions(str(encoder), prefixes=False).load()
+    rng = random.Random(0)
+    texts = [" ".join("abcdefghij"[rng.randrange(10)] for _ in range(rng.randint(1, 40))) for _ in range(150)]
+    alone = [model.encode([text], query=False)[0] for text in texts]
+    for vector, expected in zip(model.encode(texts, query=False), alone, strict=True):
+        assert vector == pytest.approx(expected, abs=1e-5)
