@@ -41,7 +41,7 @@ from agentrl.train.backends.flex import FLEX_BLOCK, FlexPlan
 from agentrl.train.backends.head import Logits, token_logps
 from agentrl.train.backends.learner import Learner
 from agentrl.train.backends.optimizer import Optimizer, to_cpu
-from agentrl.train.backends.parameters import trained
+from agentrl.train.backends.parameters import move_towards, trained
 from agentrl.train.backends.reference import record_layer_outputs
 from agentrl.train.backends.state_schedule import StateSchedule
 from agentrl.train.backends.torch_settings import TorchConfig
@@ -108,6 +108,7 @@ class TorchTrainer(Learner[Batch]):
         self.longest = fixed_angle_length(self.model.config)
         self.version = 0
         self.reference: nn.Module | None = None
+        self.average: nn.Module | None = None
         self.begin(algo or AlgoConfig(), total_steps)
 
     def load_model(self) -> nn.Module:
@@ -127,6 +128,8 @@ class TorchTrainer(Learner[Batch]):
         self.critic = self._new_critic(total_steps) if self.algorithm.needs.critic else None
         self.optimizer: Optimizer = Optimizer(trained(self.model, self.config), algo, total_steps)
         self.reference = copy.deepcopy(self.model).requires_grad_(False) if self.keeps_reference else None
+        averaged = self.config.average_decay is not None
+        self.average = copy.deepcopy(self.model).requires_grad_(False) if averaged else None
 
     def _new_critic(self, total_steps: int) -> ValueModel:
         width = self.model.get_output_embeddings().weight.shape[1]  # type: ignore[operator]
@@ -142,7 +145,10 @@ class TorchTrainer(Learner[Batch]):
         """Learn from a batch; see `Trainer.step`. A batch without trained tokens changes no weight."""
         self.begin_step(forests, state)
         batches = [batch for batch in map(self.prepare, forests) if len(batch.rows)]
-        return self.learn(batches, forests).metrics() | token_counts(forests)
+        metrics = self.learn(batches, forests).metrics() | token_counts(forests)
+        if self.average is not None and self.config.average_decay is not None:
+            move_towards(self.average, self.model, self.config.average_decay)
+        return metrics
 
     @torch.no_grad()
     def score_reference(self, batches: Sequence[Batch]) -> None:
@@ -151,12 +157,10 @@ class TorchTrainer(Learner[Batch]):
         for batch in batches:
             batch.rows.ref_logp = self._score(self.reference, batch)
 
-    @torch.no_grad()
     def average_reference(self, decay: float) -> None:
         """See `Learner`."""
         assert self.reference is not None
-        for mean, weight in zip(self.reference.parameters(), self.model.parameters(), strict=True):
-            mean.lerp_(weight, 1 - decay)
+        move_towards(self.reference, self.model, decay)
 
     @torch.no_grad()
     def sum_sequences(self, batches: Sequence[Batch], sums: Tensor) -> None:
@@ -293,6 +297,7 @@ class TorchTrainer(Learner[Batch]):
         state = {
             "model": to_cpu(self.model.state_dict()),
             "reference": None if self.reference is None else to_cpu(self.reference.state_dict()),
+            "average": None if self.average is None else to_cpu(self.average.state_dict()),
             "critic": None if self.critic is None else self.critic.state(),
             "optimizer": self.optimizer.state(),
             "version": self.version,
@@ -316,6 +321,8 @@ class TorchTrainer(Learner[Batch]):
         self.optimizer.restore(state["optimizer"])
         if self.reference is not None and state["reference"] is not None:
             self.reference.load_state_dict(state["reference"])
+        if self.average is not None and state.get("average") is not None:
+            self.average.load_state_dict(state["average"])
         if self.critic is not None and state.get("critic") is not None:
             self.critic.restore(state["critic"])
         self.version = state["version"]
@@ -324,13 +331,19 @@ class TorchTrainer(Learner[Batch]):
             torch.cuda.set_rng_state_all(state["cuda_rng"])
 
     def export(self, path: Path) -> None:
-        """Write a Hugging Face folder: the weights, and whatever else the source folder held when it was read."""
+        """Write a Hugging Face folder: the weights, and whatever else the source folder held when it was read.
+
+        In it there is another one, `averaged`, where an average is kept (`trainer.average_decay`).
+        """
         with exported(Path(path), self._side_files) as folder:
             self.model.save_pretrained(folder)  # type: ignore[operator]
+            if self.average is not None:
+                with exported(folder / "averaged", self._side_files) as inner:
+                    self.average.save_pretrained(inner)  # type: ignore[operator]
 
     def close(self) -> None:
         """Free the weights."""
-        self.reference = self.critic = None
+        self.reference = self.average = self.critic = None
         self.model.to("meta")
 
 

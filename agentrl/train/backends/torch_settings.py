@@ -27,6 +27,10 @@ class TorchConfig(TrainerConfig):
     layer_decay: Fraction = 1.0
     """Each decoder layer's learning rate is this times the next higher one's, and the embedding's this times the first
     layer's (ULMFiT, arXiv:1801.06146, section 3.2); times `lr_factors`."""
+    average_decay: Fraction | None = None
+    """A moving average of the weights, for evaluation only: after each step it is this times itself plus the rest times
+    the policy (float32, the memory of a second model). Each checkpoint has it in a folder `averaged`, a model of its
+    own. None: there is none."""
     proof: bool = True
     """Before training, test on a small model of the architecture that packed forests train like separate sequences."""
 

@@ -97,6 +97,29 @@ def test_a_reference_that_follows_is_the_exponential_average_of_the_policies(tin
     assert all(torch.allclose(w.double(), mean[n], atol=1e-6) for n, w in trainer.reference.state_dict().items())
 
 
+def test_an_average_for_evaluation_follows_the_policy_in_checkpoints_and_changes_nothing_else(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    plain, ours = trainer_on(tiny_llama), trainer_on(tiny_llama, average_decay=0.75)
+    mean = {name: weight.double() for name, weight in parameters(ours).items()}
+    for step in range(3):
+        if step == 2:  # a killed run goes on
+            ours.save(tmp_path / "trainer")
+            ours = trainer_on(tiny_llama, average_decay=0.75)
+            ours.load(tmp_path / "trainer")
+        for trainer in (plain, ours):
+            trainer.step(forests_for(ALGO, step))
+        mean = {name: 0.75 * mean[name] + 0.25 * weight for name, weight in parameters(ours).items()}
+    assert same(parameters(plain), parameters(ours))
+    ours.export(tmp_path / "model")
+    averaged = AutoModelForCausalLM.from_pretrained(tmp_path / "model" / "averaged").state_dict()
+    assert all(torch.allclose(weight.double(), mean[name], atol=1e-6) for name, weight in averaged.items())
+    assert same(AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict(), parameters(plain))
+    assert not same(averaged, parameters(plain))
+
+
 def test_settings_that_fit_no_parameter_or_another_checkpoint_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer.freeze: 'visual.\*' matches none"):
         trainer_on(tiny_llama, freeze=["visual.*"])
