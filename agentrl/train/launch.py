@@ -9,7 +9,6 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,33 +22,25 @@ from agentrl.envs.rewards import rewarded
 from agentrl.errors import AgentError, AgentRLError, ConfigError, StoreError
 from agentrl.models.folders import pin
 from agentrl.rollout.actors import ModelActor
-from agentrl.rollout.buffer import Gate
 from agentrl.rollout.environments import in_workers
 from agentrl.rollout.evaluation import play_held_out
-from agentrl.rollout.fleet import divided, make_engines, started
+from agentrl.rollout.fleet import make_engines
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.policies import Policy, frozen_policies
 from agentrl.rollout.programs import Program, serving
-from agentrl.rollout.rerun import RerunEngine, RerunRollouts, RerunStream
+from agentrl.rollout.rerun import RerunEngine, RerunRollouts
 from agentrl.rollout.stats import Evaluation
-from agentrl.rollout.stream import Stream
-from agentrl.rollout.tasks import TaskStream, training_tasks
 from agentrl.sessions.recorder import Recorder
 from agentrl.sessions.renderers import get_renderer, strip
 from agentrl.sessions.store import Store
-from agentrl.train import interrupt, manifest, preflight, recorded_steps, recording, setup, warmstart
-from agentrl.train.algorithms import make_algorithm
-from agentrl.train.backends import Trainer
-from agentrl.train.backends.worker import place_trainer
+from agentrl.train import interrupt, manifest, preflight, recording, setup
 from agentrl.train.display import Display
-from agentrl.train.engine_check import compare_engine
 from agentrl.train.loop import Loop
-from agentrl.train.model_checks import compare_loaded, engine_settings, prove_architecture, require_recording
+from agentrl.train.model_checks import engine_settings, prove_architecture, require_recording
 from agentrl.train.pictures import learning_curve, transcripts
-from agentrl.train.recovery import Recovery
+from agentrl.train.preparation import make_loop, prepare
 from agentrl.train.result import TrainResult
 from agentrl.train.run_folder import RunFolder, run_path
-from agentrl.train.state import RunState
 from agentrl.types import Engine, Sampling
 
 DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -97,9 +88,9 @@ async def _train(
         base = await _own_model(config, make_env, folder, display)
     prove_architecture(config, base, display, trains=True)
     async with player(config, make_env, base, store) as (rollouts, act):
-        loop = _make_loop(config, make_env, base, rollouts, act, folder, store, display)
+        loop, loaded = make_loop(config, make_env, base, rollouts, act, folder, store, display)
         try:
-            start = await _prepare(loop, rollouts, make_env, base)
+            start = await prepare(loop, rollouts, make_env, base, loaded)
             limits = config.eval.limits(config.rollout)
             held_out = rollouts.limited(limits, apart=config.eval.concurrency is not None)
             measured = (config, held_out, act(limits), folder, display)
@@ -123,62 +114,6 @@ async def _train(
     return TrainResult(folder.path, before, after, folder.metrics(), worked=loop.health.worked or after.worked)
 
 
-def _make_loop(
-    config: RunConfig,
-    make_env: Callable[[], Env],
-    base: Path,
-    rollouts: Rollouts,
-    act: Callable[[RolloutConfig], Actor | Program],
-    folder: RunFolder,
-    store: Store,
-    display: Display,
-) -> Loop:
-    """The run's loop, with a trainer that has been started."""
-    with display.part("starting the trainer"):
-        prove = None if config.model.name == setup.TINY else config.model.name
-        where, steps, seed = (config.cluster, base), config.steps, config.seed
-        start_trainer = partial(place_trainer, *where, config.trainer, config.algo, total_steps=steps, seed=seed)
-        trainer = start_trainer(prove=prove)
-    if line := _threads(config, base, trainer):
-        display.say(line)
-    stream = make_stream(config, rollouts, make_env, act(config.rollout))
-    state = RunState(trainer, make_algorithm(config.algo), stream, store)
-    recovery = Recovery(start_trainer, config.trainer.max_restarts)
-    return Loop(config, rollouts.policy, state, folder, display, recovery=recovery)
-
-
-async def _prepare(loop: Loop, rollouts: Rollouts, make_env: Callable[[], Env], base: Path) -> int:
-    """Restore the checkpoint or imitate the expert, and publish to engines that have started.
-
-    Returns:
-        The steps that are done.
-    """
-    config, folder, display = loop.config, loop.folder, loop.display
-    loaded = compare_loaded(config, base, loop.trainer, display)
-    start = 0
-    if folder.checkpoint:
-        loop.state.restore_trainer(folder.checkpoint)
-    else:
-        folder.go_on(config)
-        recording.write_start(config, folder, loop.trainer, display, start)
-        await _imitate(config, rollouts, make_env, loop)
-    with display.part("starting the engine"):
-        await asyncio.gather(*map(started, rollouts.engines))
-    if folder.checkpoint:
-        start = await recorded_steps.resume(loop, config)
-        folder.go_on(config, start)
-        recording.write_start(config, folder, loop.trainer, display, start)
-        display.say(f"resuming {folder.path} after step {start}")
-    await loop.publish()
-    if config.model.name != setup.TINY:
-        with display.part("comparing the engine with the trainer"):
-            if line := await compare_engine(rollouts.engines[0], loop.trainer, config, base, loaded):
-                display.say(line)
-    if config.model.reasoning == "strip":
-        display.say(strip.PRICE)
-    return start
-
-
 def _report(
     config: RunConfig, folder: RunFolder, before: Evaluation | None, after: Evaluation, display: Display
 ) -> None:
@@ -200,25 +135,6 @@ def shared(config: RunConfig, folder: Path) -> RunConfig:
     if config.cluster.name == "local" or getattr(weights, "dir", "") is not None:
         return config
     return config.model_copy(update={"weights": weights.model_copy(update={"dir": str(folder.absolute() / "weights")})})
-
-
-def make_stream(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], Env], actor: Actor | Program) -> Stream:
-    """The groups that a run trains on."""
-    shape = config.rollout
-    tasks = training_tasks(make_env(), "train", config.seed, shape.sampler)
-    gate = Gate(shape.groups_per_step, config.steps, shape.staleness, shape.oversample)
-    if isinstance(rollouts, RerunRollouts):
-        return RerunStream(rollouts, tasks, actor, group_size=shape.group_size, gate=gate)
-    return Stream(rollouts, tasks, actor, group_size=shape.group_size, gate=gate, order=shape.order)
-
-
-def _threads(config: RunConfig, base: Path, trainer: Trainer) -> str | None:
-    """How many CPU threads engines and trainer compute with, as a line."""
-    engines = divided(config.engine, config.fleet, base)
-    several = f" ({len(engines)} of them)" if len(engines) > 1 else ""
-    return cores.described(
-        {f"engine={config.engine.name}{several}": engines[0].threads, f"trainer={config.trainer.name}": trainer.threads}
-    )
 
 
 @contextmanager
@@ -347,20 +263,6 @@ async def base_model(config: RunConfig, make_env: Callable[[], Env], folder: Pat
     if config.model.name == setup.TINY:
         return await setup.build_tiny(make_env, folder / "model", config.seed)
     return setup.resolve_model(config)
-
-
-async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], Env], loop: Loop) -> None:
-    """The warm start, where there is one, and the checkpoint that reinforcement learning begins from."""
-    trainer, warm = loop.trainer, config.warm_start
-    if warm.steps:
-        env = make_env()
-        tasks = TaskStream(env, setup.demonstration_split(env), config.seed)
-        own = replace(rollouts, make_env=make_env)  # what is imitated needs no reward of another's
-        demos = await warmstart.demonstrations(own, tasks, warm.demos, loop.display)
-        budget = config.trainer.token_budget
-        await warmstart.warm_start(trainer, demos, warm, budget, config.seed, loop.display)
-        trainer.begin(config.algo, config.steps)
-    await loop.save(0)
 
 
 async def _measure(

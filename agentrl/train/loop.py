@@ -155,7 +155,7 @@ class Loop:
                     await self.restart_trainer(done)
                 return await work()
             except AgentRLError as error:
-                if self.recovery is None or not self.recovery.possible(error, self.folder.checkpoints()):
+                if self.recovery is None or not self.recovery.possible(error):
                     raise
                 dead = True
                 self.display.warn(f"the trainer is started anew: {brief(str(died(error)))}")
@@ -163,13 +163,21 @@ class Loop:
     async def restart_trainer(self, done: int) -> None:
         """Put a new trainer in the place of one that died, after the same steps."""
         assert self.recovery is not None
-        checkpoint = self.folder.checkpoints()[-1]
+        checkpoint = next(reversed(self.folder.checkpoints()), None)
         with self.display.part("starting the trainer anew"):
             self.state = await asyncio.to_thread(self.recovery.restart, self.state, checkpoint)
-        for step in range(step_of(checkpoint), done):
+        if checkpoint is None and self.recovery.imitate is not None:
+            await self.recovery.imitate()
+        for step in range(step_of(checkpoint) if checkpoint else 0, done):
             groups = await asyncio.to_thread(self.recovery.groups, step, self.state)
             await self.train(groups, step, again=True)
-        self.display.say(f"the trainer continues from {checkpoint.name}; steps up to {done} are trained again")
+        where = checkpoint.name if checkpoint else "the beginning"
+        self.display.say(f"the trainer continues from {where}; steps up to {done} are trained again")
+
+    async def restore_trainer(self) -> None:
+        """Load the checkpoint that a run resumes from into its trainer."""
+        assert self.folder.checkpoint is not None
+        self.state.restore_trainer(self.folder.checkpoint)
 
     async def shape(self, groups: Sequence[Group], step: int) -> tuple[list[Group], dict[str, float]]:
         """The groups with shaped rewards, a KL penalty included where it is one, and metrics of that."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,21 +97,21 @@ async def resume(loop: Loop, config: RunConfig) -> int:
     if recorded is not None:
         again = state.trainer.deterministic
         why = _changed(config, folder.saved) if again else f"trainer={config.trainer.name} is not deterministic here"
-        if not why and not (why := await _train_again(loop, recorded, start)):
+        if not why and not (why := await loop.recovering(start, partial(_train_again, loop, recorded, start))):
             last = recorded.last
             loop.display.say(f"steps {start + 1} to {last} were trained again as they are recorded")
         else:
             loop.display.warn(f"steps {start + 1} to {recorded.last} are lost, and learned again: {why}")
-            state.restore_trainer(folder.checkpoint)
+            await loop.recovering(start, loop.restore_trainer)
     if recorded is not None and last > start:
         state.restore_stream(recorded.state["stream"])
         state.algorithm.load_snapshot(recorded.state["algorithm"])
     else:
         state.restore_stream(saved(folder.checkpoint)["stream"])
     if folder.saved.rewards == config.rewards:
-        state.stream.carry_over(state.store, state.trainer.version)
+        state.stream.carry_over(state.store, loop.trainer.version)
     if last > start:
-        await loop.save(last)
+        await loop.recovering(last, partial(loop.save, last))
     return last
 
 

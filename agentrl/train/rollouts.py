@@ -109,7 +109,7 @@ class RolloutRun:
 
     async def _open(self, stack: AsyncExitStack) -> None:
         try:
-            from agentrl.train import launch, model_checks, setup
+            from agentrl.train import launch, model_checks, preparation, setup
         except ModuleNotFoundError as error:
             raise missing_extra(error.name or "torch", "train") from error
         config, display = self.config, self._display
@@ -129,7 +129,7 @@ class RolloutRun:
         self.policy = made.policy
         for engine in made.engines:
             await started(engine)
-        stream = launch.make_stream(config, made, make_env, act(config.rollout))
+        stream = preparation.make_stream(config, made, make_env, act(config.rollout))
         self.stream = await stack.enter_async_context(stream)
 
     def __aiter__(self) -> AsyncIterator[Group]:

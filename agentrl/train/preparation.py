@@ -1,0 +1,150 @@
+"""What a run does before its first step: trainer and engine start, and what was learned before is learned again.
+
+A trainer that dies meanwhile is started anew, as one that dies later is (`train.recovery`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from agentrl import cores
+from agentrl.config import RolloutConfig, RunConfig
+from agentrl.envs.base import Env
+from agentrl.envs.episode import Actor
+from agentrl.rollout.buffer import Gate
+from agentrl.rollout.fleet import divided, started
+from agentrl.rollout.groups import Rollouts
+from agentrl.rollout.programs import Program
+from agentrl.rollout.rerun import RerunRollouts, RerunStream
+from agentrl.rollout.stream import Stream
+from agentrl.rollout.tasks import TaskStream, training_tasks
+from agentrl.sessions.renderers import strip
+from agentrl.sessions.store import Store
+from agentrl.train import recorded_steps, recording, setup, warmstart
+from agentrl.train.algorithms import make_algorithm
+from agentrl.train.backends import Trainer
+from agentrl.train.backends.loaded import Loaded
+from agentrl.train.backends.worker import place_trainer
+from agentrl.train.display import Display
+from agentrl.train.engine_check import compare_engine
+from agentrl.train.loop import Loop
+from agentrl.train.model_checks import compare_loaded
+from agentrl.train.recovery import Recovery
+from agentrl.train.resuming import step_of
+from agentrl.train.run_folder import RunFolder
+from agentrl.train.state import RunState
+
+
+def make_loop(
+    config: RunConfig,
+    make_env: Callable[[], Env],
+    base: Path,
+    rollouts: Rollouts,
+    act: Callable[[RolloutConfig], Actor | Program],
+    folder: RunFolder,
+    store: Store,
+    display: Display,
+) -> tuple[Loop, Loaded | None]:
+    """The run's loop, with a trainer that has been started, and how that compares with the model's folder."""
+    where, steps, seed = (config.cluster, base), config.steps, config.seed
+    start_trainer = partial(place_trainer, *where, config.trainer, config.algo, total_steps=steps, seed=seed)
+
+    def start() -> tuple[Trainer, Loaded | None]:
+        with display.part("starting the trainer"):
+            made = start_trainer(prove=None if config.model.name == setup.TINY else config.model.name)
+        return made, compare_loaded(config, base, made, display)
+
+    algorithm = make_algorithm(config.algo)
+    recovery = Recovery(start_trainer, config.trainer.max_restarts, algorithm.snapshot())
+    trainer, loaded = recovery.first(start, display.warn)
+    if line := _threads(config, base, trainer):
+        display.say(line)
+    stream = make_stream(config, rollouts, make_env, act(config.rollout))
+    state = RunState(trainer, algorithm, stream, store)
+    return Loop(config, rollouts.policy, state, folder, display, recovery=recovery), loaded
+
+
+async def prepare(
+    loop: Loop, rollouts: Rollouts, make_env: Callable[[], Env], base: Path, loaded: Loaded | None
+) -> int:
+    """Restore the checkpoint or imitate the expert, and publish to engines that have started.
+
+    Args:
+        loop: the run's.
+        rollouts: generate demonstrations.
+        make_env: makes the run's environment, without rewards of others.
+        base: the model's folder.
+        loaded: how the trainer's weights compare with the folder's.
+
+    Returns:
+        The steps that are done.
+    """
+    config, folder, display = loop.config, loop.folder, loop.display
+    start = 0
+    if folder.checkpoint:
+        await loop.recovering(step_of(folder.checkpoint), loop.restore_trainer)
+    else:
+        folder.go_on(config)
+        recording.write_start(config, folder, loop.trainer, display, start)
+        await _imitate(config, rollouts, make_env, loop)
+    with display.part("starting the engine"):
+        await asyncio.gather(*map(started, rollouts.engines))
+    if folder.checkpoint:
+        start = await recorded_steps.resume(loop, config)
+        folder.go_on(config, start)
+        recording.write_start(config, folder, loop.trainer, display, start)
+        display.say(f"resuming {folder.path} after step {start}")
+    await loop.recovering(start, loop.publish)
+
+    async def compare() -> str | None:
+        with display.part("comparing the engine with the trainer"):
+            return await compare_engine(rollouts.engines[0], loop.trainer, config, base, loaded)
+
+    if config.model.name != setup.TINY and (line := await loop.recovering(start, compare)):
+        display.say(line)
+    if config.model.reasoning == "strip":
+        display.say(strip.PRICE)
+    return start
+
+
+def make_stream(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], Env], actor: Actor | Program) -> Stream:
+    """The groups that a run trains on."""
+    shape = config.rollout
+    tasks = training_tasks(make_env(), "train", config.seed, shape.sampler)
+    gate = Gate(shape.groups_per_step, config.steps, shape.staleness, shape.oversample)
+    if isinstance(rollouts, RerunRollouts):
+        return RerunStream(rollouts, tasks, actor, group_size=shape.group_size, gate=gate)
+    return Stream(rollouts, tasks, actor, group_size=shape.group_size, gate=gate, order=shape.order)
+
+
+def _threads(config: RunConfig, base: Path, trainer: Trainer) -> str | None:
+    """How many CPU threads engines and trainer compute with, as a line."""
+    engines = divided(config.engine, config.fleet, base)
+    several = f" ({len(engines)} of them)" if len(engines) > 1 else ""
+    return cores.described(
+        {f"engine={config.engine.name}{several}": engines[0].threads, f"trainer={config.trainer.name}": trainer.threads}
+    )
+
+
+async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], Env], loop: Loop) -> None:
+    """The warm start, where there is one, and the checkpoint that reinforcement learning begins from."""
+    warm = config.warm_start
+    if warm.steps:
+        env = make_env()
+        tasks = TaskStream(env, setup.demonstration_split(env), config.seed)
+        own = replace(rollouts, make_env=make_env)  # what is imitated needs no reward of another's
+        demos = await warmstart.demonstrations(own, tasks, warm.demos, loop.display)
+
+        async def imitate() -> None:
+            budget = config.trainer.token_budget
+            await warmstart.warm_start(loop.trainer, demos, warm, budget, config.seed, loop.display)
+            loop.trainer.begin(config.algo, config.steps)
+
+        await loop.recovering(0, imitate)
+        assert loop.recovery is not None
+        loop.recovery.imitate = imitate
+    await loop.recovering(0, partial(loop.save, 0))
