@@ -208,7 +208,7 @@ def _turn(node: Node) -> str | None:
         {
             "sampling": node.sampling,
             "policy": node.policy,
-            "versions": [(v.version, v.start, v.end) for v in node.versions],
+            "versions": [span.packed for span in node.versions],
             "finish_reason": node.finish_reason,
             "stopped_by": node.stopped_by,
         }

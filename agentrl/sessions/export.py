@@ -76,7 +76,7 @@ def node_dict(node: Node) -> dict[str, Any]:
         "token_ids": node.token_ids,
         "trainable": node.trainable,
         "logprobs": node.logprobs,
-        "versions": [[v.version, v.start, v.end] for v in node.versions],
+        "versions": [list(span.packed) for span in node.versions],
         "sampling": asdict(node.sampling) if node.sampling else None,
         "finish_reason": node.finish_reason.value if node.finish_reason else None,
         "stopped_by": node.stopped_by,

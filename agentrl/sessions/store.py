@@ -22,6 +22,7 @@ from agentrl import faults
 from agentrl.errors import AgentRLError, InvalidInput, StoreError
 from agentrl.sessions import integrity, query, schema, summary
 from agentrl.sessions.codec import NODE_COLUMNS, digest, head_json, node_row, pack_ids, task_json
+from agentrl.sessions.incarnations import mark
 from agentrl.sessions.integrity import CountFile, Counts, checksum
 from agentrl.sessions.query import Filters, Page
 from agentrl.sessions.schema import HEAD_COLUMNS, ROW_COLUMNS, read_session
@@ -42,6 +43,9 @@ class Store:
         timeout: seconds to wait for another process's write.
         read_only: open an existing store, which another process may be writing, without changing it.
 
+    Attributes:
+        losses: how new turns' incarnations follow from their versions (`sessions.incarnations`); also in memory.
+
     Raises:
         StoreError: the file can't be opened, is no session store, or was written by another version.
     """
@@ -51,6 +55,7 @@ class Store:
         self._lock = threading.RLock()
         self._count = CountFile(self.path)
         self._open_totals: dict[str, tuple[int, Totals]] = {}
+        self.losses: Sequence[int] = ()
         name = f"file:{quote(self.path)}?mode=ro" if read_only else self.path
         try:
             self._db = sqlite3.connect(name, timeout, isolation_level=None, check_same_thread=False, uri=read_only)
@@ -274,6 +279,7 @@ class Store:
             raise StoreError(f"session {row[0]!r} was removed from the store {self.path!r} by another writer")
 
     def _put_nodes(self, key: int, session_id: str, nodes: Sequence[Node]) -> None:
+        mark(nodes, self.losses)
         blobs = [(digest(data), data) for node in nodes for data in node.attachments.values()]
         self._db.executemany("INSERT OR IGNORE INTO blobs (digest, data) VALUES (?, ?)", blobs)
         rows = map(node_row, nodes)

@@ -20,12 +20,13 @@ import orjson
 
 from agentrl.config import RunConfig
 from agentrl.rollout.outcomes import REPLAYED, TRAINED, Outcome, content_hash
+from agentrl.sessions.query import Between
 from agentrl.sessions.store import Store
 from agentrl.train import ledger
 from agentrl.train.files import write_atomically
 from agentrl.train.recording import BY_TIME
 from agentrl.train.resuming import step_of
-from agentrl.train.run_folder import STREAM, RunFolder
+from agentrl.train.run_folder import LOSSES, STREAM, RunFolder
 from agentrl.train.state import RunState, last_attempts, saved
 from agentrl.types import Group
 
@@ -108,11 +109,38 @@ async def resume(loop: Loop, config: RunConfig) -> int:
         state.algorithm.load_snapshot(recorded.state["algorithm"])
     else:
         state.restore_stream(saved(folder.checkpoint)["stream"])
+    survived, reproducible = loop.trainer.version, _reproducible(loop, config)
+    state.store.losses = losses(folder.path, state.store, survived, reproducible=reproducible)
     if folder.saved.rewards == config.rewards:
         state.stream.carry_over(state.store, loop.trainer.version)
     if last > start:
         await loop.recovering(last, partial(loop.save, last))
     return last
+
+
+def losses(run: Path, store: Store, survived: int, *, reproducible: bool) -> list[int]:
+    """The last version that survived each loss of weights of a run, one that is found now included.
+
+    Args:
+        run: the folder, whose `losses.json` is written.
+        store: the run's; weights are lost where it has turns of a later version.
+        survived: the version that the run continues with.
+        reproducible: whether later versions come out the same again, bit for bit.
+    """
+    file = run / LOSSES
+    found: list[int] = orjson.loads(file.read_bytes()) if file.exists() else []
+    if not reproducible and store.find({"version_max": Between(survived + 1)}, limit=1).rows:
+        found.append(survived)
+        write_atomically(file, orjson.dumps(found))
+    return found
+
+
+def _reproducible(loop: Loop, config: RunConfig) -> bool:
+    """Whether steps that are taken again have the same groups, tokens and weights."""
+    assert loop.folder.saved is not None
+    same = not _changed(config, loop.folder.saved) and config.rollout == loop.folder.saved.rollout
+    exact = loop.trainer.deterministic and loop.engine.capabilities.deterministic
+    return same and exact and not config.rollout.staleness
 
 
 def _changed(config: RunConfig, before: RunConfig) -> str:

@@ -8,6 +8,7 @@
     starts.jsonl         each process that trained here: its first step, machine, versions and settings
     groups.jsonl         the ledger: what became of each group, one JSON object a line
     stream.json          which groups are in progress after the last step; see `recorded_steps`
+    losses.json          the last version that survived each loss of weights; see `sessions.incarnations`
     sessions.db          every session, token for token
     checkpoints/step-N/  the model in Hugging Face format, and trainer/ beside it for resuming
     learning_curve.png   the rewards, step by step
@@ -41,9 +42,10 @@ from agentrl.train.lock import RunLock
 from agentrl.train.resuming import step_of
 
 Metrics = dict[str, float]
+LOSSES = "losses.json"
 STREAM = "stream.json"
 WRITTEN = (
-    *("metrics.jsonl", "groups.jsonl", STREAM, "starts.jsonl", "result.json", "learning_curve.png"),
+    *("metrics.jsonl", "groups.jsonl", STREAM, LOSSES, "starts.jsonl", "result.json", "learning_curve.png"),
     *("sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db-count"),
     *("tensorboard", "transcripts", "model", ".model.partial", "checkpoints", faults.LOG),
 )

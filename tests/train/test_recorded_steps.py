@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.sessions.store import Store
 from agentrl.train import ledger
 from tests.train.test_rerun import SETTINGS, WORLD, train
 
@@ -46,3 +47,8 @@ def test_steps_after_a_checkpoint_come_from_the_record_and_with_other_settings_a
     assert sum(row.get("resumed/taken", 0) + row.get("resumed/lost", 0) for row in rows) > 0
     assert files[2].read_bytes() != recorded[2]
     assert list(ledger.faults(run)) == []
+    with Store(run / "sessions.db", read_only=True) as store:
+        spans = {s for session in store.sessions() for node in session.nodes for s in node.versions}
+    lives = {span.version: {s.incarnation for s in spans if s.version == span.version} for span in spans}
+    assert max(lives) == 5
+    assert lives == {version: {int(version > 2)} for version in lives}, "the checkpoint is that of step 2"
