@@ -22,6 +22,7 @@ from typing import Any
 
 from agentrl.envs.episode import NO_DEADLINES, Actor
 from agentrl.errors import Departed, EngineError
+from agentrl.rollout.departures import compare, same, same_prompt
 from agentrl.rollout.engines.managed import ManagedEngine, managed
 from agentrl.rollout.groups import Deadline, Ended, Rollouts
 from agentrl.rollout.outcomes import Outcome, content_hash
@@ -131,8 +132,7 @@ class RerunEngine(ManagedEngine):
         self, request_id: str, session: Session, node: Node, input_ids: Sequence[int], sampling: Sampling
     ) -> AsyncIterator[Chunk | Turn]:
         path, opening = tree.path_ids(session, node.parent), node.versions[0].start
-        whole = [*path, *node.token_ids]
-        same(f"session {session.id}, turn {node.id}", whole[: len(input_ids)], input_ids)
+        same_prompt(session, node, input_ids)
         ids, parts = list(input_ids), list[Turn]()
         spans = [span for span in node.versions if len(path) + span.end > len(ids)]
         before: VersionSpan | None = None
@@ -339,34 +339,3 @@ class RerunStream(Stream):
             wrong = sorted(name for name in found.keys() | recorded.keys() if found.get(name) != recorded.get(name))
             raise Departed(f"step {step}: {', '.join(wrong)}: the recorded step trained other groups or sessions")
         return super().published(groups)
-
-
-def compare(recorded: Session, session: Session) -> None:
-    """Compare a session that was played again with the recorded one.
-
-    Raises:
-        Departed: tokens, rewards or the end differ; the message names the first turn and token.
-    """
-    for one, other in zip(recorded.nodes, session.nodes, strict=False):
-        where = f"session {recorded.id}, {'turn' if one.sampled else 'message'} {one.id}"
-        same(where, one.token_ids, other.token_ids)
-        same(where, [one.reward], [other.reward], what="reward")
-        spans, found = ([replace(span, incarnation=0) for span in node.versions] for node in (one, other))
-        same(where, spans, found, what="version span")
-    where = f"session {recorded.id}, at its end"
-    same(where, [len(recorded.nodes)], [len(session.nodes)], what="number of messages")
-    same(where, [recorded.status], [session.status], what="status")
-    same(where, [recorded.reward], [session.reward], what="reward")
-    same(where, recorded.branches, session.branches, what="branch")
-
-
-def same(where: str, recorded: Sequence[Any], found: Sequence[Any], start: int = 0, what: str = "token") -> None:
-    """Compare what was found with the recorded values, of which it may be the first.
-
-    Raises:
-        Departed: names the first that differs.
-    """
-    for place, value in enumerate(found):
-        if place >= len(recorded) or recorded[place] != value:
-            had = recorded[place] if place < len(recorded) else "none"
-            raise Departed(f"{where}, {what} {start + place}: the recording has {had}, the rerun {value}")

@@ -11,9 +11,10 @@ from rich.console import Console
 
 import agentrl
 from agentrl.errors import ConfigError, Departed
+from agentrl.rollout.departures import answer_hash, compare, same, same_prompt
 from agentrl.rollout.groups import TRAIN
 from agentrl.rollout.outcomes import TRAINED
-from agentrl.rollout.rerun import compare, same
+from agentrl.sessions import tree
 from agentrl.sessions.store import Store
 from agentrl.train import ledger
 from agentrl.train.display import Display
@@ -96,6 +97,20 @@ def test_a_session_that_differs_is_named_with_the_turn_and_the_token() -> None:
     at = len(other.nodes[place].token_ids) - 1
     with pytest.raises(Departed, match=rf"session a, .* {place}, token {at}: the recording has 31, the rerun 32"):
         compare(one, other)
+
+
+def test_an_environment_that_answers_otherwise_is_named_by_the_message_and_its_hash() -> None:
+    session = linear_session("a", [1, 2, 3], [[10, 11], [20, 21, 22]])
+    turn = [node for node in session.nodes if node.sampled][-1]
+    path = tree.path(session, turn.parent)
+    prompt = tree.path_ids(session, turn.parent)
+    same_prompt(session, turn, prompt)
+    same_prompt(session, turn, [*prompt, *turn.token_ids[:2]])
+    answer = path[-1]
+    prompt[-1] += 1
+    told = rf"session a, turn {turn.id}, its prompt's message {answer.id} \({answer.message.role}, hash"
+    with pytest.raises(Departed, match=rf"{told} {answer_hash(answer)}\), token {len(answer.token_ids) - 1}: "):
+        same_prompt(session, turn, prompt)
 
 
 def test_a_longer_answer_than_the_recorded_one_is_a_departure() -> None:
