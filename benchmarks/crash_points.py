@@ -96,6 +96,8 @@ def fork(work: Callable[[], object], log: Path) -> int:
         if done:
             return os.waitstatus_to_exitcode(status)
         if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGUSR1)  # its stacks are in the run folder's stacks-signal.txt
+            time.sleep(2)
             os.killpg(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise TimeoutError(f"{log} has the output of a run that did not end within {SECONDS:g} s")
