@@ -100,6 +100,8 @@ class RunConfig(Section):
                 f"rollout.branch={self.rollout.branch.name} forks sessions, and algo={self.algo.name} compares whole "
                 "ones: use an algorithm that compares turns, such as grpo, or rollout.branch=none"
             )
+        if needs.greedy and self.agent is not None:
+            raise ValueError(f"algo={self.algo.name} needs greedy sessions, and an agent program samples as it likes")
         if self.rollout.group_size < least:
             raise ValueError(
                 f"rollout.group_size={self.rollout.group_size} leaves algo={self.algo.name} no group to compare with; "

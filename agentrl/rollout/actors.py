@@ -16,6 +16,10 @@ class ModelActor:
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
 
+    def greedy(self) -> ModelActor:
+        """The same at temperature 0."""
+        return ModelActor(replace(self.sampling, temperature=0.0))
+
     async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
         """Generate a turn with a seed of its own, of session, turn and branch."""
         session = conversation.session

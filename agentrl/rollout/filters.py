@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.registry import Registry
-from agentrl.types import Group, Status
+from agentrl.types import GREEDY, Group, Status
 
 Measure = Callable[[Group], float]
 """Of a finished group: as a filter, whether to train on it; as a priority, which goes first, the largest."""
@@ -22,7 +22,7 @@ def signal(group: Group) -> float:
 
 def complete(group: Group) -> float:
     """The share of the group's sessions that no limit cut off."""
-    ended = [session.status is not Status.TRUNCATED for session in group.sessions]
+    ended = [session.status is not Status.TRUNCATED for session in group.sessions if session.phase != GREEDY]
     return fmean(ended) if ended else 0.0
 
 

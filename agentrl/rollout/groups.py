@@ -32,7 +32,7 @@ from agentrl.sessions import tree
 from agentrl.sessions.codec import make_storable
 from agentrl.sessions.conversation import Conversation
 from agentrl.sessions.recorder import Recorder
-from agentrl.types import Engine, Group, Node, Session, Status, Task
+from agentrl.types import GREEDY, Engine, Group, Node, Session, Status, Task
 from agentrl.untrusted import safe_text
 
 T = TypeVar("T")
@@ -157,6 +157,7 @@ class Rollouts:
         step: int | None = None,
         seconds: float | None = None,
         ended: Ended = nothing,
+        greedy: Actor | None = None,
     ) -> None:
         """Play the group's `n` sessions and put them into it.
 
@@ -172,6 +173,7 @@ class Rollouts:
             step: the training step in which they begin.
             seconds: until all sessions end, from now; None has no such deadline.
             ended: called with each session that has ended.
+            greedy: acts in one more session, the last one, of the phase `GREEDY`; None: there is none.
 
         Raises:
             AgentRLError: a failure that the user must fix; the other sessions are cancelled.
@@ -189,15 +191,16 @@ class Rollouts:
                 sample=sample,
                 attempt=attempt,
                 seed=seed,
-                phase=phase,
+                phase=phase if sample < n else GREEDY,
                 step=step,
                 environment=group.task.environment or self.environment,
             )
 
         place = group.number if phase == TRAIN else EVALUATION
         deadline = None if seconds is None else Deadline(seconds, time.monotonic() + seconds)
+        actors = [actor] * n + ([greedy] if greedy is not None else [])
         group.sessions = await concurrently(
-            self._with_retries(partial(new, sample), actor, ended, place, deadline) for sample in range(n)
+            self._with_retries(partial(new, sample), each, ended, place, deadline) for sample, each in enumerate(actors)
         )
 
     async def _with_retries(

@@ -51,6 +51,7 @@ class Stream:
         gate: how many groups may begin.
         order: which groups a batch takes.
         ended: called with each session that has ended.
+        greedy: acts in one more session of each group (`GREEDY`); None: there is none.
 
     Attributes:
         discarded: groups that were discarded since `metrics` was last called, by cause.
@@ -68,9 +69,10 @@ class Stream:
         gate: Gate,
         order: Order = "number",
         ended: Ended = nothing,
+        greedy: Actor | None = None,
     ) -> None:
         self.rollouts, self.tasks, self.actor = rollouts, tasks, actor
-        self.group_size, self.gate, self.order = group_size, gate, order
+        self.group_size, self.gate, self.order, self.greedy = group_size, gate, order, greedy
         self.buffer = Buffer(priority=make_measure(PRIORITIES, rollouts.limits.priority))
         self.discarded: Counter[str] = Counter()
         self.outcomes: list[Outcome] = []
@@ -96,6 +98,11 @@ class Stream:
         for work in self._work:
             work.cancel()
         await asyncio.gather(*self._work, return_exceptions=True)
+
+    @property
+    def sessions_each(self) -> int:
+        """The sessions that are generated for each group, a greedy one included."""
+        return self.group_size + (self.greedy is not None)
 
     async def take(self, count: int, ended: Callable[[Session], None] = lambda session: None) -> list[Group]:
         """The next `count` groups.
@@ -255,7 +262,7 @@ class Stream:
         if batch:
             if len(self.buffer.begun) - len(self.buffer.finished) == len(batch):
                 self._idle += time.monotonic() - self._idle_since
-            ready = asyncio.create_task(self.rollouts.prepare([group.task for group in batch], self.group_size))
+            ready = asyncio.create_task(self.rollouts.prepare([group.task for group in batch], self.sessions_each))
             for group in batch:
                 work = asyncio.create_task(self._generate(group, ready))
                 self._work[work] = group.number
@@ -286,7 +293,14 @@ class Stream:
         await asyncio.shield(ready)
         size, seconds = self.group_size, self.rollouts.limits.group_deadline
         await self.rollouts.generate(
-            group, self.actor, size, phase=TRAIN, step=group.step, seconds=seconds, ended=ended
+            group,
+            self.actor,
+            size,
+            phase=TRAIN,
+            step=group.step,
+            seconds=seconds,
+            ended=ended,
+            greedy=self.greedy,
         )
         self.buffer.put(group)
         if len(self.buffer.begun) == len(self.buffer.finished):
@@ -332,7 +346,7 @@ class Stream:
         for number, attempt, choice in state["begun"]:
             group = self._new(number, choice, attempt)
             stored = sorted(sessions(group.id), key=lambda s: s.sample) if group.id in state["finished"] else []
-            if len(stored) == self.group_size:
+            if len(stored) == self.sessions_each:
                 group.sessions, group.step = stored, stored[0].step or 0
                 self.buffer.begin(group)
                 self.buffer.put(group)
@@ -343,7 +357,7 @@ class Stream:
         for number, attempt, choice in state["past"]:
             group = self._new(number, choice, attempt)
             group.sessions = sorted(sessions(group.id), key=lambda s: s.sample)
-            if len(group.sessions) == self.group_size:
+            if len(group.sessions) == self.sessions_each:
                 group.step = group.sessions[0].step or 0
                 self._past[number] = group
         self._discard_stale()

@@ -23,7 +23,7 @@ from agentrl.sessions.query import Between
 from agentrl.sessions.recorder import Recorder
 from agentrl.sessions.store import Store
 from agentrl.sessions.summary import Summary
-from agentrl.types import Session, Status, Task
+from agentrl.types import GREEDY, Session, Status, Task
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class LeftSessions:
         self._store = store
         after: str | None = None
         while True:
-            page = store.find({"phase": "train", "group_number": Between(first)}, limit=10_000, after=after)
+            page = store.find({"phase": ["train", GREEDY], "group_number": Between(first)}, limit=10_000, after=after)
             for row in page.rows:
                 if row.version_max is not None and row.version_max > version:
                     store.delete(row.id)

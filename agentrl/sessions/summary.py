@@ -30,7 +30,7 @@ class Summary:
     Attributes:
         id: the session's id; `group` is its group's id, `sample` its index in the group.
         attempt: how many earlier attempts at this sample failed by infrastructure.
-        phase: train, eval or demo.
+        phase: train, eval, demo or greedy.
         step: how many of the run's steps were done when it began.
         environment: the name under which the environment was configured.
         task: the task's id.

@@ -110,7 +110,7 @@ class Loop:
 
     async def generate(self, step: int) -> list[Group]:
         """The step's groups of finished, rewarded sessions."""
-        count, size = self.config.rollout.groups_per_step, self.config.rollout.group_size
+        count, size = self.config.rollout.groups_per_step, self.stream.sessions_each
         lost: list[Group] = []
 
         async def attempt() -> list[Group]:

@@ -15,6 +15,7 @@ from agentrl import cores
 from agentrl.config import RolloutConfig, RunConfig
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor
+from agentrl.rollout.actors import ModelActor
 from agentrl.rollout.buffer import Gate
 from agentrl.rollout.fleet import divided, started
 from agentrl.rollout.groups import Rollouts
@@ -116,9 +117,11 @@ def make_stream(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], En
     shape = config.rollout
     tasks = training_tasks(make_env(), "train", config.seed, shape.sampler)
     gate = Gate(shape.groups_per_step, config.steps, shape.staleness, shape.oversample)
+    greedy = actor.greedy() if make_algorithm(config.algo).needs.greedy and isinstance(actor, ModelActor) else None
     if isinstance(rollouts, RerunRollouts):
-        return RerunStream(rollouts, tasks, actor, group_size=shape.group_size, gate=gate)
-    return Stream(rollouts, tasks, actor, group_size=shape.group_size, gate=gate, order=shape.order)
+        return RerunStream(rollouts, tasks, actor, group_size=shape.group_size, gate=gate, greedy=greedy)
+    size, order = shape.group_size, shape.order
+    return Stream(rollouts, tasks, actor, group_size=size, gate=gate, order=order, greedy=greedy)
 
 
 def _threads(config: RunConfig, base: Path, trainer: Trainer) -> str | None:

@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 
 from agentrl.config import AlgoConfig
 from agentrl.train.branch_returns import SAME, STD_FLOOR, Baseline, branch_advantages
 from agentrl.train.credit import Advantage, Credit, NodeKey, ids_by_group, trainable_nodes, weigh
 from agentrl.train.gae import all_steps
-from agentrl.types import Group, Session
+from agentrl.types import GREEDY, Group, Session
 from agentrl.types.branches import token_weights
 
 Found = dict[NodeKey, list[Advantage]]
@@ -113,19 +113,27 @@ def credit_of(
         "groups/trained": float(trained),
         "groups/zero_variance": float(zero_variance),
         "groups/unscored": float(sum(not members for members in scored.values())),
-        "groups/sessions_left_out": float(sum(len(g.sessions) for g in groups) - sum(map(len, scored.values()))),
+        "groups/sessions_left_out": float(
+            sum(session.phase != GREEDY for group in groups for session in group.sessions)
+            - sum(map(len, scored.values()))
+        ),
     }
     return credit
 
 
 def step_returns(session: Session) -> list[dict[int, float]]:
     """For each path of the tree that holds a trainable node: its trainable nodes' ids and step returns, in order."""
-    return [returns for returns, _ in _step_returns(session)]
+    return [returns for returns, _ in _step_returns(session, {node.id for node in trainable_nodes(session)})]
 
 
-def _step_returns(session: Session) -> list[tuple[dict[int, float], frozenset[int]]]:
-    """`step_returns`, and which of the nodes the path goes through without their ends."""
-    trainable = {node.id for node in trainable_nodes(session)}
+def sampled_returns(session: Session, turns: int) -> list[float]:
+    """A session's return at each of the first `turns` turns, the mean over its paths; they need not be trainable."""
+    paths = [returns for returns, _ in _step_returns(session, {node.id for node in session.nodes if node.sampled})]
+    return means(_by_turn(session, paths, max([turns, *map(len, paths)])))[:turns]
+
+
+def _step_returns(session: Session, turns: Collection[int]) -> list[tuple[dict[int, float], frozenset[int]]]:
+    """`step_returns` at these nodes, and which of them the path goes through without their ends."""
     found = []
     for path in session.stored_paths():
         total = 0.0
@@ -133,7 +141,7 @@ def _step_returns(session: Session) -> list[tuple[dict[int, float], frozenset[in
         for node in reversed(path):
             original = session.original(node)
             total += original.reward or 0.0
-            if original.id in trainable:
+            if original.id in turns:
                 returns[original.id] = total
         if returns:
             cut = frozenset(
@@ -151,7 +159,7 @@ def by_turn(sessions: Sequence[Session], baseline: Baseline | Expected, scale: b
         baseline: see `group_relative`; or a function of the returns.
         scale: see `group_relative`; or a function of the returns, by which the differences are divided.
     """
-    step_returns = [_step_returns(session) for session in sessions]
+    step_returns = [_step_returns(session, {node.id for node in trainable_nodes(session)}) for session in sessions]
     paths = [[returns for returns, _ in each] for each in step_returns]
     turns = max((len(path) for each in paths for path in each), default=0)
     returns = [_by_turn(session, each, turns) for session, each in zip(sessions, paths, strict=True)]

@@ -122,7 +122,7 @@ def shaped_groups(
 
     found = []
     for group in groups:
-        rewarded = {id(session) for session in group.scored}
+        rewarded = {id(session) for session in (*group.scored, *group.greedy)}
         sessions = [shaped(session) if id(session) in rewarded else session for session in group.sessions]
         found.append(replace(group, sessions=sessions))
     return found

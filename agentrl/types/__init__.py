@@ -40,7 +40,7 @@ from agentrl.types.messages import (
     as_messages,
     parse_arguments,
 )
-from agentrl.types.session import AGENT, MAIN, Group, Node, RewardState, Session, Status
+from agentrl.types.session import AGENT, GREEDY, MAIN, Group, Node, RewardState, Session, Status
 
 __all__ = [
     "AGENT",
@@ -52,6 +52,7 @@ __all__ = [
     "FunctionCall",
     "Group",
     "Health",
+    "GREEDY",
     "MAIN",
     "Message",
     "Node",

@@ -18,6 +18,10 @@ MAIN = "main"
 """The name of the policy that a run trains, or evaluates."""
 
 
+GREEDY = "greedy"
+"""The phase of a session at temperature 0 beside the sessions of a group: a baseline, and no member of the group."""
+
+
 class Status(StrEnum):
     """How a session ended; OPEN while it has not."""
 
@@ -88,7 +92,7 @@ class Session:
     """A conversation: a forest of nodes in creation order (`nodes[i].id == i`, a parent before its children).
 
     Attributes:
-        phase: what the session is for: train, eval or demo.
+        phase: what the session is for: train, eval, demo, or greedy (`GREEDY`).
         step: how many of the run's steps were done when it began.
         group_number: its group's; so is `group_attempt`.
         attempt: how many attempts at this sample failed before, by the infrastructure's fault.
@@ -247,6 +251,7 @@ class Group:
 
     `number` counts a run's groups from 0 and decides the seed; `choice` is what the task sampler chose for it, as JSON;
     `attempt` counts how often that number was generated before; `step` is the run's step that it was begun in, from 0.
+    `sessions` may have a `GREEDY` one beside the group's own.
     """
 
     id: str
@@ -259,7 +264,15 @@ class Group:
 
     @property
     def scored(self) -> list[Session]:
-        """The sessions with a score that did not end in an infrastructure error."""
+        """The group's own sessions with a score that did not end in an infrastructure error."""
+        return [session for session in self._scored() if session.phase != GREEDY]
+
+    @property
+    def greedy(self) -> list[Session]:
+        """The greedy sessions beside it, likewise."""
+        return [session for session in self._scored() if session.phase == GREEDY]
+
+    def _scored(self) -> list[Session]:
         return [s for s in self.sessions if s.status is not Status.INFRA_ERROR and s.score is not None]
 
     def by_agent(self) -> list[Group]:

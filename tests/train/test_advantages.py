@@ -24,8 +24,12 @@ FLOOR = 1e-4
 """What is added to a group's standard deviation, here as in TRL."""
 
 NEEDS = {name: make_algorithm(algorithm_settings({"name": name})).needs for name in built_in(ALGORITHMS, "agentrl.")}
-NAMES = [name for name, needs in NEEDS.items() if needs.engine and not needs.critic and not needs.branches]
-"""Those that need neither a critic, nor forked sessions, nor demonstrations."""
+NAMES = [
+    name
+    for name, needs in NEEDS.items()
+    if needs.engine and not (needs.critic or needs.branches or needs.greedy)  # test_gae, test_vine, test_remax
+]
+"""Those that need neither a critic, nor forked or greedy sessions, nor demonstrations."""
 
 Batch = Sequence[Sequence[Session]]
 Formula = Callable[[Batch], list[list[float]]]

@@ -19,7 +19,7 @@ from agentrl.train.backends.torch_settings import TorchConfig
 from agentrl.train.credit import NodeKey
 from agentrl.train.packing import pack
 from agentrl.train.policy_losses import LOSSES
-from agentrl.types import Group, Session
+from agentrl.types import GREEDY, Group, Session
 from benchmarks.algorithms import MARGIN, Matrix
 from tests.train.forked import random_segment, session_of
 from tests.train.trees import as_group, linear_session
@@ -40,6 +40,8 @@ def sessions(needs: Needs) -> list[Group]:
     for place in range(6):
         found.append(session_of(f"s{place}", random_segment(rng, depth, rewards=False), [8, 9, 10]))
         found[-1].rewards = {"one": found[-1].reward or 0.0, "other": float(place % 2)}
+    if needs.greedy:
+        found[-1].phase = GREEDY
     return [as_group(found)]
 
 

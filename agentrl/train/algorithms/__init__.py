@@ -37,6 +37,7 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         "reinforce": f"{_HERE}.reinforce:Reinforce",
         "reinforce_pp": f"{_HERE}.reinforce_pp:ReinforcePp",
         "reinforce_pp_baseline": f"{_HERE}.reinforce_pp:ReinforcePpBaseline",
+        "remax": f"{_HERE}.remax:Remax",
         "rloo": f"{_HERE}.rloo:Rloo",
         "sft": f"{_HERE}.sft:Sft",
         "vine": f"{_HERE}.vine:Vine",

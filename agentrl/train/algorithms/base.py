@@ -72,6 +72,7 @@ class Needs:
         group_size: the fewest sessions of a group that give a signal.
         branches: sessions that are forked (`rollout.branch`).
         whole_sessions: sessions without forks, since its advantages are of whole sessions.
+        greedy: one more session of each group's task at temperature 0 (`Group.greedy`), which is not trained.
         engine: a policy sampled the tokens; otherwise they are demonstrations, and ratios and mismatch mean nothing.
     """
 
@@ -82,6 +83,7 @@ class Needs:
     group_size: int = 1
     branches: bool = False
     whole_sessions: bool = False
+    greedy: bool = False
     engine: bool = True
 
     def __post_init__(self) -> None:

@@ -34,6 +34,7 @@ class PolicyGradient(Algorithm):
         critic: whether advantages need a critic's values.
         branches: whether they need sessions that are forked.
         whole_sessions: whether they are of whole sessions, so that forks have no meaning.
+        greedy: whether they need a greedy session beside each group.
         policy_loss: the loss that `algo.loss` names.
     """
 
@@ -42,6 +43,7 @@ class PolicyGradient(Algorithm):
     critic: ClassVar[bool] = False
     branches: ClassVar[bool] = False
     whole_sessions: ClassVar[bool] = False
+    greedy: ClassVar[bool] = False
     config: PolicyGradientConfig
 
     def __init__(self, config: AlgoConfig | None = None) -> None:
@@ -58,6 +60,7 @@ class PolicyGradient(Algorithm):
             group_size=self.group_size,
             branches=self.branches,
             whole_sessions=self.whole_sessions,
+            greedy=self.greedy,
         )
 
     @property
