@@ -9,7 +9,7 @@ PYTEST := $(BIN)/pytest --numprocesses 2
 train: .venv/installed
 	$(BIN)/agentrl train env=calculator
 
-test: .venv/installed clients
+test: .venv/installed clients .venv-verl/installed
 	$(PYTEST)
 
 check: .venv/installed
@@ -32,6 +32,12 @@ clients-all: .venv/installed .venv-clients/installed
 	.venv-clients/bin/pip install --quiet --requirement $<
 	touch $@
 
+# verl's functions, which ours are compared with: its package alone, beside .venv's torch (25 MB).
+.venv-verl/installed: tests/train/verl/requirements.txt | .venv/installed
+	rm -rf .venv-verl
+	$(BIN)/pip install --quiet --no-deps --target .venv-verl --requirement $<
+	touch $@
+
 # SGLang and vLLM, for the tests that drive the real servers (about 13 GB); without them those tests are skipped.
 engines: .venv/installed
 	tests/engines_env/install.sh
@@ -51,4 +57,4 @@ format: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-clients* .venv-sglang .venv-vllm .venv-uv .venv-trl .venv-router .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-clients* .venv-sglang .venv-vllm .venv-uv .venv-trl .venv-verl .venv-router .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
