@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import random
 import re
 import string
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from agentrl.cli import app
 from agentrl.config import RolloutConfig, RunConfig
 from agentrl.envs import calls
 from agentrl.envs.episode import Player, expert_policy, noop_policy, play, run_episode
@@ -356,10 +359,16 @@ async def test_parquet_of_the_published_form_has_a_metric_for_each_of_the_seven_
     assert exact == {"exact_2wikimultihopqa": 1.0, "exact_more_hops": 1.0}
 
 
-def test_the_table_has_the_published_rows_and_dashes_for_sets_without_questions() -> None:
-    table = published.rows({"reward/exact_nq": 0.5, "reward/exact_bamboogle": 0.25})
+def test_the_table_has_the_published_rows_and_dashes_for_sets_without_questions(tmp_path: Path) -> None:
+    metrics = {"reward/exact_nq": 0.5, "reward/exact_bamboogle": 0.25}
+    (result := tmp_path / "result.json").write_text(json.dumps({"metrics": metrics}))
+    table = published.rows(metrics)
     assert {len(row) for row in table} == {8}
     assert table[-1] == ("this evaluation", "0.500", "-", "-", "-", "-", "-", "0.250")
+    shown = CliRunner().invoke(app, ["search-r1", "compare", str(result)])
+    lines = shown.output.splitlines()
+    assert lines[-1].split() == ["this", "evaluation", "0.500", *"-----", "0.250"]
+    assert len(lines) == len(table)
     assert sum(published.RESULTS["Qwen2.5-7B, PPO"]) / 7 == pytest.approx(0.431, abs=5e-4)  # the paper's averages
     assert sum(published.RESULTS["Qwen2.5-3B, GRPO"]) / 7 == pytest.approx(0.312, abs=5e-4)
 

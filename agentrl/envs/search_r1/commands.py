@@ -36,17 +36,11 @@ def compare(
     result: Annotated[Path, typer.Argument(help="The result.json of an evaluation of env=search_r1.")],
 ) -> None:
     """Print exact match on the seven data sets, as published and of an evaluation."""
-    from rich.console import Console
-    from rich.table import Table
-
     from agentrl.envs.search_r1.published import rows
 
     try:
         metrics = json.loads(result.read_text(encoding="utf-8"))["metrics"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{str(result)!r} is not the result.json of an evaluation: {error!r}") from None
-    head, *body = rows(metrics)
-    table = Table(*head)
-    for row in body:
-        table.add_row(*row)
-    Console().print(table)
+    for first, *values in rows(metrics):
+        typer.echo(f"{first:26}" + "".join(f"{value:>10}" for value in values))
