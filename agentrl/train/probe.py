@@ -37,6 +37,8 @@ async def compare(engine: Engine, trainer: Trainer, config: WeightsConfig) -> di
     own = trainer.logprobs([path_forest(ids)])[0].tolist()
     every = getattr(engine, "scores", None)
     found: dict[str, list[float]] = await every(ids) if every else {capabilities.name: await engine.score(ids)}
+    if not found:  # the engines that took the weights have died since
+        return {}
     worst = 0.0
     means = []
     for name, scored in found.items():

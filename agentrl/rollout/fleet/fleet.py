@@ -184,15 +184,31 @@ class Fleet(ManagedEngine):
         return roster.closed or (roster.require_any() and not self._paused and bool(roster.in_state(State.READY)))
 
     async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """Log-probability of each token given those before it, by any of the engines."""
-        member = await self._admit("score", None)
-        return await member.engine.score(input_ids, temperature)
+        """Log-probability of each token given those before it, by any engine; EngineError where several fail."""
+        for _ in range(self._roster.config.max_attempts):
+            scored = await self._scored(await self._admit("score", None), input_ids, temperature)
+            if scored is not None:
+                return scored
+        raise EngineError(f"no engine scored a prompt of {len(input_ids)} tokens (fleet.max_attempts)")
 
     async def scores(self, input_ids: Sequence[int], temperature: float = 1.0) -> dict[str, list[float]]:
-        """The same by every engine that is in use, to compare them."""
+        """The same by every engine that is in use, to compare them; one that fails meanwhile is left out."""
         ready = self._roster.in_state(State.READY)
-        found = await asyncio.gather(*(member.engine.score(input_ids, temperature) for member in ready.values()))
-        return dict(zip(ready, found, strict=True))
+        found = await asyncio.gather(*(self._scored(member, input_ids, temperature) for member in ready.values()))
+        return {name: scored for name, scored in zip(ready, found, strict=True) if scored is not None}
+
+    async def _scored(self, member: Member, input_ids: Sequence[int], temperature: float) -> list[float] | None:
+        """What an engine answers; None where it fails, or hangs for `weights.timeout` seconds and is given up."""
+        try:
+            async with asyncio.timeout(self.publisher.timeout):
+                return await member.engine.score(input_ids, temperature)
+        except TimeoutError:
+            await self._roster.lose(member, f"no log-probabilities within {self.publisher.timeout:g} s")
+        except EngineError as error:
+            if not is_engine_fault(error) or self._roster.closed:
+                raise
+            await self._roster.report_failure(member, error, b"score")
+        return None
 
     # ----------------------------------------------------------------------------------------- weights
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -53,6 +53,43 @@ class Faulty(LocalEngine):
     async def health(self) -> Any:
         health = await super().health()
         return replace(health, ok=False, detail="sick") if self.sick else health
+
+
+class Unable(LocalEngine):
+    """A local engine whose log-probabilities, from `fails` on, never come or are an error."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, LOCAL)
+        self.fails: str | None = None
+
+    async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+        if self.fails == "hangs":
+            await asyncio.sleep(3600)
+        if self.fails == "dies":
+            await self.close()
+            raise EngineError("the process died")
+        return await super().score(input_ids, temperature)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["hangs", "dies"])
+async def test_an_engine_that_can_not_score_is_left_out_and_started_anew(how: str, folder: Path) -> None:
+    """After each publication all engines are compared with the trainer; a death there ended the run."""
+    fleet = local_fleet(folder, make=lambda: Unable(folder), timeout=5.0)
+    try:
+        await fleet.start()
+        one, other = (cast(Unable, member.engine) for member in fleet.engines.values())
+        whole = await asyncio.wait_for(fleet.scores(PROMPT), PATIENCE)
+        assert list(whole) == ["engine-0", "engine-1"]
+        one.fails = how
+        found = await asyncio.wait_for(fleet.scores(PROMPT), PATIENCE)
+        assert found == {"engine-1": whole["engine-1"]}
+        await until(lambda: fleet.engines["engine-0"].state is State.READY)
+        assert fleet.engines["engine-0"].engine is not one
+        other.fails = how
+        assert await asyncio.wait_for(fleet.score(PROMPT), PATIENCE) == whole["engine-0"]
+    finally:
+        await fleet.close()
 
 
 def as_it_is(item: Chunk | Turn) -> Chunk | Turn:
