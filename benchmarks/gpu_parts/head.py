@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from agentrl.train.backends.head import CHUNK_ELEMENTS, token_logps
-from agentrl.train.forest import Rows
+from agentrl.train.backends.head import CHUNK_ELEMENTS
 from benchmarks.gpu_parts.report import Report
+from benchmarks.head import Case
 
 
 def run(report: Report) -> None:
     """A vocabulary of 128 k, a width of 2,048 and 4,096 rows."""
     vocabulary, width, count = (1024, 32, 64) if report.small else (131072, 2048, 4096)
     chunk = 1024 * 16 if report.small else CHUNK_ELEMENTS
-    torch.manual_seed(0)
-    head = nn.Linear(width, vocabulary, bias=False, device=report.device)
-    hidden = torch.randn(count, width, device=report.device, requires_grad=True)
-    place = torch.arange(count, device=report.device)
-    targets = torch.randint(0, vocabulary, (count,), device=report.device)
-    ones = torch.ones(count, device=report.device)
-    rows = Rows(place, place, targets, ones, ones, ones, ones, place, place, place, place)
+    case = Case(vocabulary, width, count, report.device, chunk)
 
-    def whole() -> tuple[Tensor, Tensor]:
-        logits = head(hidden).float()
-        logps = torch.log_softmax(logits, -1)
-        return logps.gather(1, targets[:, None])[:, 0], -(logps.exp() * logps).sum(-1)
-
-    def backward(compute: Callable[[], tuple[Tensor, Tensor]]) -> Any:
+    def backward(compute: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], None]:
         def both() -> None:
             with torch.autocast(report.device, torch.bfloat16):
                 logp, entropy = compute()
@@ -38,7 +26,7 @@ def run(report: Report) -> None:
 
         return both
 
-    sides = {"chunked": backward(lambda: token_logps(head, hidden, rows, chunk)), "whole": backward(whole)}
+    hidden, sides = case.hidden, {"chunked": backward(case.chunked), "whole": backward(case.whole)}
     gradients = {}
     for name, side in sides.items():
         side()
