@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -38,6 +39,10 @@ class Assignment:
     def of(self, role: str) -> list[Place]:
         """A role's places in the order of their numbers."""
         return [place for place in self.places if place.role == role]
+
+    def counts(self) -> dict[str, int]:
+        """How many places each role has."""
+        return dict(Counter(place.role for place in self.places))
 
     def on(self, node: str) -> list[Place]:
         """What is on a node."""

@@ -11,11 +11,14 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl.cluster.base import Cluster, Node, Process, Role, Worker
+from agentrl.cluster.assignment import Assignment
+from agentrl.cluster.base import Cluster, Node, Process, Resources, Role, Worker
 from agentrl.cluster.connection import Address, Connection, connect
 from agentrl.cluster.local import LocalProcess
 from agentrl.cluster.versions import require_same, versions
@@ -27,6 +30,8 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: a busy machi
 try:
     import ray
     from ray.exceptions import GetTimeoutError, RayError
+    from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 except ModuleNotFoundError as error:
     raise missing_extra("ray", "ray") from error
 
@@ -73,10 +78,11 @@ class RayProcess(Process):
         role: what it runs.
         starter: the handle of the actor that starts it.
         there: what the cluster has, in words.
+        release: is called once when it is ended.
     """
 
-    def __init__(self, role: Role, starter: Any, there: str) -> None:
-        self.role, self._starter, self._there = role, starter, there
+    def __init__(self, role: Role, starter: Any, there: str, release: Callable[[], None]) -> None:
+        self.role, self._starter, self._there, self._release = role, starter, there, release
         self.node = "a node that Ray has not chosen yet"
         self._closed = False
 
@@ -113,6 +119,8 @@ class RayProcess(Process):
         """See `Process.kill`."""
         with suppress(Exception):
             ray.kill(self._starter)
+        release, self._release = self._release, _nothing
+        release()
 
     def close(self) -> None:
         """See `Process.close`."""
@@ -139,6 +147,7 @@ class RayCluster(Cluster):
 
     def __init__(self, address: str | None = None, logs: Path | None = None) -> None:
         self.logs, self._count, self._workers = logs, Counter[str](), list[Worker]()
+        self._reserved: _Reserved | None = None
         self._ours = not ray.is_initialized()
         if self._ours:
             try:
@@ -154,7 +163,11 @@ class RayCluster(Cluster):
         number = self._count[role.kind]
         self._count[role.kind] += 1
         log = None if self.logs is None else self.logs / f"{role.kind}-{number}.log"
-        wanted = role.resources
+        wanted, release = role.resources, _nothing
+        strategy: str | PlacementGroupSchedulingStrategy = "SPREAD"
+        place = None if self._reserved is None else self._reserved.take(role.kind, self._alive())
+        if self._reserved is not None and place is not None:
+            strategy, release = self._reserved.strategy(place), partial(self._reserved.free, role.kind, place)
         starter = (
             ray.remote(Starter)
             .options(
@@ -162,13 +175,46 @@ class RayCluster(Cluster):
                 num_gpus=wanted.gpus,
                 resources=dict(wanted.custom),
                 max_concurrency=_THREADS,
-                scheduling_strategy="SPREAD",
+                scheduling_strategy=strategy,
             )
             .remote(role, log and log.absolute(), os.getcwd())
         )
-        worker = Worker(role, RayProcess(role, starter, described(self.nodes())))
+        worker = Worker(role, RayProcess(role, starter, described(self.nodes()), release))
         self._workers.append(worker)
         return worker
+
+    def reserve(self, assignment: Assignment, roles: Mapping[str, Resources], timeout: float) -> None:
+        """Take all places of an assignment at once, as one placement group; roles are started there from now on.
+
+        A place is a bundle, which Ray keeps on one node: that of the assignment. Where a place's node has died, its
+        role is started wherever there is room.
+
+        Args:
+            assignment: a place for each worker, on the nodes of `nodes`.
+            roles: what a worker of each role occupies.
+            timeout: seconds in which all of it must be free.
+
+        Raises:
+            ConfigError: it was not; nothing is taken.
+        """
+        ids = {node_name(node["NodeManagerAddress"], node["NodeID"]): node["NodeID"] for node in _ray.nodes()}
+        bundles = [_bundle(roles[place.role]) for place in assignment.places]
+        where = [{"ray.io/node-id": ids[place.node]} for place in assignment.places]
+        group = placement_group(bundles, strategy="SPREAD", bundle_label_selector=where)
+        if not group.wait(timeout):
+            remove_placement_group(group)
+            asked = "; ".join(f"{number} x {role} ({roles[role]})" for role, number in assignment.counts().items())
+            free = ", ".join(
+                f"{amount:g} {name}" for name, amount in sorted(_ray.available_resources().items()) if _ours(name)
+            )
+            raise ConfigError(
+                f"the cluster did not have all that the run takes free within {timeout:g} s (cluster.place_timeout). "
+                f"Asked: {asked}. There: {described(self.nodes())}. Free now, in all: {free or 'nothing'}"
+            )
+        self._reserved = _Reserved(group, assignment)
+
+    def _alive(self) -> set[str]:
+        return {node.name for node in self.nodes() if node.alive}
 
     def _require_room(self, role: Role) -> None:
         wanted, nodes = role.resources, [node for node in self.nodes() if node.alive]
@@ -184,9 +230,9 @@ class RayCluster(Cluster):
         for node in sorted(_ray.nodes(), key=lambda node: node["NodeManagerAddress"] != self.host):
             has = dict(node["Resources"])
             cpus, gpus = has.pop("CPU", 0.0), int(has.pop("GPU", 0))
-            custom = {name: amount for name, amount in has.items() if ":" not in name and "memory" not in name}
+            custom = {name: amount for name, amount in has.items() if _ours(name)}
             name = node_name(node["NodeManagerAddress"], node["NodeID"])
-            found.append(Node(name, cpus, gpus, custom, node["Alive"]))
+            found.append(Node(name, cpus, gpus, custom, node["Alive"], host=node["NodeManagerAddress"]))
         return found
 
     def close(self) -> None:
@@ -194,8 +240,52 @@ class RayCluster(Cluster):
         for worker in self._workers:
             worker.shutdown()
         self._workers.clear()
+        if self._reserved is not None:
+            remove_placement_group(self._reserved.group)
+            self._reserved = None
         if self._ours:
             ray.shutdown()
+
+
+class _Reserved:
+    """A placement group, and which of its bundles nothing is in."""
+
+    def __init__(self, group: PlacementGroup, assignment: Assignment) -> None:
+        self.group, self._places = group, assignment.places
+        self._free = {role: list[int]() for role in assignment.counts()}
+        for number, place in enumerate(assignment.places):
+            self._free[place.role].append(number)
+
+    def take(self, role: str, alive: set[str]) -> int | None:
+        """A free bundle of a role on a node that is alive; None where there is none."""
+        for number in self._free.get(role, ()):
+            if self._places[number].node in alive:
+                self._free[role].remove(number)
+                return number
+        return None
+
+    def free(self, role: str, number: int) -> None:
+        """Nothing is in that bundle any more."""
+        self._free[role].append(number)
+
+    def strategy(self, number: int) -> PlacementGroupSchedulingStrategy:
+        """How an actor is put into a bundle."""
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=number)
+
+
+def _nothing() -> None:
+    """What is released with a worker that is in no bundle."""
+
+
+def _bundle(wanted: Resources) -> dict[str, float]:
+    """What a worker occupies, under Ray's names; a byte of memory where that is nothing, since no bundle is empty."""
+    has = {"CPU": wanted.cpus, "GPU": float(wanted.gpus), **wanted.custom}
+    return {name: amount for name, amount in has.items() if amount} or {"memory": 1.0}
+
+
+def _ours(name: str) -> bool:
+    """Whether a resource of Ray's is one that people name, and not one of its own."""
+    return ":" not in name and "memory" not in name and "_group_" not in name
 
 
 def node_name(host: str, number: str) -> str:

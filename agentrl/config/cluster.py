@@ -20,6 +20,9 @@ class ClusterConfig(Section):
     """Worker processes that play the sessions; 0: they are played in this process."""
     start_timeout: PositiveFloat = 900.0
     """Seconds that a worker may take to be placed on a node, to start and to load its model."""
+    place_timeout: PositiveFloat | None = None
+    """With cluster=ray: seconds in which the nodes must have all that the run takes free; it is taken whole, before
+    anything starts, or the run ends. None: each part takes its share when it starts."""
     call_timeout: PositiveFloat = 7200.0
     """Seconds that a call of the trainer may take."""
     max_restarts: int = Field(default=5, ge=0)

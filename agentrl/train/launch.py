@@ -38,6 +38,7 @@ from agentrl.train.display import Display
 from agentrl.train.loop import Loop
 from agentrl.train.model_checks import engine_settings, prove_architecture, require_recording
 from agentrl.train.pictures import learning_curve, transcripts
+from agentrl.train.placing import reserve
 from agentrl.train.preparation import make_loop, prepare
 from agentrl.train.result import TrainResult
 from agentrl.train.run_folder import RunFolder, run_path
@@ -214,7 +215,8 @@ async def player(
 ) -> AsyncIterator[tuple[Rollouts, Callable[[RolloutConfig], Actor | Program]]]:
     """Rollouts on the run's cluster, and a function from limits to what acts in them: the model, or a program."""
     folder = Path(store.path).parent
-    with cluster.opened(config.cluster, folder / "logs"):
+    with cluster.opened(config.cluster, folder / "logs") as opened:
+        await asyncio.to_thread(reserve, opened, config)
         async with _playing(shared(config, folder), make_env, base, store) as made:
             yield made
 

@@ -50,7 +50,7 @@ def weights(folder: Path) -> bytes:
 @pytest.mark.timeout(900)
 def test_on_two_ray_nodes_it_samples_learns_and_ends_as_in_one_process(ray_nodes: Any, tmp_path: Path) -> None:
     here = run(tmp_path / "local")
-    cluster = {"name": "ray", "address": ray_nodes.address, "environments": 2}
+    cluster = {"name": "ray", "address": ray_nodes.address, "environments": 2, "place_timeout": 60.0}
     there = run(tmp_path / "ray", cluster=cluster, fleet={"engines": 2})
     assert tokens(tmp_path / "ray") == tokens(tmp_path / "local") != {}
     assert losses(there) == losses(here)
