@@ -15,8 +15,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
@@ -131,12 +133,19 @@ class Ranks:
             raise InfraError(f"{method}: the megatron trainer is closed")
         if self._streaming:
             raise InfraError(f"{method}: weights are being read from the ranks, which run one call at a time")
-        call = pickle.dumps((method, args))
-        for rank, pipe in enumerate(self._pipes):
-            try:
-                pipe.send_bytes(call)
-            except OSError:
-                self._give_up(f"{method}: rank {rank} of {len(self._pipes)} {self._how_it_ended(rank)}")
+        closed: list[int] = []
+        send = partial(_send_all, list(self._pipes), pickle.dumps((method, args)), closed)
+        sending = threading.Thread(target=send, name=f"sending {method}", daemon=True)
+        sending.start()
+        deadline = time.monotonic() + self.timeout
+        sending.join(SECOND)
+        while sending.is_alive():  # a rank that was stopped takes no more than the pipe holds
+            self._require_beating(method)
+            if time.monotonic() > deadline:
+                self._give_up(f"{method}: it could not be sent within {self.timeout:g} s", TrainerTimeout)
+            sending.join(SECOND)
+        for rank in closed:
+            self._give_up(f"{method}: rank {rank} of {len(self._pipes)} {self._how_it_ended(rank)}")
         faults.point("trainer.call")
 
     def _receive(self, replies: dict[int, Any], method: str, deadline: float) -> Any:
@@ -161,10 +170,14 @@ class Ranks:
             ready = wait(pipes, timeout=min(left, SECOND))
             if ready or left <= SECOND:
                 return list(ready)
-            if still := self._watch.still():
-                stopped = "; ".join(f"rank {rank} of {len(self._pipes)} {what}" for rank, what in still.items())
-                self._give_up(f"{method}: {stopped}")
-            watchdog.progress()  # all ranks run, and the call has a deadline of its own
+            self._require_beating(method)
+
+    def _require_beating(self, method: str) -> None:
+        """A rank without a heartbeat ends all ranks; call it about every second while waiting."""
+        if still := self._watch.still():
+            stopped = "; ".join(f"rank {rank} of {len(self._pipes)} {what}" for rank, what in still.items())
+            self._give_up(f"{method}: {stopped}")
+        watchdog.progress()  # all ranks run, and the call has a deadline of its own
 
     def _read(self, rank: int) -> Any:
         try:
@@ -209,9 +222,6 @@ class Ranks:
 
     def close(self) -> None:
         """End the processes; idempotent."""
-        for pipe in self._pipes:
-            pipe.close()
-        self._pipes = []
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with its forked writers of checkpoints
@@ -219,6 +229,9 @@ class Ranks:
             process.wait()
             processes.forget(process.pid)
         self._processes = []
+        for pipe in self._pipes:  # now no thread is held up in sending
+            pipe.close()
+        self._pipes = []
         self._folder.cleanup()
         if self._keeper.poll() is None:
             self._send_to_keeper("done")
@@ -228,3 +241,13 @@ class Ranks:
         assert self._keeper.stdin is not None
         with contextlib.suppress(OSError):  # without a keeper running ranks end by themselves
             self._keeper.stdin.write(f"{what}\n".encode())
+
+
+def _send_all(pipes: Sequence[Connection], call: bytes, closed: list[int]) -> None:
+    """Send a call to the ranks, one after another, up to the first whose connection is closed."""
+    for rank, pipe in enumerate(pipes):
+        try:
+            pipe.send_bytes(call)
+        except OSError:
+            closed.append(rank)
+            return

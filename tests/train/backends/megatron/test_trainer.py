@@ -144,14 +144,16 @@ def test_a_rank_that_dies_ends_the_trainer_with_an_error_and_leaves_no_process_b
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("size", [0, 1 << 22], ids=["a call", "more than a pipe holds"])
 def test_a_rank_that_is_stopped_is_named_alone_long_before_the_deadline(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    size: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A call that the pipe can't hold was sent for ever: nobody looked at the heartbeats meanwhile."""
     monkeypatch.setattr(heartbeat, "STOPPED", 2.0)
     trainer = MegatronTrainer(folder, MegatronConfig(tensor_parallel=2, timeout=500), ALGO)
     os.kill(trainer.ranks._processes[1].pid, signal.SIGSTOP)
     with pytest.raises(InfraError, match=r"^step: rank 1 of 2 is stopped: process \d+ has not run for \d+ s$"):
-        trainer.step(random_forests(0, old=False))
+        trainer.ranks.call("step", random_forests(0, old=False), bytes(size))
     assert not trainer.ranks.alive
 
 
