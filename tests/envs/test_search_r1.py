@@ -394,7 +394,7 @@ def test_every_configuration_of_the_example_has_settings_that_exist(file: Path, 
 @pytest.mark.parametrize("size", ["3b", "7b"])
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 def test_the_published_hyper_parameters_are_those_of_the_paper(size: str, algorithm: str) -> None:
-    """Appendix B of arXiv:2503.09516v5; base and instruct models differ in the model alone."""
+    """As the paper (arXiv:2503.09516) and its scripts have them; base and instruct models differ in the model alone."""
     file = CONFIGS[0].parent / f"qwen2.5-{size}-{algorithm}.yaml"
     for model in (f"Qwen2.5-{size.upper()}", f"Qwen2.5-{size.upper()}-Instruct"):
         config = validate(typed([f"model={model}"], file), RunConfig)
