@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated
-
-from pydantic import SerializeAsAny
 
 from agentrl.train.about import About
-from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
+from agentrl.train.algorithms.policy_gradient import PolicyGradient, UnclippedConfig
 from agentrl.train.credit import Credit, NodeKey, trainable_nodes, trained_tokens
-from agentrl.train.policy_losses import VALIDATED, LossConfig, preset
 from agentrl.train.returns import Found, Rows, by_turn, credit_of, means
 from agentrl.types import Group, Session
-
-
-class OpoConfig(PolicyGradientConfig):
-    """Settings of `opo`."""
-
-    loss: Annotated[SerializeAsAny[LossConfig], preset("importance_sampling"), VALIDATED] = LossConfig(
-        name="importance_sampling"
-    )
-    """As in `PolicyGradientConfig`."""
 
 
 class Opo(PolicyGradient):
     """The baseline that minimises the gradient's variance, if a token's squared gradient is the same everywhere."""
 
     name = "opo"
-    settings = OpoConfig
+    settings = UnclippedConfig
     about = About(
         "OPO, arXiv:2505.23585",
         "R - Σ l R / Σ l over the group, l: trained tokens of a session",

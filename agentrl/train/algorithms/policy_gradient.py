@@ -6,11 +6,13 @@ A subclass says how advantages are estimated (`credit`), and which loss, denomin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import SerializeAsAny
 
 from agentrl.config import AlgoConfig
 from agentrl.train.algorithms.base import Algorithm, Needs
-from agentrl.train.policy_losses import LossConfig, LossSection, make_loss
+from agentrl.train.policy_losses import VALIDATED, LossConfig, LossSection, make_loss, preset
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +26,15 @@ class PolicyGradientConfig(AlgoConfig):
 
     loss: LossSection = LossConfig()
     """The policy loss: what is made of the advantages; see docs/algorithms.md."""
+
+
+class UnclippedConfig(PolicyGradientConfig):
+    """Settings of advantages that are known with a plain importance weight and one update for each batch."""
+
+    loss: Annotated[SerializeAsAny[LossConfig], preset("importance_sampling"), VALIDATED] = LossConfig(
+        name="importance_sampling"
+    )
+    """As in `PolicyGradientConfig`."""
 
 
 class PolicyGradient(Algorithm):

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
-
-from pydantic import SerializeAsAny
+from typing import Any
 
 from agentrl.config import AlgoConfig, Fraction
 from agentrl.train.about import About
-from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
+from agentrl.train.algorithms.policy_gradient import PolicyGradient, UnclippedConfig
 from agentrl.train.credit import Credit, NodeKey, ids_by_group
-from agentrl.train.policy_losses import VALIDATED, LossConfig, preset
 from agentrl.train.returns import Found, credit_of, relative_to, scores
 from agentrl.types import Group, Session
 
 
-class RaeConfig(PolicyGradientConfig):
+class RaeConfig(UnclippedConfig):
     """Settings of `rae`."""
 
-    loss: Annotated[SerializeAsAny[LossConfig], preset("importance_sampling"), VALIDATED] = LossConfig(
-        name="importance_sampling"
-    )
-    """As in `PolicyGradientConfig`."""
     baseline_decay: Fraction = 0.95
     """What a role's baseline keeps of itself with each session."""
 

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
-
-from pydantic import SerializeAsAny
+from typing import Any, Literal
 
 from agentrl.config import AlgoConfig, Fraction
 from agentrl.train.about import About
-from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
+from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, UnclippedConfig
 from agentrl.train.credit import Credit, NodeKey
-from agentrl.train.policy_losses import VALIDATED, LossConfig, preset
 from agentrl.train.returns import Found, credit_of, group_relative, of_sessions, relative, relative_to, scores
 from agentrl.types import Group, Session
 
 
-class ReinforceConfig(PolicyGradientConfig):
+class ReinforceConfig(UnclippedConfig):
     """Settings of `reinforce`."""
 
-    loss: Annotated[SerializeAsAny[LossConfig], preset("importance_sampling"), VALIDATED] = LossConfig(
-        name="importance_sampling"
-    )
-    """As in `PolicyGradientConfig`."""
     baseline: Literal["none", "constant", "moving", "batch"] = "none"
     """What is taken from each return: nothing, `baseline_value`, the moving mean of the scores of earlier steps, or the
     mean over all sessions of the step at the same turn."""

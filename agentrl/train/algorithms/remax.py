@@ -5,26 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Annotated
-
-from pydantic import SerializeAsAny
 
 from agentrl.train.about import About
 from agentrl.train.algorithms.base import Choice
-from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
+from agentrl.train.algorithms.policy_gradient import PolicyGradient, UnclippedConfig
 from agentrl.train.credit import Credit, NodeKey
-from agentrl.train.policy_losses import VALIDATED, LossConfig, preset
 from agentrl.train.returns import Found, Rows, by_turn, credit_of, means, sampled_returns
 from agentrl.types import Group, Session
-
-
-class RemaxConfig(PolicyGradientConfig):
-    """Settings of `remax`."""
-
-    loss: Annotated[SerializeAsAny[LossConfig], preset("importance_sampling"), VALIDATED] = LossConfig(
-        name="importance_sampling"
-    )
-    """As in `PolicyGradientConfig`."""
 
 
 class Remax(PolicyGradient):
@@ -34,7 +21,7 @@ class Remax(PolicyGradient):
     """
 
     name = "remax"
-    settings = RemaxConfig
+    settings = UnclippedConfig
     about = About(
         "ReMax, arXiv:2310.10505",
         "R - R of a session at temperature 0, which is generated beside each group and not trained",

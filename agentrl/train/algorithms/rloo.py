@@ -6,32 +6,19 @@ Ahmadian et al., Back to Basics (arXiv:2402.14740).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
-
-from pydantic import SerializeAsAny
 
 from agentrl.train.about import About
-from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
+from agentrl.train.algorithms.policy_gradient import PolicyGradient, UnclippedConfig
 from agentrl.train.credit import Credit, NodeKey
-from agentrl.train.policy_losses import VALIDATED, LossConfig, preset
 from agentrl.train.returns import group_relative
 from agentrl.types import Group
-
-
-class RlooConfig(PolicyGradientConfig):
-    """Settings of `rloo`."""
-
-    loss: Annotated[SerializeAsAny[LossConfig], preset("importance_sampling"), VALIDATED] = LossConfig(
-        name="importance_sampling"
-    )
-    """As in `PolicyGradientConfig`."""
 
 
 class Rloo(PolicyGradient):
     """See the module."""
 
     name = "rloo"
-    settings = RlooConfig
+    settings = UnclippedConfig
     about = About(
         "RLOO, arXiv:2402.14740",
         "R - mean of the group's others",

@@ -83,3 +83,22 @@ class PolicyLoss:
     def __call__(self, tokens: Tokens) -> Tensor:
         """The loss of each trained token, not weighted yet: [P]; it may add to `tokens.metrics`."""
         raise NotImplementedError
+
+
+class SequenceLossConfig(LossConfig):
+    """Settings of every policy loss over sequences."""
+
+    sequence: SequenceKind = "session"
+    """What a ratio is over: `turn`, or `session` (every path from a root to a leaf)."""
+
+
+class SequenceLoss(PolicyLoss):
+    """A policy loss over sequences, which `algo.loss.sequence` chooses."""
+
+    settings: ClassVar[type[LossConfig]] = SequenceLossConfig
+    config: SequenceLossConfig
+
+    @property
+    def sequence(self) -> SequenceKind:
+        """By the setting."""
+        return self.config.sequence

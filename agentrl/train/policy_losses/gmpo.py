@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import PositiveFloat
 
 from agentrl.train.about import About
-from agentrl.train.credit import SequenceKind
-from agentrl.train.policy_losses.base import LossConfig, PolicyLoss
+from agentrl.train.policy_losses.base import SequenceLoss, SequenceLossConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,18 +15,16 @@ if TYPE_CHECKING:
     from agentrl.train.tokens import Summand, Tokens
 
 
-class GmpoConfig(LossConfig):
+class GmpoConfig(SequenceLossConfig):
     """Settings of `gmpo`; the clip is the paper's, in nats."""
 
     clip_low: PositiveFloat = 0.4
     """A token's log-ratio is clipped below at -clip_low."""
     clip_high: PositiveFloat = 0.4
     """A token's log-ratio is clipped above at clip_high."""
-    sequence: SequenceKind = "session"
-    """What a mean is over: `turn`, or `session` (every path from a root to a leaf)."""
 
 
-class Gmpo(PolicyLoss):
+class Gmpo(SequenceLoss):
     """-A exp(mean of the clipped log r over a sequence), clipped on the side where the advantage pushes."""
 
     name = "gmpo"
@@ -39,11 +36,6 @@ class Gmpo(PolicyLoss):
         "TRL: GMPOTrainer; verl: geo_mean",
     )
     config: GmpoConfig
-
-    @property
-    def sequence(self) -> SequenceKind:
-        """By the setting."""
-        return self.config.sequence
 
     @property
     def summand(self) -> Summand:

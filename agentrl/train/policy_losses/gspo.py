@@ -8,8 +8,7 @@ from pydantic import NonNegativeFloat
 
 from agentrl.config import Fraction
 from agentrl.train.about import About
-from agentrl.train.credit import SequenceKind
-from agentrl.train.policy_losses.base import LossConfig, PolicyLoss
+from agentrl.train.policy_losses.base import SequenceLoss, SequenceLossConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,18 +16,16 @@ if TYPE_CHECKING:
     from agentrl.train.tokens import Tokens
 
 
-class GspoConfig(LossConfig):
+class GspoConfig(SequenceLossConfig):
     """Settings of `gspo` and `gspo_token`; the clip is that of the paper's section 5.1."""
 
     clip_low: Fraction = 3e-4
     """The sequence's ratio is clipped below at 1 - clip_low."""
     clip_high: NonNegativeFloat = 4e-4
     """The sequence's ratio is clipped above at 1 + clip_high."""
-    sequence: SequenceKind = "session"
-    """What a ratio is over: `turn`, or `session` (every path from a root to a leaf)."""
 
 
-class Gspo(PolicyLoss):
+class Gspo(SequenceLoss):
     """The sequence's ratio s = (π(y) / π_old(y))^(1 / |y|), clipped as a whole (equations 5 and 7)."""
 
     name = "gspo"
@@ -40,11 +37,6 @@ class Gspo(PolicyLoss):
         "TRL: importance_sampling_level=sequence; verl: gspo",
     )
     config: GspoConfig
-
-    @property
-    def sequence(self) -> SequenceKind:
-        """By the setting."""
-        return self.config.sequence
 
     def __call__(self, tokens: Tokens) -> Tensor:
         """See the class."""

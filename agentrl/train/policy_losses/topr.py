@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentrl.train.about import About
-from agentrl.train.credit import SequenceKind
-from agentrl.train.policy_losses.base import LossConfig, PolicyLoss
+from agentrl.train.policy_losses.base import SequenceLoss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,30 +13,16 @@ if TYPE_CHECKING:
     from agentrl.train.tokens import Tokens
 
 
-class ToprConfig(LossConfig):
-    """Settings of `topr`."""
-
-    sequence: SequenceKind = "session"
-    """What a ratio is over: `turn`, or `session` (every path from a root to a leaf), as published."""
-
-
-class Topr(PolicyLoss):
+class Topr(SequenceLoss):
     """-w A log π: w = 1 where A >= 0, and the sequence's ratio clipped to [0, 1] elsewhere."""
 
     name = "topr"
-    settings = ToprConfig
     about = About(
         "TOPR, arXiv:2503.14286",
         "-sg(w) A log π, w = 1 for A >= 0, else min(R, 1), R = Π r over the sequence",
         "stale or offline sessions, negative ones included",
         "",
     )
-    config: ToprConfig
-
-    @property
-    def sequence(self) -> SequenceKind:
-        """By the setting."""
-        return self.config.sequence
 
     def __call__(self, tokens: Tokens) -> Tensor:
         """See the class."""

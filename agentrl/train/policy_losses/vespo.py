@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import PositiveFloat
 
 from agentrl.train.about import About
-from agentrl.train.credit import SequenceKind
-from agentrl.train.policy_losses.base import LossConfig, PolicyLoss
+from agentrl.train.policy_losses.base import SequenceLoss, SequenceLossConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +19,7 @@ LOG_RATIOS = (math.log(1e-8), 20.0)
 """Log-ratios of sequences are clamped to this before they are exponentiated, as in the authors' code."""
 
 
-class VespoConfig(LossConfig):
+class VespoConfig(SequenceLossConfig):
     """Settings of `vespo`; the defaults are the authors'."""
 
     k_positive: PositiveFloat = 2.0
@@ -31,11 +30,9 @@ class VespoConfig(LossConfig):
     """The exponent where the advantage is negative."""
     lambda_negative: PositiveFloat = 2.0
     """The rate where it is negative."""
-    sequence: SequenceKind = "session"
-    """What a ratio is over: `turn`, or `session` (every path from a root to a leaf)."""
 
 
-class Vespo(PolicyLoss):
+class Vespo(SequenceLoss):
     """-sg(φ(R)) A log π with φ(R) = R^k exp(λ (1 - R)), which is 1 at R = 1."""
 
     name = "vespo"
@@ -47,11 +44,6 @@ class Vespo(PolicyLoss):
         "TRL: vespo",
     )
     config: VespoConfig
-
-    @property
-    def sequence(self) -> SequenceKind:
-        """By the setting."""
-        return self.config.sequence
 
     def __call__(self, tokens: Tokens) -> Tensor:
         """See the class."""
