@@ -1,6 +1,6 @@
 """The seven data sets of Search-R1 and the exact match that the paper states, to print beside one's own.
 
-The figures are those of tables 2 (PPO) and 3 (GRPO) of arXiv:2503.09516v5. They were compared with what other papers
+The figures are those of arXiv:2503.09516v5, by PPO and by GRPO. They were compared with what other papers
 and projects quote from it, not with the paper's own file.
 """
 
