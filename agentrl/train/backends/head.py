@@ -2,7 +2,9 @@
 
 Only hidden states that predict a trained token go through the language-model head. Rows are computed in chunks; where
 there is more than one, a chunk's logits are freed after the forward and recomputed in the backward, so
-memory is bounded by one chunk and not by rows times vocabulary.
+memory is bounded by one chunk and not by rows times vocabulary. A head that is a plain matrix has a backward of its own
+(`vocabulary_logps`), which adds to one gradient of the matrix; under autocast, or with a bias, autograd makes one for
+each chunk.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -18,6 +21,8 @@ from agentrl.train.forest import Rows
 
 CHUNK_ELEMENTS = 1 << 24
 """Logits of one chunk: 64 MB in float32, several times that with what softmax keeps."""
+NEVER = -1e30
+"""The logit of a padded vocabulary's entries: finite, so that 0 * logit is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +52,11 @@ class Logits:
             logits = logits * self.scale
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
-    def slope(self, logits: Tensor) -> Tensor | float:
-        """The derivative of logits by the head's outputs, from the logits themselves."""
+    def slope(self, logits: Tensor, temperature: Tensor) -> Tensor | float:
+        """The derivative of logits by the head's outputs, from the logits over their temperatures."""
         if self.cap is None:
             return self.scale
-        return self.scale * (1 - (logits / self.cap).clamp(-1, 1).square())
+        return self.scale * (1 - (logits * temperature / self.cap).clamp(-1, 1).square())
 
 
 IDENTITY = Logits()
@@ -81,6 +86,11 @@ def token_logps(
     states = hidden.index_select(0, rows.predictor)
     if len(rows) <= size:
         return _chunk(head, shape, states, rows.token_ids, rows.temperature)
+    if _is_matrix(head, states):
+        weight = cast(Tensor, head.weight)
+        return vocabulary_logps(
+            states, weight, rows.token_ids, rows.temperature, chunk_elements=chunk_elements, shape=shape
+        )
     parts = [
         checkpoint(
             _chunk,
@@ -96,6 +106,11 @@ def token_logps(
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
+def _is_matrix(head: Any, states: Tensor) -> bool:
+    plain = type(head) is nn.Linear and getattr(head, "bias", None) is None and head.weight.dtype == states.dtype
+    return bool(plain) and not torch.is_autocast_enabled(states.device.type)
+
+
 def _chunk(
     head: nn.Module, shape: Logits, states: Tensor, targets: Tensor, temperature: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -103,3 +118,130 @@ def _chunk(
     logps = torch.log_softmax(logits, -1)
     entropy = -(logps.exp() * logps).sum(-1)
     return logps.gather(1, targets[:, None]).squeeze(1), entropy
+
+
+def vocabulary_logps(
+    states: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: Tensor,
+    *,
+    group: dist.ProcessGroup | None = None,
+    vocabulary: int | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
+    shape: Logits = IDENTITY,
+) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy of each row's target, in chunks, with a head that may be vocabulary-parallel.
+
+    Each rank multiplies the rows with its own part of the head. Three sums over ranks per chunk (the greatest logit,
+    the sum of exponentials with the sum that entropy needs, the target's logit) are all that is communicated: 4 numbers
+    per row, where a gather would send the vocabulary.
+
+    The backward needs no collective in here: from the row's saved log-normaliser and entropy, a rank recomputes its
+    logits and the gradient of its part. So memory is one chunk, for any number of rows. The hidden states' gradients
+    are summed over ranks by the caller's region (all-reduce, or reduce-scatter under sequence parallelism).
+
+        d logp / d logit_j    = [j = target] - p_j
+        d entropy / d logit_j = -p_j (log p_j + entropy)             both over the row's temperature
+
+    times the derivative of the transformation of the head's outputs (a factor, a cap).
+
+    Args:
+        states: [P, d], the rows that predict.
+        weight: [V / n, d], this rank's part of the head.
+        targets: [P] token ids.
+        temperature: [P].
+        group: the n tensor-parallel ranks; None is one alone.
+        vocabulary: its size without padding.
+        chunk_elements: the most logits to hold at once.
+        shape: transforms the head's outputs into logits.
+
+    Returns:
+        logp [P] and entropy [P] in nats, float32, the same on every rank.
+    """
+    rank, ranks = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+    first = rank * weight.shape[0]
+    real = (vocabulary or weight.shape[0] * ranks) - first
+    rows = max(1, chunk_elements // weight.shape[0])
+    apply: Any = _Head.apply
+    out = apply(states, weight, targets, temperature, first, real, rows, group if ranks > 1 else None, shape)
+    return cast(tuple[Tensor, Tensor], out)
+
+
+class _Head(torch.autograd.Function):
+    """See `vocabulary_logps`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: Tensor,
+        first: int,
+        real: int,
+        rows: int,
+        group: dist.ProcessGroup | None,
+        shape: Logits,
+    ) -> tuple[Tensor, Tensor]:
+        logp, entropy, normaliser = (states.new_zeros(len(targets), dtype=torch.float32) for _ in range(3))
+        kept = None
+        for at in _chunks(len(targets), rows):
+            logits = _logits(states[at], weight, temperature[at], real, shape)
+            logp[at], entropy[at], normaliser[at] = _reduce(logits, targets[at] - first, group)
+            kept = logits if len(targets) <= rows else None
+        ctx.save_for_backward(states, weight, targets, temperature, entropy, normaliser, kept)
+        ctx.place = first, real, rows, shape
+        return logp, entropy
+
+    @staticmethod
+    def backward(ctx: Any, logp_grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
+        states, weight, targets, temperature, entropy, normaliser, kept = ctx.saved_tensors
+        first, real, rows, shape = ctx.place
+        states_grad = torch.zeros_like(states)
+        weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        for at in _chunks(len(targets), rows):
+            logits = kept if kept is not None else _logits(states[at], weight, temperature[at], real, shape)
+            logp = logits - normaliser[at, None]
+            p = logp.exp()
+            grad = logp.add_(entropy[at, None]).mul_(entropy_grad[at, None]).add_(logp_grad[at, None]).mul_(p).neg_()
+            local, inside = _local(targets[at] - first, weight.shape[0])
+            grad.scatter_add_(1, local[:, None], (logp_grad[at] * inside)[:, None])
+            grad = grad.div_(temperature[at, None]).mul_(shape.slope(logits, temperature[at, None])).to(states.dtype)
+            states_grad[at] = grad @ weight
+            if weight_grad is not None:
+                weight_grad.addmm_(grad.t(), states[at])
+        return states_grad, weight_grad, *[None] * 7
+
+
+def _chunks(length: int, rows: int) -> list[slice]:
+    return [slice(start, start + rows) for start in range(0, length, rows)]
+
+
+def _logits(states: Tensor, weight: Tensor, temperature: Tensor, real: int, shape: Logits) -> Tensor:
+    logits = shape(states @ weight.t()) / temperature[:, None]
+    if real < weight.shape[0]:
+        logits[:, max(real, 0) :] = NEVER
+    return logits
+
+
+def _reduce(logits: Tensor, local: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probability of the target, entropy, and log-normaliser of each row: [P] each."""
+    greatest = logits.amax(1)
+    if group is not None:
+        dist.all_reduce(greatest, dist.ReduceOp.MAX, group)
+    shifted = logits - greatest[:, None]
+    weights = shifted.exp()
+    index, inside = _local(local, logits.shape[1])
+    target = shifted.gather(1, index[:, None]).squeeze(1) * inside
+    sums = torch.stack((weights.sum(1), (weights * shifted).sum(1), target))
+    if group is not None:
+        dist.all_reduce(sums, group=group)
+    log_sum = sums[0].log()
+    return sums[2] - log_sum, log_sum - sums[1] / sums[0], log_sum + greatest
+
+
+def _local(index: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Indices into this rank's part, 0 where they lie outside, and 1.0 where they lie inside."""
+    inside = (index >= 0) & (index < size)
+    return index.where(inside, 0), inside.float()

@@ -7,7 +7,7 @@ copied.py      tensors replicated over tensor-parallel ranks, whose gradients ar
 rank.py        one rank: its model chunks, its shard of every forest, its optimizer
 balance.py     forests to data-parallel ranks, by cost; micro.py makes a micro-batch of one
 table.py       a forest's attention table; attention.py reads it
-passes.py      forward and backward by Megatron's schedules; head.py ends them
+passes.py      forward and backward by Megatron's schedules; the head that ends them is backends/head.py
 moe.py         mixtures of experts: balance, drops, replay of routed experts
 update.py      the optimizer; checkpoint.py saves it with the weights
 cpu.py         redirects CUDA calls to the CPU without a GPU

@@ -23,10 +23,10 @@ from megatron.core.utils import get_attr_wrapped_model
 from torch import Tensor
 
 from agentrl.train.backends.critic import ValueHead
+from agentrl.train.backends.head import vocabulary_logps
 from agentrl.train.backends.megatron.attention import PLANS
 from agentrl.train.backends.megatron.copied import copied
 from agentrl.train.backends.megatron.critic import own_rows
-from agentrl.train.backends.megatron.head import token_logps
 from agentrl.train.backends.megatron.micro import Micro
 from agentrl.train.forest import Rows
 
@@ -125,7 +125,7 @@ class Heads:
             states = states.index_select(0, rows.predictor)
         else:
             states = copied(self.out.squeeze(1).index_select(0, rows.predictor))
-        return token_logps(
+        return vocabulary_logps(
             states,
             head_weight(self.model),
             rows.token_ids,

@@ -115,12 +115,12 @@ def head(
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region
 
-    from agentrl.train.backends.megatron.head import token_logps
+    from agentrl.train.backends.head import vocabulary_logps
 
     ranks, rank = dist.get_world_size(), dist.get_rank()
     part = weight.chunk(ranks)[rank].clone().requires_grad_()
     states = states.clone().requires_grad_()
-    logp, entropy = token_logps(
+    logp, entropy = vocabulary_logps(
         copy_to_tensor_model_parallel_region(states),
         part,
         targets,
