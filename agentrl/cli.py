@@ -1,4 +1,4 @@
-"""The command line: `agentrl train|eval|serve|sessions|envs|plugins|check|models|retrieval|sandbox|swe|bench` and more.
+"""The command line: `agentrl train|eval|serve|sessions|envs|plugins|check|plan|doctor|models|sandbox` and more.
 
 Settings are `key=value`. Mistakes of the user end with exit code 2 and one clear message, never with a traceback; our
 own failures end with exit code 1. Everything heavy is imported inside the command that needs it, so `--help` is quick.
@@ -146,6 +146,18 @@ def plan(words: Words = None) -> None:
     from agentrl.train.plan.report import planned
 
     _print_lines(planned(validate(parse_words(words or ()), PlanConfig)))
+
+
+@app.command()
+def doctor(words: Words = None) -> None:
+    """Try the machines of a cluster before a run: agentrl doctor cluster=ray cluster.address=auto folder=runs."""
+    from agentrl.overrides import parse_words, validate
+    from agentrl.train.doctor import DoctorConfig, examine
+
+    report = examine(validate(parse_words(words or ()), DoctorConfig))
+    _print_lines(report.lines())
+    if report.problems:
+        raise typer.Exit(1)
 
 
 @app.command("eval", cls=_WithSettings)

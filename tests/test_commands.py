@@ -117,6 +117,9 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
         "::test_its_score_counts_beside_the_environments_own_and_a_failed_call_is_repeated"
     ),
     "agentrl train env=calculator dry_run=true": Run(slow=False),
+    "agentrl doctor cluster=ray cluster.address=auto folder=runs": Elsewhere(
+        "tests/cluster/test_doctor.py::test_every_node_of_a_ray_cluster_says_what_it_has_and_reaches_the_others"
+    ),
     **dict.fromkeys(
         (
             "agentrl plan model=qwen3-0.6b nodes=1 gpus=8 memory=80 show=3",

@@ -1,0 +1,207 @@
+"""`agentrl doctor`: what a run needs of the machines of a cluster, tried on each of them before a run.
+
+A role is started on every node, as a run's parts are: by Ray, on free ports of the node's address. It says what the
+node has, reads a file that this process has written into the folder that all must share, and sends megabytes to the
+other nodes over the connections that a run's workers use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import PositiveFloat, PositiveInt
+
+from agentrl import cluster, cores
+from agentrl.cluster import Address, Cluster, Node, Resources, Role, Worker, connect
+from agentrl.cluster.assignment import Assignment, Place
+from agentrl.config import ClusterConfig
+from agentrl.config.sections import NAMED, Section
+from agentrl.errors import AgentRLError, brief
+
+PROBE = "probe"
+GIB = 1 << 30
+MOST_PAIRS = 56
+"""Links that are measured: all pairs of up to 8 nodes; of more, each node's to the next one."""
+COMMAND_SECONDS = 20.0
+
+
+class DoctorConfig(Section):
+    """The settings of `agentrl doctor`."""
+
+    cluster: Annotated[ClusterConfig, NAMED] = ClusterConfig()
+    """The machines, as in a run."""
+    folder: Path = Path("runs")
+    """The folder of runs, which all nodes must share."""
+    megabytes: PositiveInt = 64
+    """What is sent from node to node to measure a link."""
+    timeout: PositiveFloat = 120.0
+    """Seconds that starting on the nodes may take, and each call there."""
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """What a node has.
+
+    Attributes:
+        cpus: cores that a process may use.
+        memory: of the node, in bytes.
+        gpus: a line of `nvidia-smi` for each.
+        docker: whether a daemon answers.
+        free: bytes that are free where the folder is; None where the folder is not seen.
+    """
+
+    cpus: int
+    memory: int
+    gpus: Sequence[str]
+    docker: bool
+    free: int | None
+
+    def __str__(self) -> str:
+        gpus = ", ".join(dict.fromkeys(f"{self.gpus.count(one)} x {one}" for one in self.gpus)) or "no GPU"
+        docker = "Docker answers" if self.docker else "no Docker"
+        disk = "does not see the folder" if self.free is None else f"{self.free / GIB:.3g} GiB free in the folder"
+        return f"{self.cpus} CPUs, {self.memory / GIB:.3g} GiB, {gpus}; {docker}; {disk}"
+
+
+class Probe:
+    """Runs on a node."""
+
+    def equipment(self, file: str, content: bytes) -> Equipment:
+        """What the node has; `file` is where the driver has written `content`, in the folder that all share."""
+        from agentrl.tools.sandbox import daemon
+
+        path = Path(file)
+        try:
+            free = shutil.disk_usage(path.parent).free if path.read_bytes() == content else None
+        except OSError:
+            free = None
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return Equipment(len(cores.allowed()), memory, _gpus(), daemon.available(), free)
+
+    def take(self, data: bytes) -> int:
+        """Receive data."""
+        return len(data)
+
+    async def send(self, address: Address, megabytes: int, timeout: float) -> float:
+        """Send zeros to another node's probe; the rate in bytes each second, connection and a first call apart."""
+        other = await asyncio.to_thread(connect, address)
+        try:
+            await other.call("take", b"", timeout=timeout)
+            data, began = bytes(megabytes << 20), time.monotonic()
+            await other.call("take", data, timeout=timeout)
+            return len(data) / (time.monotonic() - began)
+        finally:
+            other.close()
+
+
+def _gpus() -> list[str]:
+    words = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+
+@dataclass
+class Report:
+    """What was found.
+
+    Attributes:
+        nodes: what each node that answered has, by name.
+        links: bytes each second from a node to another, by their names.
+        problems: what would stop a run, or slow it for a reason that can be mended; sentences.
+    """
+
+    nodes: dict[str, Equipment] = field(default_factory=dict)
+    links: dict[tuple[str, str], float] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        """It in words."""
+        for name, equipment in self.nodes.items():
+            yield f"{name}: {equipment}"
+        for (one, other), rate in self.links.items():
+            yield f"{one} -> {other}: {rate / 1e9:.3g} GB/s"
+        yield from (f"problem: {problem}" for problem in self.problems)
+        if not self.problems:
+            yield "nothing stands in the way of a run"
+
+
+def examine(config: DoctorConfig) -> Report:
+    """Try all nodes of a cluster.
+
+    Raises:
+        ConfigError: no cluster answers at its address, or it has no room for a probe on each node.
+        MissingExtra: it needs Ray, which is not installed.
+        InvalidInput: the folder can't be written.
+    """
+    report = Report()
+    with cluster.opened(config.cluster, None) as opened:
+        nodes = opened.nodes()
+        report.problems += [f"{node.name} does not answer" for node in nodes if not node.alive]
+        asyncio.run(_examine(opened, [node for node in nodes if node.alive], config, report))
+    return report
+
+
+async def _examine(opened: Cluster, nodes: Sequence[Node], config: DoctorConfig, report: Report) -> None:
+    if config.cluster.name == "ray":
+        from agentrl.cluster.ray import RayCluster
+
+        assert isinstance(opened, RayCluster)
+        places = tuple(Place(PROBE, number, node.name) for number, node in enumerate(nodes))
+        await asyncio.to_thread(opened.reserve, Assignment(places), {PROBE: Resources()}, config.timeout)
+    role = Role(PROBE, f"{__name__}:Probe", threads=1)
+    workers = {node.name: opened.spawn(role) for node in nodes}
+    config.folder.mkdir(parents=True, exist_ok=True)
+    file, content = config.folder.absolute() / f".doctor-{secrets.token_hex(4)}", secrets.token_bytes(16)
+    file.write_bytes(content)
+    try:
+        probes = (_equipment(worker, file, content, config.timeout) for worker in workers.values())
+        answers = await asyncio.gather(*probes, return_exceptions=True)
+    finally:
+        file.unlink()
+    for node, answer in zip(nodes, answers, strict=True):
+        report.problems += _problems(node, answer, config)
+        if isinstance(answer, Equipment):
+            report.nodes[node.name] = answer
+    for one, other in _pairs(list(report.nodes)):
+        words = (workers[other].address, config.megabytes, config.timeout)
+        try:
+            report.links[one, other] = await workers[one].call("send", *words, timeout=2 * config.timeout)
+        except AgentRLError as error:
+            report.problems.append(f"{one} does not reach {other}: {brief(str(error))}")
+
+
+async def _equipment(worker: Worker, file: Path, content: bytes, timeout: float) -> Equipment:
+    await worker.ready(timeout)
+    found: Equipment = await worker.call("equipment", str(file), content, timeout=timeout)
+    return found
+
+
+def _problems(node: Node, found: Equipment | BaseException, config: DoctorConfig) -> Iterator[str]:
+    """What is wrong with a node, given what its probe answered or raised."""
+    if isinstance(found, AgentRLError):
+        yield f"{node.name}: {brief(str(found))}"
+    elif isinstance(found, BaseException):
+        raise found
+    else:
+        if found.free is None:
+            yield f"{node.name} does not see the files of folder={config.folder}, which all nodes must share"
+        if len(found.gpus) < node.gpus:
+            yield f"{node.name} has {node.gpus} GPUs in Ray's count, and nvidia-smi shows {len(found.gpus)}"
+
+
+def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+    """The links that are measured."""
+    pairs = [(one, other) for one in names for other in names if one != other]
+    return pairs if len(pairs) <= MOST_PAIRS else list(zip(names, [*names[1:], names[0]], strict=True))
