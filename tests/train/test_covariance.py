@@ -160,3 +160,9 @@ def test_a_step_marks_its_batch_and_a_loss_without_marks_says_what_is_missing(ti
 def test_bounds_in_the_wrong_order_are_refused_by_name() -> None:
     with pytest.raises((ConfigError, ValueError), match=r"covariance_low=2\.0 must be below covariance_high=1\.0"):
         algorithm("clip_cov", covariance_low=2.0, covariance_high=1.0)
+
+
+@pytest.mark.parametrize("loss", ["clip_cov", "kl_cov"])
+def test_a_step_without_signal_marks_nothing(loss: str) -> None:
+    """Its batch has no forest; runs ended there in their first step without a reward."""
+    algorithm(loss).mark([])

@@ -162,8 +162,8 @@ class _BatchTokens:
 
     def mark(self, chosen: NDArray[np.bool_]) -> None:
         """Set `Forest.marked` of every forest; chosen: [N]."""
-        bounds = np.cumsum([len(place) for place in self.places])[:-1]
-        for forest, place, part in zip(self.forests, self.places, np.split(chosen, bounds), strict=True):
+        ends = np.cumsum([len(place) for place in self.places], dtype=np.intp)
+        for forest, place, part in zip(self.forests, self.places, np.split(chosen, ends)[:-1], strict=True):
             marked = forest.weight.new_zeros(len(forest)).bool()
             marked[place[part]] = True
             forest.marked = marked
