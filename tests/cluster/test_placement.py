@@ -192,7 +192,7 @@ WRONG: list[tuple[list[Node], Wanted, str, str]] = [
     (SMALL, Wanted(trainer(9), engines(2), layout=SHARED), "9 GPUs in all", "trainer.ranks=8"),
     (SMALL, Wanted(trainer(6, 3), engines(2, 4), layout=SHARED), "8 GPUs of the trainer", "engines of 2 GPUs"),
     (SMALL, Wanted(trainer(8), engines(4), (), "mixed", 2), "10 GPUs in all", "colocated"),
-    (SMALL, Wanted(trainer(2), engines(4, 2), (), "mixed", 2), "4 GPUs of the trainer, which has 2", "engines=1"),
+    (SMALL, Wanted(trainer(2), engines(4, 2), (), "mixed", 2), "4 GPUs of the trainer, which has 2", "1 colocated"),
     (SMALL, Wanted(trainer(4), engines(9), (), "mixed", 4), "9 GPUs in all", "fleet.engines=8"),
     (MEMORY, Wanted(trainer(4, memory=100), engines(1)), "trainer needs 100 GiB on each GPU", "nothing"),
     (MEMORY, Wanted(trainer(4), engines(1, memory=96.5)), "engine needs 96.5 GiB .* the largest has 80 GiB", "nothing"),

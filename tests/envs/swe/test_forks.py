@@ -34,7 +34,8 @@ def left() -> list[str]:
     return [one["Id"] for one in daemon().api.containers(all=True, filters={"label": f"{label}={value}"})]
 
 
-async def forked() -> tuple[Group, list[str]]:
+async def forked() -> tuple[Group, set[str]]:
+    before = await asyncio.to_thread(left)  # other tests'
     settings = RolloutConfig.model_validate(
         {"turn_tokens": 64, "max_turns": 3, "branch": {"name": "every", "continuations": 2}, "save_states": "never"}
     )
@@ -43,7 +44,7 @@ async def forked() -> tuple[Group, list[str]]:
     group = new_group(TRAIN, 0, TASK.as_task())
     await rollouts.generate(group, ModelActor(Sampling(max_new_tokens=64)), 1, phase=TRAIN)
     await sandboxes.close_all()
-    return group, await asyncio.to_thread(left)
+    return group, set(await asyncio.to_thread(left)) - set(before)
 
 
 @pytest.mark.usefixtures("docker")
