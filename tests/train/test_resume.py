@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from agentrl.rollout.outcomes import TRAINED
 from agentrl.sessions.store import Store
 from agentrl.train import ledger
+from benchmarks.soak import ours
 
 SETTINGS = [
     "env=calculator",
@@ -56,6 +57,14 @@ def end(process: subprocess.Popen[bytes], number: signal.Signals, far_enough: Ca
     process.communicate(timeout=60)
 
 
+def left_after_seconds(run: Path) -> list[str]:
+    """The run's processes that are still there after half a minute; killed ones take a while on a busy machine."""
+    deadline = time.monotonic() + 30
+    while (left := ours(run)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [str(process) for process in left]
+
+
 def rows(run: Path) -> list[dict[str, Any]]:
     clocks = ("time/", "throughput/", "resumed/")
     lines = (run / "metrics.jsonl").read_text().splitlines()
@@ -64,13 +73,18 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("algo", "number"), [("grpo", signal.SIGKILL), ("ppo", signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("algo", "number", "process"), [("grpo", signal.SIGKILL, "shared"), ("ppo", signal.SIGTERM, "own")]
+)
 def test_four_steps_straight_equal_two_a_kill_and_two_more_to_the_last_bit(
-    algo: str, number: signal.Signals, tmp_path: Path
+    algo: str, number: signal.Signals, process: str, tmp_path: Path
 ) -> None:
-    """SIGKILL leaves the newest checkpoint; SIGTERM has the run save one where none is due."""
+    """SIGKILL leaves the newest checkpoint; SIGTERM has the run save one where none is due.
+
+    The run that gets SIGTERM has its engine in a process of its own; resumed, it gets SIGINT as well.
+    """
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    settings = [*SETTINGS, f"algo={algo}"]
+    settings = [*SETTINGS, f"algo={algo}", f"engine.process={process}"]
     finish(start(*settings, f"run_dir={straight}"))
 
     def far_enough() -> bool:
@@ -87,6 +101,12 @@ def test_four_steps_straight_equal_two_a_kill_and_two_more_to_the_last_bit(
         saved = [path.name for path in (killed / "checkpoints").iterdir()]
         assert len(saved) == 1, saved
         assert saved[0] > "step-000000", "nothing of what was learned is saved"
+        assert left_after_seconds(killed) == []
+        before = len(rows(killed))
+        again = start(f"resume={killed}")
+        end(again, signal.SIGINT, lambda: len(rows(killed)) > before)
+        assert again.returncode == 128 + signal.SIGINT
+        assert left_after_seconds(killed) == []
     shutil.rmtree(killed / "model")  # then engines and exports need another folder, and checkpoints are pruned
     finish(start(f"resume={killed}"))
 
