@@ -6,7 +6,7 @@
 # Everything behind the script's name is given to `agentrl train`. Environment variables:
 #   RAY_PORT       the head's port (6379)
 #   NODE_RESOURCES Ray's custom resources of every node, as JSON: '{"sandbox": 8}'
-#   RAY_AUTH_MODE  token: Ray's nodes want the token in ~/.ray/auth_token, which must be the same on all (disabled)
+#   RAY_AUTH_MODE  token: Ray's nodes require the token in ~/.ray/auth_token, which must be the same on all (disabled)
 #   START_SECONDS  how long the nodes may take to join (300)
 #SBATCH --job-name=agentrl
 #SBATCH --ntasks-per-node=1

@@ -26,9 +26,9 @@ from agentrl.cluster.assignment import Assignment, Place
 from agentrl.config import ClusterConfig
 from agentrl.config.sections import NAMED, Section
 from agentrl.errors import AgentRLError, brief
+from agentrl.train.plan.memory import GIB
 
 PROBE = "probe"
-GIB = 1 << 30
 MOST_PAIRS = 56
 """Links that are measured: all pairs of up to 8 nodes; of more, each node's to the next one."""
 COMMAND_SECONDS = 20.0
