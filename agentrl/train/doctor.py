@@ -25,7 +25,7 @@ from agentrl.cluster import Address, Cluster, Node, Resources, Role, Worker, con
 from agentrl.cluster.assignment import Assignment, Place
 from agentrl.config import ClusterConfig
 from agentrl.config.sections import NAMED, Section
-from agentrl.errors import AgentRLError, brief
+from agentrl.errors import AgentRLError, InvalidInput, brief
 from agentrl.train.plan.memory import GIB
 
 PROBE = "probe"
@@ -162,9 +162,12 @@ async def _examine(opened: Cluster, nodes: Sequence[Node], config: DoctorConfig,
         await asyncio.to_thread(opened.reserve, Assignment(places), {PROBE: Resources()}, config.timeout)
     role = Role(PROBE, f"{__name__}:Probe", threads=1)
     workers = {node.name: opened.spawn(role) for node in nodes}
-    config.folder.mkdir(parents=True, exist_ok=True)
     file, content = config.folder.absolute() / f".doctor-{secrets.token_hex(4)}", secrets.token_bytes(16)
-    file.write_bytes(content)
+    try:
+        config.folder.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    except OSError as error:
+        raise InvalidInput(f"folder={str(config.folder)!r} can't be written: {error}") from None
     try:
         probes = (_equipment(worker, file, content, config.timeout) for worker in workers.values())
         answers = await asyncio.gather(*probes, return_exceptions=True)

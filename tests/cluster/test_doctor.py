@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl.config import ClusterConfig
+from agentrl.errors import InvalidInput
 from agentrl.train.doctor import MOST_PAIRS, DoctorConfig, Equipment, Probe, Report, _pairs, examine
 
 
@@ -32,6 +33,12 @@ def test_a_node_that_does_not_see_the_shared_files_is_noticed(tmp_path: Path) ->
     assert Probe().equipment(str(file), b"content").free is None
     file.write_bytes(b"content")
     assert Probe().equipment(str(file), b"content").free is not None
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidInput, match=r"folder='.*file' can't be written"):
+        examine(DoctorConfig(folder=tmp_path / "file"))
 
 
 def test_a_report_names_each_problem_or_says_that_there_is_none() -> None:
