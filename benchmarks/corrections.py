@@ -69,8 +69,10 @@ def train(staleness: int, seed: int, start: str, words: argparse.Namespace, fold
     with suppress(Stopped):
         agentrl.train("calculator", seed=seed, run_dir=str(run), display=UntilBound(words.bound), **settings)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    sessions = sum(row["sessions/count"] for row in rows)
     best = max(row.get("eval/mean", 0.0) for row in rows)
+    # An asynchronous run may have a step under way when it is asked to stop.
+    ended = next((i for i, row in enumerate(rows) if row.get("eval/mean", 0.0) >= words.bound), len(rows) - 1)
+    sessions = sum(row["sessions/count"] for row in rows[: ended + 1])
     behind = statistics.fmean(row.get("staleness/mean", 0.0) for row in rows)
     print(
         f"seed {seed}, staleness {staleness}: {sessions:.0f} sessions to {best:.3f}; {behind:.2f} versions behind",
