@@ -70,7 +70,7 @@ class RunConfig(Section):
     run_dir: str | None = None
     """Where the run is written; None is runs/<env>-<time>."""
     resume: str | None = None
-    """A run folder to resume, from its newest checkpoint."""
+    """A run folder to resume, from its newest checkpoint, or a run's `checkpoint_url`, which is downloaded first."""
     rerun: str | None = None
     """A run folder to run again as it was recorded, in another folder, compared token for token; see docs/runs.md."""
     rerun_answers: Literal["compare", "recorded"] = "compare"
@@ -80,6 +80,11 @@ class RunConfig(Section):
     """Steps between checkpoints; the last step always has one."""
     keep_checkpoints: PositiveInt = 2
     """How many checkpoints are kept."""
+    checkpoint_url: str | None = None
+    """Object storage that checkpoints are copied to (fsspec: s3://bucket/runs/name, gs://…, file://…), each with what a
+    run needs to be resumed from there on another machine; see docs/runs.md."""
+    checkpoint_url_timeout: PositiveFloat = 600.0
+    """Seconds that the end of a run waits for the last copy."""
     grace: NonNegativeFloat = 20.0
     """Seconds that a run which gets SIGTERM, as schedulers send it, may take to finish its optimizer step and save."""
     faults: str | None = None

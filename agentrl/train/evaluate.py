@@ -50,6 +50,7 @@ SHOWN = 6
 IGNORED = {
     **dict.fromkeys(("trainer", "algo", "weights", "warm_start", "steps", "resume", "rerun", "rerun_answers"), ""),
     **dict.fromkeys(("checkpoint_every", "keep_checkpoints", "mismatch_bound", "faults", "watchdog"), ""),
+    **dict.fromkeys(("checkpoint_url", "checkpoint_url_timeout"), ""),
     "rollout.groups_per_step": "eval.tasks",
     "rollout.group_size": "eval.n",
     "rollout.temperature": "eval.temperature",

@@ -40,6 +40,7 @@ from agentrl.train.model_checks import engine_settings, prove_architecture, requ
 from agentrl.train.pictures import learning_curve, transcripts
 from agentrl.train.placing import reserve
 from agentrl.train.preparation import make_loop, prepare
+from agentrl.train.remote_copy import Uploads
 from agentrl.train.result import TrainResult
 from agentrl.train.run_folder import RunFolder, run_path
 from agentrl.types import Engine, Sampling
@@ -168,6 +169,8 @@ def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
         folder = RunFolder.create(run_path(config), config)
     display.resume_hint = lambda: f"interrupted; {folder.resume_hint()}"
     try:
+        if config.checkpoint_url:
+            folder.uploads = Uploads(folder.path, config.checkpoint_url, config, display.warn)
         yield folder
     except Exception as error:
         ours = isinstance(error, OSError) and not isinstance(error, AgentRLError) and error.errno in DISK_FAILED

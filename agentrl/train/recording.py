@@ -66,7 +66,13 @@ def settings(run: Path) -> dict[str, Any]:
     if saved["agent"] is not None:
         saved["rerun_answers"] = "recorded"
 
-    return {**saved, "run_dir": None, "resume": None, "rollout": {**saved["rollout"], **UNLIMITED}}
+    return {
+        **saved,
+        "run_dir": None,
+        "resume": None,
+        "checkpoint_url": None,
+        "rollout": {**saved["rollout"], **UNLIMITED},
+    }
 
 
 def load(config: RunConfig, engine: Engine) -> Recording:

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import yaml
@@ -40,6 +40,9 @@ from agentrl.train import ledger, manifest, resuming
 from agentrl.train.files import append, remove, write_atomically
 from agentrl.train.lock import RunLock
 from agentrl.train.resuming import step_of
+
+if TYPE_CHECKING:
+    from agentrl.train.remote_copy import Uploads
 
 Metrics = dict[str, float]
 LOSSES = "losses.json"
@@ -60,6 +63,7 @@ class RunFolder:
         checkpoint: what the run resumes from; None where it begins.
         saved: the settings of a run that is resumed, as they were before.
         check_row: is called with each row of metrics before it is written; a rerun compares it with the recorded one.
+        uploads: copies each whole checkpoint to object storage.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,6 +71,7 @@ class RunFolder:
         self.checkpoint: Path | None = None
         self.saved: RunConfig | None = None
         self.check_row: Callable[[Mapping[str, float]], None] = lambda row: None
+        self.uploads: Uploads | None = None
         try:
             self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.mkdir(parents=True, exist_ok=True)
@@ -230,6 +235,8 @@ class RunFolder:
         beside.rename(final)
         faults.point("checkpoint.renamed", final)
         self._seal_late_ones()
+        if self.uploads is not None:
+            self.uploads.add_newest()
         for old in self.checkpoints()[:-keep]:
             remove(old)
         return final
@@ -254,6 +261,8 @@ class RunFolder:
         """Flush open files and release the lock; idempotent."""
         with suppress(OSError):  # whole, though the manifest lacks it
             self._seal_late_ones()
+        if self.uploads is not None:
+            self.uploads.close()
         self._close_board()
         if self._lock is not None:
             self._lock.release()

@@ -47,6 +47,9 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
         ConfigError: a setting is unknown, has the wrong type, or contradicts another.
     """
     if tree.get("resume"):
+        from agentrl.train.remote_copy import downloaded
+
+        tree = downloaded(tree)
         if not (Path(tree["resume"]) / "config.yaml").is_file():
             raise ConfigError(f"resume={str(tree['resume'])!r}: no run there (config.yaml is missing)")
         saved = read_yaml(Path(tree["resume"]) / "config.yaml")
