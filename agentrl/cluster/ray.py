@@ -20,6 +20,7 @@ from typing import Any
 from agentrl.cluster.assignment import Assignment
 from agentrl.cluster.base import Cluster, Node, Process, Resources, Role, Worker
 from agentrl.cluster.connection import Address, Connection, connect
+from agentrl.cluster.joining import require_answer
 from agentrl.cluster.local import LocalProcess
 from agentrl.cluster.versions import require_same, versions
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError, missing_extra
@@ -140,7 +141,7 @@ class RayCluster(Cluster):
 
     Raises:
         MissingExtra: Ray is not installed.
-        ConfigError: no cluster answers at the address.
+        ConfigError: no cluster answers at the address, or not in time.
     """
 
     name = "ray"
@@ -150,6 +151,8 @@ class RayCluster(Cluster):
         self._reserved: _Reserved | None = None
         self._ours = not ray.is_initialized()
         if self._ours:
+            if address is not None:
+                require_answer(address)
             try:
                 where = address or "local"
                 ray.init(where, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)

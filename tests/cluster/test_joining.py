@@ -1,0 +1,49 @@
+"""A Ray cluster that can't be joined ends a run or a check with what to look at, not with a wait."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from agentrl.cluster import opened
+from agentrl.cluster.joining import require_answer
+from agentrl.config import ClusterConfig
+from agentrl.errors import ConfigError
+from tests.conftest import need
+
+LONG = 100.0
+
+
+@pytest.fixture(autouse=True)
+def ray() -> None:
+    need(find_spec("ray") is not None, "the tests of cluster=ray need Ray (the extra `ray`)")
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a port that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_an_address_where_nothing_listens_is_refused_at_once_with_what_to_check() -> None:
+    """`agentrl doctor cluster.address=127.0.0.1:1` did not end within ten minutes."""
+    told = r"cluster\.address='127\.0\.0\.1:1'.*does not accept connections on port 1: .*ray start --head"
+    with pytest.raises(ConfigError, match=told), opened(ClusterConfig(name="ray", address="127.0.0.1:1"), None):
+        pass
+
+
+def test_a_server_that_is_no_ray_cluster_is_given_up_at_the_deadline(silent: str) -> None:
+    with pytest.raises(ConfigError, match=r"no answer within 3 s; check that `ray start --head` runs there"):
+        require_answer(silent, timeout=3.0)
+
+
+def test_a_missing_token_is_told_as_such(silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with pytest.raises(ConfigError, match=r"it requires a token: set RAY_AUTH_MODE=token.*docs/cluster\.md"):
+        require_answer(silent, LONG)
