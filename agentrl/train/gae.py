@@ -67,7 +67,12 @@ def all_steps(session: Session) -> dict[int, list[int]]:
 
 
 def advantages(
-    session: Session, values: Mapping[int, Sequence[float]], gamma: float, lam: float, step: Step = "token"
+    session: Session,
+    values: Mapping[int, Sequence[float]],
+    gamma: float,
+    lam: float,
+    step: Step = "token",
+    rewards: Mapping[int, Sequence[float]] | None = None,
 ) -> dict[int, list[float]]:
     """For each trained node the advantage of every token, the mean over the paths below it; 0 where none is trained.
 
@@ -77,6 +82,7 @@ def advantages(
         gamma: the discount of a step.
         lam: lambda; 1 uses rewards only, 0 bootstraps from the next value.
         step: what a step is; with turns only the value at a turn's first trained token counts.
+        rewards: by node id, a reward for each token, in place of the session's own; with steps of a token.
     """
     places = all_steps(session)
     sums = {i: [0.0] * len(session.nodes[i].token_ids) for i in places}
@@ -89,15 +95,17 @@ def advantages(
             here = ahead[node.id]
         else:
             weight = 1 if weights is None else weights.get(node.id, 0.0)
-            here = FutureSums(weight, weight * outcome(session, node.id))
+            here = FutureSums(weight, weight * outcome(session, node.id) if rewards is None else 0.0)
         if not here.paths:
             continue
         original = session.original(node)
-        here.reward += here.paths * (original.reward or 0.0)
+        if rewards is None:
+            here.reward += here.paths * (original.reward or 0.0)
         if original.id in places:
             on_path = [i for i in places[original.id] if node.copied_tokens is None or i < node.copied_tokens]
             taken = [on_path] if step == "turn" and on_path else [[i] for i in on_path]
-            _backward(here, taken, values[original.id], sums[original.id], gamma, lam)
+            given = None if rewards is None else rewards[original.id]
+            _backward(here, taken, values[original.id], sums[original.id], gamma, lam, given)
             for i in on_path:
                 paths[original.id][i] += here.paths
         if node.parent is not None:
@@ -110,11 +118,19 @@ def advantages(
 
 
 def _backward(
-    here: FutureSums, taken: Sequence[list[int]], values: Sequence[float], sums: list[float], gamma: float, lam: float
+    here: FutureSums,
+    taken: Sequence[list[int]],
+    values: Sequence[float],
+    sums: list[float],
+    gamma: float,
+    lam: float,
+    rewards: Sequence[float] | None,
 ) -> None:
     """Apply the recursion over a node's steps, each the places of its tokens, from its end to its beginning."""
     for places in reversed(taken):
         value = here.paths * values[places[0]]
+        if rewards is not None:
+            here.reward += here.paths * rewards[places[0]]
         here.advantage = here.reward + gamma * here.value - value + gamma * lam * here.advantage
         here.reward, here.value = 0.0, value
         for i in places:

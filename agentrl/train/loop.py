@@ -31,7 +31,7 @@ from agentrl.sessions.renderers.base import Parsed
 from agentrl.sessions.renderers.watch import CallWatch
 from agentrl.train import probe, recorded_steps
 from agentrl.train.algorithms import Algorithm
-from agentrl.train.backends import Critic, Trainer
+from agentrl.train.backends import Critic, Rewarder, Trainer
 from agentrl.train.credit import passed_to_helpers
 from agentrl.train.display import Display
 from agentrl.train.forest import Forest
@@ -42,7 +42,7 @@ from agentrl.train.run_folder import RunFolder
 from agentrl.train.selection import chooser, select
 from agentrl.train.shaping import reference_kl, shaped_groups
 from agentrl.train.state import RunState
-from agentrl.train.values import Values, compute_values
+from agentrl.train.values import Values, compute_values, per_token
 from agentrl.types import Engine, Group
 
 logger = logging.getLogger(__name__)
@@ -192,15 +192,20 @@ class Loop:
         return shaped_groups(groups, algo, adaptive, estimates), metrics
 
     async def compute_values(self, groups: Sequence[Group], step: int) -> Values | None:
-        """What the critic expected of every token's state, where the algorithm needs it."""
-        if not self.algorithm.needs.critic:
-            return None
-        assert isinstance(self.trainer, Critic)
-        algo, budget = self.algorithm.critic_config, self.config.trainer.token_budget
+        """What the critic expected of every token's state, or each token's process reward, where it is needed."""
+        needs, trainer, budget = self.algorithm.needs, self.trainer, self.config.trainer.token_budget
         seed = derive(self.config.seed, "values", step)
+        if needs.critic:
+            assert isinstance(trainer, Critic)
+            compute = partial(compute_values, trainer, groups, self.algorithm.critic_config, budget, seed)
+        elif needs.reward_model:
+            assert isinstance(trainer, Rewarder)
+            compute = partial(per_token, groups, trainer.token_rewards, budget, seed)
+        else:
+            return None
         with self.clock("values"):
             async with asleep(self.engine):
-                return await asyncio.to_thread(compute_values, self.trainer, groups, algo, budget, seed)
+                return await asyncio.to_thread(compute)
 
     async def credit(
         self, groups: Sequence[Group], values: Values | None, step: int

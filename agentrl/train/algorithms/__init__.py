@@ -33,6 +33,7 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         "pass_at_k": f"{_HERE}.pass_at_k:PassAtK",
         "ppo": f"{_HERE}.ppo:Ppo",
         "rae": f"{_HERE}.rae:Rae",
+        "prime": f"{_HERE}.prime:Prime",
         "raft_pp": f"{_HERE}.raft_pp:RaftPp",
         "reinforce": f"{_HERE}.reinforce:Reinforce",
         "reinforce_pp": f"{_HERE}.reinforce_pp:ReinforcePp",

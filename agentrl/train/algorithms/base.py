@@ -57,6 +57,15 @@ class CriticConfig(AlgoConfig):
     """Peak learning rate of the critic's own trunk; None is `lr`."""
 
 
+class RewardModelConfig(AlgoConfig):
+    """Settings of every algorithm with a reward model that learns beside the policy (torch)."""
+
+    reward_beta: PositiveFloat = 0.05
+    """A token's process reward is this times its log-ratio of the reward model to the reference."""
+    reward_lr: PositiveFloat | None = None
+    """Peak learning rate of the reward model; None is `lr`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What an algorithm needs from the loop and the trainer.
@@ -64,6 +73,9 @@ class Needs:
     Attributes:
         critic: values of every token's state for `credit`; `settings` is then a subclass of `CriticConfig`. A trainer
             without a critic refuses the algorithm by name.
+        reward_model: process rewards of every token for `credit`, as its `values`, from a model that learns from
+            outcomes beside the policy; `settings` is then a subclass of `RewardModelConfig`. The node advantages then
+            carry `values` and `returns`, see `agentrl.train.backends.reward_model`.
         reference: log-probabilities under the weights that the phase began with (`algo.kl_coef` above 0 also needs
             them).
         sequence: log-ratios summed over whole turns or sessions: a pass without gradient before every update.
@@ -77,6 +89,7 @@ class Needs:
     """
 
     critic: bool = False
+    reward_model: bool = False
     reference: bool = False
     sequence: SequenceKind | None = None
     pairs: bool = False
@@ -136,6 +149,19 @@ class Algorithm:
         return self.config
 
     @property
+    def reward_config(self) -> RewardModelConfig:
+        """The settings of the reward model.
+
+        Raises:
+            ConfigError: the algorithm's settings have none.
+        """
+        if not isinstance(self.config, RewardModelConfig):
+            raise ConfigError(
+                f"algo={self.config.name} has no settings for a reward model: derive them from RewardModelConfig"
+            )
+        return self.config
+
+    @property
     def needs(self) -> Needs:
         """What it needs; may depend on the settings."""
         return Needs()
@@ -164,8 +190,8 @@ class Algorithm:
 
         Args:
             groups: those that were selected, in any order.
-            values: a critic's estimate for each token, where one is needed; the node advantages then carry `values`
-                and `returns`, from which it learns.
+            values: a critic's estimate for each token, or a reward model's reward, where one is needed; the node
+                advantages then carry `values` and `returns`, from which it learns.
         """
         raise NotImplementedError
 

@@ -43,6 +43,7 @@ class PolicyGradient(Algorithm):
     Attributes:
         group_size: the fewest sessions of a group that give a signal.
         critic: whether advantages need a critic's values.
+        reward_model: whether they need process rewards of a model that learns beside the policy.
         branches: whether they need sessions that are forked.
         whole_sessions: whether they are of whole sessions, so that forks have no meaning.
         greedy: whether they need a greedy session beside each group.
@@ -52,6 +53,7 @@ class PolicyGradient(Algorithm):
     settings: ClassVar[type[AlgoConfig]] = PolicyGradientConfig
     group_size: ClassVar[int] = 1
     critic: ClassVar[bool] = False
+    reward_model: ClassVar[bool] = False
     branches: ClassVar[bool] = False
     whole_sessions: ClassVar[bool] = False
     greedy: ClassVar[bool] = False
@@ -67,6 +69,7 @@ class PolicyGradient(Algorithm):
         """By the class and the policy loss."""
         return Needs(
             critic=self.critic,
+            reward_model=self.reward_model,
             sequence=self.policy_loss.sequence,
             group_size=self.group_size,
             branches=self.branches,

@@ -9,7 +9,7 @@ from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.registry import Registry
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.backends.base import Critic, Trainer
+from agentrl.train.backends.base import Critic, Rewarder, Trainer
 from agentrl.train.backends.plugin import FactoryPlugin, TrainerPlugin
 
 
@@ -54,13 +54,15 @@ def make_trainer(
     Raises:
         UnknownName: no trainer of that name, and nothing at that import path.
         MissingExtra: the trainer's libraries are not installed.
-        ConfigError: the algorithm needs a critic, and this trainer has none.
+        ConfigError: the algorithm needs a critic or a reward model, and this trainer has none.
     """
     plugin = TRAINERS.find(config.name)
     trainer = plugin.make(Path(path), config, algo, prove=prove, total_steps=total_steps, seed=seed)
-    if make_algorithm(algo).needs.critic and not isinstance(trainer, Critic):
-        trainer.close()
-        raise ConfigError(f"algo={algo.name} needs a critic, which trainer={config.name} does not have")
+    needs = make_algorithm(algo).needs
+    for needed, kind, what in ((needs.critic, Critic, "critic"), (needs.reward_model, Rewarder, "reward model")):
+        if needed and not isinstance(trainer, kind):
+            trainer.close()
+            raise ConfigError(f"algo={algo.name} needs a {what}, which trainer={config.name} does not have")
     return trainer
 
 
@@ -75,4 +77,4 @@ def check_trainer(config: TrainerConfig) -> None:
     TRAINERS.find(config.name).check(config)
 
 
-__all__ = ["TRAINERS", "Critic", "Trainer", "TrainerPlugin", "check_trainer", "make_trainer"]
+__all__ = ["TRAINERS", "Critic", "Rewarder", "Trainer", "TrainerPlugin", "check_trainer", "make_trainer"]

@@ -71,6 +71,15 @@ class Trainer(Protocol):
 
 
 @runtime_checkable
+class Rewarder(Trainer, Protocol):
+    """A trainer with a reward model where the phase's algorithm needs one; other trainers refuse such algorithms."""
+
+    def token_rewards(self, forests: Sequence[Forest]) -> list[Tensor]:
+        """For each forest the process reward of every trained token, [T], 0 elsewhere."""
+        ...
+
+
+@runtime_checkable
 class Critic(Trainer, Protocol):
     """A trainer with a critic where the phase's algorithm needs one; other trainers refuse such algorithms."""
 

@@ -119,7 +119,8 @@ class Learner(ABC, Generic[B]):
     @property
     def keeps_reference(self) -> bool:
         """Whether the phase needs log-probabilities under the weights that it began with."""
-        return self.algorithm.needs.reference or bool(self.algo.kl_coef)
+        needs = self.algorithm.needs
+        return needs.reference or needs.reward_model or bool(self.algo.kl_coef)
 
     @property
     def warming_critic(self) -> bool:

@@ -6,8 +6,8 @@ in evaluation mode even while learning, because dropout would make the trainer's
 the engine's. Weights, gradients and optimizer state stay in float32; `dtype=bfloat16` computes under
 autocast.
 
-A step is in `agentrl.train.backends.learner`. A critic is kept apart from the model (`agentrl.train.backends.critic`):
-it is not sent to engines or exported.
+A step is in `agentrl.train.backends.learner`. A critic and a reward model are kept apart from the model
+(`agentrl.train.backends.critic`, `reward_model`): they are not sent to engines or exported.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl import cores, watchdog
 from agentrl.config import AlgoConfig
@@ -42,7 +40,9 @@ from agentrl.train.backends.head import Logits, token_logps
 from agentrl.train.backends.learner import Learner
 from agentrl.train.backends.optimizer import Optimizer, to_cpu
 from agentrl.train.backends.parameters import move_towards, trained
+from agentrl.train.backends.recompute import recompute_layers
 from agentrl.train.backends.reference import record_layer_outputs
+from agentrl.train.backends.reward_model import RewardModel
 from agentrl.train.backends.state_schedule import StateSchedule
 from agentrl.train.backends.torch_settings import TorchConfig
 from agentrl.train.forest import Forest, Rows, token_counts
@@ -122,9 +122,11 @@ class TorchTrainer(Learner[Batch]):
     def begin(self, algo: AlgoConfig, total_steps: int) -> None:
         """Begin a phase: a fresh optimizer and schedule; with a KL penalty, the current weights are its reference.
 
-        A critic is reset; a trunk of its own is a copy of the current policy's.
+        A critic is reset; a trunk of its own is a copy of the current policy's, as a reward model is.
         """
         self.start_phase(algo)
+        reward = self.algorithm.reward_config if self.algorithm.needs.reward_model else None
+        self.reward_model = RewardModel(self.model, reward, total_steps) if reward else None
         self.critic = self._new_critic(total_steps) if self.algorithm.needs.critic else None
         self.optimizer: Optimizer = Optimizer(trained(self.model, self.config), algo, total_steps)
         self.reference = copy.deepcopy(self.model).requires_grad_(False) if self.keeps_reference else None
@@ -146,6 +148,8 @@ class TorchTrainer(Learner[Batch]):
         self.begin_step(forests, state)
         batches = [batch for batch in map(self.prepare, forests) if len(batch.rows)]
         metrics = self.learn(batches, forests).metrics() | token_counts(forests)
+        if self.reward_model is not None:
+            metrics |= self._fit_rewards(self.reward_model, batches)
         if self.average is not None and self.config.average_decay is not None:
             move_towards(self.average, self.model, self.config.average_decay)
         return metrics
@@ -245,6 +249,30 @@ class TorchTrainer(Learner[Batch]):
             read = [(self._hidden(trunk_of(self.model), b)[b.rows.predictor].cpu(), b.rows) for b in batches]
         return critic.fit(lambda: read)
 
+    @computing
+    @torch.no_grad()
+    def token_rewards(self, forests: Sequence[Forest]) -> list[Tensor]:
+        """The reward model's rewards of the trained tokens; see `Rewarder.token_rewards`."""
+        learned, reference = self.reward_model, self.reference
+        if learned is None or reference is None:
+            raise InvalidInput(f"algo={self.algo.name} has no reward model: it needs none")
+        return self._per_token(
+            forests, lambda batch: learned.rewards(self._score(learned.model, batch), self._score(reference, batch))
+        )
+
+    def _fit_rewards(self, learned: RewardModel, batches: Sequence[Batch]) -> dict[str, float]:
+        """The reward model's update on a batch; its forests are computed one at a time."""
+
+        def passes() -> Iterator[tuple[Tensor, Rows]]:
+            for batch in batches:
+                watchdog.progress()
+                hidden = self._hidden(trunk_of(learned.model), batch)
+                yield self._logps(learned.model, hidden, batch.rows)[0], batch.rows
+
+        metrics = learned.fit(passes()) if batches else {}
+        learned.end_step()
+        return metrics
+
     def _per_token(self, forests: Sequence[Forest], compute: Callable[[Batch], Tensor]) -> list[Tensor]:
         """`compute`'s result for each batch's rows, at their targets: [T] for each forest, 0 elsewhere."""
         found = []
@@ -293,12 +321,13 @@ class TorchTrainer(Learner[Batch]):
                 yield from single_experts(self.model, name, tensor).items() or [(name, tensor.detach())]
 
     def save(self, path: Path) -> None:
-        """Write model, reference, critic, optimizer, generators and version into one file."""
+        """Write model, reference, critic, reward model, optimizer, generators and version into one file."""
         state = {
             "model": to_cpu(self.model.state_dict()),
             "reference": None if self.reference is None else to_cpu(self.reference.state_dict()),
             "average": None if self.average is None else to_cpu(self.average.state_dict()),
             "critic": None if self.critic is None else self.critic.state(),
+            "reward_model": None if self.reward_model is None else self.reward_model.state(),
             "optimizer": self.optimizer.state(),
             "version": self.version,
             "rng": torch.get_rng_state(),
@@ -325,6 +354,8 @@ class TorchTrainer(Learner[Batch]):
             self.average.load_state_dict(state["average"])
         if self.critic is not None and state.get("critic") is not None:
             self.critic.restore(state["critic"])
+        if self.reward_model is not None and state.get("reward_model") is not None:
+            self.reward_model.restore(state["reward_model"])
         self.version = state["version"]
         torch.set_rng_state(state["rng"])
         if state["cuda_rng"]:
@@ -343,25 +374,8 @@ class TorchTrainer(Learner[Batch]):
 
     def close(self) -> None:
         """Free the weights."""
-        self.reference = self.average = self.critic = None
+        self.reference = self.average = self.critic = self.reward_model = None
         self.model.to("meta")
-
-
-def recompute_layers(model: nn.Module) -> None:
-    """Keep only each decoder layer's input, and recompute the layer in backward: the same gradient bit for bit.
-
-    transformers does so in training mode only. The layers are set to it, not the modules within them, so that dropout
-    stays off.
-
-    Raises:
-        ConfigError: the model's layers can't be recomputed.
-    """
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not layers:
-        raise ConfigError(f"trainer.recompute=full: {type(model).__name__} has no layers that transformers recomputes")
-    for layer in layers:
-        layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
-        layer.gradient_checkpointing = layer.training = True
 
 
 def trunk_of(model: nn.Module) -> nn.Module:

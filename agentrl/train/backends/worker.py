@@ -48,7 +48,7 @@ class TrainerRole:
 
 
 class WorkerTrainer:
-    """`agentrl.train.backends.Critic` over a trainer on a node of the cluster.
+    """`agentrl.train.backends.Critic` and `Rewarder` over a trainer on a node of the cluster.
 
     Forests are sent to it as they are; paths must exist on its node. A call that fails or takes longer than
     `cluster.call_timeout` ends the worker with a TrainerError, so that another one can take its place.
@@ -100,6 +100,11 @@ class WorkerTrainer:
     def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
         """See `Critic.values`."""
         found: list[Tensor] = self._call("values", list(forests), start)
+        return found
+
+    def token_rewards(self, forests: Sequence[Forest]) -> list[Tensor]:
+        """See `Rewarder.token_rewards`."""
+        found: list[Tensor] = self._call("token_rewards", list(forests))
         return found
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -109,11 +109,13 @@ def numbers_of(config: RunConfig) -> Numbers:
     """How the trainer keeps its numbers."""
     trainer = config.trainer
     megatron = isinstance(trainer, MegatronConfig)
-    keeps = bool(config.algo.kl_coef) or make_algorithm(config.algo).needs.reference
+    needs = make_algorithm(config.algo).needs
+    keeps = bool(config.algo.kl_coef) or needs.reference or needs.reward_model
     return Numbers(
         "megatron" if megatron else "torch",
         trainer.dtype,
         recompute=getattr(trainer, "recompute", "none") == "full",
+        reward_model=needs.reward_model,
         reference=keeps and (not megatron or getattr(trainer, "reference", "") == "copy"),
         distributed=megatron and bool(getattr(trainer, "distributed_optimizer", False)),
         offloaded=bool(getattr(trainer, "offload_optimizer", False)),

@@ -45,6 +45,7 @@ class Numbers:
         dtype: what it computes in.
         recompute: whether activations are computed again in the backward pass.
         reference: whether a reference's weights are on the device as well.
+        reward_model: whether a reward model learns there beside the policy.
         distributed: whether data-parallel ranks share the optimizer's state.
         offloaded: whether the optimizer's state is in the CPU's memory.
     """
@@ -53,6 +54,7 @@ class Numbers:
     dtype: str = "bfloat16"
     recompute: bool = False
     reference: bool = False
+    reward_model: bool = False
     distributed: bool = True
     offloaded: bool = False
 
@@ -81,6 +83,7 @@ class TrainerMemory:
     optimizer: float
     activations: float
     reference: float = 0.0
+    reward_model: float = 0.0
     logits: float = LOGITS
 
     @property
@@ -119,6 +122,7 @@ def trainer_memory(shape: Shape, split: Split, numbers: Numbers, token_budget: i
         optimizer=0.0 if numbers.offloaded else state,
         activations=tokens * kept / split.tensor * numbers.activation,
         reference=numbers.weight * own if numbers.reference else 0.0,
+        reward_model=(numbers.weight + 4) * own + state if numbers.reward_model else 0.0,
         logits=min(LOGITS, 12 * tokens * shape.vocab_size / split.tensor),
     )
 
