@@ -26,6 +26,7 @@ from agentrl.types import Session, Status
 from agentrl.untrusted import safe_text
 
 if TYPE_CHECKING:
+    from agentrl.sessions.gateway.tls import Tls
     from agentrl.sessions.gateway.workers import Shard
 
 
@@ -46,6 +47,10 @@ class ServeConfig(Section):
     """The port; 0 takes a free one."""
     admin_key: str | None = None
     """What opening a session needs."""
+    tls_certificate: str | None = None
+    """Serve HTTPS with this certificate (a PEM file, those of intermediate authorities after it); None is HTTP."""
+    tls_key: str | None = None
+    """The certificate's private key (a PEM file without a password)."""
     store: str = "sessions.db"
     """Where sessions are kept; open ones are continued. The keys' secret is next to it, in NAME.secret."""
     workers: int = Field(default=1, ge=1, le=64)
@@ -62,7 +67,8 @@ def checked(config: ServeConfig) -> Path:
     """Check the settings, before anything heavy is imported or started; returns the model's folder.
 
     Raises:
-        ConfigError: sessions can't be kept at `store`, or nothing can listen at `host` and `port`.
+        ConfigError: sessions can't be kept at `store`, nothing can listen at `host` and `port`, or `tls_certificate`
+            and `tls_key` don't fit.
         UnknownName, InvalidInput: no such model, renderer or engine.
     """
     for port in [config.port, *worker_ports(config)]:
@@ -73,6 +79,7 @@ def checked(config: ServeConfig) -> Path:
                 tried.bind((config.host, port))
         except (OSError, OverflowError) as error:
             raise ConfigError(f"host={config.host} port={port}: nothing can listen there: {error}") from None
+    tls_of(config)
     if config.workers > 1:
         _check_workers(config)
     check_engine(config.engine, config.fleet)
@@ -83,6 +90,25 @@ def checked(config: ServeConfig) -> Path:
     except StoreError as error:
         raise ConfigError(f"store={config.store!r}: {error}") from None
     return path
+
+
+def tls_of(config: ServeConfig) -> Tls | None:
+    """What HTTPS is served with; None where it is HTTP.
+
+    Raises:
+        ConfigError: the files can't be read, or are no certificate and its key.
+    """
+    from agentrl.sessions.gateway.tls import Tls
+
+    if config.tls_certificate is None and config.tls_key is None:
+        return None
+    named = f"tls_certificate={config.tls_certificate} tls_key={config.tls_key}"
+    if config.tls_certificate is None or config.tls_key is None:
+        raise ConfigError(f"{named}: HTTPS needs both, and HTTP neither")
+    try:
+        return Tls(config.tls_certificate, config.tls_key)
+    except OSError as error:
+        raise ConfigError(f"{named}: not a certificate and its private key in PEM files: {error}") from None
 
 
 def worker_ports(config: ServeConfig) -> list[int]:
@@ -158,6 +184,7 @@ async def serve_config(
                     announce=announce,
                     own_process=True,
                     bound=bound,
+                    tls=tls_of(config),
                     shard=shard,
                     score=score,
                 )

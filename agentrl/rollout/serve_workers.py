@@ -25,7 +25,7 @@ from agentrl import cores
 from agentrl.errors import InfraError
 from agentrl.models import resolve
 from agentrl.overrides import validate
-from agentrl.rollout.serve_process import ServeConfig, checked, serve_config, worker_ports
+from agentrl.rollout.serve_process import ServeConfig, checked, serve_config, tls_of, worker_ports
 
 STOP_SECONDS = 20.0
 """Seconds within which a worker must stop; then it is killed."""
@@ -79,11 +79,12 @@ async def serve_workers(tree: dict[str, Any], config: ServeConfig, announce: Cal
         key = config.admin_key or made_up_key(config.host, announce)
         settings = {"tree": tree, "ports": ports, "admin_key": key}
         workers = [Worker(number, one, settings, announce) for number, one in enumerate(bound)]
-        front = Front(config.host, ports, lambda number: workers[number].running, Limits().body_bytes)
+        tls = tls_of(config)
+        front = Front(config.host, ports, lambda number: workers[number].running, Limits().body_bytes, tls)
         kept = [asyncio.ensure_future(worker.keep()) for worker in workers]
         try:
-            async with served(front, entrance, Limits()):
-                url = address(entrance, config.host)
+            async with served(front, entrance, Limits(), tls):
+                url = address(entrance, config.host, tls)
                 announce(f"the gateway listens on {url} (POST {url}/sessions opens a session); workers: {ports}")
                 done, _ = await asyncio.wait(kept, return_when=asyncio.FIRST_COMPLETED)
                 for ended in done:

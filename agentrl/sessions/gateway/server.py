@@ -22,6 +22,7 @@ from agentrl.sessions.gateway.collector import tuned_collector
 from agentrl.sessions.gateway.connection import limited
 from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.tls import Tls
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.store import Store
 from agentrl.types import Engine
@@ -30,11 +31,17 @@ START_SECONDS = 30.0
 STOP_SECONDS = 10
 CHECK_EVERY = 2.0
 """Seconds between two checks whether the engine has failed permanently."""
+ALL_INTERFACES = ("0.0.0.0", "::")
 
 
 @contextlib.asynccontextmanager
 async def running(
-    app: FastAPI, *, host: str = "127.0.0.1", port: int = 0, bound: socket.socket | None = None
+    app: FastAPI,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    bound: socket.socket | None = None,
+    tls: Tls | None = None,
 ) -> AsyncIterator[str]:
     """Serve an application while the block runs; yields its address.
 
@@ -43,6 +50,7 @@ async def running(
         host: the address to bind to.
         port: 0 takes a free one.
         bound: a socket that listens there already; the caller closes it.
+        tls: None serves plain HTTP.
 
     Raises:
         InfraError: the address is taken, or the server did not start.
@@ -50,9 +58,10 @@ async def running(
     gateway = gateway_of(app)
     listener = bound or listening(host, port)
     try:
-        async with served(app, listener, gateway.parts.limits):
-            url = address(listener, host)
-            app.state.url = app.state.url or url
+        async with served(app, listener, gateway.parts.limits, tls):
+            url = address(listener, host, tls)
+            if host not in ALL_INTERFACES:  # else clients on other machines are given the address that they used
+                app.state.url = app.state.url or url
             try:
                 yield url
             finally:
@@ -63,7 +72,7 @@ async def running(
 
 
 @contextlib.asynccontextmanager
-async def served(app: Any, listener: socket.socket, limits: Limits) -> AsyncIterator[None]:
+async def served(app: Any, listener: socket.socket, limits: Limits, tls: Tls | None = None) -> AsyncIterator[None]:
     """Serve any ASGI application on a listening socket while the block runs.
 
     Raises:
@@ -80,6 +89,8 @@ async def served(app: Any, listener: socket.socket, limits: Limits) -> AsyncIter
         server_header=False,
         proxy_headers=False,
         http=limited(limits),
+        ssl_certfile=tls.certificate if tls else None,
+        ssl_keyfile=tls.key if tls else None,
     )
     server = _Server(config)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -97,10 +108,10 @@ async def served(app: Any, listener: socket.socket, limits: Limits) -> AsyncIter
                 await serving
 
 
-def address(listener: socket.socket, host: str) -> str:
+def address(listener: socket.socket, host: str, tls: Tls | None = None) -> str:
     """The URL of a listening socket."""
     name = f"[{host}]" if ":" in host else host
-    return f"http://{name}:{listener.getsockname()[1]}"
+    return f"{'https' if tls else 'http'}://{name}:{listener.getsockname()[1]}"
 
 
 async def serve(
@@ -114,6 +125,7 @@ async def serve(
     announce: Any = print,
     own_process: bool = False,
     bound: socket.socket | None = None,
+    tls: Tls | None = None,
     **options: Any,
 ) -> None:
     """Serve until cancelled, or until no engine is left.
@@ -128,6 +140,7 @@ async def serve(
         announce: is called with the address, and the key if one was made up.
         own_process: whether this process does nothing else, so that its garbage collector may be set for serving.
         bound: a socket that listens at `host` and `port` already.
+        tls: None serves plain HTTP.
         **options: see `create_app`.
 
     Raises:
@@ -138,7 +151,7 @@ async def serve(
     app = create_app(engine, renderer, store, admin_key=admin_key, **options)
     gateway = gateway_of(app)
     async with (
-        running(app, host=host, port=port, bound=bound) as url,
+        running(app, host=host, port=port, bound=bound, tls=tls) as url,
         tuned_collector(lambda: gateway.begun) if own_process else contextlib.nullcontext(),
     ):
         announce(f"the gateway listens on {url} (POST {url}/sessions opens a session)")

@@ -25,6 +25,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from agentrl.sessions.gateway.api_error import ApiError, Style
+from agentrl.sessions.gateway.tls import Tls
 
 OPEN_SECONDS = 60.0
 """For a worker to open a session; one that is starting answers once it has started. After a time-out another worker
@@ -120,15 +121,23 @@ class Front:
         ports: each worker's port.
         is_running: whether the worker of a number is running.
         body_bytes: the largest body of a request for a session.
+        tls: what workers serve HTTPS with; None is plain HTTP.
     """
 
-    def __init__(self, host: str, ports: Sequence[int], is_running: Callable[[int], bool], body_bytes: int) -> None:
+    def __init__(
+        self,
+        host: str,
+        ports: Sequence[int],
+        is_running: Callable[[int], bool],
+        body_bytes: int,
+        tls: Tls | None = None,
+    ) -> None:
         local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         name = f"[{local}]" if ":" in local else local
-        self._urls = [f"http://{name}:{port}" for port in ports]
+        self._urls = [f"{'https' if tls else 'http'}://{name}:{port}" for port in ports]
         self._ports, self._is_running, self._body_bytes = ports, is_running, body_bytes
         self._next = 0
-        self._http = httpx.AsyncClient(timeout=OPEN_SECONDS, trust_env=False)
+        self._http = httpx.AsyncClient(timeout=OPEN_SECONDS, trust_env=False, verify=tls.trusted() if tls else True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
