@@ -16,10 +16,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
-TOGETHER = {"rollout": "servers and trainers", "train": "servers and trainers", "envs": "docker", "tools": "docker"}
-"""Folders that one worker takes: no two servers or trainers are in memory at once, and one Docker daemon serves all.
+TOGETHER = {
+    "tests/rollout/": "servers",
+    "tests/train/backends/megatron/test_with_sglang.py": "servers",
+    "tests/envs/": "docker",
+    "tests/tools/": "docker",
+}
+"""Paths that one worker takes: no two inference servers are in memory at once, and one Docker daemon serves all.
 
-The others are shared out folder by folder, at any depth.
+The others are shared out folder by folder, at any depth. Trainers may run beside servers: those of the tests are tiny.
 """
 
 
@@ -28,7 +33,7 @@ class ByFolder(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         folder = nodeid.partition("::")[0].rpartition("/")[0]
-        return next((share for name, share in TOGETHER.items() if folder.startswith(f"tests/{name}")), folder)
+        return next((share for path, share in TOGETHER.items() if nodeid.startswith(path)), folder)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
