@@ -9,7 +9,7 @@ PYTEST := $(BIN)/pytest --numprocesses 2
 train: .venv/installed
 	$(BIN)/agentrl train env=calculator
 
-test: .venv/installed clients .venv-verl/installed
+test: .venv/installed clients .venv-verl/installed .venv-trl-functions/installed
 	$(PYTEST)
 
 check: .venv/installed
@@ -38,6 +38,12 @@ clients-all: .venv/installed .venv-clients/installed
 	$(BIN)/pip install --quiet --no-deps --target .venv-verl --requirement $<
 	touch $@
 
+# TRL's trainers, whose losses and advantages ours are compared with, in the same way (100 MB).
+.venv-trl-functions/installed: tests/train/trl/requirements.txt | .venv/installed
+	rm -rf .venv-trl-functions
+	$(BIN)/pip install --quiet --no-deps --target .venv-trl-functions --requirement $<
+	touch $@
+
 # SGLang and vLLM, for the tests that drive the real servers (about 13 GB); without them those tests are skipped.
 engines: .venv/installed
 	tests/engines_env/install.sh
@@ -57,4 +63,4 @@ format: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-clients* .venv-sglang .venv-vllm .venv-uv .venv-trl .venv-verl .venv-router .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-clients* .venv-sglang .venv-vllm .venv-uv .venv-trl .venv-trl-functions .venv-verl .venv-router .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

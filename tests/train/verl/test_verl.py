@@ -14,73 +14,18 @@ import torch
 from torch import Tensor
 
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
-from agentrl.train.credit import Credit, NodeAdvantage, NodeKey
-from agentrl.train.forest import sequence_count
+from agentrl.train.credit import NodeAdvantage
 from agentrl.train.kl import kl_loss
-from agentrl.train.objective import add_sums, empty_sums, objective
-from agentrl.train.packing import pack
 from agentrl.train.tokens import Tokens
-from agentrl.types import GREEDY, Group, Session
 from tests.conftest import need
-from tests.train.trees import as_group, linear_session
+from tests.train.ragged_rows import OPENING, Rows, loss_and_gradient, near
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # on a busy machine importing them takes minutes
 ROOT = Path(__file__).parents[3]
 PACKAGES = ROOT / ".venv-verl"
-PROMPT, OPENING = 2, 2
-"""Tokens of a row before its first trained one: the prompt's, and those that open a turn."""
 
 Case = dict[str, Any]
 Result = tuple[Tensor, Tensor]
-
-
-class Rows:
-    """Ragged rows: groups of two to four, of one to nine tokens each; arrays are [B, L], float64."""
-
-    def __init__(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-
-        def random(*shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-            return low + (high - low) * torch.rand(*shape, generator=generator, dtype=torch.float64)
-
-        sizes = torch.randint(2, 5, (4,), generator=generator).tolist()
-        self.index = [g for g, size in enumerate(sizes) for _ in range(size)]
-        count = len(self.index)
-        self.lengths = torch.randint(1, 10, (count,), generator=generator).tolist()
-        self.mask = (torch.arange(9)[None] < torch.tensor(self.lengths)[:, None]).double()
-        self.reward, self.short = random(count), random(count)
-        self.baseline = random(len(sizes))
-        self.advantage = random(count, low=-2, high=2)
-        self.logp = random(count, 9, low=-3, high=-0.1)
-        self.old = self.logp + random(count, 9, low=-0.4, high=0.4).clamp(max=-self.logp - 0.05)
-        self.ref = self.logp + random(count, 9, low=-0.5, high=0.5)
-        self.values = random(count, 9)
-
-    @property
-    def rewards(self) -> Tensor:
-        """The reward at each row's last token."""
-        found = torch.zeros_like(self.mask)
-        found[torch.arange(len(self.lengths)), torch.tensor(self.lengths) - 1] = self.reward
-        return found
-
-    def sessions(self) -> list[Session]:
-        """The rows as sessions; no two begin with the same token."""
-        found = []
-        for i, (group, length) in enumerate(zip(self.index, self.lengths, strict=True)):
-            ids = [[100 + i, *range(30, 29 + length)]]
-            session = linear_session(str(i), [8, 9], ids, reward=float(self.reward[i]), group=str(group))
-            session.rewards = {"right": float(self.reward[i]), "short": float(self.short[i])}
-            found.append(session)
-        return found
-
-    def groups(self) -> list[Group]:
-        """The sessions, with a greedy one beside each group."""
-        found = []
-        for g, baseline in enumerate(self.baseline.tolist()):
-            greedy = linear_session(f"greedy{g}", [8, 9], [[200]], reward=baseline, group=str(g))
-            greedy.phase = GREEDY
-            members = [session for session in self.sessions() if session.group == str(g)]
-            found.append(as_group([*members, greedy], str(g)))
-        return found
 
 
 SEEDS = range(3)
@@ -171,56 +116,26 @@ def verl(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, int],
     return dict(zip(cases, torch.load(folder / "results.pt"), strict=True))
 
 
-def near(ours: Tensor, theirs: Tensor) -> bool:
-    return float((ours.double() - theirs.double()).abs().max()) <= 1e-6 * max(1.0, float(theirs.abs().max()))
-
-
 @pytest.mark.parametrize("budget", [12, 10_000])
 @pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.slow
 def test_a_policy_loss_and_its_gradient_are_verls(name: str, budget: int, verl: dict[Any, Result]) -> None:
     """With each row in a micro-batch of its own, and with all in one."""
     for seed in SEEDS:
         rows = Rows(seed)
         settings = {"name": name.partition(",")[0], **LOSSES[name][1]}
         algorithm = make_algorithm(algorithm_settings({"name": "grpo", "loss": settings}))
-        sessions, count = rows.sessions(), len(rows.index)
-        shares: dict[NodeKey, tuple[NodeAdvantage, ...]] = {
-            (session.id, 1): (NodeAdvantage(float(rows.advantage[i]), 1 / (count * rows.lengths[i])),)
-            for i, session in enumerate(sessions)
+        count = len(rows.index)
+        shares = {
+            (str(i), 1): NodeAdvantage(float(rows.advantage[i]), 1 / (count * length))
+            for i, length in enumerate(rows.lengths)
         }
-        forests = pack([as_group(sessions)], Credit(shares), budget, sequence=algorithm.sequence)
-        at = [(f.session_id, f.position - PROMPT - OPENING) for f in forests]
-        for forest, (row, place) in zip(forests, at, strict=True):
-            inside = place.clamp(0, 8)
-            forest.behaviour_logp = rows.logp[row, inside]  # what verl ranks covariances by
-            forest.old_logp = old(name, rows)[row, inside]
-            forest.weight, forest.advantage = exact(forest.weight, rows, row), forest.advantage.double()
-        algorithm.mark(forests)
-        logp = rows.logp.clone().requires_grad_()
-        total = torch.zeros((), dtype=torch.float64)
-        sums = empty_sums(algorithm, sequence_count(forests))
-        for last in (False, True):
-            for forest in forests:
-                each = forest.rows()
-                now = logp[each.session, forest.position[each.target] - PROMPT - OPENING]
-                if last:
-                    total = total + objective(algorithm, now, torch.zeros_like(now), each, sums=sums)[0]
-                elif algorithm.sequence is not None:
-                    add_sums(algorithm, sums, now, each, 0)
-        (gradient,) = torch.autograd.grad(total, logp)
+        total, gradient = loss_and_gradient(algorithm, rows, shares, old(name, rows), budget)
         value, theirs = verl["loss", name, seed]
-        assert near(total.detach(), value)
+        assert near(total, value)
         assert near(gradient, theirs)
 
 
-def exact(weight: Tensor, rows: Rows, row: Tensor) -> Tensor:
-    """The weights in float64: those of a forest are rounded."""
-    return torch.where(weight > 0, 1 / (len(rows.index) * torch.tensor(rows.lengths).double()[row]), 0.0)
-
-
 @pytest.mark.parametrize("name", ADVANTAGES)
-@pytest.mark.slow
 def test_advantages_are_verls(name: str, verl: dict[Any, Result]) -> None:
     """Of GAE the returns: its advantages are standardised by other weights here."""
     for seed in SEEDS:
@@ -239,7 +154,6 @@ def test_advantages_are_verls(name: str, verl: dict[Any, Result]) -> None:
 
 
 @pytest.mark.parametrize("name", KLS)
-@pytest.mark.slow
 def test_kl_estimates_and_their_gradients_are_verls(name: str, verl: dict[Any, Result]) -> None:
     """`kl_gradient=exact` is verl's `+`, where the tokens are the current policy's own."""
     estimator, gradient = KLS[name]

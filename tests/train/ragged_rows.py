@@ -1,0 +1,102 @@
+"""Ragged rows for comparisons with other frameworks' functions, and our loss of them with its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from agentrl.train.algorithms import Algorithm
+from agentrl.train.credit import Credit, NodeAdvantage, NodeKey
+from agentrl.train.forest import sequence_count
+from agentrl.train.objective import add_sums, empty_sums, objective
+from agentrl.train.packing import pack
+from agentrl.types import GREEDY, Group, Session
+from tests.train.trees import as_group, linear_session
+
+PROMPT, OPENING = 2, 2
+"""Tokens of a row before its first trained one: the prompt's, and those that open a turn."""
+
+
+class Rows:
+    """Ragged rows: groups of two to four, of one to nine tokens each; arrays are [B, L], float64."""
+
+    def __init__(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+
+        def random(*shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+            return low + (high - low) * torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+        sizes = torch.randint(2, 5, (4,), generator=generator).tolist()
+        self.index = [g for g, size in enumerate(sizes) for _ in range(size)]
+        count = len(self.index)
+        self.lengths = torch.randint(1, 10, (count,), generator=generator).tolist()
+        self.mask = (torch.arange(9)[None] < torch.tensor(self.lengths)[:, None]).double()
+        self.reward, self.short = random(count), random(count)
+        self.baseline = random(len(sizes))
+        self.advantage = random(count, low=-2, high=2)
+        self.logp = random(count, 9, low=-3, high=-0.1)
+        self.old = self.logp + random(count, 9, low=-0.4, high=0.4).clamp(max=-self.logp - 0.05)
+        self.ref = self.logp + random(count, 9, low=-0.5, high=0.5)
+        self.values = random(count, 9)
+
+    @property
+    def rewards(self) -> Tensor:
+        """The reward at each row's last token."""
+        found = torch.zeros_like(self.mask)
+        found[torch.arange(len(self.lengths)), torch.tensor(self.lengths) - 1] = self.reward
+        return found
+
+    def sessions(self) -> list[Session]:
+        """The rows as sessions; no two begin with the same token."""
+        found = []
+        for i, (group, length) in enumerate(zip(self.index, self.lengths, strict=True)):
+            ids = [[100 + i, *range(30, 29 + length)]]
+            session = linear_session(str(i), [8, 9], ids, reward=float(self.reward[i]), group=str(group))
+            session.rewards = {"right": float(self.reward[i]), "short": float(self.short[i])}
+            found.append(session)
+        return found
+
+    def groups(self) -> list[Group]:
+        """The sessions, with a greedy one beside each group."""
+        found = []
+        for g, baseline in enumerate(self.baseline.tolist()):
+            greedy = linear_session(f"greedy{g}", [8, 9], [[200]], reward=baseline, group=str(g))
+            greedy.phase = GREEDY
+            members = [session for session in self.sessions() if session.group == str(g)]
+            found.append(as_group([*members, greedy], str(g)))
+        return found
+
+
+def near(ours: Tensor, theirs: Tensor) -> bool:
+    return float((ours.double() - theirs.double()).abs().max()) <= 1e-6 * max(1.0, float(theirs.abs().max()))
+
+
+def loss_and_gradient(
+    algorithm: Algorithm, rows: Rows, shares: Mapping[NodeKey, NodeAdvantage], old: Tensor, budget: int
+) -> tuple[Tensor, Tensor]:
+    """The loss of all rows, summed over forests of `budget` tokens, and its gradient by their log-probabilities."""
+    credit = Credit({key: (share,) for key, share in shares.items()})
+    forests = pack([as_group(rows.sessions())], credit, budget, sequence=algorithm.sequence)
+    weight = torch.tensor([shares[str(i), 1].weight for i in range(len(rows.index))], dtype=torch.float64)
+    for forest in forests:
+        row, place = forest.session_id, (forest.position - PROMPT - OPENING).clamp(0, 8)
+        forest.behaviour_logp = rows.logp[row, place]  # what verl ranks covariances by
+        forest.old_logp, forest.ref_logp = old[row, place], rows.ref[row, place]
+        forest.weight = torch.where(forest.weight > 0, weight[row], 0.0)  # those of a forest are rounded
+        forest.advantage = forest.advantage.double()
+    algorithm.mark(forests)
+    logp = rows.logp.clone().requires_grad_()
+    total = torch.zeros((), dtype=torch.float64)
+    sums = empty_sums(algorithm, sequence_count(forests))
+    for last in (False, True):
+        for forest in forests:
+            each = forest.rows()
+            now = logp[each.session, forest.position[each.target] - PROMPT - OPENING]
+            if last:
+                total = total + objective(algorithm, now, torch.zeros_like(now), each, sums=sums)[0]
+            elif algorithm.sequence is not None:
+                add_sums(algorithm, sums, now, each, 0)
+    (gradient,) = torch.autograd.grad(total, logp)
+    return total.detach(), gradient

@@ -1,0 +1,111 @@
+"""Advantages and losses against TRL's own trainers, on random ragged rows: values and gradients."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.train.algorithms import algorithm_settings, make_algorithm
+from agentrl.train.credit import weigh
+from tests.conftest import need
+from tests.train.ragged_rows import Rows, loss_and_gradient, near
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # on a busy machine importing them takes minutes
+ROOT = Path(__file__).parents[3]
+PACKAGES = ROOT / ".venv-trl-functions"
+SEEDS = range(3)
+OURS = {"name": "clipped", "clip_low": 0.1, "clip_high": 0.2}
+LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "grpo": ({"loss": OURS}, {"loss_type": "grpo"}),
+    "bnpo": ({"loss": OURS, "normalize": "token"}, {"loss_type": "bnpo"}),
+    "dapo": (
+        {"name": "dapo", "loss": {"name": "clipped"}},
+        {"loss_type": "dapo", "epsilon_low": 0.2, "epsilon_high": 0.28},
+    ),
+    "dr_grpo": (
+        {"name": "dr_grpo", "loss": OURS, "constant_tokens": 7},
+        {"loss_type": "dr_grpo", "max_completion_length": 7},
+    ),
+    "two-sided clip": ({"loss": {**OURS, "dual_clip": 1.3}}, {"loss_type": "grpo", "delta": 1.3}),
+    "gspo": (
+        {"name": "gspo", "loss": {**OURS, "name": "gspo"}},
+        {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+    ),
+    "cispo": (
+        {"loss": {"name": "cispo", "clip_low": 1.0, "clip_high": 0.2}, "normalize": "token"},
+        {"loss_type": "cispo", "epsilon_high": 1.2},
+    ),
+    "sapo": ({"loss": {"name": "sapo", "tau_positive": 1.5, "tau_negative": 2.0}}, {"loss_type": "sapo"}),
+    "vespo": ({"loss": {"name": "vespo"}, "normalize": "token"}, {"loss_type": "vespo"}),
+    "kl, k3": ({"loss": OURS, "kl_coef": 0.3, "kl_estimator": "k3"}, {"loss_type": "grpo", "beta": 0.3}),
+    "kl, k3, exact": (
+        {"loss": OURS, "kl_coef": 0.3, "kl_estimator": "k3", "kl_gradient": "exact"},
+        {"loss_type": "grpo", "beta": 0.3, "use_bias_correction_kl": True},
+    ),
+}
+"""Our settings, and TRL's. Where neither says how losses are averaged, it is by session, then by token."""
+ADVANTAGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": ("grpo", {"scale_rewards": "group"}),
+    "dr_grpo": ("grpo", {"scale_rewards": "none"}),
+    "rloo": ("rloo", {}),
+}
+
+
+def members(rows: Rows, group: int) -> list[int]:
+    return [i for i, each in enumerate(rows.index) if each == group]
+
+
+@pytest.fixture(scope="module")
+def trl(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+    """TRL's results by kind, our name, seed and group; one process computes all of them."""
+    need((PACKAGES / "installed").exists(), "TRL's trainers are not there: make .venv-trl-functions/installed")
+    cases: dict[Any, dict[str, Any]] = {}
+    for seed in SEEDS:
+        rows = Rows(seed)
+        given = {"logp": rows.logp, "old": rows.old, "ref": rows.ref, "advantage": rows.advantage, "mask": rows.mask}
+        for name, (_, settings) in LOSSES.items():
+            cases["loss", name, seed] = {"kind": "loss", "trainer": "grpo", "settings": settings, **given}
+        for name, (trainer, settings) in ADVANTAGES.items():
+            for group in set(rows.index):
+                cases["advantage", name, seed, group] = {
+                    **{"kind": "advantage", "trainer": trainer, "settings": settings},
+                    "rewards": rows.reward[members(rows, group)],
+                }
+    folder = tmp_path_factory.mktemp("trl")
+    torch.save(list(cases.values()), folder / "cases.pt")
+    command = [sys.executable, str(Path(__file__).with_name("compute.py")), str(PACKAGES)]
+    subprocess.run([*command, str(folder / "cases.pt"), str(folder / "results.pt")], check=True, timeout=600)
+    return dict(zip(cases, torch.load(folder / "results.pt"), strict=True))
+
+
+@pytest.mark.parametrize("budget", [12, 10_000])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_policy_loss_with_its_denominator_and_its_gradient_are_trls(
+    name: str, budget: int, trl: dict[Any, Any]
+) -> None:
+    """With each row in a micro-batch of its own, and with all in one."""
+    for seed in SEEDS:
+        rows = Rows(seed)
+        algorithm = make_algorithm(algorithm_settings({"name": "grpo", **LOSSES[name][0]}))
+        groups = {str(g): [s for s in rows.sessions() if s.group == str(g)] for g in set(rows.index)}
+        advantages = {(str(i), 1): [float(a)] for i, a in enumerate(rows.advantage)}
+        shares = {key: share for key, (share,) in weigh(groups, advantages, algorithm.config).items()}
+        total, gradient = loss_and_gradient(algorithm, rows, shares, rows.old, budget)
+        value, theirs = trl["loss", name, seed]
+        assert near(total, value)
+        assert near(gradient, theirs)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_advantages_are_trls(name: str, trl: dict[Any, Any]) -> None:
+    for seed in SEEDS:
+        rows = Rows(seed)
+        shares = make_algorithm(algorithm_settings({"name": name})).credit(rows.groups()).shares
+        for group in set(rows.index):
+            ours = [float(shares[str(i), 1][0].advantage) for i in members(rows, group)]  # type: ignore[arg-type]
+            assert near(torch.tensor(ours, dtype=torch.float64), trl["advantage", name, seed, group])
