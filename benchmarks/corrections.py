@@ -37,6 +37,8 @@ SETTINGS: dict[int, dict[str, Any]] = {
     8: RECOMPUTED,
 }
 """By `rollout.staleness`."""
+CONCURRENCY = 128
+"""A step's sessions, and as many as the engine generates at once: more would be begun early and wait in its queue."""
 
 
 class UntilBound(Display):
@@ -64,7 +66,7 @@ def train(staleness: int, seed: int, start: str, words: argparse.Namespace, fold
     """One run; prints it. The sessions that it trained, and whether it reached the bound."""
     settings = dict(setup.TINY_RECIPE) | Calculator.recipe(setup.TINY) | {"warm_start.steps": 0, "model": start}
     settings |= {"eval.every": words.every, "eval.tasks": words.tasks, "steps": words.steps}
-    settings |= {"rollout.staleness": staleness, **SETTINGS[staleness]}
+    settings |= {"rollout.staleness": staleness, "rollout.concurrency": CONCURRENCY, **SETTINGS[staleness]}
     run = folder / f"{staleness} {seed}"
     with suppress(Stopped):
         agentrl.train("calculator", seed=seed, run_dir=str(run), display=UntilBound(words.bound), **settings)

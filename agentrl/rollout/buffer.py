@@ -19,8 +19,9 @@ class Gate:
     """Limits how many groups may begin.
 
     Groups that end long before they are trained are stale for nothing. So they begin `ahead` steps early, which is at
-    most `staleness`: one step at first, twice as many each time the loop has to wait for a batch, one less where it did
-    not wait for `staleness` steps in a row, and the engine had nothing left to do at the end of each.
+    most `staleness`: one step at first, twice as many each time the loop has to wait for a batch though slots are free,
+    one less where it did not wait for `staleness` steps in a row, and the engine had nothing left to do at the end of
+    each.
 
     Attributes:
         groups_per_step: what a step takes.
@@ -58,9 +59,13 @@ class Gate:
         ahead = self.staleness if again else self.ahead
         return max(0, min(ahead + 1, left) * self.groups_per_step + allowance - self.open)
 
-    def wait(self) -> None:
-        """The loop has to wait for a batch; only the first time since the last publication counts."""
-        if not self._waited:
+    def wait(self, *, full: bool) -> None:
+        """The loop has to wait for a batch; only the first time since the last publication counts.
+
+        Args:
+            full: all slots are taken, so that groups which began earlier would only wait for one.
+        """
+        if not self._waited and not full:
             self.ahead = min(2 * self.ahead, self.staleness)
         self._waited = True
 

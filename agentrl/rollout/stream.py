@@ -119,7 +119,7 @@ class Stream:
         """
         self._admit()
         if not self.buffer.ready(count, self.order):
-            self.gate.wait()
+            self.gate.wait(full=self._under_way() >= self.rollouts.slots.count)
             self._admit()
         wanted = set(self._wanted(count))
         for session in (session for number in wanted for session in self._sessions.get(number, ())):
@@ -232,6 +232,11 @@ class Stream:
         for work in (work for work, number in self._work.items() if number in stale):
             work.cancel()
         self.discard((self.buffer.drop(number) for number in sorted(stale)), STALE)
+
+    def _under_way(self) -> int:
+        """Sessions that were begun and have not ended, those that wait for a slot included."""
+        numbers = self.buffer.begun.keys() - self.buffer.finished
+        return sum(self.sessions_each - len(self._sessions.get(number, ())) for number in numbers)
 
     def _wanted(self, count: int) -> list[int]:
         """The numbers among which the next batch is."""

@@ -62,9 +62,10 @@ def stream(
     order: Order = "number",
     oversample: float = 0.0,
     sampler: str = "shuffled",
+    limits: RolloutConfig | None = None,
 ) -> Stream:
     World.begun, World.broken, World.slow = [], "", ""
-    rollouts = Rollouts(World, Policy(NullRenderer()), RolloutConfig(), seed=5)
+    rollouts = Rollouts(World, Policy(NullRenderer()), limits or RolloutConfig(), seed=5)
     gate = Gate(per_step, steps, staleness, oversample)
     more = {"ended": ended} if ended else {}
     chooses = make_sampler(SAMPLERS.settings(sampler)(name=sampler), 5)
@@ -121,11 +122,20 @@ async def test_a_loop_that_waits_for_each_batch_has_groups_begun_as_early_as_the
     assert (ahead[0], max(ahead)) == (1, 4)
 
 
+async def test_groups_begin_no_earlier_where_their_sessions_would_wait_for_a_slot() -> None:
+    limits = RolloutConfig(concurrency=2 * SIZE)  # a step's sessions
+    async with stream(steps=16, per_step=2, staleness=4, limits=limits) as groups:
+        for _ in range(16):
+            taken = await groups.take(2)
+            assert groups.gate.ahead == 1
+            groups.published(taken)
+
+
 def test_a_gate_begins_groups_later_again_once_the_engine_has_nothing_to_do_and_old_ones_up_to_the_bound() -> None:
     gate = Gate(groups_per_step=2, steps=40, staleness=4)
     for idle in (False, False, False, True):
         gate.publish(idle=idle)
-        gate.wait()
+        gate.wait(full=False)
     assert (gate.ahead, gate.admits(), gate.admits(again=True)) == (4, 10, 10)
     gate.publish(idle=True)
     for ahead in (3, 2, 1, 1):
