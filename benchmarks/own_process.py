@@ -1,11 +1,12 @@
-"""Asynchronous against synchronous training with the real local engine, in the order there and back.
+"""Asynchronous against synchronous training with a real engine, in the order there and back.
 
     python -m benchmarks.own_process [--steps 12] [--env calculator] [--rounds 1] [engine.device=cpu …]
+    python -m benchmarks.own_process engine=sglang engine.python=.venv-sglang/bin/python engine.device=cpu
 
-Whole runs of `agentrl.train` with the tiny model, alike but for `rollout.staleness` and where the engine computes: in
-the run's process, or in one of its own. Timed are the steps after the first two, so neither start-up nor evaluation
-counts. A round takes every kind of run and then all again in the opposite order, since the machine's speed changes
-meanwhile.
+Whole runs of `agentrl.train` with the tiny model, alike but for `rollout.staleness` and, for the local engine, where it
+computes: in the run's process, or in one of its own. A server has processes of its own in each run. Timed are the
+steps after the first two, so neither start-up nor evaluation counts. A round takes every kind of run and then all again
+in the opposite order, since the machine's speed changes meanwhile.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ from agentrl.train.display import Display
 from benchmarks.machine import machine
 
 UNTIMED = 2
-KINDS: Mapping[str, Mapping[str, Any]] = {
+LOCAL: Mapping[str, Mapping[str, Any]] = {
     "synchronous": {"rollout.staleness": 0},
     "staleness 1, one process": {"rollout.staleness": 1, "engine.process": "shared"},
     "staleness 1, own process": {"rollout.staleness": 1, "engine.process": "own"},
+}
+SERVER: Mapping[str, Mapping[str, Any]] = {
+    "synchronous": {"rollout.staleness": 0},
+    "staleness 1": {"rollout.staleness": 1},
 }
 
 
@@ -66,10 +71,11 @@ def main() -> None:
     common = {"model": "tiny", "eval.tasks": 4, "warm_start.steps": 20}
     common |= dict(pair.split("=", 1) for pair in words.settings)
     print(machine(), flush=True)
-    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    kinds = LOCAL if common.get("engine", "local") == "local" else SERVER
+    times: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(words.rounds):
-        for kind in [*KINDS, *reversed(KINDS)]:
-            times[kind].append(seconds_per_step(words.env, words.steps, {**common, **KINDS[kind]}))
+        for kind in [*kinds, *reversed(kinds)]:
+            times[kind].append(seconds_per_step(words.env, words.steps, {**common, **kinds[kind]}))
             print(f"  {kind:28} {times[kind][-1]:6.2f} s a step", flush=True)
     first = statistics.mean(times["synchronous"])
     for kind, found in times.items():
