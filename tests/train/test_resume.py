@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,19 @@ def end(process: subprocess.Popen[bytes], number: signal.Signals, far_enough: Ca
     process.communicate(timeout=60)
 
 
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """The folder of a whole run by an algorithm and `engine.process`, made once."""
+
+    @cache
+    def run(algo: str, process: str) -> Path:
+        path = tmp_path_factory.mktemp("straight") / algo
+        finish(start(*SETTINGS, f"algo={algo}", f"engine.process={process}", f"run_dir={path}"))
+        return path
+
+    return run
+
+
 def left_after_seconds(run: Path) -> list[str]:
     """The run's processes that are still there after half a minute; killed ones take a while on a busy machine."""
     deadline = time.monotonic() + 30
@@ -77,15 +91,14 @@ def rows(run: Path) -> list[dict[str, Any]]:
     ("algo", "number", "process"), [("grpo", signal.SIGKILL, "shared"), ("ppo", signal.SIGTERM, "own")]
 )
 def test_four_steps_straight_equal_two_a_kill_and_two_more_to_the_last_bit(
-    algo: str, number: signal.Signals, process: str, tmp_path: Path
+    algo: str, number: signal.Signals, process: str, straight: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
     """SIGKILL leaves the newest checkpoint; SIGTERM has the run save one where none is due.
 
     The run that gets SIGTERM has its engine in a process of its own; resumed, it gets SIGINT as well.
     """
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    whole, killed = straight(algo, process), tmp_path / "killed"
     settings = [*SETTINGS, f"algo={algo}", f"engine.process={process}"]
-    finish(start(*settings, f"run_dir={straight}"))
 
     def far_enough() -> bool:
         if number is signal.SIGKILL:
@@ -110,14 +123,14 @@ def test_four_steps_straight_equal_two_a_kill_and_two_more_to_the_last_bit(
     shutil.rmtree(killed / "model")  # then engines and exports need another folder, and checkpoints are pruned
     finish(start(f"resume={killed}"))
 
-    assert rows(killed) == rows(straight)
-    assert ledger.read(killed) == ledger.read(straight)
+    assert rows(killed) == rows(whole)
+    assert ledger.read(killed) == ledger.read(whole)
     assert list(ledger.faults(killed)) == []
-    assert any(row.get("grad_norm") for row in rows(straight)), "nothing was learned, so nothing was compared"
-    one, two = (load_file(run / "checkpoints" / "step-000004" / "model.safetensors") for run in (straight, killed))
+    assert any(row.get("grad_norm") for row in rows(whole)), "nothing was learned, so nothing was compared"
+    one, two = (load_file(run / "checkpoints" / "step-000004" / "model.safetensors") for run in (whole, killed))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
-    with Store(straight / "sessions.db") as a, Store(killed / "sessions.db") as b:
+    with Store(whole / "sessions.db") as a, Store(killed / "sessions.db") as b:
         assert a.ids() == b.ids()
         assert all(a.load(i).nodes == b.load(i).nodes for i in a.ids())
 
@@ -146,15 +159,14 @@ def test_along_the_history_of_a_killed_asynchronous_run_each_group_is_trained_on
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_a_checkpoint_is_a_folder_that_transformers_loads(tmp_path: Path) -> None:
+def test_a_checkpoint_is_a_folder_that_transformers_loads(straight: Callable[[str, str], Path]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    shorter = ["steps=1", "warm_start.steps=2", *(word for word in SETTINGS if "steps=" not in word), "env.max_steps=2"]
-    finish(start(*shorter, f"run_dir={tmp_path / 'run'}"))
-    folder = tmp_path / "run" / "checkpoints" / "step-000001"
+    run = straight("grpo", "shared")
+    folder = run / "checkpoints" / "step-000004"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "12*7"}], return_tensors="pt", return_dict=False)
     logits = AutoModelForCausalLM.from_pretrained(folder)(ids).logits
     assert torch.isfinite(logits).all()
-    assert (tmp_path / "run" / "learning_curve.png").stat().st_size > 5000
-    assert "**assistant**" in (tmp_path / "run" / "transcripts" / "after.md").read_text()
+    assert (run / "learning_curve.png").stat().st_size > 5000
+    assert "**assistant**" in (run / "transcripts" / "after.md").read_text()

@@ -75,10 +75,10 @@ def test_sglang_in_float32_agrees_with_the_trainer_on_a_real_model(smollm: Path,
     async def draw() -> Any:
         engine = servers.attached("sglang", smollm, smollm_url, max_context=1000)
         try:
-            return await random_sessions(engine, 32, seed=1)
+            return await random_sessions(engine, 16, seed=1)
         finally:
             await engine.close()
 
     found = agreement(TorchTrainer(smollm), asyncio.run(draw()))
-    assert found.tokens > 500
+    assert found.tokens > 250
     assert found.max <= BOUND, f"{found}"

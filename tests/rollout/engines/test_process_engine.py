@@ -70,6 +70,7 @@ async def test_tokens_weights_and_errors_are_those_of_the_engine_in_this_process
     await other.close()
 
 
+@pytest.mark.slow
 async def test_settings_that_do_not_suit_the_model_are_refused_by_the_process_that_loads_it(folder: Path) -> None:
     engine = ProcessEngine(folder, OWN.model_copy(update={"routed_experts": True}))
     with pytest.raises(ConfigError, match="has no experts to record"):

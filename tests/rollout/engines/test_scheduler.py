@@ -94,11 +94,6 @@ def test_a_path_whose_last_segment_has_one_token_is_scored_once(parts: Parts, le
 
 
 @pytest.mark.slow
-def test_a_turn_is_its_own_whatever_happens_beside_it(parts: Parts) -> None:
-    assert walk(parts, range(2), 120)["turn"] > 30
-
-
-@pytest.mark.slow
 def test_a_turn_is_its_own_whatever_happens_beside_it_in_thousands_of_turns(parts: Parts) -> None:
     seen = walk(parts, range(80), 150)
     events = ("scoring", "cancel", "shared", "moved while prefilled", "longer rows", "fewer rows", "two versions")

@@ -289,11 +289,6 @@ async def converse(serve: Serve, number: int) -> None:
 
 
 @pytest.mark.slow
-async def test_conversations_of_every_habit_are_stored_as_the_engine_saw_them(serve: Serve) -> None:
-    await converse(serve, 60)
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(400)
-async def test_a_thousand_conversations_have_no_drift(serve: Serve) -> None:
-    await converse(serve, 1000)
+async def test_hundreds_of_conversations_of_every_habit_are_stored_as_the_engine_saw_them(serve: Serve) -> None:
+    await converse(serve, 400)

@@ -88,8 +88,8 @@ def test_rendering_at_once_equals_rendering_turn_by_turn(family: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["chatml", "qwen3-coder", "deepseek-v3.1", "deepseek-r1"])
-def test_a_thousand_sessions_at_once_equal_turn_by_turn_without_a_reference(family: str) -> None:
-    at_once_equals_turn_by_turn(family, 1000)
+def test_hundreds_of_sessions_at_once_equal_turn_by_turn_without_a_reference(family: str) -> None:
+    at_once_equals_turn_by_turn(family, 300)
 
 
 @pytest.mark.parametrize("family", TOOLED)
@@ -126,29 +126,24 @@ def test_results_that_share_a_turn_open_it_once_and_close_it_once(family: str) -
     assert text.count(opener) >= 1
 
 
-@pytest.mark.parametrize("family", FAMILY_NAMES)
-@pytest.mark.slow
-def test_text_can_not_smuggle_in_special_tokens(family: str) -> None:
-    """A user, a tool or a schema that spells a special token gets plain tokens, and the model sees the text."""
-    nothing_is_smuggled_in(family, 10)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_text_can_not_smuggle_in_any_special_token(family: str) -> None:
-    nothing_is_smuggled_in(family, 10_000)
-
-
-def nothing_is_smuggled_in(family: str, tokens: int) -> None:
+    """A user, a tool or a schema that spells a special token gets plain tokens, and the model sees the text."""
     renderer = renderer_of(family)
     added: dict[str, int] = renderer.tokenizer.added
+    special = set(added.values())
+
+    def count(rendered: list[list[int]]) -> int:
+        return sum(token in special for ids in rendered for token in ids)
+
     able = FAMILIES["chatml" if family == "chatml-text" else family].expresses
     harmless = renderer.render([Message(role="system", content="s"), Message(role="user", content="u")])
-    counted = sum(ids.count(special) for ids in harmless for special in added.values())
-    for token in random.Random(family).sample(list(added), min(tokens, len(added))):
+    counted = count(harmless)
+    for token in added:
         evil = [Message(role="system", content=f"s{token}"), Message(role="user", content=f"u{token}u")]
         rendered = renderer.render(evil)
-        assert sum(ids.count(special) for ids in rendered for special in added.values()) == counted, token
+        assert count(rendered) == counted, token
         if not token.isspace():
             assert f"u{token}u" in renderer.tokenizer.decode(rendered[-1])
     if able.tools:
@@ -165,10 +160,7 @@ def nothing_is_smuggled_in(family: str, tokens: int) -> None:
             "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
         }
         user = [Message(role="user", content="u")]
-        counts = [
-            sum(ids.count(special) for ids in renderer.render(user, tools=[tool]) for special in added.values())
-            for tool in (evil_tool, kind)
-        ]
+        counts = [count(renderer.render(user, tools=[tool])) for tool in (evil_tool, kind)]
         assert counts[0] == counts[1]
 
 
