@@ -74,8 +74,8 @@ class RunConfig(Section):
     rerun: str | None = None
     """A run folder to run again as it was recorded, in another folder, compared token for token; see docs/runs.md."""
     rerun_answers: Literal["compare", "recorded"] = "compare"
-    """What a rerun's environments do: answer again, and are compared with the recording, or nothing: their recorded
-    answers are taken."""
+    """What a rerun's environments and agent programs do: act again, and are compared with the recording, or nothing:
+    their recorded messages are taken."""
     checkpoint_every: PositiveInt = 20
     """Steps between checkpoints; the last step always has one."""
     keep_checkpoints: PositiveInt = 2

@@ -27,6 +27,7 @@ def compare(recorded: Session, session: Session) -> None:
         same(where, [one.reward], [other.reward], what="reward")
         spans, found = ([replace(span, incarnation=0) for span in node.versions] for node in (one, other))
         same(where, spans, found, what="version span")
+        same(where, [one.arrival], [other.arrival], what="arrival")
     where = f"session {recorded.id}, at its end"
     same(where, [len(recorded.nodes)], [len(session.nodes)], what="number of messages")
     same(where, [recorded.status], [session.status], what="status")

@@ -16,7 +16,19 @@ from typing import Any
 import orjson
 
 from agentrl.errors import InvalidInput, StoreError
-from agentrl.types import Branch, FinishReason, Message, Node, RewardState, Sampling, Session, Status, Task, VersionSpan
+from agentrl.types import (
+    Arrival,
+    Branch,
+    FinishReason,
+    Message,
+    Node,
+    RewardState,
+    Sampling,
+    Session,
+    Status,
+    Task,
+    VersionSpan,
+)
 from agentrl.untrusted import safe_json
 
 Row = tuple[Any, ...]
@@ -82,6 +94,7 @@ def node_from(row: Row, blobs: Mapping[str, bytes]) -> Node:
             node.versions = [VersionSpan(*span) for span in data["versions"]]
             node.finish_reason = FinishReason(data["finish_reason"])
             node.stopped_by = data["stopped_by"]
+            node.arrival = Arrival(*data["arrival"]) if data.get("arrival") else None
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"node {id_} can't be read from the store: {error}") from error
     return node
@@ -211,6 +224,7 @@ def _turn(node: Node) -> str | None:
             "versions": [span.packed for span in node.versions],
             "finish_reason": node.finish_reason,
             "stopped_by": node.stopped_by,
+            **({"arrival": node.arrival.packed} if node.arrival else {}),
         }
     ).decode()
 

@@ -16,7 +16,7 @@ import orjson
 
 from agentrl.errors import InvalidInput, missing_extra
 from agentrl.sessions.codec import head_json, session_from, task_json
-from agentrl.types import FinishReason, Message, Node, Sampling, Session, VersionSpan
+from agentrl.types import Arrival, FinishReason, Message, Node, Sampling, Session, VersionSpan
 
 ROWS = 4096
 """Nodes in one Parquet row group: a few megabytes at a time, however long the run was."""
@@ -84,6 +84,7 @@ def node_dict(node: Node) -> dict[str, Any]:
         "attachments": {kind: data.hex() for kind, data in node.attachments.items()},
         "tools": node.tools,
         "reply_id": node.reply_id,
+        "arrival": list(node.arrival.packed) if node.arrival else None,
         "copy_of": node.copy_of,
         "copied_tokens": node.copied_tokens,
     }
@@ -103,6 +104,7 @@ def _node(data: dict[str, Any]) -> Node:
             "versions": [VersionSpan(*span) for span in data["versions"]],
             "sampling": Sampling(**sampling) if sampling is not None else None,
             "finish_reason": FinishReason(data["finish_reason"]) if data["finish_reason"] else None,
+            "arrival": Arrival(*data["arrival"]) if data.get("arrival") else None,
             "attachments": {kind: bytes.fromhex(text) for kind, text in data["attachments"].items()},
         }
     )
@@ -148,7 +150,7 @@ def _rows(sessions: Iterable[Session]) -> Iterator[dict[str, Any]]:
             row = {**node_dict(node), **session_fields, "role": node.message.role}
             row["attachments"] = list(node.attachments.items())
             row["message"] = node.message.model_dump_json(exclude_none=True)
-            for name in ("versions", "sampling", "tools"):
+            for name in ("versions", "sampling", "tools", "arrival"):
                 row[name] = orjson.dumps(row[name]).decode() if row[name] else None
             row["stopped_by"] = None if node.stopped_by is None else str(node.stopped_by)
             yield row
@@ -156,7 +158,7 @@ def _rows(sessions: Iterable[Session]) -> Iterator[dict[str, Any]]:
 
 def _schema(pa: Any) -> Any:
     texts = ("session_id", "group", "task_id", "status", "agent", "role", "message")
-    optional = ("versions", "sampling", "finish_reason", "stopped_by", "tools", "reply_id", "policy")
+    optional = ("versions", "sampling", "finish_reason", "stopped_by", "tools", "reply_id", "policy", "arrival")
     return pa.schema(
         [
             *(pa.field(name, pa.string(), nullable=False) for name in texts),

@@ -15,7 +15,7 @@ from agentrl.sessions import tree
 from agentrl.sessions.generation import generate
 from agentrl.sessions.renderers.base import RenderedMessage, Renderer, ToolSchema
 from agentrl.sessions.renderers.strip import Branch, strip_earlier_reasoning
-from agentrl.types import AGENT, MAIN, Chunk, Engine, Message, Node, Sampling, Session, Turn
+from agentrl.types import AGENT, MAIN, Arrival, Chunk, Engine, Message, Node, Sampling, Session, Turn
 
 
 @dataclass(slots=True)
@@ -49,6 +49,7 @@ class GeneratedTurn:
     sampling: Sampling
     message: Message
     reply_id: str | None = None
+    arrival: Arrival | None = None
     node: Node | None = None
 
 
@@ -198,6 +199,7 @@ class TurnGenerator:
             trained=self.trained,
             reply_id=generated.reply_id,
         )
+        generated.node.arrival = generated.arrival
         return generated.node
 
 

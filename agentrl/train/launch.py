@@ -28,7 +28,8 @@ from agentrl.rollout.fleet import make_engines
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.policies import Policy, frozen_policies
 from agentrl.rollout.programs import Program, serving
-from agentrl.rollout.rerun import RerunEngine, RerunRollouts
+from agentrl.rollout.rerun import RerunRollouts
+from agentrl.rollout.rerun_engine import RerunEngine
 from agentrl.rollout.stats import Evaluation
 from agentrl.sessions.recorder import Recorder
 from agentrl.sessions.renderers import get_renderer, strip

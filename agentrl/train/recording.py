@@ -25,7 +25,7 @@ from agentrl.overrides import read_yaml
 from agentrl.rollout.fleet import divided
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.outcomes import TRAINED, Outcome
-from agentrl.rollout.rerun import Recording
+from agentrl.rollout.rerun_engine import Recording
 from agentrl.sessions.store import Store
 from agentrl.train import ledger, manifest, resuming
 from agentrl.train.backends import Trainer
@@ -63,9 +63,6 @@ def settings(run: Path) -> dict[str, Any]:
             f"rerun={str(run)!r}: weights.mode=in_place keeps keys and values of older weights, whose versions are not "
             "recorded; it can't be run again"
         )
-    if saved["agent"] is not None:
-        saved["rerun_answers"] = "recorded"
-
     return {
         **saved,
         "run_dir": None,

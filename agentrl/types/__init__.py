@@ -17,6 +17,7 @@ masks are plain lists: neither numpy nor torch is needed.
 
 from agentrl.types.branches import Branch
 from agentrl.types.generation import (
+    Arrival,
     Capabilities,
     Chunk,
     Engine,
@@ -44,6 +45,7 @@ from agentrl.types.session import AGENT, GREEDY, MAIN, Group, Node, RewardState,
 
 __all__ = [
     "AGENT",
+    "Arrival",
     "Branch",
     "Capabilities",
     "Chunk",

@@ -80,6 +80,26 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """When a request of a session reached a gateway, for the turn that answers it.
+
+    Attributes:
+        number: which of the session's requests for turns it is, from 0, those that got none included.
+        nodes: how many nodes the session had.
+        attempt: how many requests for the same turn are older, each with a sample of its own.
+    """
+
+    number: int
+    nodes: int
+    attempt: int = 0
+
+    @property
+    def packed(self) -> tuple[int, int, int]:
+        """The numbers that it can be made from again."""
+        return self.number, self.nodes, self.attempt
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """A part of a turn, while it is being generated."""
 

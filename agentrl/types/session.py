@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from agentrl.types.branches import Branch, mean_score
-from agentrl.types.generation import FinishReason, Sampling, VersionSpan
+from agentrl.types.generation import Arrival, FinishReason, Sampling, VersionSpan
 from agentrl.types.messages import Message, Task
 
 AGENT = "agent"
@@ -55,6 +55,7 @@ class Node:
             policy that is not trained is not trainable.
         tools: the tool schemas available along the paths of a root; empty elsewhere.
         reply_id: the id under which a gateway returned the turn to its client.
+        arrival: when the request for the turn reached the gateway; None for turns that no gateway returned.
         copy_of: the id of the turn that this node is an untrained copy of: without its reasoning
             (model.reasoning=strip), or with text that its client appended. The path continues from the copy; the
             turn itself is trained.
@@ -78,6 +79,7 @@ class Node:
     attachments: dict[str, bytes] = field(default_factory=dict)
     tools: list[dict[str, Any]] = field(default_factory=list)
     reply_id: str | None = None
+    arrival: Arrival | None = None
     copy_of: int | None = None
     copied_tokens: int | None = None
 

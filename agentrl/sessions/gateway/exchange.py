@@ -89,6 +89,9 @@ class Exchange:
             TokenBudgetExceeded: the context or the session's budget is used up.
         """
         generator, prompt = self.parts.generator, await self._render(self.parts.generator.max_context)
+        if self.state.schedule is not None:
+            await self.state.schedule.arrival(prompt.token_ids)
+            prompt = await self._render(generator.max_context)  # the tree may have grown meanwhile
         remaining = generator.remaining_tokens(len(prompt.token_ids), self.state.size + prompt.new_tokens)
         assert remaining is not None
         digest = self.state.index.path_digest(prompt.parent)
@@ -108,7 +111,7 @@ class Exchange:
         samplings = attempts.samplings(attempt) if attempt else self.pending.samplings
         self.samplings = [generator.clamp(remaining, sampling) for sampling in samplings]
         self.call_ids = hashlib.blake2b(b"%d" % attempt + digest, digest_size=5).hexdigest()
-        self.state.pending.append(self.pending)
+        self.arrival = self.state.arrive(self.pending)
 
     async def count(self) -> int:
         """How many tokens the prompt has; nothing is generated.
@@ -201,6 +204,8 @@ class Exchange:
         finally:
             await together.aclose()  # type: ignore[attr-defined]
         self.choices = [choice for choice in generated if choice is not None]
+        if self.state.schedule is not None:
+            await self.state.schedule.reply(self.arrival)
         if self.pending is not None:
             self.pending.generated = True
 
@@ -232,7 +237,7 @@ class Exchange:
             yield index, delta
         self.malformed += reading.malformed
         reply = self.reply_id if index == 0 else f"{self.reply_id}#{index}"
-        generated[index] = GeneratedTurn(self.prompt.opening, turn, sampling, message, reply)
+        generated[index] = GeneratedTurn(self.prompt.opening, turn, sampling, message, reply, self.arrival)
 
     def _reading(self, call_ids: str) -> Reading:
         return Reading(self.parts.renderer, self.request, self.forced, call_ids)

@@ -24,6 +24,7 @@ from agentrl.sessions.gateway import rewards
 from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.exchange import Parts
 from agentrl.sessions.gateway.rewards import CloseBody, RewardBody
+from agentrl.sessions.gateway.schedule import Schedule
 from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.sessions.gateway.writer import Writer
 from agentrl.sessions.store import Store
@@ -61,6 +62,9 @@ class Gateway:
         model: the name under which the model is listed.
         secret: sessions' keys are derived from it; None makes a new one, so that keys are valid for this process only.
         score: sets a closed session's rewards, or its error, where its client gave none.
+
+    Attributes:
+        schedules: the recorded order of sessions that are to be run again, by their id; `open` takes it from here.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Gateway:
         self._secret = secret or secrets.token_bytes(SECRET_BYTES)
         self.in_flight = 0
         self.begun = 0
+        self.schedules: dict[str, Schedule] = {}
         self._entries: dict[str, SessionEntry] = {}
         self._writer = Writer(store)
         self._sealing: set[asyncio.Task[None]] = set()
@@ -110,7 +115,8 @@ class Gateway:
         return hmac.compare_digest(self._key(session).encode(), key.encode())
 
     def _add_entry(self, session: Session) -> SessionEntry:
-        entry = SessionEntry(SessionState(session), key=self._key(session).encode())
+        state = SessionState(session, schedule=self.schedules.pop(session.id, None))
+        entry = SessionEntry(state, key=self._key(session).encode())
         entry.state.stored = len(session.nodes)
         self._entries[session.id] = entry
         if session.status is Status.OPEN:
@@ -216,6 +222,7 @@ class Gateway:
         if was_open:
             session.ended = time.time()
             for pending in list(entry.state.pending):
+                session.count("gateway/unanswered")
                 pending.cancel()
             self._await_rewards(entry, self.parts.limits.reward_deadline)
         return await self._after_reward(entry, complete)

@@ -18,9 +18,10 @@ from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.bodies import History
 from agentrl.sessions.gateway.matching import HistoryMatch, Index, ParentKey, tools_digest
 from agentrl.sessions.gateway.retries import PendingRequest, Retries
+from agentrl.sessions.gateway.schedule import Schedule
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.turn_generator import GeneratedTurn, Prompt, TurnGenerator
-from agentrl.types import FinishReason, Node, Sampling, Session
+from agentrl.types import Arrival, FinishReason, Node, Sampling, Session
 
 HISTORIES = 8
 """Histories (and token paths) that a session caches; older ones are found by walking the tree."""
@@ -42,7 +43,8 @@ class SessionState:
     """One open session and its index.
 
     `stored` counts the nodes that the store has; `truncated` says that the last request reached a limit,
-    `broken` that the store failed: the session then ends as INFRA_ERROR.
+    `broken` that the store failed: the session then ends as INFRA_ERROR. `arrived` counts the requests for turns.
+    `schedule` is the order that a session which is run again keeps.
     """
 
     session: Session
@@ -53,6 +55,8 @@ class SessionState:
     stored: int = 0
     truncated: bool = False
     broken: str | None = None
+    arrived: int = 0
+    schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
         self.index = Index(self.session)
@@ -63,6 +67,10 @@ class SessionState:
             self._agent_of(node)
         self._size = tree.size(self.session)
         self._turns = sum(node.sampled for node in self.session.nodes)
+        arrivals = [node.arrival.number for node in self.session.nodes if node.arrival is not None]
+        self.arrived = max(arrivals, default=-1) + 1
+        if self.schedule is not None:
+            self.schedule.begin(self.session)
 
     @property
     def size(self) -> int:
@@ -172,6 +180,14 @@ class SessionState:
                 best = known if history.continues(known.beginning) else best
         return best
 
+    def arrive(self, pending: PendingRequest) -> Arrival:
+        """A request has arrived, and its turns are about to be generated."""
+        self.pending.append(pending)
+        arrival = Arrival(self.arrived, len(self.session.nodes), pending.attempt)
+        self.arrived += 1
+        self._changed()
+        return arrival
+
     # -------------------------------------------------------------------------------------- storing
 
     def commit(
@@ -208,6 +224,7 @@ class SessionState:
             if choice is choices[0]:
                 self._cache_path(choice.node.id, (*prompt.token_ids, *choice.turn.token_ids))
         self.cache_history(request, known, key)
+        self._changed()
         return [choice.node for choice in choices if choice.node is not None]
 
     def counters_changed(self) -> bool:
@@ -219,6 +236,10 @@ class SessionState:
         """The nodes that are not in the store yet; they count as stored from now on."""
         nodes, self.stored = self.session.nodes[self.stored :], len(self.session.nodes)
         return nodes
+
+    def _changed(self) -> None:
+        if self.schedule is not None:
+            self.schedule.changed(self.arrived)
 
     def _add_turn(self, generator: TurnGenerator, parent: int, choice: GeneratedTurn) -> Node:
         token_ids = [*choice.opening, *choice.turn.token_ids]
