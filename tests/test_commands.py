@@ -117,6 +117,10 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
         "::test_its_score_counts_beside_the_environments_own_and_a_failed_call_is_repeated"
     ),
     "agentrl train env=calculator dry_run=true": Run(slow=False),
+    "agentrl train env=calculator trainer=fsdp trainer.ranks=2": Elsewhere(
+        "tests/train/backends/fsdp/test_trainer.py"
+        "::test_a_run_whose_rank_is_killed_publishes_resumes_and_ends_as_one_process_does"
+    ),
     "agentrl doctor cluster=ray cluster.address=auto folder=runs": Elsewhere(
         "tests/cluster/test_doctor.py::test_every_node_of_a_ray_cluster_says_what_it_has_and_reaches_the_others"
     ),

@@ -56,7 +56,9 @@ def test_a_plug_in_from_a_file_brings_settings_that_are_checked_listed_and_saved
 
 
 def test_a_setting_of_another_plug_in_is_refused_as_such() -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.ranks=2 belongs to trainer=megatron, not trainer=torch"):
+    with pytest.raises(
+        ConfigError, match=r"trainer\.ranks=2 belongs to trainer=fsdp and trainer=megatron, not trainer=torch"
+    ):
         build("trainer.ranks=2")
     with pytest.raises(ConfigError, match=r"engine\.proof=True belongs to engine=local, not engine=sglang"):
         build("engine=sglang", "engine.proof=true")

@@ -181,7 +181,7 @@ def test_penalty_and_bonus_apply_to_every_scored_session_as_to_rows_in_trl(tiny_
     learner.reference.load_state_dict(reference.state_dict())
     for forest in pack(groups, make_algorithm(algo).credit(groups), 10_000, merge=algo.merge):
         batch = learner.prepare(forest)
-        batch.rows.ref_logp = learner._score(learner.reference, batch)
+        learner.score_reference([batch])
         learner.backward(batch)
 
     rows = []

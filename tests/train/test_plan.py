@@ -168,6 +168,9 @@ def test_a_dry_run_needs_no_more_of_a_model_than_its_config_json(tmp_path: Path)
     run = {"env": "calculator", "dry_run": True}
     lines = [list(described(complete({**run, "model": str(model)}))) for model in (file, tmp_path)]
     assert lines[0][1] == lines[1][1] == "model: 8,190,735,360 parameters, 36 layers of 4096"
+    sharded = "\n".join(described(complete({**run, "model": str(file), "trainer": {"name": "fsdp", "ranks": 4}})))
+    for part in ("trainer 3", "weights 7.63 GiB, gradients 7.63 GiB, optimizer 15.3 GiB", "gathered", "data-parallel"):
+        assert part in sharded
     uneven = complete({**run, "model": str(file), "trainer": {"name": "megatron", "tensor_parallel": 3}})
     with pytest.raises(ConfigError, match="tensor_parallel=3 does not divide the model's 32 attention heads"):
         list(described(uneven))

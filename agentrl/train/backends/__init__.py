@@ -24,6 +24,7 @@ TRAINERS: Registry[TrainerPlugin] = Registry(
     "trainer",
     "agentrl.trainers",
     {
+        "fsdp": "agentrl.train.backends.fsdp.plugin:TRAINER",
         "torch": "agentrl.train.backends.torch_plugin:TRAINER",
         "megatron": "agentrl.train.backends.megatron.plugin:TRAINER",
     },

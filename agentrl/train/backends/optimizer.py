@@ -63,7 +63,7 @@ class Optimizer:
 
         A norm that is not finite skips the update (and counts it). The trainer counts `steps`.
         """
-        norm = float(nn.utils.clip_grad_norm_(self.parameters, self.algo.max_grad_norm))
+        norm = self._clip()
         finite = math.isfinite(norm)
         for optimizer in self.optimizers.values():
             if finite:
@@ -73,6 +73,22 @@ class Optimizer:
             optimizer.zero_grad(set_to_none=True)
         self.skipped += not finite
         return norm
+
+    def _clip(self) -> float:
+        """Clip the gradients to the global norm, of all ranks' shards where they are sharded; returns the norm."""
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        norm: Any = nn.utils.get_total_norm(gradients)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        nn.utils.clip_grads_with_norm_(self.parameters, self.algo.max_grad_norm, norm)
+        return float(norm)
+
+    def moments(self) -> dict[nn.Parameter, dict[str, Tensor]]:
+        """AdamW's state of each parameter; what its first update would create is created."""
+        for parameter in self.parameters:
+            if not self.adam.state[parameter]:
+                means = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                self.adam.state[parameter] = {"step": torch.zeros((), device=parameter.device), **means}
+        return {parameter: self.adam.state[parameter] for parameter in self.parameters}
 
     def state(self) -> dict[str, object]:
         """All that resuming needs."""

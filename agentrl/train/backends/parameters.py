@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-import torch
 from torch import nn
 
 from agentrl.errors import ConfigError
@@ -66,10 +65,3 @@ def _ends(model: nn.Module) -> list[nn.Module]:
     """Embedding and head, whose rows are tokens."""
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]  # type: ignore[operator]
     return [end for end in ends if end is not None]
-
-
-@torch.no_grad()
-def move_towards(average: nn.Module, model: nn.Module, decay: float) -> None:
-    """Make the weights of a moving average `decay` times themselves plus the rest times the model's."""
-    for mean, weight in zip(average.parameters(), model.parameters(), strict=True):
-        mean.lerp_(weight, 1 - decay)

@@ -1,10 +1,10 @@
 """The torch trainer: a transformers model, forests through its attention interface, AdamW.
 
 The model is whatever `AutoModelForCausalLM` loads, left as it is: no layer is replaced and no parameter is
-held elsewhere, so that FSDP2 can shard it. Layers with a state follow the paths (`state_schedule`). It runs
-in evaluation mode even while learning, because dropout would make the trainer's log-probabilities differ from
-the engine's. Weights, gradients and optimizer state stay in float32; `dtype=bfloat16` computes under
-autocast.
+held elsewhere, so that FSDP2 can shard it (`agentrl.train.backends.fsdp`). Layers with a state follow the paths
+(`state_schedule`). It runs in evaluation mode even while learning, because dropout would make the trainer's
+log-probabilities differ from the engine's. Weights, gradients and optimizer state stay in float32; `dtype=bfloat16`
+computes under autocast.
 
 A step is in `agentrl.train.backends.learner`. A critic and a reward model are kept apart from the model
 (`agentrl.train.backends.critic`, `reward_model`): they are not sent to engines or exported.
@@ -34,12 +34,13 @@ from agentrl.models.mixers import set_plan, wrap_mixers
 from agentrl.models.rope import fixed_angle_length
 from agentrl.rollout.engines.weights import single_experts
 from agentrl.train.backends.attention import NAME, BlockPlan, Plan
+from agentrl.train.backends.copies import WeightCopy
 from agentrl.train.backends.critic import ValueModel
 from agentrl.train.backends.flex import FLEX_BLOCK, FlexPlan
 from agentrl.train.backends.head import Logits, token_logps
-from agentrl.train.backends.learner import Learner
+from agentrl.train.backends.learner import Learned, Learner
 from agentrl.train.backends.optimizer import Optimizer, to_cpu
-from agentrl.train.backends.parameters import move_towards, trained
+from agentrl.train.backends.parameters import trained
 from agentrl.train.backends.recompute import recompute_layers
 from agentrl.train.backends.reference import record_layer_outputs
 from agentrl.train.backends.reward_model import RewardModel
@@ -84,6 +85,11 @@ class TorchTrainer(Learner[Batch]):
         seed: of torch's generator, for models that sample.
     """
 
+    processes = 1
+    """How many share this machine's cores in computing the same steps."""
+    reduce: Callable[[Sequence[Tensor]], None] | None = None
+    """Sums the gradients of a critic's head over them; see `ValueModel`."""
+
     def __init__(
         self,
         path: str | Path,
@@ -102,13 +108,14 @@ class TorchTrainer(Learner[Batch]):
         if self.config.recompute == "full":
             recompute_layers(self.model)
         on_cpu = self.device.type == "cpu"
-        self.threads = cores.chosen(self.config.threads, cores.share(1, self.source)) if on_cpu else None
+        share = cores.share(self.processes, self.source)
+        self.threads = cores.chosen(self.config.threads, share) if on_cpu else None
         self.deterministic = on_cpu or torch.are_deterministic_algorithms_enabled()
         self.logits = Logits.of(self.model.config)
         self.longest = fixed_angle_length(self.model.config)
         self.version = 0
-        self.reference: nn.Module | None = None
-        self.average: nn.Module | None = None
+        self.reference: WeightCopy | None = None
+        self.average: WeightCopy | None = None
         self.begin(algo or AlgoConfig(), total_steps)
 
     def load_model(self) -> nn.Module:
@@ -129,9 +136,8 @@ class TorchTrainer(Learner[Batch]):
         self.reward_model = RewardModel(self.model, reward, total_steps) if reward else None
         self.critic = self._new_critic(total_steps) if self.algorithm.needs.critic else None
         self.optimizer: Optimizer = Optimizer(trained(self.model, self.config), algo, total_steps)
-        self.reference = copy.deepcopy(self.model).requires_grad_(False) if self.keeps_reference else None
-        averaged = self.config.average_decay is not None
-        self.average = copy.deepcopy(self.model).requires_grad_(False) if averaged else None
+        self.reference = WeightCopy(self.model) if self.keeps_reference else None
+        self.average = WeightCopy(self.model) if self.config.average_decay is not None else None
 
     def _new_critic(self, total_steps: int) -> ValueModel:
         width = self.model.get_output_embeddings().weight.shape[1]  # type: ignore[operator]
@@ -140,37 +146,50 @@ class TorchTrainer(Learner[Batch]):
         if algo.value_trunk == "own":
             trunk = copy.deepcopy(trunk_of(self.model)).requires_grad_(True)  # what the policy freezes, it learns
             trunk.zero_grad(set_to_none=True)
-        return ValueModel(width, algo, total_steps, self.device, trunk)
+        return ValueModel(width, algo, total_steps, self.device, trunk, self.reduce)
 
     @computing
     def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Learn from a batch; see `Trainer.step`. A batch without trained tokens changes no weight."""
         self.begin_step(forests, state)
-        batches = [batch for batch in map(self.prepare, forests) if len(batch.rows)]
-        metrics = self.learn(batches, forests).metrics() | token_counts(forests)
+        batches = self.batches(forests)
+        metrics = self.joined(self.learn(batches, forests)).metrics() | token_counts(forests)
         if self.reward_model is not None:
             metrics |= self._fit_rewards(self.reward_model, batches)
         if self.average is not None and self.config.average_decay is not None:
-            move_towards(self.average, self.model, self.config.average_decay)
+            self.average.move_towards(self.config.average_decay)
         return metrics
+
+    def batches(self, forests: Sequence[Forest]) -> list[Batch]:
+        """What this process computes of a step's forests: those with trained tokens."""
+        return [batch for batch in map(self.prepare, forests) if len(batch.rows)]
+
+    def joined(self, learned: Learned) -> Learned:
+        """A step as all processes took it."""
+        return learned
+
+    def whole(self, compute: Callable[[], T]) -> T:
+        """Compute with the model's weights; where they are sharded, they are gathered for it."""
+        return compute()
 
     @torch.no_grad()
     def score_reference(self, batches: Sequence[Batch]) -> None:
         """See `Learner`."""
         assert self.reference is not None
-        for batch in batches:
-            batch.rows.ref_logp = self._score(self.reference, batch)
+        with self.reference.exchanged():
+            for batch in batches:
+                batch.rows.ref_logp = self._score(batch)
 
     def average_reference(self, decay: float) -> None:
         """See `Learner`."""
         assert self.reference is not None
-        move_towards(self.reference, self.model, decay)
+        self.reference.move_towards(decay)
 
     @torch.no_grad()
     def sum_sequences(self, batches: Sequence[Batch], sums: Tensor) -> None:
         """See `Learner`."""
         for batch in batches:
-            add_sums(self.algorithm, sums, self._score(self.model, batch), batch.rows, self.version)
+            add_sums(self.algorithm, sums, self._score(batch), batch.rows, self.version)
 
     def accumulate(self, batches: Sequence[Batch], meter: Meter, *, first: bool) -> float:
         """See `Learner`."""
@@ -203,12 +222,16 @@ class TorchTrainer(Learner[Batch]):
         """
         watchdog.progress()
         rows = batch.rows
-        hidden = self._hidden(trunk_of(self.model), batch)
-        logp, entropy = self._logps(self.model, hidden, rows)
-        values = None
-        if self.critic is not None and self.critic.trunk is None:
-            values = self.critic.head.fixed(hidden[rows.predictor])
-        loss = self.loss(logp, entropy, rows, values, meter, first=first)
+
+        def compute() -> Tensor:
+            hidden = self._hidden(trunk_of(self.model), batch)
+            logp, entropy = self._logps(self.model, hidden, rows)
+            values = None
+            if self.critic is not None and self.critic.trunk is None:
+                values = self.critic.head.fixed(hidden[rows.predictor])
+            return self.loss(logp, entropy, rows, values, meter, first=first)
+
+        loss = self.whole(compute)
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
@@ -216,10 +239,12 @@ class TorchTrainer(Learner[Batch]):
     @torch.no_grad()
     def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
         """Log-probabilities of the trained tokens; see `Trainer.logprobs`."""
-        model = self.reference if reference else self.model
-        if model is None:
+        if not reference:
+            return self.per_token(forests, self._score)
+        if self.reference is None:
             raise InvalidInput(f"algo={self.algo.name} keeps no reference: it needs none, and algo.kl_coef is 0")
-        return self._per_token(forests, functools.partial(self._score, model))
+        with self.reference.exchanged():
+            return self.per_token(forests, self._score)
 
     @computing
     @torch.no_grad()
@@ -230,23 +255,23 @@ class TorchTrainer(Learner[Batch]):
             raise InvalidInput(f"algo={self.algo.name} has no critic: it needs none")
         critic.start(start)
         trunk = trunk_of(self.model) if critic.trunk is None else critic.trunk
-        return self._per_token(forests, lambda batch: critic.head(self._hidden(trunk, batch)[batch.rows.predictor]))
+        return self.per_token(forests, lambda batch: critic.head(self._states(trunk, batch)))
 
     @computing
     @torch.no_grad()
     def layer_outputs(self, forest: Forest) -> list[Tensor]:
         """Each decoder layer's output for a forest: [T, d] each, float32, in the CPU's memory."""
         with record_layer_outputs(self.model) as layers:
-            self._hidden(trunk_of(self.model), self.prepare(forest))
+            self._states(trunk_of(self.model), self.prepare(forest))
         return [layer[0, : len(forest)] for layer in layers]
 
     def fit(self, critic: ValueModel, batches: Sequence[Batch]) -> Meter:
         """See `Learner`: a trunk of the critic's own is trained with it; the policy's is only read, once."""
         if critic.trunk is not None:
             trunk = critic.trunk
-            return critic.fit(lambda: ((self._hidden(trunk, b)[b.rows.predictor], b.rows) for b in batches))
+            return critic.fit(lambda: ((self._states(trunk, b), b.rows) for b in batches))
         with torch.no_grad():  # in the CPU's memory: a batch's hidden states may be many
-            read = [(self._hidden(trunk_of(self.model), b)[b.rows.predictor].cpu(), b.rows) for b in batches]
+            read = [(self._states(trunk_of(self.model), b).cpu(), b.rows) for b in batches]
         return critic.fit(lambda: read)
 
     @computing
@@ -256,9 +281,10 @@ class TorchTrainer(Learner[Batch]):
         learned, reference = self.reward_model, self.reference
         if learned is None or reference is None:
             raise InvalidInput(f"algo={self.algo.name} has no reward model: it needs none")
-        return self._per_token(
-            forests, lambda batch: learned.rewards(self._score(learned.model, batch), self._score(reference, batch))
-        )
+        with reference.exchanged():
+            return self.per_token(
+                forests, lambda batch: learned.rewards(self._score(batch, learned.model), self._score(batch))
+            )
 
     def _fit_rewards(self, learned: RewardModel, batches: Sequence[Batch]) -> dict[str, float]:
         """The reward model's update on a batch; its forests are computed one at a time."""
@@ -273,7 +299,7 @@ class TorchTrainer(Learner[Batch]):
         learned.end_step()
         return metrics
 
-    def _per_token(self, forests: Sequence[Forest], compute: Callable[[Batch], Tensor]) -> list[Tensor]:
+    def per_token(self, forests: Sequence[Forest], compute: Callable[[Batch], Tensor]) -> list[Tensor]:
         """`compute`'s result for each batch's rows, at their targets: [T] for each forest, 0 elsewhere."""
         found = []
         for forest in forests:
@@ -283,6 +309,10 @@ class TorchTrainer(Learner[Batch]):
                 value_T[batch.rows.target.cpu()] = compute(batch).cpu()
             found.append(value_T)
         return found
+
+    def _states(self, trunk: nn.Module, batch: Batch) -> Tensor:
+        """The hidden states that predict each row: [P, d]."""
+        return self.whole(lambda: self._hidden(trunk, batch)[batch.rows.predictor])
 
     def _hidden(self, trunk: nn.Module, batch: Batch) -> Tensor:
         """The last hidden states: [T, d]."""
@@ -304,9 +334,11 @@ class TorchTrainer(Learner[Batch]):
         return contextlib.nullcontext()
 
     @torch.no_grad()
-    def _score(self, model: nn.Module, batch: Batch) -> Tensor:
+    def _score(self, batch: Batch, model: nn.Module | None = None) -> Tensor:
+        """Log-probabilities of the rows under the policy, or another model: [P]."""
         watchdog.progress()
-        return self._logps(model, self._hidden(trunk_of(model), batch), batch.rows)[0]
+        own = self.model if model is None else model
+        return self.whole(lambda: self._logps(own, self._hidden(trunk_of(own), batch), batch.rows)[0])
 
     # -------------------------------------------------------------------------- weights and folders
 
@@ -367,10 +399,14 @@ class TorchTrainer(Learner[Batch]):
         In it there is another one, `averaged`, where an average is kept (`trainer.average_decay`).
         """
         with exported(Path(path), self._side_files) as folder:
-            self.model.save_pretrained(folder)  # type: ignore[operator]
+            self.write(folder)
             if self.average is not None:
-                with exported(folder / "averaged", self._side_files) as inner:
-                    self.average.save_pretrained(inner)  # type: ignore[operator]
+                with exported(folder / "averaged", self._side_files) as inner, self.average.exchanged():
+                    self.write(inner)
+
+    def write(self, folder: Path) -> None:
+        """Write the weights as transformers does."""
+        self.model.save_pretrained(folder)  # type: ignore[operator]
 
     def close(self) -> None:
         """Free the weights."""

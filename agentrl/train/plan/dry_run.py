@@ -14,6 +14,7 @@ from agentrl.models.registry import cache_folder
 from agentrl.models.tiny import TinyShape
 from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
+from agentrl.train.backends.fsdp.settings import FsdpConfig, ranks_of
 from agentrl.train.backends.megatron.layout import layout_of
 from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.plan.memory import GIB, EngineMemory, Numbers, Split, TrainerMemory, engine_memory, trainer_memory
@@ -23,6 +24,7 @@ from agentrl.train.plan.step import (
     Rates,
     StepTime,
     Work,
+    exchanged,
     generate_seconds,
     measured_rates,
     publish_seconds,
@@ -58,7 +60,7 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
     yield from _where(assignment, nodes, config)
     yield from _memory(trainer, engine, config, device)
     work = work_of(config)
-    yield from _flows(shape, split, work, engines_of(config), width)
+    yield from _flows(shape, split, numbers_of(config), work, config.trainer.token_budget, engines_of(config), width)
     known = rates or (Rates() if on_gpus else measured_rates())
     step = step_time(config, shape, split, engine, work, known, ranks)
     whose = "given" if rates else "an H100's data sheet" if on_gpus else "this CPU, measured now"
@@ -99,9 +101,12 @@ def split_of(config: RunConfig, shape: Shape, gpus: int) -> Split:
     Raises:
         ConfigError: the model can't be shared like that.
     """
+    here = gpus if config.trainer.device == "cuda" else 0
+    if isinstance(config.trainer, FsdpConfig):
+        return Split(data=ranks_of(config.trainer, here))
     if not isinstance(config.trainer, MegatronConfig):
         return Split()
-    layout = layout_of(config.trainer, shape, gpus if config.trainer.device == "cuda" else 0)
+    layout = layout_of(config.trainer, shape, here)
     return Split(layout.tensor, layout.pipeline, layout.context, layout.expert, layout.data)
 
 
@@ -112,7 +117,7 @@ def numbers_of(config: RunConfig) -> Numbers:
     needs = make_algorithm(config.algo).needs
     keeps = bool(config.algo.kl_coef) or needs.reference or needs.reward_model
     return Numbers(
-        "megatron" if megatron else "torch",
+        "megatron" if megatron else "fsdp" if isinstance(trainer, FsdpConfig) else "torch",
         trainer.dtype,
         recompute=getattr(trainer, "recompute", "none") == "full",
         reward_model=needs.reward_model,
@@ -165,7 +170,7 @@ def _where(assignment: Assignment, nodes: Sequence[Node], config: RunConfig) -> 
 
 
 def _memory(trainer: TrainerMemory, engine: EngineMemory, config: RunConfig, device: float) -> Iterator[str]:
-    parts = ("weights", "gradients", "optimizer", "activations", "reference", "logits")
+    parts = ("weights", "gradients", "optimizer", "activations", "reference", "gathered", "logits")
     each = ", ".join(f"{name} {size(getattr(trainer, name))}" for name in parts if getattr(trainer, name))
     yield f"memory of a trainer rank: {size(trainer.total)} = {each} (forests of {config.trainer.token_budget} tokens)"
     sessions = min(config.engine.max_batch, work_of(config).sessions)
@@ -178,11 +183,13 @@ def _memory(trainer: TrainerMemory, engine: EngineMemory, config: RunConfig, dev
         yield "memory of the GPUs: not known here"
 
 
-def _flows(shape: Shape, split: Split, work: Work, engines: int, width: int) -> Iterator[str]:
+def _flows(
+    shape: Shape, split: Split, numbers: Numbers, work: Work, budget: int, engines: int, width: int
+) -> Iterator[str]:
     yield f"in a step, environments -> loop -> trainer: {size(work.tokens * FOREST_BYTES)} of sessions and forests"
     yield f"in a step, trainer -> {engines} engines: {size(shape.parameters * width)} of weights for each"
     if split.data > 1:
-        gradients = 6 * shape.parameters / split.tensor / split.pipeline
+        gradients = exchanged(numbers, work, budget, split) * shape.parameters / split.tensor / split.pipeline
         yield f"in a step, between data-parallel ranks: {size(gradients)} of gradients and weights for each"
 
 

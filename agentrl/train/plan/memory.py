@@ -41,7 +41,8 @@ class Numbers:
     """How a trainer keeps its numbers.
 
     Attributes:
-        trainer: torch keeps weights in float32; megatron in `dtype`, with a float32 copy in the optimizer.
+        trainer: torch keeps weights in float32; fsdp too, divided among data-parallel ranks with all else that it
+            keeps; megatron in `dtype`, with a float32 copy in the optimizer.
         dtype: what it computes in.
         recompute: whether activations are computed again in the backward pass.
         reference: whether a reference's weights are on the device as well.
@@ -50,7 +51,7 @@ class Numbers:
         offloaded: whether the optimizer's state is in the CPU's memory.
     """
 
-    trainer: Literal["torch", "megatron"] = "megatron"
+    trainer: Literal["torch", "fsdp", "megatron"] = "megatron"
     dtype: str = "bfloat16"
     recompute: bool = False
     reference: bool = False
@@ -76,7 +77,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class TrainerMemory:
-    """Bytes on one of the trainer's devices, the fullest one."""
+    """Bytes on one of the trainer's devices, the fullest one; `gathered`: whole weights while FSDP computes."""
 
     weights: float
     gradients: float
@@ -84,6 +85,7 @@ class TrainerMemory:
     activations: float
     reference: float = 0.0
     reward_model: float = 0.0
+    gathered: float = 0.0
     logits: float = LOGITS
 
     @property
@@ -108,6 +110,11 @@ def trainer_memory(shape: Shape, split: Split, numbers: Numbers, token_budget: i
     shared, experts = own_parameters(shape, split)
     own = shared + experts
     state = numbers.state * own
+    gathered = 0.0
+    if numbers.trainer == "fsdp":  # a layer and the next one, what is outside of layers, and the gradients of either
+        layer, rest = own / shape.num_hidden_layers, float(shape.embeddings)
+        gathered = numbers.activation * (2 * layer + rest + max(layer, rest))
+        own, state = own / split.data, state / split.data
     if numbers.distributed:
         copies = split.data * split.context
         of_experts = max(split.ranks // (split.pipeline * split.expert), 1)
@@ -123,6 +130,7 @@ def trainer_memory(shape: Shape, split: Split, numbers: Numbers, token_budget: i
         activations=tokens * kept / split.tensor * numbers.activation,
         reference=numbers.weight * own if numbers.reference else 0.0,
         reward_model=(numbers.weight + 4) * own + state if numbers.reward_model else 0.0,
+        gathered=gathered,
         logits=min(LOGITS, 12 * tokens * shape.vocab_size / split.tensor),
     )
 

@@ -131,8 +131,20 @@ def train_seconds(
     shared, experts = own_parameters(shape, split)
     if split.data > 1:
         near = split.ranks <= on_a_node
-        moved += 6 * (shared + experts * (split.expert < split.ranks)) / (_of_link(rates, near, on_a_node) * 1e9)
+        values = shared + experts * (split.expert < split.ranks)
+        moved += exchanged(numbers, work, budget, split) * values / (_of_link(rates, near, on_a_node) * 1e9)
     return computed + moved
+
+
+def exchanged(numbers: Numbers, work: Work, budget: int, split: Split) -> float:
+    """Bytes that each data-parallel rank sends in a step, for each of its weights.
+
+    Megatron sends float32 gradients and new bfloat16 weights once a step. FSDP gathers the weights twice for each of
+    its forests, forward and backward, and reduces their float32 gradients.
+    """
+    if numbers.trainer != "fsdp":
+        return 6.0
+    return (2 * numbers.activation + 4) * max(work.tokens / budget / split.data, 1.0)
 
 
 def _of_link(rates: Rates, near: bool, on_a_node: int) -> float:

@@ -1,11 +1,11 @@
 """The Megatron trainer: forests on Megatron-core, with every kind of parallelism.
 
-trainer.py     the `Trainer` protocol; holds no weights and imports no Megatron
-ranks.py       the rank processes, from the trainer's side; worker.py is one of them
+trainer.py     the `Trainer` protocol over rank processes (../ranks); holds no weights and imports no Megatron
+builder.py     how a rank joins the others and builds its part
 layout.py      the parallel layout, checked before anything starts
 copied.py      tensors replicated over tensor-parallel ranks, whose gradients are summed
 rank.py        one rank: its model chunks, its shard of every forest, its optimizer
-balance.py     forests to data-parallel ranks, by cost; micro.py makes a micro-batch of one
+micro.py       a micro-batch of a rank's forest
 table.py       a forest's attention table; attention.py reads it
 passes.py      forward and backward by Megatron's schedules; the head that ends them is backends/head.py
 moe.py         mixtures of experts: balance, drops, replay of routed experts

@@ -41,7 +41,7 @@ from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQu
 from torch import Tensor
 
 from agentrl.errors import InvalidInput
-from agentrl.train.backends.megatron import contents
+from agentrl.train.backends.ranks import contents
 
 if TYPE_CHECKING:
     from agentrl.train.backends.megatron.rank import Rank
@@ -79,7 +79,7 @@ class Checkpoints:
         def finalise() -> None:
             dist.barrier()
             contents.record(beside, self._settings(), weights, rank.shared, dist.get_rank())
-            publish(beside, path)
+            contents.publish(beside, path)
 
         if rank.config.async_save:
             request = dist_checkpointing.save(state, str(beside / "policy"), async_sharded_save=True)
@@ -228,12 +228,3 @@ def _like(sharded: ShardedTensor | ShardedTensorFactory, kind: str, tensor: Tens
     if isinstance(sharded, ShardedTensorFactory):
         return replace(sharded, key=f"optimizer.{kind}.{sharded.key}", data=tensor)
     return replace(sharded, key=f"optimizer.{kind}.{sharded.key}", data=tensor, dtype=tensor.dtype)
-
-
-def publish(beside: Path, path: Path) -> None:
-    """Rename a complete folder to its final name."""
-    dist.barrier()
-    if dist.get_rank() == 0:
-        shutil.rmtree(path, ignore_errors=True)
-        beside.replace(path)
-    dist.barrier()

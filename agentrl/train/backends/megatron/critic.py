@@ -11,10 +11,7 @@ predictor is in its own part; otherwise rows are assigned round-robin.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
@@ -40,11 +37,3 @@ def own_rows(states: Tensor, rows: Rows, *, sequence_parallel: bool) -> tuple[Te
         begin = 0
         mine = torch.arange(rank, len(rows), size, device=rows.predictor.device)
     return states[rows.predictor[mine] - begin], rows.take(mine)
-
-
-def summed(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-    """Sum gradients over a gloo group of ranks, in place."""
-    flat = torch.cat([gradient.flatten() for gradient in gradients]).cpu()
-    dist.all_reduce(flat, group=group)
-    for gradient, total in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
-        gradient.copy_(total.view_as(gradient))

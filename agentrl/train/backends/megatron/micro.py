@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from agentrl.train.backends.flex import FLEX_BLOCK
-from agentrl.train.backends.megatron.balance import Work
 from agentrl.train.backends.megatron.layout import Layout
 from agentrl.train.backends.megatron.table import Shard, block_size, deal, padded_tokens, table
+from agentrl.train.backends.ranks.balance import Work
 from agentrl.train.forest import Rows
 
 

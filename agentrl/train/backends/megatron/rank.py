@@ -26,18 +26,18 @@ from agentrl.config import AlgoConfig
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms import algorithm_settings
 from agentrl.train.backends.critic import ValueModel
-from agentrl.train.backends.learner import Learned, Learner
+from agentrl.train.backends.learner import Learner
 from agentrl.train.backends.megatron import passes
-from agentrl.train.backends.megatron.balance import assign
 from agentrl.train.backends.megatron.checkpoint import Checkpoints
 from agentrl.train.backends.megatron.chunks import chunks_of, sparse_layers, wrapped
-from agentrl.train.backends.megatron.critic import summed
 from agentrl.train.backends.megatron.layout import Layout
 from agentrl.train.backends.megatron.micro import Micro, lengths, micro_batch
 from agentrl.train.backends.megatron.models import export, family_of, read_config
 from agentrl.train.backends.megatron.moe import Routers, metrics, recorded_experts
 from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.backends.megatron.update import Update, device
+from agentrl.train.backends.ranks.balance import assign
+from agentrl.train.backends.ranks.joined import joined, per_token, summed
 from agentrl.train.forest import Forest, Rows, token_counts
 from agentrl.train.objective import Meter, add_sums
 
@@ -110,12 +110,7 @@ class Rank(Learner[Micro]):
         counted = self.gathered((self.is_reporting_rank, learned, self.routers.counts()))
         if counted is None:
             return None
-        together = Learned(0.0, learned.norm, learned.rate, learned.skipped, learned.epochs)
-        for reports, part, _ in counted:
-            together.critic.join(part.critic)
-            if reports:
-                together.loss += part.loss
-                together.meter.join(part.meter)
+        together = joined([(counts, part) for counts, part, _ in counted])
         sharing = self.layout.tensor * self.layout.context
         routed = [routers for _, _, routers in counted]
         return (
@@ -273,11 +268,7 @@ class Rank(Learner[Micro]):
         everyone = self.gathered(found)
         if everyone is None:
             return None
-        scores = [torch.zeros(len(forest)) for forest in forests]
-        for origin, target, score in (entry for rank in everyone for entry in rank):
-            if origin >= 0:
-                scores[origin][target] = score
-        return scores
+        return per_token(forests, (entry for rank in everyone for entry in rank))
 
     # ------------------------------------------------------------------------------------- weights
 

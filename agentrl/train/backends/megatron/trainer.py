@@ -1,37 +1,34 @@
-"""The Megatron trainer: the `Trainer` protocol on top of a group of rank processes.
+"""The Megatron trainer: the `Trainer` protocol over rank processes that compute with Megatron-core.
 
-This process holds no weights and imports no Megatron. Forests are sent to every rank; metrics,
-log-probabilities, and weights (one at a time) are returned. Hugging Face folders are written here, from the same stream
+This process holds no weights and imports no Megatron. Hugging Face folders are written here, from the same stream
 that engines get, in files of bounded size.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from agentrl import cores
 from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError, InvalidInput, missing_extra
 from agentrl.models.folders import exported, read_side_files
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.backends.megatron.layout import layout_of
-from agentrl.train.backends.megatron.ranks import Ranks
 from agentrl.train.backends.megatron.settings import MegatronConfig
-from agentrl.train.backends.megatron.worker import Role
+from agentrl.train.backends.ranks.trainer import RankTrainer, gpus_of
 from agentrl.train.forest import Forest
 
 FILE_BYTES = 2 << 30
 """Of one file of an exported folder; this process holds one file's tensors at a time."""
 
 
-class MegatronTrainer:
+class MegatronTrainer(RankTrainer):
     """See `agentrl.train.backends.base.Trainer`.
 
     Args:
@@ -58,24 +55,23 @@ class MegatronTrainer:
         first: Callable[[MegatronTrainer], None] | None = None,
     ) -> None:
         self.config = config or MegatronConfig()
-        self.source = Path(path)
-        self.version = 0
-        algo = allowed(algo or AlgoConfig(), self.config)
-        self.layout = layout_of(self.config, model_settings(self.source), gpus_of(self.config))
+        algo = self.allowed(algo or AlgoConfig())
+        self.layout = layout_of(self.config, model_settings(Path(path)), gpus_of(self.config))
         require_megatron()
-        share = cores.share(self.layout.ranks, self.source)
-        self.threads = None if torch.cuda.is_available() else cores.chosen(self.config.threads, share)
-        self.deterministic = not torch.cuda.is_available()
-        self._side_files = read_side_files(self.source)  # now: the folder may be gone by the time of an export
-        roles = [Role(rank, "", self.layout, self.config.timeout, seed) for rank in range(self.layout.ranks)]
-        self.ranks = Ranks(roles, self.config.timeout, self.threads)
-        try:
-            if first is not None:
-                first(self)
-            self.ranks.call("build", str(self.source), self.config, algo.model_dump(), total_steps)
-        except BaseException:
-            self.ranks.close()
-            raise
+        self._side_files = read_side_files(Path(path))  # now: the folder may be gone by the time of an export
+        super().__init__(
+            Path(path),
+            self.config,
+            algo,
+            total_steps=total_steps,
+            seed=seed,
+            builder="agentrl.train.backends.megatron.builder:MegatronBuilder",
+            count=self.layout.ranks,
+            timeout=self.config.timeout,
+            layout=self.layout,
+            environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},  # collectives start in the order of the kernels
+            first=None if first is None else functools.partial(first, self),
+        )
 
     def attempt(self, folder: Path, config: MegatronConfig, forest: Forest) -> tuple[Tensor, float]:
         """Compute a forest on the ranks with another model, in the same layout; their previous model is freed.
@@ -92,47 +88,20 @@ class MegatronTrainer:
         (logp,) = self.logprobs([forest])
         return logp, float(self.ranks.call("step", [forest])["grad_norm"])
 
-    # ------------------------------------------------------------------------------------ learning
-
-    def begin(self, algo: AlgoConfig, total_steps: int) -> None:
-        """Begin a phase: a fresh optimizer and schedule; with a KL penalty, the current weights are its reference."""
-        self.ranks.call("begin", allowed(algo, self.config).model_dump(), total_steps)
-
-    def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """Learn from a batch; see `Trainer.step`. A batch without trained tokens changes no weight."""
-        metrics: dict[str, float] = self.ranks.call("step", list(forests), state)
-        self.version += 1
-        return metrics
-
-    def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
-        """Log-probabilities of the trained tokens; see `Trainer.logprobs`."""
-        logps: list[Tensor] = self.ranks.call("logprobs", list(forests), reference) if forests else []
-        return logps
-
-    def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
-        """The critic's values of the trained tokens; see `Critic.values`."""
-        values: list[Tensor] = self.ranks.call("values", list(forests), start) if forests else []
-        return values
-
-    def layer_outputs(self, forest: Forest) -> list[Tensor]:
-        """Each decoder layer's output for a forest: [T, d] each, float32, in the CPU's memory."""
-        outputs: list[Tensor] = self.ranks.call("layer_outputs", forest)
-        return outputs
-
-    # -------------------------------------------------------------------------- weights and folders
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, tensor) pairs, one at a time."""
-        return self.ranks.stream("weights")
-
-    def save(self, path: Path) -> None:
-        """Write a folder in Megatron's distributed format, from which any other layout can resume."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self.ranks.call("save", str(path))
-
-    def load(self, path: Path) -> None:
-        """Load a folder that `save` wrote, with its version; the settings remain those of the last `begin`."""
-        self.version = self.ranks.call("load", str(path))
+    def allowed(self, algo: AlgoConfig) -> AlgoConfig:
+        """See `RankTrainer`; some settings are only the torch trainer's."""
+        algorithm = make_algorithm(algo)
+        if algorithm.needs.critic and algorithm.critic_config.value_trunk == "own":
+            raise ConfigError(
+                "algo.value_trunk=own: trainer=megatron has one model in its layout, and its critic reads that one's "
+                "hidden states; use algo.value_trunk=policy, or trainer=torch"
+            )
+        if algo.reference_decay is not None and self.config.dtype == "bfloat16":
+            raise ConfigError(
+                "algo.reference_decay: the reference is kept in trainer.dtype=bfloat16, whose rounding would swallow "
+                "the average's small changes; use trainer.dtype=float32, or trainer=torch"
+            )
+        return algo
 
     def export(self, path: Path) -> None:
         """Write a Hugging Face folder: the weights, and whatever else the source folder held when it was read."""
@@ -148,27 +117,7 @@ class MegatronTrainer:
         """End the ranks; a checkpoint that is still being written is finished first."""
         if self.ranks.alive and self.config.async_save:
             self.ranks.call("finish_saving")
-        self.ranks.close()
-
-
-def allowed(algo: AlgoConfig, config: MegatronConfig) -> AlgoConfig:
-    """The same settings.
-
-    Raises:
-        ConfigError: they need what only the torch trainer has.
-    """
-    algorithm = make_algorithm(algo)
-    if algorithm.needs.critic and algorithm.critic_config.value_trunk == "own":
-        raise ConfigError(
-            "algo.value_trunk=own: trainer=megatron has one model in its layout, and its critic reads that one's "
-            "hidden states; use algo.value_trunk=policy, or trainer=torch"
-        )
-    if algo.reference_decay is not None and config.dtype == "bfloat16":
-        raise ConfigError(
-            "algo.reference_decay: the reference is kept in trainer.dtype=bfloat16, whose rounding would swallow the "
-            "average's small changes; use trainer.dtype=float32, or trainer=torch"
-        )
-    return algo
+        super().close()
 
 
 def write_weights(folder: Path, weights: Iterator[tuple[str, Tensor]]) -> dict[str, int]:
@@ -214,15 +163,6 @@ def model_settings(folder: Path) -> Any:
         return types.SimpleNamespace(**json.loads((folder / "config.json").read_text()))
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{folder}: no model's config.json there: {error}") from None
-
-
-def gpus_of(config: MegatronConfig) -> int:
-    """How many GPUs are used where `ranks` is not set."""
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("trainer.device=cuda: there is no GPU")
-    if config.device == "cpu" and torch.cuda.is_available():
-        raise ConfigError("trainer.device=cpu: the megatron trainer uses the GPU where there is one; hide it instead")
-    return torch.cuda.device_count()
 
 
 def require_megatron() -> None:

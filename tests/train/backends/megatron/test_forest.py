@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from agentrl.train.backends.megatron.balance import assign, cost, trees
 from agentrl.train.backends.megatron.table import END, HELD, POSITION, block_size, deal, padded_tokens, table
+from agentrl.train.backends.ranks.balance import assign, cost, trees
 from agentrl.train.packing import pack
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.batches import distances, published, random_forests, run

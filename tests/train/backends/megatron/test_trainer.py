@@ -16,9 +16,9 @@ from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError, InfraError, InvalidInput
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.backends import Trainer, make_trainer, proof
-from agentrl.train.backends.megatron import heartbeat
 from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.backends.megatron.trainer import MegatronTrainer
+from agentrl.train.backends.ranks import heartbeat
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.backends.torch_settings import TorchConfig
 from tests.train.backends.megatron import zoo

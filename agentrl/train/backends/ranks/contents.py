@@ -12,11 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.errors import InvalidInput
@@ -112,6 +114,15 @@ def compare(folder: Path, recorded: Mapping[str, Any], found: Sums) -> None:
         raise InvalidInput(f"{folder}: the weights are not those that were saved: {summary(problems)}")
 
 
+def publish(beside: Path, path: Path, group: dist.ProcessGroup | None = None) -> None:
+    """Rename a complete folder to its final name; called by every rank."""
+    dist.barrier(group)
+    if dist.get_rank() == 0:
+        shutil.rmtree(path, ignore_errors=True)
+        beside.replace(path)
+    dist.barrier(group)
+
+
 def summary(problems: list[str], most: int = 4) -> str:
     """The first of some problems, and how many more there are."""
     more = [f"and {len(problems) - most} more"] if len(problems) > most else []
@@ -126,7 +137,7 @@ def _parsed(folder: Path) -> dict[str, Any]:
             raise ValueError("it was changed after it was written")
     except FileNotFoundError:
         raise InvalidInput(
-            f"{folder}: no checkpoint of the megatron trainer, or one not written to its end: {NAME} is missing"
+            f"{folder}: no checkpoint of a trainer with ranks, or one not written to its end: {NAME} is missing"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidInput(f"{folder}: the checkpoint is damaged: {NAME} can't be read: {error}") from None

@@ -17,7 +17,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -28,8 +29,8 @@ from torch import Tensor
 
 from agentrl import cores, faults, processes, watchdog
 from agentrl.errors import AgentRLError, InfraError, TrainerError, TrainerTimeout
-from agentrl.train.backends.megatron.heartbeat import SECOND, SILENT, Watch
-from agentrl.train.backends.megatron.worker import Role, heartbeat_file
+from agentrl.train.backends.ranks.heartbeat import SECOND, SILENT, Watch
+from agentrl.train.backends.ranks.worker import Role, heartbeat_file
 
 GRACE = 5.0
 """Seconds for other ranks to report once one has failed: often theirs is the cause."""
@@ -42,10 +43,18 @@ class Ranks:
         roles: one for each rank, their `store` left empty.
         timeout: seconds that a call may take.
         threads: CPU threads of each rank; None leaves it to the environment.
+        environment: variables of the ranks beside this process's.
     """
 
-    def __init__(self, roles: Sequence[Role], timeout: float, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        roles: Sequence[Role],
+        timeout: float,
+        threads: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.timeout, self.threads = timeout, threads
+        self._environment = dict(environment or {})
         self._folder = tempfile.TemporaryDirectory(prefix="agentrl-ranks-")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
@@ -58,9 +67,7 @@ class Ranks:
             files = [heartbeat_file(Path(self._folder.name) / "store", rank) for rank in range(len(roles))]
             self._watch = Watch(files, [process.pid for process in self._processes], min(SILENT, timeout / 2))
             for role, pipe in zip(roles, self._pipes, strict=True):
-                store = str(Path(self._folder.name) / "store")
-                fields = {name: getattr(role, name) for name in Role.__slots__}
-                pipe.send_bytes(pickle.dumps(Role(**{**fields, "store": store})))
+                pipe.send_bytes(pickle.dumps(replace(role, store=str(Path(self._folder.name) / "store"))))
             self._answers("start")
         except BaseException:
             self.close()
@@ -68,7 +75,7 @@ class Ranks:
 
     def _start(self) -> None:
         own, remote = Pipe()
-        command = [sys.executable, "-W", "ignore", "-m", "agentrl.train.backends.megatron.worker", str(remote.fileno())]
+        command = [sys.executable, "-W", "ignore", "-m", "agentrl.train.backends.ranks.worker", str(remote.fileno())]
         root = str(Path(__file__).parents[4])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         self._processes.append(
@@ -77,7 +84,7 @@ class Ranks:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 pass_fds=(remote.fileno(),),
-                env={**cores.environment(self.threads), "PYTHONPATH": path, "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+                env={**cores.environment(self.threads), "PYTHONPATH": path, **self._environment},
             )
         )
         remote.close()
@@ -130,7 +137,7 @@ class Ranks:
 
     def _send(self, method: str, args: tuple[Any, ...]) -> None:
         if not self.alive:
-            raise InfraError(f"{method}: the megatron trainer is closed")
+            raise InfraError(f"{method}: the trainer is closed")
         if self._streaming:
             raise InfraError(f"{method}: weights are being read from the ranks, which run one call at a time")
         closed: list[int] = []

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.train.backends.megatron import heartbeat, keeper
+from agentrl.train.backends.ranks import heartbeat, keeper
 
 BEATING = """
 import pathlib, sys, time

@@ -1,0 +1,170 @@
+"""One rank: a torch trainer whose model is sharded, and that computes its share of every batch.
+
+All ranks run the same calls in the same order with the same arguments. Forests are assigned by cost, as to Megatron's
+data-parallel ranks, and each rank computes as many: FSDP gathers weights for all of them together. A call's result is
+complete on rank 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from agentrl.config import AlgoConfig
+from agentrl.rollout.engines.weights import single_experts
+from agentrl.train.algorithms import algorithm_settings
+from agentrl.train.backends.fsdp import checkpoint
+from agentrl.train.backends.fsdp.settings import FsdpConfig
+from agentrl.train.backends.fsdp.sharding import Gathered, sharded
+from agentrl.train.backends.learner import Learned
+from agentrl.train.backends.ranks.balance import Work, assign
+from agentrl.train.backends.ranks.joined import joined, per_token, summed
+from agentrl.train.backends.ranks.worker import Builder, Role, join
+from agentrl.train.backends.torch import Batch, TorchTrainer
+from agentrl.train.forest import Forest
+
+T = TypeVar("T")
+
+
+class FsdpRank(TorchTrainer):
+    """See the module's docstring; the default process group must be initialised.
+
+    Args:
+        path: a Hugging Face folder.
+        config: the trainer's settings.
+        algo: the first phase's algorithm.
+        total_steps: the first phase's length, for the schedule.
+        seed: of torch's generator, the same on all ranks.
+    """
+
+    config: FsdpConfig
+
+    def __init__(self, path: str, config: FsdpConfig, algo: AlgoConfig, total_steps: int, seed: int) -> None:
+        self.rank, self.processes = dist.get_rank(), dist.get_world_size()
+        self.control = dist.new_group(backend="gloo")
+        self.reduce = functools.partial(summed, group=self.control)
+        super().__init__(path, config, algo, total_steps=total_steps, seed=seed)
+
+    def load_model(self) -> nn.Module:
+        """The model with this rank's shards; one rank after another has the whole model in the CPU's memory."""
+        mesh = init_device_mesh(self.device.type, (self.processes,))
+        for turn in range(self.processes):
+            if turn == self.rank:
+                model = super().load_model()
+                self._gathered: Gathered = sharded(model, mesh, self.config.dtype)
+            dist.barrier(self.control)
+        return self._gathered.model
+
+    # ------------------------------------------------------------------------------------ learning
+
+    def whole(self, compute: Callable[[], T]) -> T:
+        """Compute with gathered weights; all ranks do so as often."""
+        found: T = self._gathered(compute)
+        return found
+
+    def batches(self, forests: Sequence[Forest]) -> list[Batch]:
+        """This rank's share of the forests with trained tokens, as many batches as every other rank has."""
+        trained = [forest for forest in forests if forest.trained]
+        return [self.prepare(work.forest) for work in self._share(trained)] if trained else []
+
+    def joined(self, learned: Learned) -> Learned:
+        """See `joined`."""
+        return joined([(True, part) for part in self.everyones(learned)])
+
+    def sum_sequences(self, batches: Sequence[Batch], sums: Tensor) -> None:
+        """See `Learner`."""
+        super().sum_sequences(batches, sums)
+        dist.all_reduce(sums, group=self.control)
+
+    def per_token(self, forests: Sequence[Forest], compute: Callable[[Batch], Tensor]) -> list[Tensor]:
+        """See `TorchTrainer`; each rank computes its share."""
+        found = []
+        for work in self._share(forests):
+            batch = self.prepare(work.forest)
+            found.append((work.origin, batch.rows.target.cpu() + work.offset, compute(batch).cpu()))
+        return per_token(forests, (entry for part in self.everyones(found) for entry in part))
+
+    def _share(self, forests: Sequence[Forest]) -> list[Work]:
+        width = self.model.config.get_text_config().hidden_size  # type: ignore[union-attr,operator]
+        return assign(forests, self.processes, int(width))[self.rank]
+
+    def everyones(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank."""
+        everyone: list[Any] = [None] * self.processes
+        dist.all_gather_object(everyone, value, group=self.control)
+        return everyone
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        """FSDP casts weights and inputs, so that gathered weights are in the precision that is computed in."""
+        return contextlib.nullcontext()
+
+    # -------------------------------------------------------------------------- weights and folders
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `TorchTrainer.weights`, on rank 0; every rank must go through to the end."""
+        for name, tensor in self._whole_tensors():
+            if tensor is not None:
+                yield from single_experts(self.model, name, tensor).items() or [(name, tensor)]
+
+    def _whole_tensors(self) -> Iterator[tuple[str, Tensor | None]]:
+        """Every tensor of the model but tied ones, gathered one at a time; None on other ranks than 0."""
+        tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
+        for name, tensor in self.model.state_dict().items():
+            if name not in tied:
+                found = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+                yield name, found.detach() if self.rank == 0 else None
+
+    def export(self, path: Path) -> None:
+        """See `TorchTrainer.export`; rank 0 writes."""
+        if self.rank == 0:
+            super().export(Path(path))
+        else:
+            self.write(Path(path))
+            if self.average is not None:
+                with self.average.exchanged():
+                    self.write(Path(path))
+
+    def write(self, folder: Path) -> None:
+        """Write the weights as transformers does, on rank 0, where they are gathered in the CPU's memory."""
+        held = {name: None if tensor is None else tensor.cpu() for name, tensor in self._whole_tensors()}
+        if self.rank == 0:
+            self.model.save_pretrained(folder, state_dict=held)  # type: ignore[operator]
+
+    def begin(self, algo: AlgoConfig | Mapping[str, Any], total_steps: int) -> None:
+        """See `Trainer.begin`; settings may come as fields, where their class is unknown in this process."""
+        super().begin(algo if isinstance(algo, AlgoConfig) else algorithm_settings(algo), total_steps)
+
+    def save(self, path: Path) -> None:
+        """See `checkpoint.save`."""
+        checkpoint.save(self, Path(path))
+
+    def load(self, path: Path) -> int:  # type: ignore[override]
+        """See `checkpoint.load`; returns the version."""
+        checkpoint.load(self, Path(path))
+        return self.version
+
+    def forget(self) -> None:
+        """Free what would outlive the rank, before another is built in this process."""
+        dist.destroy_process_group(self.control)
+
+
+class FsdpBuilder(Builder):
+    """See `Builder`."""
+
+    def __init__(self, role: Role) -> None:
+        super().__init__(role)
+        join(role, gpus=torch.cuda.is_available())
+
+    def build(self, folder: str, config: FsdpConfig, algo: Mapping[str, Any], total_steps: int) -> FsdpRank:
+        """Build this rank's part of a model."""
+        gc.collect()  # models are in reference cycles
+        return FsdpRank(folder, config, algorithm_settings(algo), total_steps, self.role.seed)

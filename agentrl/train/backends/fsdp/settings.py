@@ -1,0 +1,44 @@
+"""The settings of `trainer=fsdp`."""
+
+from __future__ import annotations
+
+from pydantic import PositiveFloat, PositiveInt, model_validator
+
+from agentrl.errors import ConfigError
+from agentrl.train.backends.torch_settings import TorchConfig
+
+
+class FsdpConfig(TorchConfig):
+    """The settings of `trainer=fsdp`."""
+
+    name: str = "fsdp"
+    """The trainer's name."""
+    ranks: PositiveInt | None = None
+    """Processes that share the model, each on a GPU where there is one; None is every GPU there is, or 1."""
+    timeout: PositiveFloat = 1800.0
+    """Seconds that one call to the ranks may take before they are ended."""
+
+    @model_validator(mode="after")
+    def _sharded(self) -> FsdpConfig:
+        if self.optimizer == "muon":
+            raise ValueError(
+                "optimizer=muon orthogonalises whole matrices, and each rank of trainer=fsdp holds some rows of them; "
+                "use optimizer=adamw, or trainer=torch"
+            )
+        return self
+
+
+def ranks_of(config: FsdpConfig, gpus: int) -> int:
+    """How many ranks there are.
+
+    Args:
+        config: the trainer's settings.
+        gpus: how many there are; 0 computes on the CPU, where any number fits.
+
+    Raises:
+        ConfigError: there are fewer GPUs than ranks.
+    """
+    ranks = config.ranks or max(gpus, 1)
+    if gpus and ranks > gpus:
+        raise ConfigError(f"trainer.ranks={ranks} needs as many GPUs on the trainer's node, and there are {gpus}")
+    return ranks

@@ -1,0 +1,50 @@
+"""What ranks computed, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from agentrl.train.backends.learner import Learned
+from agentrl.train.forest import Forest
+
+
+def joined(parts: Sequence[tuple[bool, Learned]]) -> Learned:
+    """A training step as all ranks took it.
+
+    Args:
+        parts: of each rank, and whether its loss and tokens count: those that compute the same rows count once.
+    """
+    (_, own), *_ = parts
+    together = Learned(0.0, own.norm, own.rate, own.skipped, own.epochs)
+    for counts, part in parts:
+        together.critic.join(part.critic)
+        if counts:
+            together.loss += part.loss
+            together.meter.join(part.meter)
+    return together
+
+
+def per_token(forests: Sequence[Forest], entries: Iterable[tuple[int, Tensor, Tensor]]) -> list[Tensor]:
+    """Values at their tokens: [T] for each forest, 0 elsewhere.
+
+    Args:
+        forests: what was computed.
+        entries: (index of the forest, tokens, their values); those of fillers, -1, are left out.
+    """
+    found = [torch.zeros(len(forest)) for forest in forests]
+    for origin, tokens, values in entries:
+        if origin >= 0:
+            found[origin][tokens] = values
+    return found
+
+
+def summed(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+    """Sum tensors over a gloo group of ranks, in place."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
+    dist.all_reduce(flat, group=group)
+    for tensor, total in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
+        tensor.copy_(total.view_as(tensor))

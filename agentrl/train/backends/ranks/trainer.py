@@ -1,0 +1,131 @@
+"""The `Trainer` protocol over a group of rank processes.
+
+This process holds no weights. Forests are sent to every rank; metrics, log-probabilities, and weights (one tensor at a
+time) are returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl import cores
+from agentrl.config import AlgoConfig, TrainerConfig
+from agentrl.errors import ConfigError
+from agentrl.train.backends.ranks.group import Ranks
+from agentrl.train.backends.ranks.worker import Role
+from agentrl.train.forest import Forest
+
+
+class RankTrainer:
+    """See `agentrl.train.backends.base.Trainer`; a subclass refuses settings, and says how ranks are built.
+
+    Args:
+        path: a Hugging Face folder.
+        config: the trainer's settings.
+        algo: the first phase's algorithm.
+        total_steps: the first phase's length, for the schedule.
+        seed: of the ranks' generators.
+        builder: the import path of the ranks' `Builder`.
+        count: how many ranks there are.
+        layout: of the model over them, as the builder needs it.
+        timeout: seconds that a call to the ranks may take.
+        environment: variables of the ranks beside this process's.
+        first: called once the ranks have started, before they build the model.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        config: TrainerConfig,
+        algo: AlgoConfig,
+        *,
+        total_steps: int,
+        seed: int,
+        builder: str,
+        count: int,
+        timeout: float,
+        layout: Any = None,
+        environment: Mapping[str, str] | None = None,
+        first: Callable[[], None] | None = None,
+    ) -> None:
+        self.source, self.version = path, 0
+        on_gpus = torch.cuda.is_available()
+        self.threads = None if on_gpus else cores.chosen(config.threads, cores.share(count, path))
+        self.deterministic = not on_gpus
+        roles = [Role(rank, count, "", builder, layout, timeout, seed) for rank in range(count)]
+        self.ranks = Ranks(roles, timeout, self.threads, environment)
+        try:
+            if first is not None:
+                first()
+            self.ranks.call("build", str(path), config, algo.model_dump(), total_steps)
+        except BaseException:
+            self.ranks.close()
+            raise
+
+    def allowed(self, algo: AlgoConfig) -> AlgoConfig:
+        """The same settings.
+
+        Raises:
+            ConfigError: they need what this trainer does not have.
+        """
+        return algo
+
+    def begin(self, algo: AlgoConfig, total_steps: int) -> None:
+        """Begin a phase: a fresh optimizer and schedule; with a KL penalty, the current weights are its reference."""
+        self.ranks.call("begin", self.allowed(algo).model_dump(), total_steps)
+
+    def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
+        """Learn from a batch; see `Trainer.step`. A batch without trained tokens changes no weight."""
+        metrics: dict[str, float] = self.ranks.call("step", list(forests), state)
+        self.version += 1
+        return metrics
+
+    def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
+        """Log-probabilities of the trained tokens; see `Trainer.logprobs`."""
+        logps: list[Tensor] = self.ranks.call("logprobs", list(forests), reference) if forests else []
+        return logps
+
+    def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
+        """The critic's values of the trained tokens; see `Critic.values`."""
+        values: list[Tensor] = self.ranks.call("values", list(forests), start) if forests else []
+        return values
+
+    def layer_outputs(self, forest: Forest) -> list[Tensor]:
+        """Each decoder layer's output for a forest: [T, d] each, float32, in the CPU's memory."""
+        outputs: list[Tensor] = self.ranks.call("layer_outputs", forest)
+        return outputs
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, tensor) pairs, one at a time."""
+        return self.ranks.stream("weights")
+
+    def save(self, path: Path) -> None:
+        """Write a folder from which another number or layout of ranks can resume."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self.ranks.call("save", str(path))
+
+    def load(self, path: Path) -> None:
+        """Load a folder that `save` wrote, with its version; the settings remain those of the last `begin`."""
+        self.version = self.ranks.call("load", str(path))
+
+    def close(self) -> None:
+        """End the ranks."""
+        self.ranks.close()
+
+
+def gpus_of(config: TrainerConfig) -> int:
+    """How many GPUs there are; where there is one, ranks compute on them.
+
+    Raises:
+        ConfigError: `trainer.device` asks for the other kind.
+    """
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("trainer.device=cuda: there is no GPU")
+    if config.device == "cpu" and torch.cuda.is_available():
+        raise ConfigError(f"trainer.device=cpu: trainer={config.name} uses the GPU where there is one; hide it instead")
+    return torch.cuda.device_count()
