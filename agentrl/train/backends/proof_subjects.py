@@ -230,9 +230,16 @@ ALWAYS = (
     *(f"train/backends/{name}.py" for name in ("proof", "proof_comparison", "proof_subjects", "reference")),
 )
 SHARED = tuple(f"train/backends/{name}.py" for name in ("attention", "flex", "head"))
-MEGATRON = SHARED + tuple(
-    str(file.relative_to(PACKAGE)) for file in sorted((PACKAGE / "train" / "backends" / "megatron").rglob("*.py"))
-)
+
+
+def _below(*folders: str) -> tuple[str, ...]:
+    """The files of some folders of trainers."""
+    files = (file for name in folders for file in sorted((PACKAGE / "train" / "backends" / name).rglob("*.py")))
+    return tuple(str(file.relative_to(PACKAGE)) for file in files)
+
+
+TORCH = (*SHARED, "train/backends/torch.py", "train/backends/state_schedule.py")
+MEGATRON = SHARED + _below("megatron", "ranks")
 SUBJECTS = {
     "torch": Subject(
         _by_trainer,
@@ -240,7 +247,15 @@ SUBJECTS = {
         "trained by trainer=torch: a forest must give what its paths give as rows",
         "",
         "trainer.proof=false skips this test",
-        (*SHARED, "train/backends/torch.py", "train/backends/state_schedule.py"),
+        TORCH,
+    ),
+    "fsdp": Subject(
+        _by_trainer,
+        "forest",
+        "trained by trainer=fsdp: a forest must give what its paths give as rows",
+        "",
+        "trainer.proof=false skips this test",
+        TORCH + _below("fsdp", "ranks"),
     ),
     "megatron": Subject(
         _by_megatron,
