@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 from agentrl.errors import InvalidInput
@@ -34,7 +34,7 @@ def save(rank: FsdpRank, path: Path) -> None:
         (beside / "tensors").mkdir(parents=True)
         torch.save(_numbers(rank), beside / "numbers.pt")
     dist.barrier(rank.control)
-    dcp.save(_tensors(rank), checkpoint_id=beside / "tensors", process_group=rank.control)
+    state_dict_saver.save(_tensors(rank), checkpoint_id=beside / "tensors", process_group=rank.control)
     weights = {"policy": contents.sums(rank.weights())}
     contents.record(beside, {}, weights, rank.everyones, rank.rank)
     contents.publish(beside, path, rank.control)
@@ -69,7 +69,7 @@ def load(rank: FsdpRank, path: Path) -> None:
 def _read(path: Path, state: dict[str, Any], rank: FsdpRank) -> None:
     """Load tensors in place."""
     try:
-        dcp.load(state, checkpoint_id=path / "tensors", process_group=rank.control)
+        state_dict_loader.load(state, checkpoint_id=path / "tensors", process_group=rank.control)
     except CheckpointException as error:
         causes = dict.fromkeys(str(cause) for cause, _ in error.failures.values())
         raise InvalidInput(f"{path}: the checkpoint is of another model: {contents.summary(list(causes))}") from None
