@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,8 @@ from agentrl.train.algorithms.reinforce import Reinforce
 from agentrl.train.credit import NodeAdvantage, trainable_nodes
 from agentrl.train.values import mean_return
 from agentrl.types import Session
+from tests.train.forked import Segment, random_segment, session_of, value_at
+from tests.train.ragged_rows import OPENING
 from tests.train.trees import (
     add_extensions,
     as_group,
@@ -122,6 +125,63 @@ def test_the_mean_over_paths_is_what_one_walk_over_the_tree_finds(
     assert all(not told or i in steps[node] for node in found for i, told in enumerate(found[node]))
     for (node, i), each in expected.items():
         assert found[node][i] == pytest.approx(sum(each) / len(each), abs=1e-9)
+
+
+def by_recursion(
+    segment: Segment, values: Values, name: str, gamma: float, lam: float, step: gae.Step, trained: bool
+) -> dict[tuple[int, int], float]:
+    """For each (node, token) of a forked session its advantage, from the rule of docs/branching.md as it is written."""
+    found: dict[tuple[int, int], float] = {}
+
+    def judge(part: Segment) -> tuple[float, float]:
+        """The value before a segment's first step, and that step's advantage."""
+        value, advantage, reward = 0.0, 0.0, part.outcome
+        if part.below:
+            own, others = part.below[0], part.below[1:]
+            first = judge(own)
+            rest = [(*judge(other), 0.0) if trained else (0.0, 0.0, value_at(other, 0)) for other in others]
+            value, advantage, reward = map(fmean, zip((*first, 0.0), *rest, strict=True))
+        for turn in reversed(part.turns):
+            reward += turn.reward
+            places = [OPENING + i for i in range(len(turn.ids))]
+            for taken in [places] if step == "turn" else [[place] for place in reversed(places)]:
+                before = values[name, turn.node][taken[0]]
+                advantage = reward + gamma * value - before + gamma * lam * advantage
+                value, reward = before, 0.0
+                found.update({(turn.node, place): advantage for place in taken})
+        return value, advantage
+
+    judge(segment)
+    return found
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    gamma=FRACTIONS,
+    lam=FRACTIONS,
+    step=st.sampled_from(["token", "turn"]),
+    trained=st.booleans(),
+)
+@settings(derandomize=True, deadline=None, max_examples=60)
+def test_across_a_fork_a_step_takes_the_mean_of_what_follows_in_its_continuations(
+    seed: int, gamma: float, lam: float, step: gae.Step, trained: bool
+) -> None:
+    """With continuations that are trained, and with those that only say what the state before them is worth."""
+    rng = random.Random(seed)
+    segments = [random_segment(rng, 2, rewards=True, fork=not i) for i in range(2)]
+    group = as_group([session_of(f"s{i}", each, [8, 9], trained=trained) for i, each in enumerate(segments)])
+    values = random_values(rng, *group.sessions)
+    config = PpoConfig(gamma=gamma, gae_lambda=lam, gae_step=step, scale_by_std=False)
+    shares = Ppo(config).credit([group], values).shares
+    places = {(s.id, n, i) for s in group.sessions for n, steps in gae.all_steps(s).items() for i in steps}
+    expected = {
+        (session.id, *place): advantage
+        for session, segment in zip(group.sessions, segments, strict=True)
+        for place, advantage in by_recursion(segment, values, session.id, gamma, lam, step, trained).items()
+    }
+    assert places == expected.keys()
+    for (session, node, i), each in expected.items():
+        assert advantage(shares[session, node][0], i) == pytest.approx(each, abs=1e-9)
 
 
 @given(
