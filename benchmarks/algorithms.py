@@ -148,6 +148,7 @@ CASES: dict[str, Case] = {
     "gigpo": Case(Turns),
     "ppo": Case(Turns),
     "rae": Case(Agents),
+    "remax": Case(Named),  # a greedy turn that does not end has a reward there
     "vine": Case(Turns, FORKED | {"rollout.group_size": 4}),
 }
 """Algorithms that need another environment than `Turn`, by name."""
