@@ -65,7 +65,7 @@ def _groups(groups: Sequence[Group]) -> dict[str, float]:
 
 def _shape(sessions: Sequence[Session]) -> dict[str, float]:
     if not sessions:
-        return {}
+        return {"sessions/count": 0.0}
     spoken = [session.turns for session in sessions]
     tokens = [sum(len(node.token_ids) for node in session.nodes) for session in sessions]
     sampled = [sum(sum(node.trainable) for node in session.nodes) for session in sessions]

@@ -44,6 +44,25 @@ class Parity(agentrl.Env):
         return float(session.nodes[-1].token_ids[-1] % 2 == 0)
 
 
+class Nothing(Grpo):
+    """Drops every group of the first step."""
+
+    def select(self, group: Group) -> Choice:
+        return Choice.DROP if group.number < 4 else Choice.KEEP
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_step_whose_groups_are_all_dropped_changes_no_weight_and_the_run_goes_on(tmp_path: Path) -> None:
+    """ReMax drops groups whose greedy session has no reward, and where no greedy turn ended a run died of it."""
+    first, second = agentrl.train(
+        f"{__file__}:Parity", algo=f"{__file__}:Nothing", run_dir=str(tmp_path / "run"), **SHORT
+    ).metrics
+    assert first["sessions/count"] == 0
+    assert first["tokens/trained"] == 0
+    assert second["sessions/count"] == 8
+
+
 def run(tmp_path: Path, algo: str, **more: Any) -> list[dict[str, float]]:
     settings = {**SHORT, **more}
     return agentrl.train(
