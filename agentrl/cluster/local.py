@@ -71,6 +71,8 @@ class LocalProcess(Process):
                 if time.monotonic() > end:
                     raise DeadlineExceeded(f"{self.role} was not ready within {timeout:g} s\n{self.server.tail()}")
             address = receive(self._socket)
+        except DeadlineExceeded:  # which is an OSError
+            raise
         except (EOFError, OSError, ValueError):  # ValueError: closed by us meanwhile
             raise self.exit_error() from None
         if isinstance(address, AgentRLError):

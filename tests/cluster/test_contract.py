@@ -133,3 +133,12 @@ async def test_a_role_that_can_not_be_built_says_why(cluster: Cluster) -> None:
 def test_each_worker_has_a_log_in_the_runs_folder(cluster: Cluster, started: Worker) -> None:
     logs: Path = cluster.logs  # type: ignore[attr-defined]
     assert (logs / "environments-0.log").is_file()
+
+
+def test_a_local_role_that_is_not_built_in_time_is_no_role_that_died() -> None:
+    """DeadlineExceeded is an OSError, and was reported as "died with exit status None"."""
+    cluster = LocalCluster()
+    worker = cluster.spawn(COUNTER)
+    with pytest.raises(DeadlineExceeded, match=r"not ready within 0 s"):
+        worker.wait_ready(0.0)
+    cluster.close()
