@@ -1,12 +1,13 @@
 """What the driver itself costs: CPU time of a turn, and memory of a session that waits, with a simulated engine.
 
-    python -m benchmarks.driver_cost [--sessions 100 1000 10000] [--turns 4] [--profile FILE]
+    python -m benchmarks.driver_cost [--sessions 100 1000 10000] [--turns 4] [--rate 250] [--profile FILE]
 
 Stream, groups, episodes, conversations, renderer, parser and session store are a run's own; the engine sleeps for a
-time from a lognormal distribution and answers 64 tokens. It is slower with more sessions, so that as many turns end
-in a second. CPU time is the whole process's, the store's thread included, from the first session's beginning to the
-last one's end, divided by the turns; each number of sessions has a process of its own. Memory is the growth of the
-process's resident pages to their maximum, with all sessions open, divided by the sessions.
+time from a lognormal distribution and answers 64 tokens. It is slower with more sessions, so that at most `--rate`
+turns end in a second; with few the process wakes for each of them, and what it needs is in no cache any more. CPU time
+is the whole process's, the store's thread included, from the first session's beginning to the last one's end, divided
+by the turns; each number of sessions has a process of its own. Memory is the growth of the process's resident pages to
+their maximum, with all sessions open, divided by the sessions; up to 32 MiB of it are pages of the store.
 """
 
 from __future__ import annotations
@@ -56,7 +57,6 @@ from agentrl.types import (
 from benchmarks.machine import machine
 
 GROUP_SIZE = 4
-TURNS_PER_SECOND = 250
 SIGMA = 0.7
 ANSWER = 64
 """Tokens of a turn."""
@@ -140,12 +140,12 @@ async def watched(most: list[int]) -> None:
         await asyncio.sleep(0.5)  # reading it costs CPU time, which is measured
 
 
-async def measure(sessions: int, turns: int, profile: str | None) -> str:
+async def measure(sessions: int, turns: int, rate: float, profile: str | None) -> str:
     """Generate so many sessions at once; a row of the table."""
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "sessions.db") as store, Recorder(store) as rec:
         model = tiny.build(Path(folder) / "model", [f"<|im_start|>user\n{QUESTION}<|im_end|>\n"] * 50)
         renderer = get_renderer(model)
-        engine = Simulated(sessions / TURNS_PER_SECOND, load_tokenizer(model))
+        engine = Simulated(sessions / rate, load_tokenizer(model))
         limits = RolloutConfig(
             groups_per_step=sessions // GROUP_SIZE,
             group_size=GROUP_SIZE,
@@ -178,17 +178,40 @@ async def measure(sessions: int, turns: int, profile: str | None) -> str:
     return f"{sessions:9,} {engine.turns:8,} {per_turn:12.2f} {of_loop:16.2f} {took[0] / wall:12.2f} {memory:18.0f}"
 
 
+async def echo(requests: int = 5000) -> float:
+    """CPU milliseconds of a line to an asyncio server and back, both in this process: what machines are compared by."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        began = time.process_time()
+        for _ in range(requests):
+            writer.write(b"a line\n")
+            await asyncio.wait_for(reader.readline(), 60.0)
+        took = time.process_time() - began
+        writer.write_eof()
+        await asyncio.wait_for(reader.read(), 60.0)
+        writer.close()
+    return took / requests * 1e3
+
+
 def main() -> None:
     """Measure each number of sessions in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, nargs="+", default=[100, 1000, 10000])
     parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--rate", type=float, default=250.0, help="turns that end in a second")
     parser.add_argument("--profile", help="of the event loop's thread, for a single number of sessions")
     words = parser.parse_args()
     if len(words.sessions) == 1:
-        print(asyncio.run(measure(words.sessions[0], words.turns, words.profile)), flush=True)
+        print(asyncio.run(measure(words.sessions[0], words.turns, words.rate, words.profile)), flush=True)
         return
     print(machine())
+    print(f"an asyncio echo takes {asyncio.run(echo()):.3f} ms of CPU time a request here")
     print("sessions    turns  CPU ms/turn  event loop's ms  CPU / wall  memory KiB/session", flush=True)
     for count in words.sessions:
         command = [
@@ -199,6 +222,8 @@ def main() -> None:
             str(count),
             "--turns",
             str(words.turns),
+            "--rate",
+            str(words.rate),
         ]
         subprocess.run(command, check=True)
 

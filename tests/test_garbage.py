@@ -19,7 +19,7 @@ def test_what_a_run_leaves_in_cycles_is_found_during_it_and_the_collector_is_as_
         assert gc.get_threshold() != before
         assert gc.get_freeze_count()
         cycle = weakref.ref(Cycle())
-        kept = [[] for _ in range(200 * garbage.THRESHOLDS[0])]
+        kept = [[] for _ in range(25 * garbage.THRESHOLDS[0])]
         assert cycle() is None, f"not found among {len(kept)} objects"
     assert gc.get_threshold() == before
     assert not gc.get_freeze_count()

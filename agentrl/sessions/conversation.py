@@ -8,16 +8,14 @@ parsing the reply. What an engine received or generated is never rendered or tok
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from agentrl.errors import TokenBudgetExceeded, TreeError
 from agentrl.sessions import tree
-from agentrl.sessions.generation import aclose
 from agentrl.sessions.renderers.base import RenderedMessage, ToolSchema, parse
 from agentrl.sessions.renderers.strip import count_stripped
 from agentrl.sessions.turn_generator import GeneratedTurn, Prompt, TurnGenerator
-from agentrl.types import AGENT, Message, Node, Sampling, Session, Turn, as_messages, collect
+from agentrl.types import AGENT, Message, Node, Sampling, Session, Turn, as_messages
 
 __all__ = ["Conversation", "TokenBudgetExceeded"]
 
@@ -109,13 +107,8 @@ class Conversation:
         opening = self._opening()
         prompt = Prompt(self._parent, (), opening, [*self._ids, *opening])
         remaining = generator.remaining_tokens(len(prompt.token_ids), self._session_size() + prompt.new_tokens)
-        sampling = generator.clamp(remaining, generator.with_stops(sampling))
-        sampling = replace(sampling, stop=(*sampling.stop, *self.stop))
-        stream = generator.generate(self.session, prompt, sampling, deadline, str(len(self.session.nodes)))
-        try:
-            turn = await collect(stream)
-        finally:
-            await aclose(stream)
+        sampling = generator.clamp(remaining, generator.with_stops(sampling, self.stop))
+        turn = await generator.generate_turn(self.session, prompt, sampling, deadline, str(len(self.session.nodes)))
         message = self._read(turn)
         return self._advance(
             generator.add(self.session, self._parent, GeneratedTurn(opening, turn, sampling, message), self.agent)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from agentrl import attachments, faults, watchdog
 from agentrl.errors import DeadlineExceeded, EngineError
-from agentrl.types import Chunk, Engine, FinishReason, Sampling, Turn, VersionSpan
+from agentrl.types import Chunk, Engine, FinishReason, Sampling, Turn, VersionSpan, collect
 
+T = TypeVar("T")
 RESUME_DELAY = 0.01
 """Seconds between an aborted attempt and the next: an engine that aborts at once must not keep the event loop busy."""
 
@@ -39,6 +41,29 @@ async def generate(
         DeadlineExceeded: the deadline passed first.
         EngineError: the engine failed, or broke its contract.
     """
+    items = _attempts(engine, request_id, input_ids, sampling, deadline)
+    try:
+        while (item := await _before(deadline, anext(items, None))) is not None:
+            yield item
+    finally:
+        await aclose(items)
+
+
+async def generate_turn(
+    engine: Engine, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float
+) -> Turn:
+    """The turn that `generate` ends in, for a caller that needs no chunks: the deadline costs one timer, not many."""
+    items = _attempts(engine, request_id, input_ids, sampling, deadline)
+    try:
+        return await _before(deadline, collect(items))
+    finally:
+        await aclose(items)
+
+
+async def _attempts(
+    engine: Engine, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float
+) -> AsyncIterator[Chunk | Turn]:
+    """`generate`, whose waits nothing limits here."""
     attempts: list[Turn] = []
     ids = input_ids
     while True:
@@ -50,7 +75,7 @@ async def generate(
         stream = engine.generate(request_id, ids, remaining, deadline)
         turn: Turn | None = None
         try:
-            while (item := await _next(stream, deadline)) is not None:
+            async for item in stream:
                 watchdog.progress()
                 if isinstance(item, Turn):
                     turn = item
@@ -101,11 +126,11 @@ def joined(attempts: Sequence[Turn]) -> Turn:
     )
 
 
-async def _next(stream: AsyncIterator[Chunk | Turn], deadline: float) -> Chunk | Turn | None:
-    """The stream's next item, None at its end; DeadlineExceeded once the deadline (`time.monotonic()`) has passed."""
+async def _before(deadline: float, work: Awaitable[T]) -> T:
+    """What `work` returns; DeadlineExceeded once the deadline (`time.monotonic()`) has passed."""
     try:
         async with asyncio.timeout(deadline - time.monotonic()):
-            return await anext(stream, None)
+            return await work
     except TimeoutError as error:
         if isinstance(error, DeadlineExceeded):
             raise

@@ -23,11 +23,11 @@ COUNT_BYTES = 64
 
 def checksum(values: Iterable[Any]) -> int:
     """CRC-32 of a row's values, which must have the types that SQLite returns: floats in a REAL column."""
-    values = list(values)
-    blobs = [value for value in values if isinstance(value, bytes)]
-    crc = zlib.crc32(orjson.dumps([len(value) if isinstance(value, bytes) else value for value in values]))
-    for blob in blobs:
-        crc = zlib.crc32(blob, crc)
+    values = tuple(values)
+    crc = zlib.crc32(orjson.dumps(values, default=len))  # JSON has no bytes: their length stands for them
+    for value in values:
+        if isinstance(value, bytes):
+            crc = zlib.crc32(value, crc)
     return crc
 
 

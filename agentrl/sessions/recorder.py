@@ -35,7 +35,7 @@ class Recorder:
         self._store = store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentrl-recorder")
         self._lock = threading.Lock()
-        self._queued: list[tuple[Callable[[], None], Future[None]]] = []
+        self._queued: list[tuple[Callable[[], None], Future[None] | None]] = []
         self._recorded: dict[str, int] = {}
 
     async def begin(self, session: Session) -> None:
@@ -55,7 +55,8 @@ class Recorder:
             InvalidInput: the session holds what JSON can't express.
         """
         self._recorded[session.id] = len(session.nodes)
-        await asyncio.wrap_future(self._put(partial(self._begin, replace(session, nodes=[*session.nodes]), state)))
+        as_it_is = replace(session, nodes=[*session.nodes])
+        await asyncio.wrap_future(self._awaited(partial(self._begin, as_it_is, state)))
 
     def update(self, session: Session, state: bytes | None = None) -> None:
         """Append the nodes that are new since the last call; a failure is raised by `end`, if it fails as well.
@@ -80,7 +81,7 @@ class Recorder:
     def save_soon(self, session: Session) -> Future[None]:
         """Store a session as it is now, without queued; for one that is aborted with the run."""
         self._recorded.pop(session.id, None)
-        return self._put(partial(self._store.save, session))
+        return self._awaited(partial(self._store.save, session))
 
     def close(self) -> None:
         """Write what is queued; idempotent."""
@@ -99,15 +100,18 @@ class Recorder:
                 self._store.delete(stale)
             self._store.save(session, replace=True, state=state)
 
-    def _put(self, work: Callable[[], None]) -> Future[None]:
+    def _awaited(self, work: Callable[[], None]) -> Future[None]:
         done: Future[None] = Future()
         done.set_running_or_notify_cancel()  # it is written also where whoever waits for it is cancelled
+        self._put(work, done)
+        return done
+
+    def _put(self, work: Callable[[], None], done: Future[None] | None = None) -> None:
         with self._lock:
             self._queued.append((work, done))
             first = len(self._queued) == 1
         if first:
             self._thread.submit(self._write)
-        return done
 
     def _write(self) -> None:
         watchdog.progress()
@@ -123,13 +127,16 @@ class Recorder:
                 _run(work, done)
             return
         for _, done in queued:
-            done.set_result(None)
+            if done is not None:
+                done.set_result(None)
 
 
-def _run(work: Callable[[], None], done: Future[None]) -> None:
+def _run(work: Callable[[], None], done: Future[None] | None) -> None:
     try:
         work()
     except Exception as error:
-        done.set_exception(error)
+        if done is not None:
+            done.set_exception(error)
     else:
-        done.set_result(None)
+        if done is not None:
+            done.set_result(None)

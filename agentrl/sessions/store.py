@@ -32,6 +32,9 @@ from agentrl.types import Node, Session, Status
 logger = logging.getLogger(__name__)
 UNFINISHED = (Status.OPEN, Status.ABORTED)
 """Statuses of sessions that keep their episode's state."""
+CACHE_KIB = 32 * 1024
+"""Of the file's pages, kept in memory by a process that writes: with SQLite's own 2 MiB, the turns of thousands of
+sessions, each of which changes other pages, are mostly spent on reading these again."""
 REWARD = NODE_COLUMNS.split(", ").index("reward")
 
 
@@ -66,7 +69,7 @@ class Store:
                 if not schema.exists(self._db, self.path):
                     raise StoreError(f"{self.path!r} is empty: it is no session store")
                 return
-            for pragma in ("journal_mode=WAL", "synchronous=NORMAL"):
+            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"cache_size=-{CACHE_KIB}"):
                 self._db.execute(f"PRAGMA {pragma}")
             if not schema.exists(self._db, self.path):
                 with self._transaction(count=False):
@@ -103,7 +106,7 @@ class Store:
             self._put_nodes(key, session.id, session.nodes[stored:])
             totals = Totals.of(session.nodes)
             task = task_json(session)
-            self._db.execute("INSERT OR REPLACE INTO tasks VALUES (?, ?, ?)", (key, task, checksum((session.id, task))))
+            self._db.execute(_TASK, (key, task, checksum((session.id, task))))
             marks = ", ?" * len(summary.COLUMNS)
             self._db.execute(
                 f"INSERT OR REPLACE INTO summaries (session, {summary.SELECTED}) VALUES (?{marks})",
@@ -275,13 +278,14 @@ class Store:
         return len(stored)
 
     def _put_head(self, key: int, row: tuple[Any, ...]) -> None:
-        if not self._db.execute(_HEAD, (*row, key)).rowcount:
+        if not self._db.execute(_HEAD, (*row[1:], key)).rowcount:
             raise StoreError(f"session {row[0]!r} was removed from the store {self.path!r} by another writer")
 
     def _put_nodes(self, key: int, session_id: str, nodes: Sequence[Node]) -> None:
         mark(nodes, self.losses)
         blobs = [(digest(data), data) for node in nodes for data in node.attachments.values()]
-        self._db.executemany("INSERT OR IGNORE INTO blobs (digest, data) VALUES (?, ?)", blobs)
+        if blobs:
+            self._db.executemany("INSERT OR IGNORE INTO blobs (digest, data) VALUES (?, ?)", blobs)
         rows = map(node_row, nodes)
         self._db.executemany(_NODE, ((key, *row, checksum((session_id, *row))) for row in rows))
 
@@ -352,7 +356,11 @@ class Store:
             raise StoreError(f"session store {self.path!r}: {error}") from error
 
 
-_HEAD = "UPDATE sessions SET id = ?, group_id = ?, status = ?, head = ?, nodes = ?, checksum = ? WHERE key = ?"
+_HEAD = "UPDATE sessions SET group_id = ?, status = ?, head = ?, nodes = ?, checksum = ? WHERE key = ?"
+_TASK = (  # it hardly ever changes, and a row that is not written costs no page of the log
+    "INSERT INTO tasks VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET task = excluded.task, checksum = excluded.checksum "
+    "WHERE checksum != excluded.checksum OR task != excluded.task"
+)
 _NODE = f"INSERT INTO nodes (session, {ROW_COLUMNS}) VALUES ({', '.join('?' * (ROW_COLUMNS.count(',') + 2))})"
 _PROGRESS = f"UPDATE summaries SET {', '.join(f'{name} = ?' for name in summary.PROGRESS)} WHERE session = ?"
 

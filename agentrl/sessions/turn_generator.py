@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from agentrl.errors import TokenBudgetExceeded, TreeError
 from agentrl.sessions import tree
-from agentrl.sessions.generation import generate
+from agentrl.sessions.generation import generate, generate_turn
 from agentrl.sessions.renderers.base import RenderedMessage, Renderer, ToolSchema
 from agentrl.sessions.renderers.strip import Branch, strip_earlier_reasoning
 from agentrl.types import AGENT, MAIN, Arrival, Chunk, Engine, Message, Node, Sampling, Session, Turn
@@ -140,10 +140,10 @@ class TurnGenerator:
             limits.append(self.session_tokens - session_tokens)
         return min(limits, default=None)
 
-    def with_stops(self, sampling: Sampling) -> Sampling:
-        """The same with the renderer's stop tokens."""
+    def with_stops(self, sampling: Sampling, strings: Sequence[str] = ()) -> Sampling:
+        """The same with the renderer's stop tokens, and with more stop strings."""
         stops = dict.fromkeys((*sampling.stop_token_ids, *self.renderer.stop_token_ids))
-        return replace(sampling, stop_token_ids=tuple(stops))
+        return replace(sampling, stop_token_ids=tuple(stops), stop=(*sampling.stop, *strings))
 
     def clamp(self, remaining: int | None, sampling: Sampling) -> Sampling:
         """The same with `max_new_tokens` within the budgets.
@@ -175,10 +175,21 @@ class TurnGenerator:
             DeadlineExceeded: the deadline passed first.
             EngineError: the engine failed, or broke its contract.
         """
+        return generate(*self._request(session, prompt, sampling, request), deadline)
+
+    async def generate_turn(
+        self, session: Session, prompt: Prompt, sampling: Sampling, deadline: float, request: str
+    ) -> Turn:
+        """The turn that `generate` ends in; arguments and errors as there."""
+        return await generate_turn(*self._request(session, prompt, sampling, request), deadline)
+
+    def _request(
+        self, session: Session, prompt: Prompt, sampling: Sampling, request: str
+    ) -> tuple[Engine, str, list[int], Sampling]:
         engine = self.require_engine()
         if kinds := engine.capabilities.attachments:
             sampling = replace(sampling, record=tree.unrecorded(session, prompt.parent, kinds))
-        return generate(engine, f"{session.id}/{request}", prompt.token_ids, sampling, deadline)
+        return engine, f"{session.id}/{request}", prompt.token_ids, sampling
 
     def add(self, session: Session, parent: int | None, generated: GeneratedTurn, agent: str = AGENT) -> Node:
         """Append a generated turn to the tree.

@@ -241,6 +241,23 @@ async def test_an_engine_that_always_aborts_runs_into_the_deadline_too() -> None
         await conversation.generate(Sampling(max_new_tokens=10**6), time.monotonic() + 0.2)
 
 
+async def test_a_turn_in_many_chunks_has_one_deadline_and_costs_one_timer() -> None:
+    loop, timers = asyncio.get_running_loop(), 0
+
+    def counted(*args: object, call_at=loop.call_at, **kwargs: object) -> asyncio.TimerHandle:  # type: ignore[no-untyped-def]
+        nonlocal timers
+        timers += 1
+        return call_at(*args, **kwargs)  # type: ignore[no-any-return]
+
+    conversation = begin(DiceEngine(chunk=1))
+    conversation.add("hello")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "call_at", counted)
+        node = await conversation.generate(Sampling(), time.monotonic() + 60)
+    assert len(node.token_ids) > 2
+    assert timers == 1
+
+
 async def test_cancelling_a_request_aborts_the_generation() -> None:
     engine = DiceEngine(latency=30.0)
     conversation = begin(engine)

@@ -61,6 +61,21 @@ def test_appending_node_by_node_is_the_same_as_saving_at_once(grown: Session, tm
         assert store.load(grown.id) == grown
 
 
+def test_saving_again_writes_the_task_where_it_changed_and_only_there(tmp_path: Path) -> None:
+    session = small()
+    with Store(tmp_path / "s.db") as store, sqlite3.connect(store.path) as other:
+        store.save(session)
+        other.execute("CREATE TRIGGER refused BEFORE UPDATE ON tasks BEGIN SELECT RAISE(ABORT, 'written'); END")
+        other.execute("CREATE TRIGGER kept BEFORE DELETE ON tasks BEGIN SELECT RAISE(ABORT, 'written'); END")
+        other.commit()
+        store.save(session)
+        other.execute("DROP TRIGGER refused")
+        other.commit()
+        session.task = Task(id="t", data={"q": 2})
+        store.save(session)
+        assert store.load("s").task == session.task
+
+
 def test_saving_again_adds_what_is_new_and_updates_rewards_and_head(tmp_path: Path) -> None:
     session = small()
     with Store(tmp_path / "s.db") as store:
