@@ -85,6 +85,10 @@ class FsdpRank(TorchTrainer):
         super().sum_sequences(batches, sums)
         dist.all_reduce(sums, group=self.control)
 
+    def logprobs(self, forests: Sequence[Forest], reference: bool = False) -> list[Tensor]:
+        """See `Trainer.logprobs`."""
+        return super().logprobs(forests, reference=reference)
+
     def per_token(self, forests: Sequence[Forest], compute: Callable[[Batch], Tensor]) -> list[Tensor]:
         """See `TorchTrainer`; each rank computes its share."""
         found = []

@@ -143,7 +143,7 @@ def test_a_run_whose_rank_is_killed_publishes_resumes_and_ends_as_one_process_do
     )
     assert [row["version"] for row in run.metrics] == [4, 5]
     assert all(row["mismatch/abs_mean"] < 1e-4 for row in run.metrics), "the engine is not the trainer"
-    assert (tmp_path / "run" / "checkpoints" / "step-2" / "trainer" / "contents.json").is_file()
+    assert (tmp_path / "run" / "checkpoints" / "step-000002" / "trainer" / "contents.json").is_file()
 
 
 @pytest.mark.parametrize(
