@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from transformers.utils import logging
 
 from agentrl.config import AlgoConfig
 from agentrl.rollout.engines.weights import single_experts
@@ -167,6 +168,7 @@ class FsdpBuilder(Builder):
     def __init__(self, role: Role) -> None:
         super().__init__(role)
         join(role, gpus=torch.cuda.is_available())
+        logging.disable_progress_bar()  # a rank's output is a log
 
     def build(self, folder: str, config: FsdpConfig, algo: Mapping[str, Any], total_steps: int) -> FsdpRank:
         """Build this rank's part of a model."""
