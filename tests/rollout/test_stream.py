@@ -122,13 +122,17 @@ async def test_a_loop_that_waits_for_each_batch_has_groups_begun_as_early_as_the
     assert (ahead[0], max(ahead)) == (1, 4)
 
 
-async def test_groups_begin_no_earlier_where_their_sessions_would_wait_for_a_slot() -> None:
-    limits = RolloutConfig(concurrency=2 * SIZE)  # a step's sessions
-    async with stream(steps=16, per_step=2, staleness=4, limits=limits) as groups:
-        for _ in range(16):
-            taken = await groups.take(2)
-            assert groups.gate.ahead == 1
-            groups.published(taken)
+@pytest.mark.parametrize(("slots", "ahead"), [(2 * SIZE, 1), (3 * SIZE, 2)])
+async def test_a_loop_that_waits_has_groups_begun_earlier_only_where_slots_are_free(slots: int, ahead: int) -> None:
+    async with stream(steps=16, per_step=1, staleness=4, limits=RolloutConfig(concurrency=slots)) as groups:
+        World.slow = groups.tasks.take(0, 2)[1].id
+        groups.published(await groups.take(1))
+        waiting = asyncio.ensure_future(groups.take(1))
+        await asyncio.sleep(0)  # now the slow group and the next one are under way
+        assert groups.gate.ahead == ahead
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
 
 
 def test_a_gate_begins_groups_later_again_once_the_engine_has_nothing_to_do_and_old_ones_up_to_the_bound() -> None:
