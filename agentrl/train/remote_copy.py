@@ -53,11 +53,11 @@ class Storage:
     """
 
     def __init__(self, url: str, field: str) -> None:
+        if "://" not in url:
+            raise ConfigError(f"{field}={url!r} is no URL, such as s3://bucket/runs/name or file:///folder/name")
         from fsspec.core import url_to_fs
 
         self.url, self.field = url.rstrip("/"), field
-        if "://" not in url:
-            raise ConfigError(f"{field}={url!r} is no URL, such as s3://bucket/runs/name or file:///folder/name")
         try:
             self.files, self.root = url_to_fs(self.url, use_listings_cache=False)
         except (ValueError, ImportError) as error:
@@ -206,7 +206,9 @@ class Uploads:
             self._closed = True
             self._changed.notify_all()
             through = self._changed.wait_for(lambda: not self._busy and self._waiting is None, self._timeout)
-        if not through:
+        if through:
+            shutil.rmtree(self._run / STAGED, ignore_errors=True)
+        else:
             self._warn(
                 f"the newest checkpoint is not wholly at {self.storage.url} after {self._timeout:g} s "
                 "(checkpoint_url_timeout); the copies that are complete there stay"
@@ -295,12 +297,8 @@ def fetch(url: str, run: Path, say: Callable[[str], None]) -> Path:
 
 def _local(name: str, step: int) -> str:
     """A file's place in a run's folder, by its name under the URL."""
-    own = name.removeprefix(f"{_name(step)}/")
-    return (
-        own.removeprefix("run/")
-        if own.startswith("run/")
-        else own.replace("checkpoint/", f"checkpoints/{_name(step)}/", 1)
-    )
+    part, _, rest = name.removeprefix(f"{_name(step)}/").partition("/")
+    return {"run": rest, "checkpoint": f"checkpoints/{_name(step)}/{rest}"}.get(part, name)
 
 
 def _inside(folder: Path, name: str, url: str) -> Path:
@@ -321,7 +319,7 @@ def _files(folder: Path, prefix: str) -> Iterator[tuple[str, Path]]:
             yield f"{prefix}/{file.relative_to(folder).as_posix()}", file
 
 
-def _link(source: str, target: str) -> Any:
+def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
     except OSError:
