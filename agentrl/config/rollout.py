@@ -148,6 +148,9 @@ class EvalConfig(Section):
 
     every: PositiveInt | None = None
     """Steps of training between two evaluations; None: only before the first step and after the last."""
+    weights: Literal["policy", "averaged"] = "policy"
+    """What a run's evaluations measure: the policy, or the moving average of its weights (`trainer.average_decay`), on
+    an engine of its own, which the run starts with the settings `engine.*`."""
     tasks: PositiveInt = 128
     """Tasks of the split that are evaluated."""
     n: PositiveInt = 1
@@ -173,6 +176,11 @@ class EvalConfig(Section):
     an evaluation's go first."""
     solved_at: float = 1.0
     """A session solves its task (for pass@k) with a score of at least this."""
+
+    @property
+    def label(self) -> str:
+        """What to add to an evaluation's name to say which weights it measures."""
+        return " (averaged weights)" if self.weights == "averaged" else ""
 
     def limits(self, rollout: RolloutConfig) -> RolloutConfig:
         """The rollouts' settings with those of the evaluation in their place.

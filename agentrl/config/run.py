@@ -115,6 +115,8 @@ class RunConfig(Section):
         if self.rollout.temperature == 0:
             raise ValueError("rollout.temperature=0 can't be trained on; 0 is for evaluation (eval.temperature)")
         self.eval.limits(self.rollout)
+        if self.eval.weights == "averaged":
+            self._averages_can_be_evaluated()
         if self.trainer.token_budget < self.rollout.turn_tokens:
             raise ValueError(
                 f"trainer.token_budget={self.trainer.token_budget} must hold a turn: "
@@ -145,3 +147,24 @@ class RunConfig(Section):
         if context is not None and self.engine.max_context is not None and context > self.engine.max_context:
             raise ValueError(f"rollout.context_tokens={context} exceeds engine.max_context={self.engine.max_context}")
         return self
+
+    def _averages_can_be_evaluated(self) -> None:
+        """Raise a ValueError where the run keeps no average, or can't start another engine for it."""
+        if getattr(self.trainer, "average_decay", None) is None:
+            raise ValueError(
+                f"eval.weights=averaged needs trainer.average_decay, which trainer={self.trainer.name} "
+                f"{'has not set' if hasattr(self.trainer, 'average_decay') else 'does not have'}"
+            )
+        for setting, value in (
+            ("fleet.colocated", self.fleet.colocated),
+            ("fleet.urls", self.fleet.urls),
+            ("engine.url", getattr(self.engine, "url", None)),
+            ("agent", self.agent),
+            ("cluster.environments", self.cluster.environments),
+            ("cluster.place_timeout", getattr(self.cluster, "place_timeout", None)),
+        ):
+            if value:
+                raise ValueError(
+                    f"eval.weights=averaged starts another engine for the averaged weights, which {setting}={value} "
+                    "has no place for; use eval.weights=policy, and agentrl eval model=CHECKPOINT/averaged later"
+                )

@@ -104,9 +104,12 @@ class Rollouts:
         object.__setattr__(self, "rule", make_rule(self.limits.branch))
         object.__setattr__(self, "states", StateSaver(self.limits.save_states))
 
-    def limited(self, limits: RolloutConfig, *, apart: bool) -> Rollouts:
-        """The same under other limits; `apart`: with a limit on concurrent sessions of its own."""
-        other = replace(self, limits=limits)
+    def limited(self, limits: RolloutConfig, *, apart: bool, policy: Policy | None = None) -> Rollouts:
+        """The same under other limits, and by another policy if one is given.
+
+        `apart`: with a limit on concurrent sessions of its own.
+        """
+        other = replace(self, limits=limits, policy=policy or self.policy)
         if not apart:
             object.__setattr__(other, "slots", self.slots)
         return other

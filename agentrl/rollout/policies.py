@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agentrl.config import START, FleetConfig, PolicyConfig, RolloutConfig, WeightsConfig
+from agentrl.config import START, EngineConfig, FleetConfig, PolicyConfig, RolloutConfig, WeightsConfig
 from agentrl.envs.episode import Actor
 from agentrl.models import resolve
 from agentrl.rollout.actors import ModelActor
@@ -22,6 +22,9 @@ from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.turn_generator import TurnGenerator
 from agentrl.types import MAIN, Engine, Sampling
+
+AVERAGED = "averaged"
+"""What nodes call the policy whose weights are the average of the trained one's."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,25 @@ async def frozen_policies(
         for policy in policies.values():
             assert policy.engine is not None
             await policy.engine.close()
+
+
+@asynccontextmanager
+async def averaged_policy(policy: Policy, engine: EngineConfig) -> AsyncIterator[Policy]:
+    """The moving average of a policy's weights as a policy of its own, for evaluation.
+
+    Its engine begins with the model of the policy; whoever has the averaged weights publishes them to it, as the
+    policy's versions.
+
+    Args:
+        policy: with the model that it began with.
+        engine: the settings of the engine, which is closed in the end.
+    """
+    assert policy.model is not None
+    own = make_engines(engine, FleetConfig(), WeightsConfig(), policy.model)
+    try:
+        yield replace(policy, engine=own, name=AVERAGED)
+    finally:
+        await own.close()
 
 
 def _sampling(config: PolicyConfig, limits: RolloutConfig) -> Sampling:

@@ -64,12 +64,12 @@ class RerunRollouts(Rollouts):
         place: int,
         deadline: Deadline | None,
     ) -> Session:
-        engine = self.policy.engine
-        assert isinstance(engine, RerunEngine)
         first = new(0)
         recorded = self.recording.sessions.get((first.group, first.sample))
         if recorded is None:
             return await super()._with_retries(new, actor, ended, place, deadline)
+        engine = self.policy.engine
+        assert isinstance(engine, RerunEngine)
         try:
             if self.recording.substituted(recorded):
                 session = await self._substitute(recorded, engine)

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -24,9 +24,9 @@ from agentrl.models.folders import pin
 from agentrl.rollout.actors import ModelActor
 from agentrl.rollout.environments import in_workers
 from agentrl.rollout.evaluation import play_held_out
-from agentrl.rollout.fleet import make_engines
+from agentrl.rollout.fleet import make_engines, started
 from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy, frozen_policies
+from agentrl.rollout.policies import Policy, averaged_policy, frozen_policies
 from agentrl.rollout.programs import Program, serving
 from agentrl.rollout.rerun import RerunRollouts
 from agentrl.rollout.rerun_engine import RerunEngine
@@ -94,27 +94,42 @@ async def _train(
         loop, loaded = make_loop(config, make_env, base, rollouts, act, folder, store, display)
         try:
             start = await prepare(loop, rollouts, make_env, base, loaded)
-            limits = config.eval.limits(config.rollout)
-            held_out = rollouts.limited(limits, apart=config.eval.concurrency is not None)
-            measured = (config, held_out, act(limits), folder, display)
-            before = await _measure("before training", 0, *measured) if not start else None
-            if before is not None and not before.metrics["sessions/turns_max"]:
-                raise AgentError(
-                    "before training, no session of the evaluation had a single turn: see the warning above"
-                )
-
-            def measure(step: int) -> Awaitable[Evaluation]:
-                return _measure(f"after step {step}", step, *measured)
-
-            loop.measure = measure
-            display.phase("reinforcement learning", config.steps, "reward", start)
-            with stoppable(loop, display), garbage.seldom():
-                await loop.run(start)
-            after = await _measure("after training", config.steps, *measured)
+            async with held_out(config, loop, rollouts, act) as measure:
+                before = await measure("before training", 0) if not start else None
+                if before is not None and not before.metrics["sessions/turns_max"]:
+                    raise AgentError(
+                        "before training, no session of the evaluation had a single turn: see the warning above"
+                    )
+                loop.measure = lambda step: measure(f"after step {step}", step)
+                display.phase("reinforcement learning", config.steps, "reward", start)
+                with stoppable(loop, display), garbage.seldom():
+                    await loop.run(start)
+                after = await measure("after training", config.steps)
         finally:
             loop.trainer.close()
     _report(config, folder, before, after, display)
     return TrainResult(folder.path, before, after, folder.metrics(), worked=loop.health.worked or after.worked)
+
+
+@asynccontextmanager
+async def held_out(
+    config: RunConfig, loop: Loop, rollouts: Rollouts, act: Callable[[RolloutConfig], Actor | Program]
+) -> AsyncIterator[Callable[[str, int], Awaitable[Evaluation]]]:
+    """What evaluates the run on held-out tasks: when it does (in words), and how many steps are done."""
+    limits, apart = config.eval.limits(config.rollout), config.eval.concurrency is not None
+    async with AsyncExitStack() as stack:
+        policy = rollouts.policy
+        if config.eval.weights == "averaged":
+            policy = await stack.enter_async_context(averaged_policy(policy, engine_settings(config)))
+            await started(policy.engine)
+        played, who = rollouts.limited(limits, apart=apart, policy=policy), act(limits)
+
+        async def measure(when: str, step: int) -> Evaluation:
+            if policy.engine is not None and policy is not rollouts.policy:
+                await loop.recovering(step, partial(loop.publish_average, policy.engine))
+            return await _measure(when, step, config, played, who, loop.folder, loop.display)
+
+        yield measure
 
 
 def _report(
@@ -127,9 +142,9 @@ def _report(
         display.say(strip.spent(folder.metrics()))
     marks = {name: value.mean for name, value in (("before", before), ("after", after)) if value}
     title = f"{config.env.name} · {config.model.name} · {config.algo.name} · seed {config.seed}"
-    learning_curve(folder.path / "learning_curve.png", folder.metrics(), title, marks)
+    learning_curve(folder.path / "learning_curve.png", folder.metrics(), title, marks, evaluated=config.eval.label)
     if before:
-        display.say(f"reward {before.summary} before training, {after.summary} after it")
+        display.say(f"reward{config.eval.label} {before.summary} before training, {after.summary} after it")
 
 
 def shared(config: RunConfig, folder: Path) -> RunConfig:
@@ -281,9 +296,10 @@ async def _measure(
     display: Display,
 ) -> Evaluation:
     """Evaluate on held-out tasks and write a few transcripts."""
-    result, groups = await play_held_out(config, rollouts, who, display, f"evaluation {when}", step)
+    label = config.eval.label
+    result, groups = await play_held_out(config, rollouts, who, display, f"evaluation {when}{label}", step)
     shown = [session for group in groups[:SHOWN] for session in group.sessions[:1]]
     name = when.removesuffix(" training")
     transcripts(folder.path / "transcripts" / f"{name.replace(' ', '-')}.md", f"{config.env.name}, {when}", shown)
-    display.say(f"{name}: {result}")
+    display.say(f"{name}{label}: {result}")
     return result

@@ -31,7 +31,7 @@ from agentrl.sessions.renderers.base import Parsed
 from agentrl.sessions.renderers.watch import CallWatch
 from agentrl.train import probe, recorded_steps
 from agentrl.train.algorithms import Algorithm
-from agentrl.train.backends import Critic, Rewarder, Trainer
+from agentrl.train.backends import Averager, Critic, Rewarder, Trainer
 from agentrl.train.credit import passed_to_helpers
 from agentrl.train.display import Display
 from agentrl.train.forest import Forest
@@ -247,6 +247,14 @@ class Loop:
             await self.engine.publish(Weights(self.trainer.weights), self.trainer.version)
             return await probe.compare(self.engine, self.trainer, self.config.weights)
 
+    async def publish_average(self, engine: Engine) -> None:
+        """Send the average of the weights to an engine of its own, as the policy's version."""
+        if engine.version() == self.trainer.version:
+            return
+        assert isinstance(self.trainer, Averager)
+        with self.clock("publish_average"), self.display.part("publishing averaged weights"):
+            await engine.publish(Weights(self.trainer.averaged_weights), self.trainer.version)
+
     async def evaluate(self, step: int) -> dict[str, float]:
         """Measure the policy on held-out tasks, where it is due; the last step's policy is measured after the run."""
         every = self.config.eval.every
@@ -255,7 +263,8 @@ class Loop:
         with self.clock("eval"):
             result = await self.measure(step)
         parts = {f"eval/{name}": value for name, value in result.metrics.items() if name.startswith("env/")}
-        return {"eval/mean": result.mean, "eval/low": result.low, "eval/high": result.high} | parts
+        averaged = {"eval/averaged": 1.0} if self.config.eval.weights == "averaged" else {}
+        return {"eval/mean": result.mean, "eval/low": result.low, "eval/high": result.high} | parts | averaged
 
     def record(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
         """Log the numbers, show the progress."""

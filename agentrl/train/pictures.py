@@ -10,11 +10,14 @@ from agentrl.sessions import tree
 from agentrl.types import Message, Session
 
 
-def learning_curve(path: Path, rows: Sequence[Mapping[str, float]], title: str, marks: Mapping[str, float]) -> None:
+def learning_curve(
+    path: Path, rows: Sequence[Mapping[str, Any]], title: str, marks: Mapping[str, float], *, evaluated: str = ""
+) -> None:
     """Draw a run's rewards over its steps.
 
     They are reward/mean of the steps that have one, its moving average, the evaluations during training with their 95 %
-    confidence intervals, and horizontal `marks` (before, after).
+    confidence intervals (of one task there is none), and horizontal `marks` (before, after). `evaluated` is added to
+    what evaluations are called.
     """
     import matplotlib
 
@@ -30,11 +33,12 @@ def learning_curve(path: Path, rows: Sequence[Mapping[str, float]], title: str, 
     axes.plot(steps, smooth(rewards), color="#08519c", linewidth=2, label="moving average")
     if evaluations:
         means = [row["eval/mean"] for row in evaluations]
-        below = [row["eval/mean"] - row["eval/low"] for row in evaluations]
-        above = [row["eval/high"] - row["eval/mean"] for row in evaluations]
+        bounds = [(row["eval/low"], row["eval/high"]) for row in evaluations]
+        below = [0.0 if low is None else mean - low for mean, (low, _) in zip(means, bounds, strict=True)]
+        above = [0.0 if high is None else high - mean for mean, (_, high) in zip(means, bounds, strict=True)]
         at = [row["step"] for row in evaluations]
         drawn = {"color": "#6a3d9a", "linewidth": 1, "marker": "o", "markersize": 3, "capsize": 2}
-        axes.errorbar(at, means, yerr=(below, above), label="evaluation (held-out tasks)", **drawn)
+        axes.errorbar(at, means, yerr=(below, above), label=f"evaluation{evaluated}, held-out tasks", **drawn)
     for (name, value), colour in zip(marks.items(), ("#d95f0e", "#238b45"), strict=False):
         axes.axhline(value, linestyle="--", color=colour, linewidth=1, label=f"{name}: {value:.2f} (held-out tasks)")
     axes.set(xlabel="step", ylabel="mean reward", title=title)

@@ -137,6 +137,7 @@ def test_the_learning_curve_shows_the_evaluations_during_training(tmp_path: Path
     rows = [{"step": step, "reward/mean": step / 6} for step in range(1, 7)]
     learning_curve(tmp_path / "without.png", rows, "a run", {})
     rows[3] |= {"eval/mean": 0.7, "eval/low": 0.6, "eval/high": 0.8}
+    rows[4] |= {"eval/mean": 0.7, "eval/low": None, "eval/high": None}  # type: ignore[dict-item]  # of one task
     learning_curve(tmp_path / "with.png", rows, "a run", {})
     assert (tmp_path / "with.png").read_bytes() != (tmp_path / "without.png").read_bytes()
 

@@ -80,6 +80,19 @@ class Rewarder(Trainer, Protocol):
 
 
 @runtime_checkable
+class Averager(Trainer, Protocol):
+    """A trainer that may keep a moving average of its weights (`average_decay`)."""
+
+    def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """As `weights`, of the average.
+
+        Raises:
+            InvalidInput: it keeps none.
+        """
+        ...
+
+
+@runtime_checkable
 class Critic(Trainer, Protocol):
     """A trainer with a critic where the phase's algorithm needs one; other trainers refuse such algorithms."""
 

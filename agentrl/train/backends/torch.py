@@ -347,8 +347,18 @@ class TorchTrainer(Learner[Batch]):
 
         Where transformers has a layer's experts in one tensor, each expert is yielded by itself.
         """
+        return self._named_weights({})
+
+    def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Averager.averaged_weights`."""
+        if self.average is None:
+            raise InvalidInput("the trainer keeps no average of its weights: trainer.average_decay is none")
+        return self._named_weights(self.average.state_dict())
+
+    def _named_weights(self, instead: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """The weights, or other tensors of the same parameters."""
         tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
-        for name, tensor in self.model.state_dict().items():
+        for name, tensor in (self.model.state_dict() | dict(instead)).items():
             if name not in tied:
                 yield from single_experts(self.model, name, tensor).items() or [(name, tensor.detach())]
 

@@ -10,7 +10,7 @@ from agentrl import cluster
 from agentrl.cluster import Resources, Role
 from agentrl.config import AlgoConfig, ClusterConfig, TrainerConfig
 from agentrl.errors import DeadlineExceeded, InfraError, TrainerError, TrainerTimeout
-from agentrl.train.backends import Trainer, make_trainer
+from agentrl.train.backends import Averager, Trainer, make_trainer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +38,11 @@ class TrainerRole:
         """See `Trainer.weights`."""
         return ((name, tensor.detach()) for name, tensor in self.trainer.weights())
 
+    def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Averager.averaged_weights`."""
+        assert isinstance(self.trainer, Averager)
+        return ((name, tensor.detach()) for name, tensor in self.trainer.averaged_weights())
+
     def facts(self) -> tuple[int, int | None, bool]:
         """The trainer's version, CPU threads of each of its processes, and whether it is deterministic."""
         return self.trainer.version, self.trainer.threads, self.trainer.deterministic
@@ -48,7 +53,7 @@ class TrainerRole:
 
 
 class WorkerTrainer:
-    """`agentrl.train.backends.Critic` and `Rewarder` over a trainer on a node of the cluster.
+    """`agentrl.train.backends.Averager`, `Critic` and `Rewarder` over a trainer on a node of the cluster.
 
     Forests are sent to it as they are; paths must exist on its node. A call that fails or takes longer than
     `cluster.call_timeout` ends the worker with a TrainerError, so that another one can take its place.
@@ -109,8 +114,15 @@ class WorkerTrainer:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Trainer.weights`."""
+        return self._stream("weights")
+
+    def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Averager.averaged_weights`."""
+        return self._stream("averaged_weights")
+
+    def _stream(self, method: str) -> Iterator[tuple[str, Tensor]]:
         try:
-            yield from self.worker.iterate("weights", timeout=self._timeout)
+            yield from self.worker.iterate(method, timeout=self._timeout)
         except InfraError as error:
             raise self._ended(error) from None
 

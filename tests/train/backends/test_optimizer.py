@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from agentrl.config import AlgoConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, InvalidInput
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.backends.torch_settings import TorchConfig
 from tests.train.backends.test_torch import forests_for, parameters, same
@@ -113,6 +113,11 @@ def test_an_average_for_evaluation_follows_the_policy_in_checkpoints_and_changes
             trainer.step(forests_for(ALGO, step))
         mean = {name: 0.75 * mean[name] + 0.25 * weight for name, weight in parameters(ours).items()}
     assert same(parameters(plain), parameters(ours))
+    sent = dict(ours.averaged_weights())
+    assert sent.keys() == dict(ours.weights()).keys()
+    assert all(torch.allclose(tensor.double(), mean[name], atol=1e-6) for name, tensor in sent.items())
+    with pytest.raises(InvalidInput, match=r"trainer.average_decay is none"):
+        plain.averaged_weights()
     ours.export(tmp_path / "model")
     averaged = AutoModelForCausalLM.from_pretrained(tmp_path / "model" / "averaged").state_dict()
     assert all(torch.allclose(weight.double(), mean[name], atol=1e-6) for name, weight in averaged.items())

@@ -116,14 +116,21 @@ class FsdpRank(TorchTrainer):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `TorchTrainer.weights`, on rank 0; every rank must go through to the end."""
-        for name, tensor in self._whole_tensors():
+        return self._named_weights({})
+
+    def _named_weights(self, instead: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._whole_tensors(instead):
             if tensor is not None:
                 yield from single_experts(self.model, name, tensor).items() or [(name, tensor)]
 
-    def _whole_tensors(self) -> Iterator[tuple[str, Tensor | None]]:
-        """Every tensor of the model but tied ones, gathered one at a time; None on other ranks than 0."""
+    def _whole_tensors(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor | None]]:
+        """Every tensor of the model but tied ones, gathered one at a time; None on other ranks than 0.
+
+        Args:
+            instead: other tensors of the same parameters, sharded alike.
+        """
         tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
-        for name, tensor in self.model.state_dict().items():
+        for name, tensor in (self.model.state_dict() | dict(instead or {})).items():
             if name not in tied:
                 found = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
                 yield name, found.detach() if self.rank == 0 else None

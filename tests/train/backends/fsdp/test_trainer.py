@@ -16,7 +16,7 @@ from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError, InvalidInput, TrainerError
 from agentrl.overrides import validate
 from agentrl.train.algorithms.ppo import PpoConfig
-from agentrl.train.backends import Critic, Trainer, make_trainer
+from agentrl.train.backends import Averager, Critic, Trainer, make_trainer
 from agentrl.train.backends.fsdp.settings import FsdpConfig, ranks_of
 from agentrl.train.backends.fsdp.trainer import FsdpTrainer
 from agentrl.train.backends.torch import TorchTrainer
@@ -59,6 +59,10 @@ def test_two_ranks_are_one_process_and_what_they_saved_goes_on_under_one_and_thr
             for name, value in wanted.items():
                 assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
         assert largest_difference(ours, theirs) < 1e-5
+        assert isinstance(ours, Averager)
+        averaged, policy = dict(ours.averaged_weights()), dict(ours.weights())
+        assert all(torch.allclose(averaged[name], tensor, atol=1e-5) for name, tensor in theirs.averaged_weights())
+        assert any(not torch.allclose(averaged[name], tensor, atol=1e-5) for name, tensor in policy.items())
         assert ours.step([])["tokens/trained"] == theirs.step([])["tokens/trained"] == 0
         assert ours.version == theirs.version == 4
         for reference in (False, True):
