@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError
+from agentrl.train.backends.muon import MOMENTUM, SCALE, SpreadMuon, add_sharded
 from agentrl.train.backends.parameters import Parameter
-
-MOMENTUM = 0.95
-"""Muon's (kellerjordan.github.io/posts/muon)."""
 
 
 class Optimizer:
@@ -43,11 +41,13 @@ class Optimizer:
         groups = [*_groups([p for p in adam if p.tensor.ndim >= 2], algo.weight_decay)]
         groups += _groups([p for p in adam if p.tensor.ndim < 2], 0.0)
         self.adam = torch.optim.AdamW(groups, lr=algo.lr, betas=algo.betas, fused=True)
-        self.muon: torch.optim.Optimizer | None = None
+        self.muon: torch.optim.Muon | SpreadMuon | None = None
         if hidden := [p for p in each if p.muon]:
-            self.muon = torch.optim.Muon(
-                _groups(hidden, algo.weight_decay), lr=algo.lr, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"
-            )
+            groups = _groups(hidden, algo.weight_decay)
+            if hasattr(hidden[0].tensor, "full_tensor"):
+                self.muon = SpreadMuon(groups, algo.lr, add_sharded)
+            else:
+                self.muon = torch.optim.Muon(groups, lr=algo.lr, momentum=MOMENTUM, adjust_lr_fn=SCALE)
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
@@ -83,12 +83,17 @@ class Optimizer:
         return float(norm)
 
     def moments(self) -> dict[nn.Parameter, dict[str, Tensor]]:
-        """AdamW's state of each parameter; what its first update would create is created."""
-        for parameter in self.parameters:
+        """The state of each sharded parameter; what its first update would create is created."""
+        for parameter in (p for group in self.adam.param_groups for p in group["params"]):
             if not self.adam.state[parameter]:
                 means = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
                 self.adam.state[parameter] = {"step": torch.zeros((), device=parameter.device), **means}
-        return {parameter: self.adam.state[parameter] for parameter in self.parameters}
+        if isinstance(self.muon, SpreadMuon):
+            for group in self.muon.param_groups:
+                for parameter in group["params"]:
+                    self.muon.momentum(parameter)
+        states = (each for optimizer in self.optimizers.values() for each in optimizer.state.items())
+        return {cast(nn.Parameter, parameter): state for parameter, state in states}
 
     def state(self) -> dict[str, object]:
         """All that resuming needs."""

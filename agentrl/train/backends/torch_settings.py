@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import model_validator
 
-from agentrl.config import Fraction, TrainerConfig
+from agentrl.config import Fraction
+from agentrl.train.backends.parameter_settings import ParameterConfig
 
 
-class TorchConfig(TrainerConfig):
+class TorchConfig(ParameterConfig):
     """The settings of `trainer=torch`."""
 
     name: str = "torch"
@@ -20,13 +21,6 @@ class TorchConfig(TrainerConfig):
     """AdamW; or Muon (momentum, orthogonalised by Newton-Schulz) for the matrices of hidden layers and AdamW for
     embeddings, heads, norms and experts' stacked matrices. Muon's updates are scaled to the size of AdamW's (Moonlight,
     arXiv:2502.16982), so one `algo.lr` and `algo.weight_decay` suit both."""
-    freeze: tuple[str, ...] = ()
-    """Patterns (`*` matches anything) of weights' Hugging Face names that are not trained: `model.embed_tokens.*`."""
-    lr_factors: dict[str, PositiveFloat] = Field(default={})
-    """Learning rates of weights by patterns of their names, as factors of `algo.lr`; the first that matches counts."""
-    layer_decay: Fraction = 1.0
-    """Each decoder layer's learning rate is this times the next higher one's, and the embedding's this times the first
-    layer's (ULMFiT, arXiv:1801.06146, section 3.2); times `lr_factors`."""
     average_decay: Fraction | None = None
     """A moving average of the weights, for evaluation only: after each step it is this times itself plus the rest times
     the policy (float32, the memory of a second model). Each checkpoint has it in a folder `averaged`, a model of its

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import PositiveFloat, PositiveInt, model_validator
+from pydantic import PositiveFloat, PositiveInt
 
 from agentrl.errors import ConfigError
 from agentrl.train.backends.torch_settings import TorchConfig
@@ -17,15 +17,6 @@ class FsdpConfig(TorchConfig):
     """Processes that share the model, each on a GPU where there is one; None is every GPU there is, or 1."""
     timeout: PositiveFloat = 1800.0
     """Seconds that one call to the ranks may take before they are ended."""
-
-    @model_validator(mode="after")
-    def _sharded(self) -> FsdpConfig:
-        if self.optimizer == "muon":
-            raise ValueError(
-                "optimizer=muon orthogonalises whole matrices, and each rank of trainer=fsdp holds some rows of them; "
-                "use optimizer=adamw, or trainer=torch"
-            )
-        return self
 
 
 def ranks_of(config: FsdpConfig, gpus: int) -> int:

@@ -135,7 +135,8 @@ class Checkpoints:
     def _settings(self) -> dict[str, str]:
         """The settings that the tensors depend on, besides the model."""
         config = self.rank.config
-        return {"trainer.dtype": config.dtype, "trainer.optimizer": config.optimizer}
+        frozen = {"trainer.freeze": ", ".join(config.freeze)} if config.freeze else {}
+        return {"trainer.dtype": config.dtype, "trainer.optimizer": config.optimizer, **frozen}
 
     def _numbers(self) -> dict[str, Any]:
         rank = self.rank

@@ -1,6 +1,7 @@
 """The optimizer's state by parameter: full tensors in the parameter's shape, for any sharding.
 
     exp_avg, exp_avg_sq   Adam's moments
+    momentum_buffer       Muon's momentum
     master                the float32 weight, of parameters that are not float32 themselves
 
 Checkpoints consist of these, so a layout with the distributed optimizer can resume from one without it, and the other
@@ -20,12 +21,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
+from agentrl.train.backends.muon import SpreadMuon
+
 State = dict[str, Tensor]
 
 
-def kinds(parameter: Tensor, *, adam: bool) -> tuple[str, ...]:
-    """The names of what is kept for a parameter."""
-    moments = ("exp_avg", "exp_avg_sq") if adam else ()
+def kinds(part: Any, parameter: Tensor, *, adam: bool) -> tuple[str, ...]:
+    """The names of what one of Megatron's optimizers keeps for a parameter."""
+    moments: tuple[str, ...] = ("exp_avg", "exp_avg_sq") if adam else ()
+    if isinstance(part.optimizer, SpreadMuon):
+        moments = ("momentum_buffer",)
     return moments if parameter.dtype == torch.float32 else (*moments, "master")
 
 
@@ -35,7 +40,7 @@ def parameters(part: Any) -> Iterator[Parameter]:
         for buffer in part.buffers:
             yield from buffer.param_index_map
     else:
-        yield from _mains(part)
+        yield from mains(part)
 
 
 def whole(part: Any, *, adam: bool) -> Iterator[tuple[Parameter, State]]:
@@ -53,8 +58,8 @@ def whole(part: Any, *, adam: bool) -> Iterator[tuple[Parameter, State]]:
             for bucket, held in zip(buffer.buckets, buckets, strict=True):
                 yield from _gathered(part, buffer, bucket, held["param_map"], adam=adam)
     else:
-        for parameter, main in _mains(part).items():
-            yield parameter, _state(part, main, kinds(parameter, adam=adam))
+        for parameter, main in mains(part).items():
+            yield parameter, _state(part, main, kinds(part, parameter, adam=adam))
 
 
 @torch.no_grad()
@@ -68,7 +73,7 @@ def fill(part: Any, states: Mapping[Parameter, State]) -> None:
                 for kind, tensor in states[parameter].items():
                     own[kind].copy_(tensor.flatten()[share])
     else:
-        for parameter, main in _mains(part).items():
+        for parameter, main in mains(part).items():
             own = _state(part, main, tuple(states[parameter]))
             for kind, tensor in states[parameter].items():
                 own[kind].copy_(tensor)
@@ -83,7 +88,7 @@ def _gathered(
     here = dist.get_rank() == first
     within = [p for p, (_, _, index) in buffer.param_index_map.items() if index == bucket.bucket_id]
     flat: State = {}
-    for kind in kinds(within[0], adam=adam):
+    for kind in kinds(part, within[0], adam=adam):
         size = bucket.grad_data.numel() // ranks
         own = torch.zeros(size, dtype=torch.float32, device=bucket.grad_data.device)
         for parameter, place in held.items():
@@ -107,7 +112,7 @@ def _main(part: Any, parameter: Parameter) -> Tensor:
     return main
 
 
-def _mains(part: Any) -> dict[Parameter, Tensor]:
+def mains(part: Any) -> dict[Parameter, Tensor]:
     """What an optimizer without sharding updates for each parameter: the parameter, or its float32 master."""
     if not hasattr(part, "float16_groups"):
         return {p: p for group in part.optimizer.param_groups for p in group["params"]}

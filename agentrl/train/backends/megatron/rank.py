@@ -34,6 +34,8 @@ from agentrl.train.backends.megatron.layout import Layout
 from agentrl.train.backends.megatron.micro import Micro, lengths, micro_batch
 from agentrl.train.backends.megatron.models import export, family_of, read_config
 from agentrl.train.backends.megatron.moe import Routers, metrics, recorded_experts
+from agentrl.train.backends.megatron.muon import Muon
+from agentrl.train.backends.megatron.parameters import rate_factors
 from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.backends.megatron.update import Update, device
 from agentrl.train.backends.ranks.balance import assign
@@ -74,6 +76,7 @@ class Rank(Learner[Micro]):
         hf = read_config(folder, config.family)
         self.family, self.width = family_of(hf, config.family), int(hf.hidden_size)
         self.models = chunks_of(folder, hf, self.family, config, layout)
+        self.factors = rate_factors(self.models, self.family, config)
         self.chunks = [wrapped(model, config, layout) for model in self.models]
         self.routers = Routers(self.models, config.moe, recompute=config.recompute == "full")
         self.sparse_layers = sparse_layers(self.models[0].config)
@@ -97,7 +100,8 @@ class Rank(Learner[Micro]):
         self.critic = None
         if self.algorithm.needs.critic:
             self.critic = ValueModel(self.width, self.algorithm.critic_config, total_steps, device(), reduce=reduce)
-        self.optimizer: Update = Update(self.chunks, self.config, self.algo, total_steps)
+        muon = Muon(self.models, self.family, self.factors) if self.config.optimizer == "muon" else None
+        self.optimizer: Update = Update(self.chunks, self.config, self.algo, total_steps, self.factors, muon)
         self.optimizer.clear()
         self.reference = self.copied() if self.keeps_reference else None
 

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from agentrl.config import Section, TrainerConfig
+from agentrl.config import Section
+from agentrl.train.backends.parameter_settings import ParameterConfig
 
 
 class MoeConfig(Section):
@@ -28,13 +29,14 @@ class MoeConfig(Section):
     """Which routed experts training uses: its own at each pass, those of a step's first pass, or the engine's."""
 
 
-class MegatronConfig(TrainerConfig):
+class MegatronConfig(ParameterConfig):
     """The settings of `trainer=megatron`."""
 
     name: str = "megatron"
     """The trainer's name."""
-    optimizer: Literal["adam", "sgd"] = "adam"
-    """AdamW, or plain gradient descent."""
+    optimizer: Literal["adam", "sgd", "muon"] = "adam"
+    """AdamW, plain gradient descent, or Muon for the matrices of hidden layers and AdamW for the rest, as with
+    trainer=torch; with muon and sgd data-parallel ranks share no state."""
     ranks: PositiveInt | None = None
     """Processes, all together; None is every GPU there is, or as few as the layout needs."""
     tensor_parallel: PositiveInt = 1

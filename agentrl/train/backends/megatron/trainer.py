@@ -84,6 +84,7 @@ class MegatronTrainer(RankTrainer):
         Returns:
             Its trained tokens' log-probabilities [T], and the norm of its gradient.
         """
+        config = config.model_copy(update={"freeze": (), "lr_factors": {}})  # names of the run's model
         self.ranks.call("build", str(folder), config, AlgoConfig().model_dump(), 1)
         (logp,) = self.logprobs([forest])
         return logp, float(self.ranks.call("step", [forest])["grad_norm"])

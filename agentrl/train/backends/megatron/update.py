@@ -7,18 +7,22 @@ gradients, where Adam would amplify the last bits.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
+from megatron.core.optimizer import OptimizerConfig, ParamKey, get_megatron_optimizer, get_standard_config_overrides
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.optimizer_config import ParamPredicate
 from torch.nn import Parameter
 
 from agentrl.config import AlgoConfig
 from agentrl.train.backends.megatron import moments
+from agentrl.train.backends.megatron.muon import Muon
 from agentrl.train.backends.megatron.settings import MegatronConfig
+from agentrl.train.backends.muon import SpreadMuon
 from agentrl.train.backends.optimizer import learning_rate
 
 
@@ -30,6 +34,8 @@ class Update:
         config: which optimizer, and where its state is kept.
         algo: rates, decay and clipping.
         total_steps: the phase's length in training steps, for the schedule.
+        factors: of the learning rate, by parameter; of others it is 1.
+        muon: the parameters that Muon updates in AdamW's place.
 
     Attributes:
         steps: training steps taken, which the schedule follows; the trainer counts them.
@@ -38,16 +44,22 @@ class Update:
     """
 
     def __init__(
-        self, chunks: Sequence[torch.nn.Module], config: MegatronConfig, algo: AlgoConfig, total_steps: int
+        self,
+        chunks: Sequence[torch.nn.Module],
+        config: MegatronConfig,
+        algo: AlgoConfig,
+        total_steps: int,
+        factors: Mapping[Parameter, float] | None = None,
+        muon: Muon | None = None,
     ) -> None:
         self.algo, self.total_steps = algo, total_steps
         self.steps = self.updates = self.skipped = 0
         self.distributed = shares_state(config)
-        self.adam = config.optimizer == "adam"
+        self.adam = config.optimizer != "sgd"
         self.offload = config.offload_optimizer
         self.chunks = list(chunks)
         settings = OptimizerConfig(
-            optimizer=config.optimizer,
+            optimizer="adam" if self.adam else "sgd",
             lr=algo.lr,
             min_lr=0.0,
             weight_decay=algo.weight_decay,
@@ -59,7 +71,11 @@ class Update:
             params_dtype=torch.bfloat16 if config.dtype == "bfloat16" else torch.float32,
             use_distributed_optimizer=self.distributed,
         )
-        self.inner: Any = get_megatron_optimizer(settings, self.chunks, get_standard_config_overrides(settings))
+        overrides = get_standard_config_overrides(settings) | _rates(factors or {})
+        with _without(muon.parameters if muon else ()):
+            self.inner: Any = get_megatron_optimizer(settings, self.chunks, overrides)
+        if muon is not None:
+            self.inner = muon.beside(self.inner, settings, algo)
 
     def rate(self) -> float:
         """The learning rate of this training step."""
@@ -73,7 +89,7 @@ class Update:
         norm = float(self.inner.get_grad_norm())
         if math.isfinite(norm):
             for group in self.inner.param_groups:
-                group["lr"] = self.rate()
+                group["lr"] = self.rate() * group.get("lr_mult", 1.0)
                 group["weight_decay"] = self.algo.weight_decay * group.get("wd_mult", 1.0)
             for each in self.parts():
                 if parameters := each.get_parameters():
@@ -99,9 +115,11 @@ class Update:
 
     def materialise(self) -> None:
         """Create the state that the first step would create, which a checkpoint needs."""
-        if self.adam:
-            for each in self.parts():
-                for parameter in (p for group in each.optimizer.param_groups for p in group["params"]):
+        for each in self.parts():
+            for parameter in (p for group in each.optimizer.param_groups for p in group["params"]):
+                if isinstance(each.optimizer, SpreadMuon):
+                    each.optimizer.momentum(parameter)
+                elif self.adam:
                     state = each.optimizer.state[parameter]
                     if not state:
                         state["step"] = torch.tensor(0.0)
@@ -110,8 +128,8 @@ class Update:
 
     def kinds(self) -> dict[Parameter, tuple[str, ...]]:
         """The names of each trained parameter's state tensors; see `moments`."""
-        learned = (p for each in self.parts() for p in moments.parameters(each))
-        return {p: moments.kinds(p, adam=self.adam) for p in learned}
+        learned = ((each, p) for each in self.parts() for p in moments.parameters(each))
+        return {p: moments.kinds(each, p, adam=self.adam) for each, p in learned}
 
     def states(self) -> dict[Parameter, moments.State]:
         """Each parameter's full state, on at least one rank. Collective."""
@@ -132,7 +150,7 @@ class Update:
                 if "step" in state:
                     state["step"] = torch.tensor(float(self.updates))
             for group in each.optimizer.param_groups:  # where Transformer Engine's Adam counts
-                if "step" in group or not isinstance(each.optimizer, torch.optim.Adam | torch.optim.SGD):
+                if "step" in group or not isinstance(each.optimizer, torch.optim.Adam | torch.optim.SGD | SpreadMuon):
                     group["step"] = self.updates
             if each.config.bf16:
                 each._copy_main_params_to_model_params()
@@ -148,6 +166,27 @@ class Update:
                 for name, value in state.items():
                     if isinstance(value, torch.Tensor) and value.ndim:
                         state[name] = value.to(to)
+
+
+@contextlib.contextmanager
+def _without(parameters: Sequence[Parameter]) -> Iterator[None]:
+    """Meanwhile Megatron leaves these out of its optimizers."""
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
+def _rates(factors: Mapping[Parameter, float]) -> dict[ParamKey, Any]:
+    """Groups of parameters by the factor of their learning rate, as Megatron describes them."""
+
+    def has(factor: float) -> ParamPredicate:
+        return ParamPredicate(f"learning rate times {factor!r}", lambda parameter: factors.get(parameter) == factor)
+
+    return {ParamKey(predicate=has(factor)): {"lr_mult": factor} for factor in sorted({*factors.values()} - {1.0})}
 
 
 def device() -> torch.device:

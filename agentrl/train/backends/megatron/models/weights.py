@@ -22,6 +22,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
+from torch.nn import Parameter
 
 from agentrl.errors import InvalidInput
 from agentrl.train.backends.megatron.models.family import Family
@@ -132,6 +133,36 @@ def export(
                         whole[piece.name].narrow(piece.dim, piece.start, len(piece)).copy_(part)
         for name in list(whole):
             yield _named(name, place), whole.pop(name)
+
+
+def named_parameters(chunks: Sequence[GPTModel], family: Family) -> Iterator[tuple[Parameter, int, tuple[str, ...]]]:
+    """This rank's parameters, each with its layer and the Hugging Face tensors that it is cut from.
+
+    Embeddings are in layer -1; what is behind the layers is in the one after the last.
+    """
+    tables = _rows(family)
+    for held in _held(chunks, family, buffers=False):
+        assert isinstance(held.tensor, Parameter)
+        names = tables[held.place.row][1].names()
+        yield held.tensor, held.place.layer, tuple(_named(name, held.place) for name in names)
+
+
+def pieces(chunks: Sequence[GPTModel], family: Family, read: Read) -> Iterator[tuple[str, Piece, Tensor]]:
+    """Where this rank's shards lie in Hugging Face tensors: the name, the piece of it, and that part of the shard.
+
+    Args:
+        chunks: this rank's.
+        family: the model's.
+        read: a tensor of a parameter's shape, whose parts are wanted; parameters for which it says None are left out.
+    """
+    tables = _rows(family)
+    for held in _held(chunks, family, buffers=False):
+        layout, tensor = tables[held.place.row][1], read(held.tensor)
+        if tensor is not None:
+            cut = layout.shards(layout.filed(tuple(tensor.shape)), held.count, chunks[0].sizes)
+            for piece, part in _parts(cut[held.index], layout.outward(tensor)):
+                if piece.name:
+                    yield _named(piece.name, held.place), piece, part
 
 
 def _delivered(own: Tensor | None, shard: Shard, dtype: torch.dtype, to: int | None) -> Tensor | None:

@@ -1,0 +1,19 @@
+"""Settings by a weight's name: which are trained, and how fast."""
+
+from __future__ import annotations
+
+from pydantic import Field, PositiveFloat
+
+from agentrl.config import Fraction, TrainerConfig
+
+
+class ParameterConfig(TrainerConfig):
+    """The settings of trainers that treat weights by their Hugging Face names."""
+
+    freeze: tuple[str, ...] = ()
+    """Patterns (`*` matches anything) of weights' Hugging Face names that are not trained: `model.embed_tokens.*`."""
+    lr_factors: dict[str, PositiveFloat] = Field(default={})
+    """Learning rates of weights by patterns of their names, as factors of `algo.lr`; the first that matches counts."""
+    layer_decay: Fraction = 1.0
+    """Each decoder layer's learning rate is this times the next higher one's, and the embedding's this times the first
+    layer's (ULMFiT, arXiv:1801.06146, section 3.2); times `lr_factors`."""
