@@ -188,8 +188,9 @@ class _Head(torch.autograd.Function):
         kept = None
         for at in _chunks(len(targets), rows):
             logits = _logits(states[at], weight, temperature[at], real, shape)
+            if len(targets) <= rows:
+                kept = logits.clone()
             logp[at], entropy[at], normaliser[at] = _reduce(logits, targets[at] - first, group)
-            kept = logits if len(targets) <= rows else None
         ctx.save_for_backward(states, weight, targets, temperature, entropy, normaliser, kept)
         ctx.place = first, real, rows, shape
         return logp, entropy
@@ -202,12 +203,18 @@ class _Head(torch.autograd.Function):
         weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for at in _chunks(len(targets), rows):
             logits = kept if kept is not None else _logits(states[at], weight, temperature[at], real, shape)
-            logp = logits - normaliser[at, None]
+            slope = shape.slope(logits, temperature[at, None])
+            logp = logits.sub_(normaliser[at, None]) if kept is None else logits - normaliser[at, None]
             p = logp.exp()
-            grad = logp.add_(entropy[at, None]).mul_(entropy_grad[at, None]).add_(logp_grad[at, None]).mul_(p).neg_()
+            # Row by row p (a logp + b): few passes over a chunk, whose time is that of memory.
+            a = -entropy_grad[at] / temperature[at]
+            b = -(logp_grad[at] + entropy_grad[at] * entropy[at]) / temperature[at]
+            grad = torch.addcmul(b[:, None], a[:, None], logp, out=logp).mul_(p)
             local, inside = _local(targets[at] - first, weight.shape[0])
-            grad.scatter_add_(1, local[:, None], (logp_grad[at] * inside)[:, None])
-            grad = grad.div_(temperature[at, None]).mul_(shape.slope(logits, temperature[at, None])).to(states.dtype)
+            grad.scatter_add_(1, local[:, None], (logp_grad[at] * inside / temperature[at])[:, None])
+            if isinstance(slope, Tensor) or slope != 1.0:
+                grad.mul_(slope)
+            grad = grad.to(states.dtype)
             states_grad[at] = grad @ weight
             if weight_grad is not None:
                 weight_grad.addmm_(grad.t(), states[at])
@@ -219,22 +226,22 @@ def _chunks(length: int, rows: int) -> list[slice]:
 
 
 def _logits(states: Tensor, weight: Tensor, temperature: Tensor, real: int, shape: Logits) -> Tensor:
-    logits = shape(states @ weight.t()) / temperature[:, None]
+    logits = shape(states @ weight.t()).div_(temperature[:, None])
     if real < weight.shape[0]:
         logits[:, max(real, 0) :] = NEVER
     return logits
 
 
 def _reduce(logits: Tensor, local: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probability of the target, entropy, and log-normaliser of each row: [P] each."""
+    """Log-probability of the target, entropy, and log-normaliser of each row: [P] each. Logits are overwritten."""
     greatest = logits.amax(1)
     if group is not None:
         dist.all_reduce(greatest, dist.ReduceOp.MAX, group)
-    shifted = logits - greatest[:, None]
+    shifted = logits.sub_(greatest[:, None])
     weights = shifted.exp()
     index, inside = _local(local, logits.shape[1])
     target = shifted.gather(1, index[:, None]).squeeze(1) * inside
-    sums = torch.stack((weights.sum(1), (weights * shifted).sum(1), target))
+    sums = torch.stack((weights.sum(1), torch.linalg.vecdot(weights, shifted), target))
     if group is not None:
         dist.all_reduce(sums, group=group)
     log_sum = sums[0].log()
