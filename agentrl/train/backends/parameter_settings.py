@@ -1,4 +1,4 @@
-"""Settings by a weight's name: which are trained, and how fast."""
+"""Settings of the trained weights: which, how fast, and their average."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agentrl.config import Fraction, TrainerConfig
 
 
 class ParameterConfig(TrainerConfig):
-    """The settings of trainers that treat weights by their Hugging Face names."""
+    """The settings that all built-in trainers have for the weights that they train."""
 
     freeze: tuple[str, ...] = ()
     """Patterns (`*` matches anything) of weights' Hugging Face names that are not trained: `model.embed_tokens.*`."""
@@ -17,3 +17,7 @@ class ParameterConfig(TrainerConfig):
     layer_decay: Fraction = 1.0
     """Each decoder layer's learning rate is this times the next higher one's, and the embedding's this times the first
     layer's (ULMFiT, arXiv:1801.06146, section 3.2); times `lr_factors`."""
+    average_decay: Fraction | None = None
+    """A moving average of the weights, for evaluation only: after each step it is this times itself plus the rest times
+    the policy (float32, the memory of a second model). Each checkpoint has it in a folder `averaged`, a model of its
+    own. None: there is none."""

@@ -6,7 +6,6 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from agentrl.config import Fraction
 from agentrl.train.backends.parameter_settings import ParameterConfig
 
 
@@ -21,10 +20,6 @@ class TorchConfig(ParameterConfig):
     """AdamW; or Muon (momentum, orthogonalised by Newton-Schulz) for the matrices of hidden layers and AdamW for
     embeddings, heads, norms and experts' stacked matrices. Muon's updates are scaled to the size of AdamW's (Moonlight,
     arXiv:2502.16982), so one `algo.lr` and `algo.weight_decay` suit both."""
-    average_decay: Fraction | None = None
-    """A moving average of the weights, for evaluation only: after each step it is this times itself plus the rest times
-    the policy (float32, the memory of a second model). Each checkpoint has it in a folder `averaged`, a model of its
-    own. None: there is none."""
     proof: bool = True
     """Before training, test on a small model of the architecture that packed forests train like separate sequences."""
 

@@ -122,7 +122,8 @@ def numbers_of(config: RunConfig) -> Numbers:
         recompute=getattr(trainer, "recompute", "none") == "full",
         reward_model=needs.reward_model,
         reference=keeps and (not megatron or getattr(trainer, "reference", "") == "copy"),
-        distributed=megatron and bool(getattr(trainer, "distributed_optimizer", False)),
+        average=not megatron and getattr(trainer, "average_decay", None) is not None,
+        distributed=isinstance(trainer, MegatronConfig) and trainer.shares_state,
         offloaded=bool(getattr(trainer, "offload_optimizer", False)),
     )
 
@@ -134,7 +135,7 @@ def engines_of(config: RunConfig) -> int:
 
 def wanted(config: RunConfig, split: Split, ranks: int, memory: TrainerMemory, *, on_gpus: bool) -> Wanted:
     """What the run asks of the cluster; engines at `fleet.urls` run elsewhere."""
-    own = 0 if config.fleet.urls else config.fleet.engines
+    own = 0 if config.fleet.urls else config.fleet.engines + (config.eval.weights == "averaged")
     trainer = Demand("trainer", split.ranks // split.tensor, split.tensor * on_gpus, memory=memory.total / GIB)
     engines = Demand("engine", own, ranks * (config.engine.device == "cuda"))
     workers = Demand("environments", config.cluster.environments, cpus=1.0)
@@ -170,7 +171,7 @@ def _where(assignment: Assignment, nodes: Sequence[Node], config: RunConfig) -> 
 
 
 def _memory(trainer: TrainerMemory, engine: EngineMemory, config: RunConfig, device: float) -> Iterator[str]:
-    parts = ("weights", "gradients", "optimizer", "activations", "reference", "gathered", "logits")
+    parts = ("weights", "gradients", "optimizer", "activations", "reference", "average", "gathered", "logits")
     each = ", ".join(f"{name} {size(getattr(trainer, name))}" for name in parts if getattr(trainer, name))
     yield f"memory of a trainer rank: {size(trainer.total)} = {each} (forests of {config.trainer.token_budget} tokens)"
     sessions = min(config.engine.max_batch, work_of(config).sessions)

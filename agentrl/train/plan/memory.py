@@ -46,6 +46,7 @@ class Numbers:
         dtype: what it computes in.
         recompute: whether activations are computed again in the backward pass.
         reference: whether a reference's weights are on the device as well.
+        average: whether a moving average of the weights is there too.
         reward_model: whether a reward model learns there beside the policy.
         distributed: whether data-parallel ranks share the optimizer's state.
         offloaded: whether the optimizer's state is in the CPU's memory.
@@ -55,6 +56,7 @@ class Numbers:
     dtype: str = "bfloat16"
     recompute: bool = False
     reference: bool = False
+    average: bool = False
     reward_model: bool = False
     distributed: bool = True
     offloaded: bool = False
@@ -84,6 +86,7 @@ class TrainerMemory:
     optimizer: float
     activations: float
     reference: float = 0.0
+    average: float = 0.0
     reward_model: float = 0.0
     gathered: float = 0.0
     logits: float = LOGITS
@@ -129,6 +132,7 @@ def trainer_memory(shape: Shape, split: Split, numbers: Numbers, token_budget: i
         optimizer=0.0 if numbers.offloaded else state,
         activations=tokens * kept / split.tensor * numbers.activation,
         reference=numbers.weight * own if numbers.reference else 0.0,
+        average=4 * own if numbers.average else 0.0,
         reward_model=(numbers.weight + 4) * own + state if numbers.reward_model else 0.0,
         gathered=gathered,
         logits=min(LOGITS, 12 * tokens * shape.vocab_size / split.tensor),

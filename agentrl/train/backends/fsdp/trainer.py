@@ -5,10 +5,8 @@ This process holds no weights. Hugging Face folders and checkpoints are written 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from agentrl.config import AlgoConfig
@@ -66,10 +64,6 @@ class FsdpTrainer(RankTrainer):
         if algorithm.needs.reward_model:
             raise ConfigError(f"algo={algo.name} needs a reward model, which trainer=fsdp does not have")
         return algo
-
-    def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Averager.averaged_weights`."""
-        return self.ranks.stream("averaged_weights")
 
     def export(self, path: Path) -> None:
         """Write a Hugging Face folder, as the torch trainer does; rank 0 gathers all weights in the CPU's memory."""

@@ -7,6 +7,7 @@ rank is done.
 
     policy/         weights, optimizer state, and the counters that resuming needs
     reference/      the reference's weights, where there is a KL penalty
+    average/        the average's, where there is one (`average_decay`)
     contents.json   digests of files and weights, which a loader compares (see `contents`)
 
 With `async_save` a forked process of each rank writes while training goes on, from memory as it was at the
@@ -41,6 +42,7 @@ from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQu
 from torch import Tensor
 
 from agentrl.errors import InvalidInput
+from agentrl.train.backends.megatron.copies import WeightCopy
 from agentrl.train.backends.ranks import contents
 
 if TYPE_CHECKING:
@@ -64,16 +66,16 @@ class Checkpoints:
         beside = path.with_name(path.name + ".partial")
         if dist.get_rank() == 0:
             shutil.rmtree(beside, ignore_errors=True)
-            for name in ("policy", "reference") if rank.reference is not None else ("policy",):
+            for name in ("policy", *self._copies()):
                 (beside / name).mkdir(parents=True)
         dist.barrier()
         # Created and freed by each save: Megatron's own stays, and would outlive a rank that is killed.
         filesystem_async._results_queue = multiprocessing.get_context("fork").Manager().Queue()
         weights = {"policy": self._sums()}
-        if rank.reference is not None:
-            with rank.as_reference():
-                weights["reference"] = self._sums()
-                dist_checkpointing.save(self._models(), str(beside / "reference"))
+        for name, copy in self._copies().items():
+            with copy.exchanged():
+                weights[name] = self._sums()
+                dist_checkpointing.save(self._models(), str(beside / name))
         state = {**self._models(), **self._states(), "numbers": self._numbers()}
 
         def finalise() -> None:
@@ -93,7 +95,7 @@ class Checkpoints:
     def load(self, path: Path) -> int:
         """Load a folder, with the settings of the last `begin`; returns the version.
 
-        A reference that was not saved is a copy of the loaded policy.
+        A reference or an average that was not saved is a copy of the loaded policy.
 
         Raises:
             InvalidInput: no checkpoint is there, it is damaged, belongs to another model or other settings, or what was
@@ -105,10 +107,11 @@ class Checkpoints:
         self._check_shapes(path)
         numbers = dist_checkpointing.load_common_state_dict(str(policy))["numbers"]
         rank.begin(rank.algo, rank.optimizer.total_steps)
-        if rank.reference is not None and "reference" in held["weights"]:
-            self._fill(dist_checkpointing.load(self._models(), str(path / "reference")))
-            self._compare(path / "reference", held["weights"]["reference"])
-            rank.reference = rank.copied()
+        for name, copy in self._copies().items():
+            if name in held["weights"]:
+                self._fill(dist_checkpointing.load(self._models(), str(path / name)))
+                self._compare(path / name, held["weights"][name])
+                copy.renew()
         rank.optimizer.steps, rank.optimizer.updates = numbers["steps"], numbers["updates"]
         rank.optimizer.skipped = numbers["skipped"]
         self._fill(dist_checkpointing.load(self._models(), str(policy)))
@@ -116,10 +119,16 @@ class Checkpoints:
         self._compare(policy, held["weights"]["policy"])
         if rank.critic is not None:
             rank.critic.restore(numbers["critic"])
-        if rank.reference is not None and "reference" not in held["weights"]:
-            rank.reference = rank.copied()
+        for name, copy in self._copies().items():
+            if name not in held["weights"]:
+                copy.renew()
         rank.version = int(numbers["version"])
         return rank.version
+
+    def _copies(self) -> dict[str, WeightCopy]:
+        """The sets of weights beside the policy's, by their folders' names."""
+        copies = {"reference": self.rank.reference, "average": self.rank.average}
+        return {name: copy for name, copy in copies.items() if copy is not None}
 
     def finish(self) -> None:
         """Wait for a folder that is still being written."""

@@ -16,7 +16,7 @@ from agentrl.train.backends.megatron.layout import Layout, experts_of
 from agentrl.train.backends.megatron.models import Family, build, load
 from agentrl.train.backends.megatron.moe import moe_settings
 from agentrl.train.backends.megatron.settings import MegatronConfig
-from agentrl.train.backends.megatron.update import device, shares_state
+from agentrl.train.backends.megatron.update import device
 
 
 def chunks_of(folder: str | Path, hf: Any, family: Family, config: MegatronConfig, layout: Layout) -> list[Any]:
@@ -54,7 +54,7 @@ def wrapped(model: Any, config: MegatronConfig, layout: Layout) -> DistributedDa
     # change from one micro-batch to the next.
     model.config.variable_seq_lengths = layout.pipeline > 1 and layout.interleave == 1
     sharing = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, use_distributed_optimizer=shares_state(config), overlap_grad_reduce=False
+        grad_reduce_in_fp32=True, use_distributed_optimizer=config.shares_state, overlap_grad_reduce=False
     )
     return DistributedDataParallel(model.config, sharing, model)
 

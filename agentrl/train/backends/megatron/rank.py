@@ -30,6 +30,7 @@ from agentrl.train.backends.learner import Learner
 from agentrl.train.backends.megatron import passes
 from agentrl.train.backends.megatron.checkpoint import Checkpoints
 from agentrl.train.backends.megatron.chunks import chunks_of, sparse_layers, wrapped
+from agentrl.train.backends.megatron.copies import WeightCopy
 from agentrl.train.backends.megatron.layout import Layout
 from agentrl.train.backends.megatron.micro import Micro, lengths, micro_batch
 from agentrl.train.backends.megatron.models import export, family_of, read_config
@@ -83,7 +84,8 @@ class Rank(Learner[Micro]):
         self.control = dist.new_group(backend="gloo")
         self.checkpoints = Checkpoints(self)
         self.version = 0
-        self.reference: list[Tensor] | None = None
+        self.reference: WeightCopy | None = None
+        self.average: WeightCopy | None = None
         self.begin(algo, total_steps)
 
     # ------------------------------------------------------------------------------------ learning
@@ -103,7 +105,10 @@ class Rank(Learner[Micro]):
         muon = Muon(self.models, self.family, self.factors) if self.config.optimizer == "muon" else None
         self.optimizer: Update = Update(self.chunks, self.config, self.algo, total_steps, self.factors, muon)
         self.optimizer.clear()
-        self.reference = self.copied() if self.keeps_reference else None
+        on_device = self.config.reference == "copy"
+        self.reference = WeightCopy(self.models, on_device=on_device) if self.keeps_reference else None
+        averages = self.config.average_decay is not None
+        self.average = WeightCopy(self.models, on_device=False) if averages else None
 
     def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float] | None:
         """Learn from a batch; see `Trainer.step`."""
@@ -111,6 +116,8 @@ class Rank(Learner[Micro]):
         trained = [forest for forest in forests if forest.trained]
         micros = self.prepare(trained) if trained else []
         learned = self.learn(micros, forests)
+        if self.average is not None and self.config.average_decay is not None:
+            self.average.move_towards(self.config.average_decay)
         counted = self.gathered((self.is_reporting_rank, learned, self.routers.counts()))
         if counted is None:
             return None
@@ -125,15 +132,14 @@ class Rank(Learner[Micro]):
 
     def score_reference(self, batches: Sequence[Micro]) -> None:
         """See `Learner`."""
-        with self.as_reference():
+        assert self.reference is not None
+        with self.reference.exchanged():
             self._score(batches, "ref_logp")
 
-    @torch.no_grad()
     def average_reference(self, decay: float) -> None:
         """See `Learner`; each rank has its part of both."""
         assert self.reference is not None
-        for mean, weight in zip(self.reference, self._weights(), strict=True):
-            mean.lerp_(weight.detach().to(mean), 1 - decay)
+        self.reference.move_towards(decay)
 
     def sum_sequences(self, batches: Sequence[Micro], sums: Tensor) -> None:
         """See `Learner`: ranks that hold the same rows count once."""
@@ -203,7 +209,7 @@ class Rank(Learner[Micro]):
         if reference and self.reference is None:
             raise InvalidInput(f"algo={self.algo.name} keeps no reference: it needs none, and algo.kl_coef is 0")
         micros = self.prepare(forests)
-        with self.as_reference() if reference else contextlib.nullcontext():
+        with self.reference.exchanged() if reference and self.reference is not None else contextlib.nullcontext():
             self._score(micros, "ref_logp")
         return self._per_token(forests, micros, "ref_logp")
 
@@ -280,6 +286,13 @@ class Rank(Learner[Micro]):
         """(Hugging Face name, tensor) pairs on rank 0; every rank must go through to the end."""
         return export(self.models, self.family, to=0, dtype=dtype)
 
+    def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The same of the average; the policy has its weights back at the end."""
+        if self.average is None:
+            raise InvalidInput("the trainer keeps no average of its weights: trainer.average_decay is none")
+        with self.average.exchanged():
+            yield from self.weights()
+
     def save(self, path: str) -> None:
         """Write a checkpoint; see `Checkpoints.save`."""
         self.checkpoints.save(Path(path))
@@ -304,38 +317,6 @@ class Rank(Learner[Micro]):
         """
         self.optimizer.inner.prepare_grads()
         return dict(export(self.models, self.family, to=0, read=lambda p: getattr(p, "main_grad", None))) or None
-
-    def _weights(self) -> Iterator[Tensor]:
-        """The policy's tensors: parameters, and the biases that balance experts."""
-        for model in self.models:
-            yield from model.parameters()
-            yield from (buffer for name, buffer in model.named_buffers() if name.endswith("expert_bias"))
-
-    def copied(self) -> list[Tensor]:
-        """A copy of the policy, where the reference is kept."""
-        where = device() if self.config.reference == "copy" else "cpu"
-        return [weight.detach().to(where, copy=True) for weight in self._weights()]
-
-    @contextlib.contextmanager
-    def as_reference(self) -> Iterator[None]:
-        """Compute with the reference's weights; the policy's are kept on the device or in the CPU's memory."""
-        assert self.reference is not None
-        kept = self.config.reference == "copy"
-        policy = [weight.data for weight in self._weights()] if kept else self.copied()
-        self.swap_weights(self.reference)
-        try:
-            yield
-        finally:
-            self.swap_weights(policy)
-
-    @torch.no_grad()
-    def swap_weights(self, weights: Sequence[Tensor]) -> None:
-        """Compute with other weights: with `reference=copy` the tensors themselves, else what they hold."""
-        for parameter, weight in zip(self._weights(), weights, strict=True):
-            if self.config.reference == "copy":
-                parameter.data = weight
-            else:
-                parameter.copy_(weight)
 
     # ------------------------------------------------------------------------------------- metrics
 

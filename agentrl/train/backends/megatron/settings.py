@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from agentrl.config import Section
 from agentrl.train.backends.parameter_settings import ParameterConfig
@@ -69,3 +69,17 @@ class MegatronConfig(ParameterConfig):
     """Seconds that one call to the ranks may take before they are ended."""
     moe: MoeConfig = MoeConfig()
     """Mixture of experts."""
+
+    @property
+    def shares_state(self) -> bool:
+        """Whether data-parallel ranks share the optimizer's state: plain gradient descent has none, Muon's is whole."""
+        return self.distributed_optimizer and self.optimizer == "adam"
+
+    @model_validator(mode="after")
+    def _averages_in_float32(self) -> MegatronConfig:
+        if self.average_decay is not None and self.dtype == "bfloat16":
+            raise ValueError(
+                f"average_decay={self.average_decay:g}: weights are held in dtype=bfloat16, whose rounding would "
+                "swallow the average's small changes; use dtype=float32, or trainer=torch"
+            )
+        return self

@@ -105,14 +105,24 @@ class MegatronTrainer(RankTrainer):
         return algo
 
     def export(self, path: Path) -> None:
-        """Write a Hugging Face folder: the weights, and whatever else the source folder held when it was read."""
-        settings = json.loads(self._side_files["config.json"])
+        """Write a Hugging Face folder: the weights, and whatever else the source folder held when it was read.
+
+        In it there is another one, `averaged`, where an average is kept (`trainer.average_decay`).
+        """
         with exported(Path(path), self._side_files) as folder:
-            dtypes = write_weights(folder, self.weights())
-            for stale in ("torch_dtype", "quantization_config"):  # the written weights are not quantised
-                settings.pop(stale, None)
-            settings["dtype"] = max(dtypes, key=lambda name: dtypes[name])
-            (folder / "config.json").write_text(json.dumps(settings, indent=2))
+            self._write(folder, self.weights())
+            if self.config.average_decay is not None:
+                with exported(folder / "averaged", self._side_files) as inner:
+                    self._write(inner, self.averaged_weights())
+
+    def _write(self, folder: Path, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Write weights and the model's configuration."""
+        settings = json.loads(self._side_files["config.json"])
+        dtypes = write_weights(folder, weights)
+        for stale in ("torch_dtype", "quantization_config"):  # the written weights are not quantised
+            settings.pop(stale, None)
+        settings["dtype"] = max(dtypes, key=lambda name: dtypes[name])
+        (folder / "config.json").write_text(json.dumps(settings, indent=2))
 
     def close(self) -> None:
         """End the ranks; a checkpoint that is still being written is finished first."""

@@ -54,7 +54,7 @@ class Update:
     ) -> None:
         self.algo, self.total_steps = algo, total_steps
         self.steps = self.updates = self.skipped = 0
-        self.distributed = shares_state(config)
+        self.distributed = config.shares_state
         self.adam = config.optimizer != "sgd"
         self.offload = config.offload_optimizer
         self.chunks = list(chunks)
@@ -192,8 +192,3 @@ def _rates(factors: Mapping[Parameter, float]) -> dict[ParamKey, Any]:
 def device() -> torch.device:
     """Where this rank computes."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def shares_state(config: MegatronConfig) -> bool:
-    """Whether data-parallel ranks share the optimizer's state; plain gradient descent has none."""
-    return config.distributed_optimizer and config.optimizer == "adam"

@@ -104,6 +104,10 @@ class RankTrainer:
         """(Hugging Face name, tensor) pairs, one at a time."""
         return self.ranks.stream("weights")
 
+    def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The same of their average; see `Averager.averaged_weights`."""
+        return self.ranks.stream("averaged_weights")
+
     def save(self, path: Path) -> None:
         """Write a folder from which another number or layout of ranks can resume."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)

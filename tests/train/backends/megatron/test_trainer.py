@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError, InfraError, InvalidInput
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.backends import Trainer, make_trainer, proof
+from agentrl.train.backends import Averager, Trainer, make_trainer, proof
 from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.backends.megatron.trainer import MegatronTrainer
 from agentrl.train.backends.ranks import heartbeat
@@ -27,7 +27,7 @@ from tests.train.backends.megatron.batches import distances, random_forests
 ALGO = AlgoConfig(
     lr=1e-3, kl_coef=0.1, kl_target=0.05, reference_decay=0.5, epochs=2, entropy_coef=0.01, entropy_target=3.0
 )
-TP2 = MegatronConfig(tensor_parallel=2, timeout=120)
+TP2 = MegatronConfig(tensor_parallel=2, timeout=120, average_decay=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def trainer(folder: Path) -> Iterator[Trainer]:
 def test_its_steps_metrics_and_weights_are_the_torch_trainers(trainer: Trainer, folder: Path, tmp_path: Path) -> None:
     """The state of the run's algorithm reaches every rank: in the second step the KL penalty is 100 times as much."""
     assert isinstance(trainer, Trainer)
-    torch_trainer = TorchTrainer(folder, TorchConfig(device="cpu"), ALGO)
+    torch_trainer = TorchTrainer(folder, TorchConfig(device="cpu", average_decay=0.5), ALGO)
     algorithm = make_algorithm(ALGO)
     for step in range(2):
         forests, state = random_forests(step, old=False), algorithm.snapshot()
@@ -65,11 +65,17 @@ def test_its_steps_metrics_and_weights_are_the_torch_trainers(trainer: Trainer, 
     for one, other in zip(reference, torch_trainer.logprobs(forests, reference=True), strict=True):
         assert torch.allclose(one, other, atol=1e-4)
 
+    assert isinstance(trainer, Averager)
+    averaged = dict(trainer.averaged_weights())
+    assert max(distances(averaged, dict(torch_trainer.averaged_weights())).values()) < 1e-3
     trainer.export(tmp_path / "out")
     assert (tmp_path / "out" / "tokenizer_config.json").exists()
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32, attn_implementation="eager")
     weights = dict(trainer.weights())
     assert all(torch.equal(exported.state_dict()[name], tensor) for name, tensor in weights.items())
+    assert any(not torch.equal(averaged[name], tensor) for name, tensor in weights.items())
+    inner = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "averaged", dtype=torch.float32).state_dict()
+    assert all(torch.equal(inner[name], tensor) for name, tensor in averaged.items())
 
     trainer.save(tmp_path / "deep" / "state")
     after = trainer.step(random_forests(7, old=False), state)
@@ -79,6 +85,7 @@ def test_its_steps_metrics_and_weights_are_the_torch_trainers(trainer: Trainer, 
     trainer.begin(ALGO, 1)
     trainer.load(tmp_path / "deep" / "state")
     assert trainer.version == 2
+    assert all(torch.equal(averaged[name], tensor) for name, tensor in trainer.averaged_weights())
     assert trainer.step(random_forests(7, old=False), state) == after
 
 
