@@ -244,7 +244,7 @@ class Loop:
             return {}
         with self.clock("publish"), self.display.part("publishing weights"):
             await faults.async_point("weights.publish")
-            await self.engine.publish(Weights(self.trainer.weights), self.trainer.version)
+            await self.engine.publish(Weights.of(self.trainer), self.trainer.version)
             return await probe.compare(self.engine, self.trainer, self.config.weights)
 
     async def publish_average(self, engine: Engine) -> None:

@@ -6,7 +6,7 @@ pairs and on `receiver.Receiver`s; which trainer and which engine stand at the e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ from agentrl.registry import Registry
 from agentrl.types import PauseMode
 
 if TYPE_CHECKING:
-    from agentrl.rollout.weights.buckets import Named
     from agentrl.rollout.weights.publisher import Publisher
     from agentrl.rollout.weights.transports import Transport
 
@@ -82,24 +81,18 @@ def make_publisher(config: WeightsConfig, base: Path, engine: EngineConfig, rank
     """
     import torch
 
-    from agentrl.rollout.weights.buckets import cast
     from agentrl.rollout.weights.publisher import Publisher
-    from agentrl.rollout.weights.quantize import Fp8Blocks
+    from agentrl.rollout.weights.quantize import Fp8Blocks, converted
 
     config = WEIGHTS.build(config)
     dtype = getattr(torch, config.dtype or engine.dtype)
     quantise = Fp8Blocks.from_folder(base)
 
-    def transform(weights: Iterable[Named]) -> Iterator[Named]:
-        if quantise is None:
-            return cast(weights, dtype)
-        return quantise(weights, lambda rest: cast(rest, dtype))
-
     return Publisher(
         TRANSPORTS.find(config.transport).make(config, base, engine, ranks),
         base,
         mode=PauseMode(config.mode),
-        transform=transform,
+        transform=partial(converted, dtype=dtype, blocks=quantise),
         verify=config.verify,
         timeout=config.timeout,
         keep=config.keep,

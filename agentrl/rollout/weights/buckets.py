@@ -11,7 +11,8 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,12 @@ T = TypeVar("T")
 
 Named = tuple[str, Tensor]
 """(Hugging Face name, tensor)."""
+
+Convert = Callable[[Iterable[Named]], Iterable[Named]]
+"""Converts weights before they are sent: another precision, a quantised form."""
+
+Shapes = dict[str, tuple[int, ...]]
+"""The shape of each tensor by its name."""
 
 _JOIN_SECONDS = 60.0
 
@@ -51,15 +58,36 @@ class Bucket:
         return torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in self.tensors])
 
 
+class Save(Protocol):
+    """Has the process that holds weights write them (`snapshot.write_snapshot`), so that they need not come here."""
+
+    def __call__(self, folder: Path, base: Path, limit: int, convert: Convert | None = None) -> Shapes:
+        """Write a folder that this process sees as well; returns the shapes of what was written.
+
+        Args:
+            folder: as for `write_snapshot`.
+            base: likewise.
+            limit: likewise.
+            convert: applied to the weights first, there; it must be picklable.
+        """
+        ...
+
+
 class Weights:
     """Weights that can be iterated over again: a transport that failed half-way starts over.
 
     Args:
         source: begins a new iteration, e.g. `trainer.weights`.
+        save: writes them where they are; None where that is here.
     """
 
-    def __init__(self, source: Callable[[], Iterable[Named]]) -> None:
-        self._source = source
+    def __init__(self, source: Callable[[], Iterable[Named]], save: Save | None = None) -> None:
+        self._source, self.save = source, save
+
+    @classmethod
+    def of(cls, trainer: Any) -> Weights:
+        """A trainer's weights; one in another process has `save_weights`, which writes them there (`Save`)."""
+        return cls(trainer.weights, getattr(trainer, "save_weights", None))
 
     def __iter__(self) -> Iterator[Named]:
         return iter(self._source())

@@ -26,16 +26,13 @@ from typing import Protocol, TypeVar
 
 from agentrl.errors import AgentRLError, DeadlineExceeded, EngineError
 from agentrl.rollout.engines.folder import ModelFacts, check_tensors, tensors
-from agentrl.rollout.weights.buckets import Named, Weights
+from agentrl.rollout.weights.buckets import Convert, Named, Save, Shapes, Weights
 from agentrl.rollout.weights.receiver import LoadCommit, Receiver
 from agentrl.rollout.weights.snapshot import write_snapshot
 from agentrl.rollout.weights.transports.base import Transport, each
 from agentrl.types import PauseMode
 
 T = TypeVar("T")
-
-Transform = Callable[[Iterable[Named]], Iterable[Named]]
-"""Converts weights before they are sent: another precision, a quantised form."""
 
 
 class Target(Protocol):
@@ -97,7 +94,7 @@ class Publisher:
         base: Path,
         *,
         mode: PauseMode = PauseMode.DRAIN,
-        transform: Transform | None = None,
+        transform: Convert | None = None,
         verify: bool = True,
         timeout: float = 600.0,
         keep: bool = True,
@@ -120,13 +117,25 @@ class Publisher:
         if not self.transport.stages_weights and iter(weights) is weights:
             weights = list(weights)
         self._held = None
-        await self.transport.stage(Weights(lambda: self._stream(weights, version)), version)
+        save = self._saver(weights.save, version) if isinstance(weights, Weights) and weights.save else None
+        await self.transport.stage(Weights(lambda: self._stream(weights, version), save), version)
+
+    def _saver(self, save: Save, version: int) -> Save:
+        """`save` with this publisher's conversion and check."""
+
+        def converted(folder: Path, base: Path, limit: int, convert: Convert | None = None) -> Shapes:
+            shapes = save(folder, base, limit, convert or self.transform)
+            check_tensors(shapes, self._expected, self._tied)
+            self._held = version
+            return shapes
+
+        return converted
 
     def _stream(self, weights: Iterable[Named], version: int) -> Iterator[Named]:
         self._held = None
         stream = self.transform(weights) if self.transform else weights
         copying = self.keep and self.transport.folder() is None
-        shapes: dict[str, tuple[int, ...]] = {}
+        shapes: Shapes = {}
         for name, tensor in stream:
             if name in shapes:
                 raise EngineError(f"weights name {name!r} twice")

@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.weights.buckets import Named
+from agentrl.rollout.weights.buckets import Named, cast
 
 E4M3_MAX = 448.0
 SUFFIX = "_scale_inv"
@@ -97,3 +98,10 @@ def quantise(weight: Tensor, block: Sequence[int] = (128, 128)) -> tuple[Tensor,
     scale = torch.where(amax > 0, amax / E4M3_MAX, torch.ones_like(amax))
     scaled = (blocks / scale[:, None, :, None]).clamp(-E4M3_MAX, E4M3_MAX)
     return scaled.view(padded.shape)[:n, :k].to(torch.float8_e4m3fn).contiguous(), scale
+
+
+def converted(weights: Iterable[Named], dtype: torch.dtype, blocks: Fp8Blocks | None) -> Iterator[Named]:
+    """Weights as engines load them: quantised where the model's folder is, and the rest in `dtype`."""
+    if blocks is None:
+        return cast(weights, dtype)
+    return blocks(weights, partial(cast, dtype=dtype))

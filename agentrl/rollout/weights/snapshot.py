@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import EngineError
-from agentrl.rollout.weights.buckets import Bucket, Named, buckets, prefetch
+from agentrl.rollout.weights.buckets import Bucket, Named, Shapes, Weights, buckets, prefetch
 
 DTYPES = {
     torch.float64: "F64",
@@ -50,6 +50,9 @@ def write_snapshot(weights: Iterable[Named], folder: Path, base: Path, limit: in
     Returns:
         `folder`.
     """
+    if isinstance(weights, Weights) and weights.save is not None:
+        weights.save(folder, base, limit)
+        return folder
     beside = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
@@ -66,6 +69,19 @@ def write_snapshot(weights: Iterable[Named], folder: Path, base: Path, limit: in
     shutil.rmtree(folder, ignore_errors=True)
     beside.rename(folder)
     return folder
+
+
+def save_snapshot(weights: Iterable[Named], folder: Path, base: Path, limit: int) -> Shapes:
+    """`write_snapshot` in the process that holds the weights, for one that does not; returns what was written."""
+    shapes: Shapes = {}
+
+    def seen() -> Iterator[Named]:
+        for name, tensor in weights:
+            shapes[name] = tuple(tensor.shape)
+            yield name, tensor
+
+    write_snapshot(seen(), folder, base, limit)
+    return shapes
 
 
 def write_bucket(bucket: Bucket, path: Path) -> None:

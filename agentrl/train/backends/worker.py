@@ -15,6 +15,7 @@ from agentrl.train.backends import Averager, Trainer, make_trainer
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentrl.rollout.weights.buckets import Convert, Shapes
     from agentrl.train.forest import Forest
 
 
@@ -42,6 +43,13 @@ class TrainerRole:
         """See `Averager.averaged_weights`."""
         assert isinstance(self.trainer, Averager)
         return ((name, tensor.detach()) for name, tensor in self.trainer.averaged_weights())
+
+    def save_weights(self, folder: Path, base: Path, limit: int, convert: Convert | None) -> Shapes:
+        """See `agentrl.rollout.weights.buckets.Save`."""
+        from agentrl.rollout.weights.snapshot import save_snapshot
+
+        weights = self.weights()
+        return save_snapshot(weights if convert is None else convert(weights), folder, base, limit)
 
     def facts(self) -> tuple[int, int | None, bool]:
         """The trainer's version, CPU threads of each of its processes, and whether it is deterministic."""
@@ -82,8 +90,7 @@ class WorkerTrainer:
             )
         )
         try:
-            self.worker.wait_ready(settings.start_timeout)
-            self.version, self.threads, self.deterministic = self._run("facts")
+            self.version, self.threads, self.deterministic = self._started(settings.start_timeout)
         except BaseException:
             self.close()
             raise
@@ -126,6 +133,11 @@ class WorkerTrainer:
         except InfraError as error:
             raise self._ended(error) from None
 
+    def save_weights(self, folder: Path, base: Path, limit: int, convert: Convert | None = None) -> Shapes:
+        """See `agentrl.rollout.weights.buckets.Save`: the trainer's process writes, on a file system that all share."""
+        found: Shapes = self._run("save_weights", Path(folder).absolute(), Path(base).absolute(), limit, convert)
+        return found
+
     def save(self, path: Path) -> None:
         """See `Trainer.save`."""
         self._call("save", Path(path).absolute())
@@ -141,6 +153,13 @@ class WorkerTrainer:
     def close(self) -> None:
         """End the worker."""
         self.worker.shutdown()
+
+    def _started(self, timeout: float) -> Any:
+        try:
+            self.worker.wait_ready(timeout)
+        except InfraError as error:  # its node has died, say
+            raise self._ended(error) from None
+        return self._run("facts")
 
     def _call(self, method: str, *arguments: Any) -> Any:
         result, self.version = self._run("run", method, *arguments)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from agentrl.errors import EngineError
-from agentrl.rollout.weights.buckets import Weights, buckets, cast, prefetch
-from agentrl.rollout.weights.snapshot import read_snapshot, write_snapshot
+from agentrl.rollout.weights.buckets import Convert, Shapes, Weights, buckets, cast, prefetch
+from agentrl.rollout.weights.snapshot import read_snapshot, save_snapshot, write_snapshot
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.uint8]
 named = st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 9), max_size=3)), max_size=20)
@@ -102,6 +102,24 @@ def test_a_name_given_twice_is_refused_and_the_old_snapshot_stays(tmp_path: Path
     with pytest.raises(EngineError, match="'a'"):
         write_snapshot([("a", torch.ones(2)), ("a", torch.ones(2))], tmp_path / "out", tmp_path / "base", 8)
     assert [name for name, _ in read_snapshot(tmp_path / "out")] == ["a"]
+
+
+def test_weights_of_another_process_are_written_there_and_never_come_here(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    held = [("a", torch.ones(2)), ("b", torch.ones(3, 4))]
+
+    def source() -> Iterator[tuple[str, torch.Tensor]]:
+        raise AssertionError("they were asked for here")
+        yield
+
+    def save(folder: Path, base: Path, limit: int, convert: Convert | None = None) -> Shapes:
+        return save_snapshot(convert(held) if convert else held, folder, base, limit)
+
+    write_snapshot(Weights(source, save), tmp_path / "out", tmp_path / "base", 8)
+    found = dict(read_snapshot(tmp_path / "out"))
+    assert found.keys() == {"a", "b"}
+    assert all(torch.equal(found[name], tensor) for name, tensor in held)
+    assert save(tmp_path / "out", tmp_path / "base", 8) == {"a": (2,), "b": (3, 4)}
 
 
 def test_only_floating_point_weights_are_cast() -> None:

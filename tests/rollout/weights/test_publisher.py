@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from hypothesis import strategies as st
 
 from agentrl.errors import EngineError
 from agentrl.models import tiny
-from agentrl.rollout.weights.buckets import Named
+from agentrl.rollout.weights.buckets import Convert, Named, Shapes, Weights
 from agentrl.rollout.weights.publisher import Outcome, Publisher
+from agentrl.rollout.weights.quantize import converted
 from agentrl.rollout.weights.receiver import LoadCommit
-from agentrl.rollout.weights.snapshot import read_snapshot
+from agentrl.rollout.weights.snapshot import read_snapshot, save_snapshot
 from agentrl.rollout.weights.transports import DiskTransport
 from agentrl.types import PauseMode
 
@@ -249,3 +251,34 @@ async def test_of_older_snapshots_only_the_last_lies_on_the_disk_while_the_next_
     assert there == [[], ["version-00000001"], ["version-00000002"]]
     assert transport.folder() == tmp_path / "version-00000003"
     await transport.close()
+
+
+async def test_a_trainer_elsewhere_writes_what_engines_load_and_its_tensors_are_checked_by_name_and_shape(
+    base: Path,
+) -> None:
+    held = weights(base, 3.0)
+
+    def save(folder: Path, base: Path, limit: int, convert: Convert | None = None) -> Shapes:
+        return save_snapshot(convert(held) if convert else held, folder, base, limit)
+
+    def here() -> list[Named]:
+        raise AssertionError("its weights came here")
+
+    engine = FakeEngine("e")
+    publisher = Publisher(
+        DiskTransport(base, None, 1 << 20),
+        base,
+        transform=partial(converted, dtype=torch.bfloat16, blocks=None),
+        timeout=30.0,
+    )
+    await publisher.stage(Weights(here, save), 1)
+    outcome = await publisher.send({"e": engine}, 1)
+    assert outcome.done == ("e",)
+    assert set(engine.tensors.values()) == {3.0}
+    folder = await publisher.folder()
+    assert folder is not None
+    assert {tensor.dtype for _, tensor in read_snapshot(folder)} == {torch.bfloat16}
+    held.pop()
+    with pytest.raises(EngineError, match="weights lack"):
+        await publisher.stage(Weights(here, save), 2)
+    await publisher.transport.close()
