@@ -124,6 +124,13 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl doctor cluster=ray cluster.address=auto folder=runs": Elsewhere(
         "tests/cluster/test_doctor.py::test_every_node_of_a_ray_cluster_says_what_it_has_and_reaches_the_others"
     ),
+    "echo 'ranks: 4' > runs/NAME/trainer.yaml": Elsewhere(
+        "tests/train/test_resizing.py::test_a_run_goes_on_with_the_other_trainer_from_the_step_that_it_had_done"
+    ),
+    "ray job submit --address http://HEAD:8265 --no-wait -- agentrl train env=calculator cluster=ray "
+    "cluster.address=auto run_dir=/shared/runs/first": Left(
+        "the job server needs ray[default], which CI does not have"
+    ),
     **dict.fromkeys(
         (
             "agentrl plan model=qwen3-0.6b nodes=1 gpus=8 memory=80 show=3",

@@ -6,14 +6,17 @@ Only `agentrl.cluster.ray` imports Ray.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from agentrl.cluster.base import Cluster, Node, Process, Resources, Role, Worker
 from agentrl.cluster.connection import Address, Connection, connect
 from agentrl.cluster.local import LocalCluster
 from agentrl.config import ClusterConfig
+from agentrl.errors import InfraError
 
 __all__ = [
     "Address",
@@ -28,6 +31,7 @@ __all__ = [
     "connect",
     "current",
     "opened",
+    "while_not_lost",
 ]
 
 _current: Cluster = LocalCluster()
@@ -63,3 +67,30 @@ def opened(config: ClusterConfig, logs: Path | None) -> Iterator[Cluster]:
     finally:
         _current.close()
         _current = before
+
+
+@asynccontextmanager
+async def while_not_lost(lost: Future[InfraError]) -> AsyncIterator[None]:
+    """Cancel the block when a cluster is lost.
+
+    Raises:
+        InfraError: it was; the result of `lost`.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    over = False
+
+    def cancel() -> None:
+        if not over:
+            task.cancel()
+
+    lost.add_done_callback(lambda _: loop.call_soon_threadsafe(cancel))
+    try:
+        yield
+    except BaseException as error:  # also what failed because of it
+        if lost.done():
+            task.uncancel()
+            raise lost.result() from error
+        raise
+    finally:
+        over = True

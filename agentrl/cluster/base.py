@@ -79,6 +79,7 @@ class Node:
         gpus: GPUs, all together.
         custom: other resources by name.
         alive: whether it answers.
+        draining: it is about to be taken away: what runs there may end its work, and nothing new is started there.
         gpu_memory: memory of each GPU in GiB; 0 where it is not known.
         host: the address under which other nodes reach it.
     """
@@ -90,6 +91,7 @@ class Node:
     alive: bool = True
     gpu_memory: float = 0.0
     host: str = ""
+    draining: bool = False
 
 
 class Process(ABC):
@@ -203,6 +205,11 @@ class Cluster(ABC):
 
     name: str
     host: str = "127.0.0.1"
+
+    @property
+    def lost(self) -> Future[InfraError]:
+        """Gets an error when nothing can be started on it any more; this one never does."""
+        return Future()
 
     @abstractmethod
     def spawn(self, role: Role) -> Worker:

@@ -10,16 +10,20 @@ import asyncio
 import pickle
 import socket
 import struct
+from collections import Counter
 from typing import Any
 
 CANCEL = "cancel"
 """The method that aborts the call of the same number."""
+traffic = Counter[str]()
+"""Bytes that this process has sent to and received from workers, and those that call it."""
 _LENGTH = struct.Struct(">Q")
 
 
 def encode(message: Any) -> bytes:
     """A message as it is sent."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    traffic["sent"] += len(data)
     return _LENGTH.pack(len(data)) + data
 
 
@@ -30,12 +34,14 @@ async def read(reader: asyncio.StreamReader) -> Any:
         EOFError, OSError: the other end closed the connection.
     """
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    traffic["received"] += length
     return pickle.loads(await reader.readexactly(length))
 
 
 def receive(connection: socket.socket) -> Any:
     """The next message of a connection that no event loop reads yet; raises as `read` does."""
     (length,) = _LENGTH.unpack(exactly(connection, _LENGTH.size))
+    traffic["received"] += length
     return pickle.loads(exactly(connection, length))
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,10 +22,12 @@ from typing import Any
 from agentrl.cluster.assignment import Assignment
 from agentrl.cluster.base import Cluster, Node, Process, Resources, Role, Worker
 from agentrl.cluster.connection import Address, Connection, connect
+from agentrl.cluster.head import Head
 from agentrl.cluster.joining import require_answer
 from agentrl.cluster.local import LocalProcess
+from agentrl.cluster.nodes import described, node_name
 from agentrl.cluster.versions import require_same, versions
-from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError, missing_extra
+from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError, brief, missing_extra
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -38,8 +42,12 @@ except ModuleNotFoundError as error:
 
 ANSWER_SECONDS = 10.0
 """How long a node may take to say how a process of its own ended."""
+STARTS = 2
+"""How often Ray is started on this machine before that is an error: where its node is not up in 30 s, it gives up."""
+_LOOK_SECONDS = 5.0
 _THREADS = 4
 _ray: Any = ray  # parts of it are not typed
+_state: Any = ray._private.state.state  # Ray's own libraries ask it which nodes are drained
 
 
 class Starter:
@@ -79,29 +87,43 @@ class RayProcess(Process):
         role: what it runs.
         starter: the handle of the actor that starts it.
         there: what the cluster has, in words.
+        gone: says why it can't be started any more; '' as long as it can.
         release: is called once when it is ended.
     """
 
-    def __init__(self, role: Role, starter: Any, there: str, release: Callable[[], None]) -> None:
-        self.role, self._starter, self._there, self._release = role, starter, there, release
+    def __init__(
+        self, role: Role, starter: Any, there: str, gone: Callable[[], str], release: Callable[[], None]
+    ) -> None:
+        self.role, self._starter, self._there, self._gone, self._release = role, starter, there, gone, release
         self.node = "a node that Ray has not chosen yet"
         self._closed = False
 
     def connect(self, timeout: float) -> tuple[Connection, Address]:
         """See `Process.connect`."""
-        try:
-            self.node, theirs, found = ray.get(self._starter.ready.remote(timeout), timeout=timeout)
-        except GetTimeoutError:
-            raise DeadlineExceeded(
-                f"{self.role} was not started within {timeout:g} s; it needs {self.role.resources}, and there is "
-                f"{self._there}"
-            ) from None
-        except RayError as error:
-            raise InfraError(f"{self.role} could not be started: {error}") from None
+        self.node, theirs, found = self._started(timeout)
         require_same(self.node, theirs)
         if isinstance(found, AgentRLError):
             raise found
         return connect(found, self.exit_error), found
+
+    def _started(self, timeout: float) -> tuple[str, dict[str, str], Address | AgentRLError]:
+        """What the starter answers; a node that dies meanwhile is noticed, since Ray would wait for it for ever."""
+        ready, end = self._starter.ready.remote(timeout), time.monotonic() + timeout
+        while True:
+            try:
+                found: tuple[str, dict[str, str], Address | AgentRLError]
+                found = ray.get(ready, timeout=min(_LOOK_SECONDS, max(0.0, end - time.monotonic())))
+                return found
+            except GetTimeoutError:
+                if time.monotonic() >= end:
+                    raise DeadlineExceeded(
+                        f"{self.role} was not started within {timeout:g} s; it needs {self.role.resources}, and there "
+                        f"is {self._there}"
+                    ) from None
+            except RayError as error:
+                raise InfraError(f"{self.role} could not be started: {error}") from None
+            if gone := self._gone():
+                raise InfraError(f"{self.role} could not be started: {gone}")
 
     def exit_error(self) -> InfraError:
         """See `Process.exit_error`."""
@@ -142,6 +164,7 @@ class RayCluster(Cluster):
     Raises:
         MissingExtra: Ray is not installed.
         ConfigError: no cluster answers at the address, or not in time.
+        InfraError: Ray could not be started on this machine.
     """
 
     name = "ray"
@@ -153,15 +176,18 @@ class RayCluster(Cluster):
         if self._ours:
             if address is not None:
                 require_answer(address)
-            try:
-                where = address or "local"
-                ray.init(where, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, ValueError) as error:
-                raise ConfigError(f"cluster.address={address!r}: no Ray cluster answers there: {error}") from None
+            _join(address)
         self.host = str(_ray.util.get_node_ip_address())
+        self._head = Head(ray.get_runtime_context().gcs_address)
+
+    @property
+    def lost(self) -> Future[InfraError]:
+        """Gets an error when the cluster's head has not answered for `head.LOST_SECONDS`."""
+        return self._head.lost
 
     def spawn(self, role: Role) -> Worker:
         """Have a node start a process; see `Cluster.spawn`."""
+        self._head.require()
         self._require_room(role)
         number = self._count[role.kind]
         self._count[role.kind] += 1
@@ -182,7 +208,8 @@ class RayCluster(Cluster):
             )
             .remote(role, log and log.absolute(), os.getcwd())
         )
-        worker = Worker(role, RayProcess(role, starter, described(self.nodes()), release))
+        node = "" if self._reserved is None or place is None else self._reserved.node(place)
+        worker = Worker(role, RayProcess(role, starter, described(self.nodes()), partial(self._gone, node), release))
         self._workers.append(worker)
         return worker
 
@@ -216,6 +243,12 @@ class RayCluster(Cluster):
             )
         self._reserved = _Reserved(group, assignment)
 
+    def _gone(self, node: str) -> str:
+        """Why nothing can be started on a node; '' where it can. An empty name is a node that Ray chooses."""
+        if self.lost.done():
+            return str(self.lost.result())
+        return f"its node {node} has died" if node and node not in self._alive() else ""
+
     def _alive(self) -> set[str]:
         return {node.name for node in self.nodes() if node.alive}
 
@@ -229,23 +262,25 @@ class RayCluster(Cluster):
 
     def nodes(self) -> list[Node]:
         """The machines that Ray knows, dead ones too, this one first."""
-        found = []
+        found, draining = [], _state.get_draining_nodes()
         for node in sorted(_ray.nodes(), key=lambda node: node["NodeManagerAddress"] != self.host):
             has = dict(node["Resources"])
             cpus, gpus = has.pop("CPU", 0.0), int(has.pop("GPU", 0))
             custom = {name: amount for name, amount in has.items() if _ours(name)}
             name = node_name(node["NodeManagerAddress"], node["NodeID"])
-            found.append(Node(name, cpus, gpus, custom, node["Alive"], host=node["NodeManagerAddress"]))
+            alive, host, leaves = node["Alive"], node["NodeManagerAddress"], node["NodeID"] in draining
+            found.append(Node(name, cpus, gpus, custom, alive, host=host, draining=leaves))
         return found
 
     def close(self) -> None:
         """End every worker, and Ray where it was started here."""
-        for worker in self._workers:
-            worker.shutdown()
+        self._head.close()
+        with ThreadPoolExecutor(len(self._workers) or 1) as threads:  # those of a dead node are waited for
+            list(threads.map(Worker.shutdown, self._workers))
         self._workers.clear()
-        if self._reserved is not None:
+        if self._reserved is not None and not self.lost.done():
             remove_placement_group(self._reserved.group)
-            self._reserved = None
+        self._reserved = None
         if self._ours:
             ray.shutdown()
 
@@ -271,9 +306,30 @@ class _Reserved:
         """Nothing is in that bundle any more."""
         self._free[role].append(number)
 
+    def node(self, number: int) -> str:
+        """The node of a bundle."""
+        return self._places[number].node
+
     def strategy(self, number: int) -> PlacementGroupSchedulingStrategy:
         """How an actor is put into a bundle."""
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=number)
+
+
+def _join(address: str | None) -> None:
+    """Join the cluster at an address, or start Ray on this machine."""
+    for left in reversed(range(STARTS)):
+        try:
+            ray.init(address or "local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            return
+        except (ConnectionError, ValueError) as error:
+            raise ConfigError(f"cluster.address={address!r}: no Ray cluster answers there: {error}") from None
+        except Exception as error:  # Ray's own, where its node is not up in time, is no other class
+            ray.shutdown()
+            if not left:
+                raise InfraError(
+                    f"cluster=ray: Ray did not start on this machine, {STARTS} times: {brief(str(error))}; the machine "
+                    "may be too busy, or short of memory or disk (its logs are in /tmp/ray/session_latest/logs)"
+                ) from None
 
 
 def _nothing() -> None:
@@ -289,18 +345,3 @@ def _bundle(wanted: Resources) -> dict[str, float]:
 def _ours(name: str) -> bool:
     """Whether a resource of Ray's is one that people name, and not one of its own."""
     return ":" not in name and "memory" not in name and "_group_" not in name
-
-
-def node_name(host: str, number: str) -> str:
-    """A node in messages: its address, and the beginning of Ray's id, since several may have one address."""
-    return f"{host} ({number[:6]})"
-
-
-def described(nodes: list[Node]) -> str:
-    """What nodes have, in words."""
-    each = [f"{node.name}: {', '.join(_has(node))}" for node in nodes if node.alive]
-    return "; ".join(each) or "no node"
-
-
-def _has(node: Node) -> list[str]:
-    return [f"{node.cpus:g} CPUs", f"{node.gpus} GPUs", *(f"{amount:g} {name}" for name, amount in node.custom.items())]

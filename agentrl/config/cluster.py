@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, model_validator
 
 from agentrl.config.sections import Section
 
@@ -18,6 +18,8 @@ class ClusterConfig(Section):
     """A running Ray cluster: `auto` or host:port; None starts Ray on this machine for the run."""
     environments: int = Field(default=0, ge=0)
     """Worker processes that play the sessions; 0: they are played in this process."""
+    max_environments: int | None = Field(default=None, ge=1)
+    """With cluster=ray: how many such workers there may be where nodes join during the run; None: as at its start."""
     start_timeout: PositiveFloat = 900.0
     """Seconds that a worker may take to be placed on a node, to start and to load its model."""
     place_timeout: PositiveFloat | None = None
@@ -27,3 +29,11 @@ class ClusterConfig(Section):
     """Seconds that a call of the trainer may take."""
     max_restarts: int = Field(default=5, ge=0)
     """How many environment workers that die are replaced."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ClusterConfig:
+        if self.max_environments is not None and self.max_environments < self.environments:
+            raise ValueError(
+                f"cluster.max_environments={self.max_environments} is under cluster.environments={self.environments}"
+            )
+        return self

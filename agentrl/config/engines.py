@@ -47,6 +47,8 @@ class FleetConfig(Section):
 
     engines: PositiveInt = 1
     """How many engines there are."""
+    max_engines: PositiveInt | None = None
+    """With cluster=ray: how many there may be where nodes join during the run; None: as at its start."""
     urls: tuple[str, ...] = ()
     """Running servers to attach to, an engine for each; overrides fleet.engines."""
     colocated: bool = False

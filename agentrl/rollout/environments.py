@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import cluster, processes
-from agentrl.cluster import Address, Connection, Resources, Role, Worker, connect
+from agentrl.cluster import Address, Connection, Resources, Role, connect
 from agentrl.cluster.calls import Listener
 from agentrl.config import RolloutConfig, RunConfig
 from agentrl.envs import sandboxes
@@ -28,19 +28,18 @@ from agentrl.envs.episode import Actor
 from agentrl.envs.registry import factory
 from agentrl.envs.rewards import rewarded
 from agentrl.errors import DeadlineExceeded, EngineError, InfraError
+from agentrl.rollout.environment_workers import Left, Workers
 from agentrl.rollout.groups import Deadline, Restored, Rollouts
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.programs import Program
 from agentrl.sessions.renderers import get_renderer
-from agentrl.types import Capabilities, Chunk, Engine, Health, PauseMode, Sampling, Session, Status, Turn
+from agentrl.types import Capabilities, Chunk, Engine, Health, PauseMode, Sampling, Session, Turn
 
 OVERTIME = 60.0
 """Seconds beyond a session's own deadline, after which its worker is given up."""
 HEALTH_SECONDS = 60.0
 CPUS = 1.0
 """Of Ray's logical CPUs, for each environment worker."""
-Left = tuple[float, float] | None
-"""A group's deadline: its seconds in all, and those that are left."""
 
 
 class EngineAccess:
@@ -166,74 +165,6 @@ class EnvironmentRole:
         await sandboxes.close_all()
 
 
-class Workers:
-    """The environment workers of a run.
-
-    Args:
-        role: what each runs.
-        count: how many there are.
-        timeout: seconds that one may take to start.
-        replacements: how many that die are replaced.
-    """
-
-    def __init__(self, role: Role, count: int, timeout: float, replacements: int) -> None:
-        self._role, self._timeout, self.replacements = role, timeout, replacements
-        self._under_way = {cluster.current().spawn(role): 0 for _ in range(count)}
-        self._starting: dict[Worker, asyncio.Task[None]] = {}
-
-    async def start(self) -> None:
-        """Until all are ready."""
-        await asyncio.gather(*(worker.ready(self._timeout) for worker in self._under_way))
-
-    async def play(
-        self, session: Session, actor: Actor, limits: RolloutConfig, left: Left, timeout: float | None
-    ) -> Session:
-        """Play a session on the worker that has fewest; a worker's death makes it an INFRA_ERROR."""
-        while not self._under_way:
-            if not self._starting:
-                raise InfraError("no environment worker is left (cluster.max_restarts)")
-            await asyncio.wait(list(self._starting.values()), return_when=asyncio.FIRST_COMPLETED)
-        worker = min(self._under_way, key=self._under_way.__getitem__)
-        self._under_way[worker] += 1
-        try:
-            found: Session = await worker.call("play", session, actor, limits, left, timeout=timeout)
-        except InfraError as error:
-            if worker.poll() is None and not isinstance(error, DeadlineExceeded):
-                raise
-            self._replace(worker)
-            session.status, session.error = Status.INFRA_ERROR, str(error)
-            return session
-        finally:
-            if worker in self._under_way:
-                self._under_way[worker] -= 1
-        return found
-
-    def _replace(self, worker: Worker) -> None:
-        if self._under_way.pop(worker, None) is None:
-            return  # for another of its sessions
-        worker.kill()
-        if self.replacements:
-            self.replacements -= 1
-            another = cluster.current().spawn(self._role)
-            self._starting[another] = asyncio.create_task(self._add(another))
-
-    async def _add(self, worker: Worker) -> None:
-        try:
-            await worker.ready(self._timeout)
-            self._under_way[worker] = 0
-        except InfraError:
-            await worker.close()
-        finally:
-            del self._starting[worker]
-
-    async def close(self) -> None:
-        """End all of them."""
-        for task in self._starting.values():
-            task.cancel()
-        everyone = [*self._under_way, *self._starting]
-        await asyncio.gather(*(worker.close() for worker in everyone), return_exceptions=True)
-
-
 @dataclass(frozen=True)
 class WorkerRollouts(Rollouts):
     """`Rollouts` whose sessions are played by workers."""
@@ -270,7 +201,8 @@ async def in_workers(config: RunConfig, rollouts: Rollouts, base: Path) -> Async
             name="environments",
             resources=Resources(cpus=CPUS),
         )
-        workers = Workers(role, count, config.cluster.start_timeout, config.cluster.max_restarts)
+        limits = config.cluster
+        workers = Workers(role, count, limits.start_timeout, limits.max_restarts, limits.max_environments)
         processes.register_cleanup("containers of environment workers", sandboxes.remove_left)
         try:
             await workers.start()

@@ -24,7 +24,7 @@ from agentrl.models.folders import pin
 from agentrl.rollout.actors import ModelActor
 from agentrl.rollout.environments import in_workers
 from agentrl.rollout.evaluation import play_held_out
-from agentrl.rollout.fleet import make_engines, started
+from agentrl.rollout.fleet import elastic, make_engines, started
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.policies import Policy, averaged_policy, frozen_policies
 from agentrl.rollout.programs import Program, serving
@@ -236,7 +236,7 @@ async def player(
     folder = Path(store.path).parent
     with cluster.opened(config.cluster, folder / "logs") as opened:
         await asyncio.to_thread(reserve, opened, config)
-        async with _playing(shared(config, folder), make_env, base, store) as made:
+        async with cluster.while_not_lost(opened.lost), _playing(shared(config, folder), make_env, base, store) as made:
             yield made
 
 
@@ -264,6 +264,7 @@ async def _playing(
         async with (
             frozen_policies(config.policies, config.agents, base, shape) as partners,
             rewarded(make_env, config.rewards) as scored,
+            elastic(engine, engine_settings(config), config.fleet, base),
         ):
             with Recorder(store) as recorder:
                 rollouts = Rollouts(scored, policy, shape, config.seed, partners, config.env.name, recorder)

@@ -29,7 +29,7 @@ from agentrl.rollout.stream import Stream
 from agentrl.rollout.weights.buckets import Weights
 from agentrl.sessions.renderers.base import Parsed
 from agentrl.sessions.renderers.watch import CallWatch
-from agentrl.train import probe, recorded_steps
+from agentrl.train import probe, recorded_steps, resizing
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.backends import Averager, Critic, Rewarder, Trainer
 from agentrl.train.credit import passed_to_helpers
@@ -83,6 +83,7 @@ class Loop:
                     fresh = self.stream.published(groups)
                     self.record(step + 1, fresh, trained | measured)
                     await self.recovering(step + 1, partial(self.checkpoint, step + 1))
+                    await resizing.resize(self, step + 1)
             except Stopped:
                 await self.save(step)
                 raise

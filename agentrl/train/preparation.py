@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from agentrl import cores
-from agentrl.config import RolloutConfig, RunConfig
+from agentrl.config import RolloutConfig, RunConfig, TrainerConfig
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor
 from agentrl.rollout.actors import ModelActor
@@ -51,8 +51,13 @@ def make_loop(
     display: Display,
 ) -> tuple[Loop, Loaded | None]:
     """The run's loop, with a trainer that has been started, and how that compares with the model's folder."""
-    where, steps, seed = (config.cluster, base), config.steps, config.seed
-    start_trainer = partial(place_trainer, *where, config.trainer, config.algo, total_steps=steps, seed=seed)
+
+    def starts(trainer: TrainerConfig) -> Callable[..., Trainer]:
+        return partial(
+            place_trainer, config.cluster, base, trainer, config.algo, total_steps=config.steps, seed=config.seed
+        )
+
+    start_trainer = starts(config.trainer)
 
     def start() -> tuple[Trainer, Loaded | None]:
         with display.part("starting the trainer"):
@@ -60,7 +65,7 @@ def make_loop(
         return made, compare_loaded(config, base, made, display)
 
     algorithm = make_algorithm(config.algo)
-    recovery = Recovery(start_trainer, config.trainer.max_restarts, algorithm.snapshot())
+    recovery = Recovery(start_trainer, config.trainer.max_restarts, algorithm.snapshot(), starts=starts)
     trainer, loaded = recovery.first(start, display.warn)
     if line := _threads(config, base, trainer):
         display.say(line)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agentrl.config import TrainerConfig
 from agentrl.errors import TrainerError, brief
 from agentrl.train.backends import Trainer
 from agentrl.train.resuming import step_of
@@ -31,7 +32,8 @@ class Recovery:
         max_restarts: how often that may happen between two checkpoints, and before the first.
         beginning: the state of the run's algorithm before its first step.
         imitate: has the loop's trainer learn what it does before the first step; set once it has been learned.
-        restarts: how often it has, since the newest one.
+        starts: what `start` would be with other settings of the trainer; None: it keeps its settings.
+        restarts: how often it has been started anew, since the newest checkpoint.
         trained: the groups, without their sessions, that each step since the newest checkpoint (from 0) trained on.
     """
 
@@ -39,6 +41,7 @@ class Recovery:
     max_restarts: int
     beginning: Mapping[str, Any] = field(default_factory=dict)
     imitate: Callable[[], Awaitable[None]] | None = None
+    starts: Callable[[TrainerConfig], Callable[[], Trainer]] | None = None
     restarts: int = 0
     trained: dict[int, list[Group]] = field(default_factory=dict)
 

@@ -99,7 +99,7 @@ class RunFolder:
                 )
             if found := [name for name in WRITTEN if (path / name).exists()]:
                 raise ConfigError(f"run_dir={str(path)!r} holds {found[0]}, which a run would write over")
-            folder._write_settings(config)
+            folder.write_settings(config)
         except BaseException as error:
             folder.close()
             folder._unmake()
@@ -143,7 +143,7 @@ class RunFolder:
 
     def go_on(self, config: RunConfig, start: int = 0) -> None:
         """Once all is loaded: restore the folder's state after the step `start`, with these settings."""
-        self._write_settings(config)
+        self.write_settings(config)
         self.drop_after(start)
         if self.checkpoint is None or start == step_of(self.checkpoint):
             (self.path / STREAM).unlink(missing_ok=True)  # of steps that are taken otherwise
@@ -165,7 +165,8 @@ class RunFolder:
             with suppress(OSError):
                 folder.rmdir()
 
-    def _write_settings(self, config: RunConfig) -> None:
+    def write_settings(self, config: RunConfig) -> None:
+        """Write what the run goes on with, also where it is resumed."""
         settings = {**config.model_dump(mode="json"), "resume": None}
         write_atomically(self.path / "config.yaml", yaml.safe_dump(settings, sort_keys=False).encode())
 

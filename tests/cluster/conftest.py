@@ -23,16 +23,20 @@ def ray_nodes() -> Iterator[Any]:
     need(find_spec("ray") is not None, "the tests of cluster=ray need Ray (the extra `ray`)")
     from ray.cluster_utils import Cluster
 
-    small = {"num_cpus": 8, "object_store_memory": STORE, "include_dashboard": False}
-    for left in (2, 1, 0):  # a raylet that is not up in 30 s, on a busy machine, is an error of Ray's
-        cluster = Cluster()
-        try:
-            cluster.add_node(**small)
-            cluster.add_node(**small, resources={"far": 8})
-            break
-        except Exception:
-            cluster.shutdown()
-            if not left:
-                raise
+    small = {"num_cpus": 8, "include_dashboard": False}
+    cluster = Cluster()
+    add_node(cluster, **small)
+    add_node(cluster, **small, resources={"far": 8})
     yield cluster
     cluster.shutdown()
+
+
+def add_node(cluster: Any, **settings: Any) -> Any:
+    """A new node; a raylet that is not up in 30 s, on a busy machine, is an error of Ray's."""
+    for left in (2, 1, 0):
+        try:
+            return cluster.add_node(object_store_memory=STORE, **settings)
+        except Exception:
+            if not left:
+                raise
+    raise AssertionError("unreachable")

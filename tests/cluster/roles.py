@@ -8,7 +8,12 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 
 from agentrl.cluster import Address, connect
+from agentrl.config import RolloutConfig
+from agentrl.envs import sandboxes
+from agentrl.envs.episode import Actor
 from agentrl.errors import ConfigError
+from agentrl.tools.sandbox import SandboxSpec
+from agentrl.types import Session, Status
 
 
 class Counter:
@@ -62,3 +67,20 @@ class Counter:
             return int(await other.call("add", number, timeout=30))
         finally:
             other.close()
+
+
+class Playing:
+    """Plays sessions that last two seconds."""
+
+    async def play(self, session: Session, actor: Actor, limits: RolloutConfig, left: None) -> Session:
+        await asyncio.sleep(2.0)
+        session.status, session.info["process"] = Status.COMPLETED, os.getpid()
+        return session
+
+
+class Sandboxed:
+    """Opens sandboxes."""
+
+    async def open(self) -> str:
+        sandbox, _ = await sandboxes.supplier("docker").acquire(SandboxSpec())
+        return sandbox.id

@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from rich.console import Console
 
 import agentrl
+from agentrl import faults
 from agentrl.sessions.store import Store
+from agentrl.train import ledger
+from agentrl.train.backends.worker import WorkerTrainer
 from agentrl.train.display import Display
+from tests.cluster.conftest import add_node
 
 SETTINGS: dict[str, Any] = {
     "env": "calculator",
@@ -23,7 +28,7 @@ SETTINGS: dict[str, Any] = {
     "engine": {"device": "cpu"},
     "trainer": {"device": "cpu"},
 }
-TIMES = ("time/", "throughput/", "stream/", "mismatch/")
+TIMES = ("time/", "throughput/", "stream/", "mismatch/", "count/infra_retries")
 
 
 def run(folder: Path, **more: Any) -> Any:
@@ -46,14 +51,56 @@ def weights(folder: Path) -> bytes:
     return b"".join(file.read_bytes() for file in sorted(newest.rglob("*.safetensors")))
 
 
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The folder and the result of the run in one process."""
+    folder = tmp_path_factory.mktemp("runs") / "local"
+    return folder, run(folder)
+
+
+def require_same(folder: Path, result: Any, here: tuple[Path, Any]) -> None:
+    assert tokens(folder) == tokens(here[0]) != {}
+    assert losses(result) == losses(here[1])
+    assert weights(folder) == weights(here[0]) != b""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_on_two_ray_nodes_it_samples_learns_and_ends_as_in_one_process(ray_nodes: Any, tmp_path: Path) -> None:
-    here = run(tmp_path / "local")
+def test_on_two_ray_nodes_it_samples_learns_and_ends_as_in_one_process(
+    ray_nodes: Any, here: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WorkerTrainer, "weights", None)  # they go from the trainer to engines, not through this process
     cluster = {"name": "ray", "address": ray_nodes.address, "environments": 2, "place_timeout": 60.0}
     there = run(tmp_path / "ray", cluster=cluster, fleet={"engines": 2})
-    assert tokens(tmp_path / "ray") == tokens(tmp_path / "local") != {}
-    assert losses(there) == losses(here)
-    assert weights(tmp_path / "ray") == weights(tmp_path / "local") != b""
+    require_same(tmp_path / "ray", there, here)
     logs = {file.name for file in (tmp_path / "ray" / "logs").iterdir()}
     assert {"engine-0.log", "engine-1.log", "environments-0.log", "environments-1.log", "trainer-0.log"} <= logs
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nodes_that_are_killed_under_a_run_change_nothing_of_what_it_learns(
+    ray_nodes: Any, here: tuple[Path, Any], tmp_path: Path
+) -> None:
+    points = {
+        "groups.taken": "trainer.step",
+        "trainer.step": "weights.publish",
+    }
+    nodes = [add_node(ray_nodes, num_cpus=2) for _ in points]
+    planned: list[dict[str, Any]] = []
+    for step, (point, node) in enumerate(zip(points, nodes, strict=True), 1):
+        file = tmp_path / f"{point}.pid"
+        file.write_text(str(node.all_processes["raylet"][0].process.pid))
+        planned.append({"action": "kill", "point": point, "nth": step, "pid_file": str(file)})
+        planned.append({"action": "delay", "point": points[point], "nth": step, "seconds": 3.0})
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(yaml.safe_dump({"faults": planned}))
+    cluster = {"name": "ray", "address": ray_nodes.address, "environments": 3}
+    try:
+        there = run(tmp_path / "ray", cluster=cluster, fleet={"engines": 2}, faults=str(plan))
+    finally:
+        for node in nodes:
+            ray_nodes.remove_node(node, False)
+    assert len(faults.fired(tmp_path / "ray")) == len(planned)
+    require_same(tmp_path / "ray", there, here)
+    assert list(ledger.faults(tmp_path / "ray")) == []

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from agentrl.cluster import Cluster, Resources, versions
+from agentrl.cluster import Cluster, Resources, Role, versions
 from agentrl.errors import ConfigError, InfraError
+from agentrl.tools.sandbox import daemon
 from tests.cluster.test_contract import COUNTER, LONG
 from tests.cluster.test_server import alive, until
+from tests.conftest import need
 
 
 @pytest.fixture
@@ -27,6 +29,7 @@ def ray_cluster(ray_nodes: Any) -> Iterator[Cluster]:
     found.close()
 
 
+SANDBOXED = Role("environments", "tests.cluster.roles:Sandboxed", (), threads=1)
 FAR = replace(COUNTER, resources=Resources(custom={"far": 1}))
 DRIVER = """
 import sys, time
@@ -49,6 +52,32 @@ def test_where_the_driver_is_killed_its_workers_and_what_they_started_end(ray_no
         driver.kill()
     assert len(below) == 2
     until(lambda: not any(map(alive, below)), "they go on")
+
+
+CONTAINER = (
+    DRIVER.replace("COUNTER", "SANDBOXED")
+    .replace("test_contract", "test_workers")
+    .replace(
+        'print(worker.run("process", timeout=60), worker.run("start_child", timeout=60), flush=True)',
+        'print(worker.run("open", timeout=60), flush=True)',
+    )
+)
+
+
+@pytest.mark.slow
+def test_where_the_driver_is_killed_the_containers_of_its_workers_are_removed(ray_nodes: Any) -> None:
+    need(daemon.available(), "a Docker daemon (sandboxes/ci-docker.sh starts one)")
+    command = [sys.executable, "-c", CONTAINER, ray_nodes.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        container = driver.stdout.readline().strip()
+        assert container in running_containers()
+        driver.kill()
+    until(lambda: container not in running_containers(), "its container goes on")
+
+
+def running_containers() -> set[str]:
+    return {one["Id"] for one in daemon.daemon().api.containers()}
 
 
 @pytest.mark.slow

@@ -18,10 +18,12 @@ class ManagedEngine:
     Attributes:
         attached: its server was running before, so it can't be restarted from here.
         colocated: it gives its accelerator memory to the trainer between rollouts (`sleep`, `wake`).
+        node: the node of the run's cluster that it is on; '' where that does not matter.
     """
 
     attached: bool = False
     colocated: bool = False
+    node: str = ""
 
     async def start(self) -> None:
         """Return once it is ready.

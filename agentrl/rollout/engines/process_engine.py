@@ -161,6 +161,11 @@ class ProcessEngine(ManagedEngine):
 
     # ----------------------------------------------------------------------------------------- its state
 
+    @property
+    def node(self) -> str:  # type: ignore[override]
+        """The node that it is on."""
+        return self.worker.node
+
     def version(self) -> int:
         """The policy version that now generates."""
         return self._version

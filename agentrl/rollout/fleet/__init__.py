@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agentrl import cores
+from agentrl import cluster, cores
 from agentrl.config import EngineConfig, FleetConfig, WeightsConfig
 from agentrl.rollout.engines import ENGINES, make_engine
 from agentrl.rollout.engines.managed import managed
@@ -15,7 +15,7 @@ from agentrl.rollout.engines.server_settings import ServerConfig
 from agentrl.rollout.weights import is_direct, make_publisher
 from agentrl.types import Engine
 
-__all__ = ["asleep", "divided", "make_engines", "started"]
+__all__ = ["asleep", "divided", "elastic", "make_engines", "started"]
 
 
 def make_engines(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfig, base: Path) -> Engine:
@@ -56,6 +56,22 @@ def divided(engine: EngineConfig, fleet: FleetConfig, base: Path) -> list[Engine
     lists = cores.blocks(fleet.engines * each, threads)
     own = [server.cores or "|".join(lists[i * each : (i + 1) * each]) for i in range(fleet.engines)]
     return [engine.model_copy(update={"threads": threads, "cores": binding}) for binding in own]
+
+
+@asynccontextmanager
+async def elastic(engine: Engine, config: EngineConfig, fleet: FleetConfig, base: Path) -> AsyncIterator[None]:
+    """Meanwhile a fleet's engines come and go with the nodes of the run's cluster; others stay as they are."""
+    from agentrl.rollout.fleet.fleet import Fleet
+    from agentrl.rollout.fleet.nodes import following_nodes
+
+    on_nodes = isinstance(engine, Fleet) and any(member.managed.node for member in engine.engines.values())
+    if not on_nodes or cluster.current().name == "local":
+        yield
+        return
+    assert isinstance(engine, Fleet)
+    settings = divided(config, fleet, base)[0]
+    async with following_nodes(engine, lambda: make_engine(settings, base), fleet.max_engines):
+        yield
 
 
 async def started(engine: Engine | None) -> None:

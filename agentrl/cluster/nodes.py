@@ -1,0 +1,20 @@
+"""Nodes in messages."""
+
+from __future__ import annotations
+
+from agentrl.cluster.base import Node
+
+
+def node_name(host: str, number: str) -> str:
+    """A node in messages: its address, and the beginning of Ray's id, since several may have one address."""
+    return f"{host} ({number[:6]})"
+
+
+def described(nodes: list[Node]) -> str:
+    """What nodes have, in words."""
+    each = [f"{node.name}: {', '.join(_has(node))}" for node in nodes if node.alive]
+    return "; ".join(each) or "no node"
+
+
+def _has(node: Node) -> list[str]:
+    return [f"{node.cpus:g} CPUs", f"{node.gpus} GPUs", *(f"{amount:g} {name}" for name, amount in node.custom.items())]

@@ -1,0 +1,96 @@
+"""Workers follow the nodes of a cluster: they come with nodes that join, and leave nodes that are drained."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.cluster import Resources, Role, elastic, opened
+from agentrl.cluster.base import Node
+from agentrl.config import ClusterConfig, RolloutConfig
+from agentrl.envs.episode import ScriptedActor
+from agentrl.rollout.environment_workers import Workers
+from agentrl.types import Session, Status, Task
+from tests.cluster.conftest import add_node
+from tests.cluster.test_server import until
+
+LONG = 60.0
+PLAYING = Role("environments", "tests.cluster.roles:Playing", (), threads=1, resources=Resources(custom={"spot": 1}))
+COUNTS = st.integers(1, 50)
+
+
+@given(COUNTS, st.none() | COUNTS, COUNTS, st.integers(0, 50))
+def test_a_run_has_between_its_first_number_and_the_most_and_no_node_gets_more_than_before(
+    count: int, most: int | None, before: int, now: int
+) -> None:
+    most = None if most is None else max(count, most)
+    found = elastic.wanted(count, most, before, now)
+    assert count <= found <= (most or count)
+    assert found == count or found * before <= count * now
+    assert elastic.wanted(count, most, before, now + 1) >= found
+
+
+def test_nodes_that_died_or_are_drained_take_no_new_workers() -> None:
+    here = Node("a", 1, 0)
+    nodes = [here, replace(here, name="b", alive=False), replace(here, name="c", draining=True)]
+    assert elastic.usable(nodes) == 1
+    assert elastic.drained(nodes) == {"c"}
+
+
+def drain(address: str, node: str) -> None:
+    from ray._raylet import GcsClient
+    from ray.core.generated import autoscaler_pb2
+
+    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    deadline = int(1000 * (time.time() + 600))
+    accepted, why = GcsClient(address=address).drain_node(node, reason, "the test takes it away", deadline)
+    assert accepted, why
+
+
+async def soon(done: Callable[[], bool], what: str) -> None:
+    await asyncio.to_thread(until, done, what)
+
+
+@pytest.mark.slow
+async def test_workers_come_with_a_node_and_end_their_sessions_before_they_leave_one(
+    ray_nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic, "LOOK_SECONDS", 0.2)
+    add = partial(add_node, ray_nodes, num_cpus=1)
+    first = add(resources={"spot": 3})  # in the main thread: Ray sets handlers of signals
+    second = None
+    with opened(ClusterConfig(name="ray", address=ray_nodes.address), None):
+        workers = Workers(PLAYING, 3, LONG, 0, most=4)  # a node each, of those that the fixture and the test began
+        try:
+            await workers.start()
+            assert len(set(workers.nodes)) == 1
+            second = add(resources={"spot": 4})
+            await soon(lambda: len(workers.nodes) == 4, "no worker on the new node")
+            before = set(workers.nodes)
+            assert len(before) == 2
+
+            async def play(number: int) -> Session:
+                session = Session(str(number), Task(id="t"), "g", number)
+                return await workers.play(session, ScriptedActor([]), RolloutConfig(), None, LONG)
+
+            playing = [asyncio.create_task(play(number)) for number in range(4)]
+            await asyncio.sleep(0.3)
+            await asyncio.to_thread(drain, ray_nodes.address, first.node_id)
+            await soon(lambda: len(set(workers.nodes)) == 1 and len(workers.nodes) == 3, "no workers elsewhere")
+            sessions = await asyncio.gather(*playing)
+            assert {session.status for session in sessions} == {Status.COMPLETED}
+            assert len({session.info["process"] for session in sessions}) == 4
+            await soon(lambda: len(workers._under_way) == 3, "workers stay on the drained node")
+        finally:
+            await workers.close()
+    for node in (first, second):
+        if node is not None:
+            ray_nodes.remove_node(node, False)

@@ -1,0 +1,67 @@
+"""A Ray cluster without its head, and Ray that does not start: errors with what to do, in time."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from concurrent.futures import Future
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from agentrl.cluster import opened, while_not_lost
+from agentrl.cluster.head import Head
+from agentrl.config import ClusterConfig
+from agentrl.errors import ConfigError, InfraError
+from tests.conftest import need
+
+
+def test_a_head_is_lost_when_it_has_not_answered_for_its_seconds_and_required_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        head = Head(f"127.0.0.1:{server.getsockname()[1]}", seconds=0.5)
+        head.require()
+        assert not head.lost.done()
+    with pytest.raises(InfraError, match=r"does not answer: .*resume the run"):
+        head.require()
+    assert "does not answer" in str(head.lost.result(timeout=60))
+    head.close()
+
+
+async def test_what_runs_on_a_lost_cluster_is_cancelled_and_the_error_is_the_clusters() -> None:
+    lost: Future[InfraError] = Future()
+    asyncio.get_running_loop().call_later(0.01, lost.set_result, InfraError("the head is gone"))
+    with pytest.raises(InfraError, match="the head is gone"):
+        async with while_not_lost(lost):
+            await asyncio.Event().wait()
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+
+
+async def test_errors_of_a_cluster_that_is_not_lost_are_its_own() -> None:
+    with pytest.raises(ConfigError, match="another"):
+        async with while_not_lost(Future()):
+            raise ConfigError("another")
+
+
+def test_ray_that_does_not_start_is_tried_again_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node start raises a bare Exception after 30 seconds, which was an error without a name."""
+    need(find_spec("ray") is not None, "the tests of cluster=ray need Ray (the extra `ray`)")
+    import ray
+
+    tries: list[Any] = []
+
+    def init(*where: Any, **_: Any) -> None:
+        tries.append(where)
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with (
+        pytest.raises(InfraError, match="Ray did not start on this machine, 2 times: The current node timed out"),
+        opened(ClusterConfig(name="ray"), None),
+    ):
+        pass
+    assert len(tries) == 2
