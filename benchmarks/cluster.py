@@ -1,0 +1,257 @@
+"""What the cluster layer costs: a run, many short sessions over environment workers, and weights on their way.
+
+    python -m benchmarks.cluster overhead [--steps 12] [--rounds 2]
+    python -m benchmarks.cluster sessions [--sessions 10000] [--workers 4]
+    python -m benchmarks.cluster weights [--rounds 5]
+
+- overhead: the same run with `cluster=ray` (trainer, engine and two environment workers are processes that Ray has
+  started) and with `cluster=local` (everything in one process), one after the other: the difference of the medians of
+  `time/step`, without the first step.
+- sessions: sessions of two turns on one environment worker, a share of them, and on several, all of them; groups,
+  retries, the calls of engines and the store are a run's own. The engine waits 20 ms for a turn of 64 tokens. A step of
+  the environment keeps its process for 10 ms, as one that computes would, but sleeps, so that more workers than cores
+  can be compared. Also the bytes that the driver sends and receives for a session, and the same for longer ones.
+- weights: a trainer in a process of its own publishes to two engines in theirs, through the folder that they share;
+  against a bare broadcast (gloo) of the same bytes to two processes that forget them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentrl import cluster
+from agentrl.cluster import frames
+from agentrl.cluster.server import free_port
+from agentrl.config import ClusterConfig, RunConfig
+from agentrl.envs.registry import factory
+from agentrl.models import tiny
+from agentrl.models.tokenizers import load_tokenizer
+from agentrl.rollout.actors import ModelActor
+from agentrl.rollout.environments import in_workers
+from agentrl.rollout.fleet import make_engines, started
+from agentrl.rollout.groups import Rollouts
+from agentrl.rollout.policies import Policy
+from agentrl.rollout.weights import group
+from agentrl.rollout.weights.buckets import Weights
+from agentrl.rollout.weights.snapshot import read_snapshot
+from agentrl.sessions.recorder import Recorder
+from agentrl.sessions.renderers import get_renderer
+from agentrl.sessions.store import Store
+from agentrl.train.backends.worker import WorkerTrainer
+from agentrl.types import Message, Sampling, Status, StepResult
+from benchmarks import driver_cost
+from benchmarks.machine import machine
+
+HOST, TIMEOUT = "127.0.0.1", 300.0
+STEP_SECONDS, TURN_SECONDS = 0.01, 0.02
+AT_ONCE = 32
+"""Concurrent sessions for each worker."""
+RUN: dict[str, Any] = {
+    **{"env": "calculator", "seed": 3, "warm_start.steps": 4, "warm_start.demos": 16, "warm_start.batch": 8},
+    **{"rollout.groups_per_step": 2, "rollout.group_size": 4, "eval.tasks": 2, "checkpoint_every": 1000},
+}
+
+
+# ------------------------------------------------------------------------------------------- overhead
+
+
+def overhead(args: argparse.Namespace) -> None:
+    """Print the medians of both, round by round."""
+    differences = []
+    for _ in range(args.rounds):
+        medians = {}
+        for name in ("local", "ray"):
+            with tempfile.TemporaryDirectory() as folder:
+                run = Path(folder) / "run"
+                words = [f"{key}={value}" for key, value in RUN.items()] + [f"cluster={name}", f"steps={args.steps}"]
+                words += ["cluster.environments=2"] if name == "ray" else []
+                command = [sys.executable, "-m", "agentrl", "train", *words, f"run_dir={run}"]
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+                rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][1:]
+                medians[name] = {
+                    part: 1000 * statistics.median(row.get(f"time/{part}", 0.0) for row in rows)
+                    for part in ("step", "rollout", "train", "publish")
+                }
+            print(
+                f"{name}: " + ", ".join(f"{part} {value:.0f} ms" for part, value in medians[name].items()), flush=True
+            )
+        differences.append(medians["ray"]["step"] - medians["local"]["step"])
+        print(f"cluster=ray takes {differences[-1]:.0f} ms a step more (aim: at most 50)", flush=True)
+    print(f"median over rounds: {statistics.median(differences):.0f} ms")
+
+
+# ------------------------------------------------------------------------------------------- sessions
+
+_BUSY = threading.Lock()
+
+
+class Busy(driver_cost.World):
+    """A conversation whose every step keeps the process for a while."""
+
+    async def step(self, message: Message) -> StepResult:
+        """One turn more."""
+        await asyncio.to_thread(self._compute)
+        return await super().step(message)
+
+    def _compute(self) -> None:
+        with _BUSY:
+            time.sleep(STEP_SECONDS)
+
+
+async def play(base: Path, workers: int, sessions: int, turns: int) -> tuple[float, float, float]:
+    """Sessions per second on so many workers, and the bytes that the driver receives and sends for each."""
+    words = {"name": f"{__file__}:Busy", "turns": turns}
+    shape = {"concurrency": AT_ONCE * workers, "session_tokens": 1 << 17, "group_size": driver_cost.GROUP_SIZE}
+    config = RunConfig.model_validate({"env": words, "rollout": shape, "cluster": {"environments": workers}})
+    engine = driver_cost.Simulated(TURN_SECONDS, load_tokenizer(base))
+    policy = Policy(get_renderer(base), engine, model=base)
+    make_env = factory(config.env.name, **config.env.kwargs)
+    actor = ModelActor(Sampling(max_new_tokens=driver_cost.ANSWER))
+    tasks = list(make_env().tasks())
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Store(Path(folder) / "sessions.db") as store,
+        Recorder(store) as record,
+    ):
+        own = Rollouts(make_env, policy, config.rollout, 0, recorder=record)
+        async with in_workers(config, own, base) as rollouts:
+            await rollouts.collect(tasks[: 2 * workers], actor, phase="warm", n=driver_cost.GROUP_SIZE)
+            count = sessions // driver_cost.GROUP_SIZE
+            before, began = frames.traffic.copy(), time.monotonic()
+            groups = await rollouts.collect(
+                [tasks[number % len(tasks)] for number in range(count)], actor, phase="timed", n=driver_cost.GROUP_SIZE
+            )
+            seconds = time.monotonic() - began
+    ended = {session.status for each in groups for session in each.sessions}
+    assert ended == {Status.COMPLETED}, ended
+    done = count * driver_cost.GROUP_SIZE
+    received, sent = (frames.traffic[name] - before[name] for name in ("received", "sent"))
+    return done / seconds, received / done, sent / done
+
+
+def sessions(args: argparse.Namespace) -> None:
+    """Print rates and bytes."""
+    with tempfile.TemporaryDirectory() as folder, cluster.opened(ClusterConfig(name="ray"), None):
+        base = tiny.build(Path(folder) / "model", [driver_cost.QUESTION])
+        one, *_ = asyncio.run(play(base, 1, args.sessions // 5, 2))
+        print(f"1 worker: {one:.1f} sessions/s", flush=True)
+        many, received, sent = asyncio.run(play(base, args.workers, args.sessions, 2))
+        print(f"{args.workers} workers: {many:.1f} sessions/s, {args.sessions} sessions", flush=True)
+        print(f"{many / one / args.workers:.2f} of {args.workers} times one worker (aim: at least 0.9)")
+        print(f"a session of 2 turns: the driver receives {received:.0f} bytes and sends {sent:.0f}", flush=True)
+        for turns in (8, 32):
+            _, received, sent = asyncio.run(play(base, args.workers, 64, turns))
+            print(
+                f"a session of {turns} turns: the driver receives {received:.0f} bytes and sends {sent:.0f}", flush=True
+            )
+
+
+# -------------------------------------------------------------------------------------------- weights
+
+
+def receive(port: int, rank: int, rounds: int, size: int) -> None:
+    """The main of a process that takes broadcasts and forgets them."""
+    joined = group.join(HOST, port, rank, 3, "bare", "gloo", TIMEOUT)
+    for _ in range(rounds):
+        torch.distributed.broadcast(torch.empty(size, dtype=torch.uint8), src=0, group=joined)
+        torch.distributed.barrier(group=joined)
+
+
+class Broadcast:
+    """A bare broadcast to two processes."""
+
+    def __init__(self, payload: torch.Tensor, rounds: int) -> None:
+        port, self.payload = free_port(HOST), payload
+        command = [sys.executable, "-m", "benchmarks.cluster", "--receive", str(port)]
+        words = [str(rounds), str(payload.numel())]
+        self.processes = [subprocess.Popen([*command, str(rank), *words]) for rank in (1, 2)]
+        self.group = group.join(HOST, port, 0, 3, "bare", "gloo", TIMEOUT)
+
+    def seconds(self) -> float:
+        """How long one takes, until it has arrived."""
+        began = time.perf_counter()
+        group.send(self.group, self.payload, TIMEOUT)
+        torch.distributed.barrier(group=self.group)
+        return time.perf_counter() - began
+
+
+def weights(args: argparse.Namespace) -> None:
+    """Print both rates, round by round, and the median of their ratio."""
+    with tempfile.TemporaryDirectory() as folder, cluster.opened(ClusterConfig(), None):
+        shape = tiny.TinyShape(layers=12, width=768, heads=12, kv_heads=4, mlp=2048)
+        base = tiny.build(Path(folder) / "model", ["a few words"], shape=shape)
+        asyncio.run(publish(base, Path(folder) / "weights", args.rounds))
+
+
+async def publish(base: Path, folder: Path, rounds: int) -> None:
+    """Measure with a trainer and two engines."""
+    config = RunConfig.model_validate({"env": "calculator", "engine": {"process": "own", "proof": False}})
+    fleet = config.fleet.model_copy(update={"engines": 2})
+    settings = config.weights.model_copy(update={"dir": str(folder)})
+    payload = torch.cat([tensor.view(-1).view(torch.uint8) for _, tensor in read_snapshot(base)])
+    engine = make_engines(config.engine, fleet, settings, base)
+    trainer = WorkerTrainer(config.cluster, base, config.trainer, config.algo)
+    bare, ratios = await asyncio.to_thread(Broadcast, payload, rounds), []
+    try:
+        await started(engine)
+        for version in range(1, rounds + 1):
+            await asyncio.to_thread(os.sync)
+            began, before = time.perf_counter(), frames.traffic.copy()
+            await engine.publish(Weights.of(trainer), version)
+            ours = time.perf_counter() - began
+            through = sum((frames.traffic - before).values())
+            theirs = await asyncio.to_thread(bare.seconds)
+            ratios.append(theirs / ours)
+            print(
+                f"{payload.numel() / 1e6:.0f} MB: published in {ours:.2f} s with {through} bytes through the driver, "
+                f"broadcast in {theirs:.2f} s: {ratios[-1]:.2f}",
+                flush=True,
+            )
+    finally:
+        trainer.close()
+        await engine.close()
+    print(f"median {statistics.median(ratios):.2f} of a bare collective's rate (aim: at least 0.6)")
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "overhead": overhead,
+    "sessions": sessions,
+    "weights": weights,
+}
+
+
+def main() -> None:
+    """Measure one of `PARTS`."""
+    if sys.argv[1:2] == ["--receive"]:
+        receive(*map(int, sys.argv[2:]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sessions", type=int, default=10_000)
+    parser.add_argument("--workers", type=int, default=4)
+    asked = parser.parse_args()
+    print(machine(), flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        PARTS[asked.part](asked)
+    print(machine())
+
+
+if __name__ == "__main__":
+    main()
