@@ -6,8 +6,10 @@ Stream, groups, episodes, conversations, renderer, parser and session store are 
 time from a lognormal distribution and answers 64 tokens. It is slower with more sessions, so that at most `--rate`
 turns end in a second; with few the process wakes for each of them, and what it needs is in no cache any more. CPU time
 is the whole process's, the store's thread included, from the first session's beginning to the last one's end, divided
-by the turns; each number of sessions has a process of its own. Memory is the growth of the process's resident pages to
-their maximum, with all sessions open, divided by the sessions; up to 32 MiB of it are pages of the store.
+by the turns; each number of sessions has a process of its own. What engine and environment need without a driver is
+measured in the same process afterwards: it is in the first number, and is no cost of the driver's. Memory is the growth
+of the process's resident pages to their maximum, with all sessions open, divided by the sessions; up to 32 MiB of it
+are pages of the store.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ from agentrl.types import (
     Tokenizer,
     Turn,
     VersionSpan,
+    collect,
 )
 from benchmarks.machine import machine
 
@@ -140,6 +143,15 @@ async def watched(most: list[int]) -> None:
         await asyncio.sleep(0.5)  # reading it costs CPU time, which is measured
 
 
+async def without_driver(engine: Simulated, turns: int) -> None:
+    """What engine and environment do in a session, without the driver."""
+    env, sampling = World(turns), Sampling(stop_token_ids=(0,))
+    await env.reset(Task(id="0"))
+    for _ in range(turns):
+        await collect(engine.generate("", (), sampling))
+        await env.step(Message(role="assistant", content=""))
+
+
 async def measure(sessions: int, turns: int, rate: float, profile: str | None) -> str:
     """Generate so many sessions at once; a row of the table."""
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "sessions.db") as store, Recorder(store) as rec:
@@ -173,9 +185,14 @@ async def measure(sessions: int, turns: int, rate: float, profile: str | None) -
         assert statuses == {"completed"}, statuses
         if profile:
             profiler.dump_stats(profile)
-    per_turn, of_loop = (seconds / engine.turns * 1e3 for seconds in took)
+        count = engine.turns
+        simulation = time.process_time()
+        await asyncio.gather(*(without_driver(engine, turns) for _ in range(sessions)))
+        took.append(time.process_time() - simulation)
+    per_turn, of_loop, simulated = (seconds / count * 1e3 for seconds in took)
     memory = (most[0] - before) / sessions / 1024
-    return f"{sessions:9,} {engine.turns:8,} {per_turn:12.2f} {of_loop:16.2f} {took[0] / wall:12.2f} {memory:18.0f}"
+    columns = f"{per_turn:12.2f} {of_loop:16.2f} {simulated:15.2f} {took[0] / wall:12.2f} {memory:18.0f}"
+    return f"{sessions:9,} {count:8,} {columns}"
 
 
 async def echo(requests: int = 5000) -> float:
@@ -212,7 +229,8 @@ def main() -> None:
         return
     print(machine())
     print(f"an asyncio echo takes {asyncio.run(echo()):.3f} ms of CPU time a request here")
-    print("sessions    turns  CPU ms/turn  event loop's ms  CPU / wall  memory KiB/session", flush=True)
+    heads = "CPU ms/turn  event loop's ms  simulation's ms  CPU / wall  memory KiB/session"
+    print(f"sessions    turns  {heads}", flush=True)
     for count in words.sessions:
         command = [
             sys.executable,

@@ -16,7 +16,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Self, TypeVar, overload
 
 from agentrl.envs.state import resolved
@@ -227,8 +227,8 @@ class Env:
     @cached_property
     def tools(self) -> ToolRegistry:
         """This instance's tools: its `@tool` methods, base classes first; `tools.add` offers more."""
-        marked = [name for name, member in _members(type(self)).items() if mark_of(member) is not None]
-        return ToolRegistry((getattr(self, name) for name in marked), sandbox=self._get_sandbox)
+        names = _tool_names(type(self))  # type: ignore[arg-type]  # mypy takes an instance's hash for the class's
+        return ToolRegistry((getattr(self, name) for name in names), sandbox=self._get_sandbox)
 
     def for_task(self, task: Task) -> Env:
         """The instance that plays a task: this one; that of a part where this is a mixture (`envs.mixture`)."""
@@ -294,10 +294,23 @@ def reward_methods(env: Env) -> list[FinalReward]:
     One of those that has the name of a method replaces it.
     """
     env = env.unwrapped
-    found = ((getattr(member, MARK, None), name) for name, member in _members(type(env)).items())
     replaced = {mark.name for mark, _ in env._added_rewards}
-    own = ((mark, name) for mark, name in found if isinstance(mark, RewardMark) and mark.name not in replaced)
-    return [(mark, getattr(env, name)) for mark, name in own] + list(env._added_rewards)
+    marks = _reward_marks(type(env))  # type: ignore[arg-type]  # as for tools
+    own = [(mark, getattr(env, name)) for name, mark in marks.items() if mark.name not in replaced]
+    return own + list(env._added_rewards)
+
+
+@lru_cache(maxsize=256)  # every episode asks, mostly of the same few classes
+def _tool_names(cls: type) -> tuple[str, ...]:
+    """The names of a class's `@tool` methods, base classes first."""
+    return tuple(name for name, member in _members(cls).items() if mark_of(member) is not None)
+
+
+@lru_cache(maxsize=256)
+def _reward_marks(cls: type) -> dict[str, RewardMark]:
+    """The marks of a class's `@reward` methods by the methods' names, base classes first."""
+    marks = {name: getattr(member, MARK, None) for name, member in _members(cls).items()}
+    return {name: mark for name, mark in marks.items() if isinstance(mark, RewardMark)}
 
 
 def _members(cls: type) -> dict[str, Any]:

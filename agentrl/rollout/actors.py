@@ -25,4 +25,4 @@ class ModelActor:
         session = conversation.session
         branch = ("branch", len(session.branches)) if session.branches else ()  # the earlier ones are listed there
         seed = derive(session.seed, "sample", session.sample, "turn", turn, *branch)
-        return await conversation.generate(replace(self.sampling, seed=seed), deadline)
+        return await conversation.generate(self.sampling, deadline, seed=seed)

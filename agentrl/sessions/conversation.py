@@ -89,12 +89,13 @@ class Conversation:
         trainable = [False] * len(opening) + [self.generator.trained] * len(turn)
         return self._append(RenderedMessage(message, [*opening, *turn]), trainable)
 
-    async def generate(self, sampling: Sampling, deadline: float) -> Node:
+    async def generate(self, sampling: Sampling, deadline: float, *, seed: int | None = None) -> Node:
         """Generate the next turn, parse it, and append it.
 
         Args:
             sampling: the parameters; `max_new_tokens` is limited to what the budgets allow.
             deadline: in seconds of `time.monotonic()`.
+            seed: this turn's, in place of the one in `sampling`.
 
         Raises:
             TokenBudgetExceeded: the budgets are used up; nothing was appended.
@@ -107,7 +108,7 @@ class Conversation:
         opening = self._opening()
         prompt = Prompt(self._parent, (), opening, [*self._ids, *opening])
         remaining = generator.remaining_tokens(len(prompt.token_ids), self._session_size() + prompt.new_tokens)
-        sampling = generator.clamp(remaining, generator.with_stops(sampling, self.stop))
+        sampling = generator.clamp(remaining, generator.with_stops(sampling, self.stop, seed))
         turn = await generator.generate_turn(self.session, prompt, sampling, deadline, str(len(self.session.nodes)))
         message = self._read(turn)
         return self._advance(

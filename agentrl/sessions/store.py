@@ -95,7 +95,8 @@ class Store:
         with self._transaction():
             if replace:
                 self._delete(session.id)
-            found = self._db.execute("SELECT key FROM sessions WHERE id = ?", (session.id,)).fetchone()
+            find = "SELECT key FROM sessions WHERE id = ?"
+            found = None if replace else self._db.execute(find, (session.id,)).fetchone()
             head = _head_row(session, len(session.nodes))
             if found is None:
                 insert = f"INSERT INTO sessions ({HEAD_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)"
@@ -282,6 +283,8 @@ class Store:
             raise StoreError(f"session {row[0]!r} was removed from the store {self.path!r} by another writer")
 
     def _put_nodes(self, key: int, session_id: str, nodes: Sequence[Node]) -> None:
+        if not nodes:
+            return
         mark(nodes, self.losses)
         blobs = [(digest(data), data) for node in nodes for data in node.attachments.values()]
         if blobs:

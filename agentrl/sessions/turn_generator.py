@@ -140,10 +140,11 @@ class TurnGenerator:
             limits.append(self.session_tokens - session_tokens)
         return min(limits, default=None)
 
-    def with_stops(self, sampling: Sampling, strings: Sequence[str] = ()) -> Sampling:
-        """The same with the renderer's stop tokens, and with more stop strings."""
-        stops = dict.fromkeys((*sampling.stop_token_ids, *self.renderer.stop_token_ids))
-        return replace(sampling, stop_token_ids=tuple(stops), stop=(*sampling.stop, *strings))
+    def with_stops(self, sampling: Sampling, strings: Sequence[str] = (), seed: int | None = None) -> Sampling:
+        """The same with the renderer's stop tokens, with more stop strings, and with a seed where one is given."""
+        stops = tuple(dict.fromkeys((*sampling.stop_token_ids, *self.renderer.stop_token_ids)))
+        seed = sampling.seed if seed is None else seed
+        return replace(sampling, stop_token_ids=stops, stop=(*sampling.stop, *strings), seed=seed)
 
     def clamp(self, remaining: int | None, sampling: Sampling) -> Sampling:
         """The same with `max_new_tokens` within the budgets.

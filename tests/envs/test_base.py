@@ -326,3 +326,31 @@ async def test_many_instances_run_side_by_side():
     goals = [2, 3, 4, 5] * 10
     sessions = await asyncio.gather(*(play(Counter(), Task(id=str(g), data={"goal": g})) for g in goals))
     assert [session.turns for session in sessions] == goals
+
+
+def test_a_subclass_has_tools_and_rewards_of_its_own_whichever_class_is_asked_first() -> None:
+    class Base(Env):
+        @agentrl.tool
+        def look(self) -> str:
+            """Look."""
+            return "base"
+
+        @agentrl.reward
+        def first(self, session: Session) -> float:
+            return 0.0
+
+    class Sub(Base):
+        look = None  # type: ignore[assignment]
+
+        @agentrl.tool
+        def go(self) -> str:
+            """Go."""
+            return "sub"
+
+        @agentrl.reward(name="second")
+        def first(self, session: Session) -> float:
+            return 1.0
+
+    for _ in range(2):  # what is found of a class is kept
+        assert (Base().tools.names, Sub().tools.names) == (["look"], ["go"])
+        assert [[mark.name for mark, _ in reward_methods(env)] for env in (Base(), Sub())] == [["first"], ["second"]]
