@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agentrl.cluster.base import Cluster, Node, Process, Resources, Role, Worker
 from agentrl.cluster.connection import Address, Connection, connect
+from agentrl.cluster.interfaces import use_for_gloo
 from agentrl.cluster.local import LocalCluster
 from agentrl.config import ClusterConfig
 from agentrl.errors import InfraError
@@ -60,6 +61,8 @@ def opened(config: ClusterConfig, logs: Path | None) -> Iterator[Cluster]:
         from agentrl.cluster.ray import RayCluster
 
         _current = RayCluster(config.address, logs)
+        _current.resources = config.resources
+        use_for_gloo(_current.host)
     else:
         _current = LocalCluster(logs)
     try:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.cluster.connection import Address, Calling, Connection
+from agentrl.config.cluster import RoleResources
 from agentrl.errors import InfraError
 
 HERE = "this machine"
@@ -201,10 +202,12 @@ class Cluster(ABC):
     Attributes:
         name: as in the setting `cluster`.
         host: the address under which workers reach this process.
+        resources: what roles reserve by the settings.
     """
 
     name: str
     host: str = "127.0.0.1"
+    resources: RoleResources = RoleResources()
 
     @property
     def lost(self) -> Future[InfraError]:

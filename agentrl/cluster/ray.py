@@ -23,6 +23,7 @@ from agentrl.cluster.assignment import Assignment
 from agentrl.cluster.base import Cluster, Node, Process, Resources, Role, Worker
 from agentrl.cluster.connection import Address, Connection, connect
 from agentrl.cluster.head import Head
+from agentrl.cluster.inventory import settled
 from agentrl.cluster.joining import require_answer
 from agentrl.cluster.local import LocalProcess
 from agentrl.cluster.nodes import described, node_name
@@ -188,6 +189,7 @@ class RayCluster(Cluster):
     def spawn(self, role: Role) -> Worker:
         """Have a node start a process; see `Cluster.spawn`."""
         self._head.require()
+        role = settled(role, self.resources)
         self._require_room(role)
         number = self._count[role.kind]
         self._count[role.kind] += 1

@@ -41,6 +41,17 @@ def free_port(host: str = "127.0.0.1") -> int:
         return port
 
 
+async def probed(probe: Callable[[], Awaitable[bool]], exit_status: Callable[[], int | None], end: float) -> bool:
+    """Probe a server until it is ready (True), has ended, or `end` has come, in seconds of `time.monotonic()`."""
+    while exit_status() is None:
+        if await probe():
+            return True
+        if time.monotonic() > end:
+            break
+        await asyncio.sleep(_POLL_SECONDS)
+    return False
+
+
 class Server:
     """A running server process.
 
@@ -125,18 +136,13 @@ class Server:
         Raises:
             EngineError: it ended first, or took longer than `timeout` seconds; the log's tail is in the message.
         """
-        end = time.monotonic() + timeout
-        while True:
+        if not await probed(probe, lambda: self.exit_status, time.monotonic() + timeout):
             if self.exit_status is not None:
                 raise self.exit_error()
-            if await probe():
-                return
-            if time.monotonic() > end:
-                raise EngineError(
-                    f"{self.name} was not ready within {timeout:g} s (engine.start_timeout); "
-                    f"the last lines of {self.log}:\n{self.tail()}"
-                )
-            await asyncio.sleep(_POLL_SECONDS)
+            raise EngineError(
+                f"{self.name} was not ready within {timeout:g} s (engine.start_timeout); "
+                f"the last lines of {self.log}:\n{self.tail()}"
+            )
 
     def wait(self, seconds: float) -> int | None:
         """How it ended; None where it still runs after that time."""

@@ -21,6 +21,7 @@ from agentrl.cluster.base import Role
 from agentrl.cluster.calls import Calls, Listener
 from agentrl.cluster.connection import failed
 from agentrl.cluster.frames import encode, receive
+from agentrl.cluster.interfaces import use_for_gloo
 from agentrl.imports import load
 
 CLOSE_SECONDS = 5.0
@@ -41,6 +42,7 @@ def main(descriptor: int) -> int:
     """Build the role and serve it; returns the exit status."""
     owner = socket.socket(fileno=descriptor)
     start: Start = receive(owner)
+    use_for_gloo(start.host)
     where = f"{start.role} on {start.node}"
     try:
         target = load(start.role.make, f"the role {start.role.make!r}")(*start.role.arguments)

@@ -4,9 +4,29 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from agentrl.config.sections import Section
+
+
+class ResourcesConfig(Section):
+    """What each worker of a role reserves on its node, beside its GPUs; with cluster=ray."""
+
+    cpus: NonNegativeFloat | None = None
+    """CPU cores as Ray counts them, which bind nothing; None: 1 for an environment worker, else 0."""
+    custom: dict[str, PositiveFloat] = Field(default={})
+    """Other resources by the names that `ray start --resources=…` gave them: sandbox=1 finds sandbox hosts."""
+
+
+class RoleResources(Section):
+    """What the workers of each role reserve."""
+
+    trainer: ResourcesConfig = ResourcesConfig()
+    """The trainer."""
+    engine: ResourcesConfig = ResourcesConfig()
+    """Each engine."""
+    environments: ResourcesConfig = ResourcesConfig()
+    """Each environment worker, whose sandboxes run on its node."""
 
 
 class ClusterConfig(Section):
@@ -20,6 +40,8 @@ class ClusterConfig(Section):
     """Worker processes that play the sessions; 0: they are played in this process."""
     max_environments: int | None = Field(default=None, ge=1)
     """With cluster=ray: how many such workers there may be where nodes join during the run; None: as at its start."""
+    resources: RoleResources = RoleResources()
+    """What the workers of each role reserve on their nodes."""
     start_timeout: PositiveFloat = 900.0
     """Seconds that a worker may take to be placed on a node, to start and to load its model."""
     place_timeout: PositiveFloat | None = None

@@ -100,14 +100,14 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
     if trains and all(config.agents.get(agent, MAIN) != MAIN for agent in env.agents):
         raise ConfigError(f"frozen policies play all agents of env={config.env.name}: there is nothing to train")
     for name, policy in config.policies.items():
-        check_engine(policy.engine, FleetConfig())
+        check_engine(policy.engine, FleetConfig(), here=config.cluster.name == "local")
         check_name(policy.model.renderer, f"policies.{name}.model.renderer")
         if policy.model.name != START:
             get_renderer(resolve(policy.model.name), policy.model.renderer)
 
 
 def _check_player(config: RunConfig, model: str) -> None:
-    check_engine(config.engine, config.fleet)
+    check_engine(config.engine, config.fleet, here=config.cluster.name == "local")
     check_name(config.model.renderer, "model.renderer")
     if config.agent is not None:
         load_agent(config.agent)

@@ -130,6 +130,15 @@ def test_planned_layouts_fit_are_placed_and_are_ranked(name: str, nodes: int) ->
     assert rank_layouts(KNOWN[name], more, more.described)[0].time.total <= found[0].time.total
 
 
+def test_layouts_of_fsdp_are_searched_as_well_and_its_ranks_share_all_they_keep() -> None:
+    config = PlanConfig(model="qwen3-8b", nodes=2, trainer="fsdp", show=20)
+    found = rank_layouts(KNOWN["qwen3-8b"], config, config.described)
+    assert {each.split.data for each in found} == {each.split.ranks for each in found} >= {8, 16}
+    assert all(each.settings.startswith("trainer=fsdp ") for each in found)
+    most = {ranks: max(each.trainer.optimizer for each in found if each.split.ranks == ranks) for ranks in (8, 16)}
+    assert most[8] == 2 * most[16]
+
+
 def test_a_model_that_fits_nowhere_is_refused_with_what_it_takes() -> None:
     config = PlanConfig(model="qwen3-235b-a22b", nodes=2)
     with pytest.raises(ConfigError, match=r"there are 16 GPUs of 80 GiB, 8 on a node, 1280 GiB in all.*take 3941 GiB"):

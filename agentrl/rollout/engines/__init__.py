@@ -46,8 +46,13 @@ def make_engine(config: EngineConfig, model_path: str | Path, tokenizer: Tokeniz
     return ENGINES.find(config.name).make(Path(model_path), config, tokenizer)
 
 
-def check_engine(config: EngineConfig, fleet: FleetConfig) -> None:
+def check_engine(config: EngineConfig, fleet: FleetConfig, *, here: bool = True) -> None:
     """Refuse settings that no engine can be made from, before there is a model.
+
+    Args:
+        config: the engine's section.
+        fleet: the fleet's.
+        here: whether servers are started on this machine; on another, what is installed here does not matter.
 
     Raises:
         UnknownName: no engine has that name, and there is none at that import path.
@@ -57,7 +62,9 @@ def check_engine(config: EngineConfig, fleet: FleetConfig) -> None:
     urls = {f"fleet.urls[{i}]": url for i, url in enumerate(fleet.urls)}
     if isinstance(config, ServerConfig) and config.url is not None:
         urls["engine.url"] = config.url
-    ENGINES.find(config.name).check(config, urls)
+    plugin = ENGINES.find(config.name)
+    if here or urls or not isinstance(config, ServerConfig):
+        plugin.check(config, urls)
 
 
 __all__ = ["ENGINES", "EngineFactory", "EnginePlugin", "check_engine", "make_engine"]

@@ -24,7 +24,7 @@ class Http:
     """A pool of connections to one server.
 
     Args:
-        url: its address, without a path.
+        url: its address, without a path; empty where it is not known yet (`set_url`).
         api_key: what it wants as a bearer token; None where it wants nothing.
     """
 
@@ -37,6 +37,11 @@ class Http:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0),
             trust_env=False,
         )
+
+    def set_url(self, url: str) -> None:
+        """Call the server at another address from now on."""
+        self.url = url.rstrip("/")
+        self._client.base_url = httpx.URL(self.url)
 
     async def get(self, path: str, timeout: float = CONTROL_SECONDS) -> Any:
         """The JSON that a GET answers."""

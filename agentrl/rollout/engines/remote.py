@@ -26,6 +26,7 @@ from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.engines.inbox import next_item
 from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.engines.open_request import OpenRequest
+from agentrl.rollout.engines.placed_server import PlacedServer
 from agentrl.rollout.engines.server_settings import ServerConfig
 from agentrl.types import Capabilities, Chunk, FinishReason, Health, PauseMode, Sampling, Turn
 
@@ -54,7 +55,7 @@ class RemoteEngine(ManagedEngine, ABC):
         self.path, self.config, self.facts = Path(path), config, ModelFacts.read(Path(path))
         if config.routed_experts and self.facts.experts is None:
             raise ConfigError(f"engine.routed_experts=true: model={str(path)!r} has no experts to record")
-        self.server: Server | None = None
+        self.server: Server | PlacedServer | None = None
         self.last_progress = time.monotonic()
         self._capabilities: Capabilities
         self._version = 0

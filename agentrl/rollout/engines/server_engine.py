@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from agentrl import cluster
 from agentrl.attachments import routed_experts
 from agentrl.cluster.server import Server, free_port
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines import options
+from agentrl.rollout.engines.placed_server import PlacedServer, on_nodes
 from agentrl.rollout.engines.remote import RemoteEngine, logger
 from agentrl.rollout.engines.server_settings import OptionValue, ServerConfig
 from agentrl.types import Capabilities, PauseMode, Tokenizer
@@ -42,6 +44,10 @@ class Client(Protocol):
     """What both clients have."""
 
     url: str
+
+    def set_url(self, url: str) -> None:
+        """Call the server at another address from now on."""
+        ...
 
     async def set_version(self, version: int) -> None:
         """Call the weights as they are `version`."""
@@ -81,6 +87,9 @@ class ServerEngine(RemoteEngine):
 
     def __init__(self, path: Path, config: ServerConfig | None = None, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(path, config or ServerConfig(name=self.name))
+        placed = self.config.url is None and cluster.current().name != "local"
+        if placed:
+            self.config = on_nodes(self.config)
         self.platform = options.platform(self.config)
         if self.config.routed_experts and self.platform == "cpu" and self.config.url is None:
             raise ConfigError(
@@ -88,7 +97,7 @@ class ServerEngine(RemoteEngine):
                 "use a GPU, or engine=local"
             )
         self.launched: dict[str, OptionValue] = {}
-        self.client = self._connect(self.config.url or self._launch())
+        self.client = self._place() if placed else self._connect(self.config.url or self._launch(), self.config.api_key)
         most = self._max_context()
         self._capabilities = Capabilities(
             name=self.name,
@@ -105,8 +114,8 @@ class ServerEngine(RemoteEngine):
     # -------------------------------------------------------------------------------- what a server says
 
     @abstractmethod
-    def _connect(self, url: str) -> Client:
-        """The client for a server's address."""
+    def _connect(self, url: str, api_key: str | None) -> Client:
+        """The client for a server's address, and the bearer token that it requires."""
 
     @abstractmethod
     def _command(self) -> list[str]:
@@ -152,6 +161,16 @@ class ServerEngine(RemoteEngine):
         log = None if self.config.log is None else Path(self.config.log)
         self.server = Server(self.name, command, self._environment(), log, self.config.threads)
         return f"http://{HOST}:{port}"
+
+    def _place(self) -> Client:
+        """Have a node of the cluster start the server; the client gets its address once it is there."""
+        from agentrl.rollout.engines import ENGINES
+
+        options.merged({}, self.config.server, self.owned)
+        ranks = ENGINES.find(self.config.name).ranks(self.config)
+        server = PlacedServer(self.name, self.path, self.config, ranks, lambda url: self.client.set_url(url))
+        self.server = server
+        return self._connect("", server.key)
 
     async def _check_server(self) -> None:
         options.check_range(self.name, await self._release(), *self.supported)

@@ -54,8 +54,8 @@ class SGLangEngine(ServerEngine):
 
     # ---------------------------------------------------------------------------------------- starting
 
-    def _connect(self, url: str) -> SGLangClient:
-        return SGLangClient(url, self.config.api_key)
+    def _connect(self, url: str, api_key: str | None) -> SGLangClient:
+        return SGLangClient(url, api_key)
 
     def _command(self) -> list[str]:
         return ["sglang.launch_server"]

@@ -56,8 +56,8 @@ class VLLMEngine(ServerEngine):
 
     # ---------------------------------------------------------------------------------------- starting
 
-    def _connect(self, url: str) -> VLLMClient:
-        return VLLMClient(url, self.config.api_key)
+    def _connect(self, url: str, api_key: str | None) -> VLLMClient:
+        return VLLMClient(url, api_key)
 
     def _command(self) -> list[str]:
         return ["vllm.entrypoints.cli.main", "serve", str(self.facts.path)]

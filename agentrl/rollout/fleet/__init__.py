@@ -51,7 +51,7 @@ def divided(engine: EngineConfig, fleet: FleetConfig, base: Path) -> list[Engine
     threads = cores.chosen(engine.threads, default)
     if threads is None or fleet.engines == 1:
         return [engine.model_copy(update={"threads": threads})] * fleet.engines
-    if server is None:
+    if server is None or cluster.current().name != "local":  # other nodes' cores are numbered on their own
         return [engine.model_copy(update={"threads": threads})] * fleet.engines
     lists = cores.blocks(fleet.engines * each, threads)
     own = [server.cores or "|".join(lists[i * each : (i + 1) * each]) for i in range(fleet.engines)]

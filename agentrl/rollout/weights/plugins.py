@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import model_validator
 
+from agentrl import cluster
 from agentrl.config import EngineConfig, WeightsConfig
 from agentrl.rollout.engines import ENGINES
 from agentrl.rollout.weights import TRANSPORTS, TransportPlugin
@@ -48,8 +49,8 @@ class DistributedConfig(WeightsConfig):
     """The transport's name."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """What broadcasts: auto is nccl (RCCL on AMD) with a GPU, else gloo."""
-    host: str = "127.0.0.1"
-    """An address of the trainer that engines can reach."""
+    host: str | None = None
+    """An address of the trainer that engines can reach; None is the one by which the cluster's nodes know it."""
 
 
 class DiskPlugin(TransportPlugin):
@@ -80,7 +81,8 @@ class DistributedPlugin(TransportPlugin):
 
         automatic = "nccl" if torch.cuda.is_available() else "gloo"
         backend = automatic if config.backend == "auto" else config.backend
-        return DistributedTransport(config.bucket_bytes, backend, config.host, config.timeout, ranks)
+        host = config.host or cluster.current().host
+        return DistributedTransport(config.bucket_bytes, backend, host, config.timeout, ranks)
 
 
 class IpcPlugin(TransportPlugin):

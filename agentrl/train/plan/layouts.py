@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -36,6 +37,8 @@ class PlanConfig(Section):
 
     model: str
     """A model folder, a config.json, or one of: qwen3-0.6b, qwen3-8b, qwen3-30b-a3b, qwen3-235b-a22b."""
+    trainer: Literal["megatron", "fsdp"] = "megatron"
+    """Whose layouts are searched: megatron, by all of its kinds of parallelism; fsdp, which has data-parallel ranks."""
     nodes: PositiveInt = 1
     """Nodes of the cluster, all alike."""
     gpus: PositiveInt = 8
@@ -125,7 +128,7 @@ class Candidate:
         )
         again = ["trainer.recompute=full"] if self.numbers.recompute else []
         engines = [f"fleet.engines={self.engines}", f"engine.server.tp_size={self.ranks}"]
-        trainer = ["trainer=megatron", "trainer.dtype=bfloat16", f"trainer.ranks={split.ranks}"]
+        trainer = [f"trainer={self.numbers.trainer}", "trainer.dtype=bfloat16", f"trainer.ranks={split.ranks}"]
         return " ".join([*trainer, *parallel, *again, "engine=sglang", *engines, *shared])
 
 
@@ -171,7 +174,8 @@ def _candidates(shape: Shape, config: PlanConfig, nodes: Sequence[Node]) -> Iter
     device = min((node.gpu_memory for node in nodes if node.gpus), default=0.0) * GIB
     widths = [ranks for ranks in POWERS if ranks <= largest and shape.num_attention_heads % ranks == 0]
     memories = {ranks: engine_memory(shape, ranks, 2, device) for ranks in widths}
-    for split, numbers in _splits(shape, total, largest):
+    ways = _fsdp_splits(total) if config.trainer == "fsdp" else _splits(shape, total, largest)
+    for split, numbers in ways:
         numbers = replace(numbers, reference=config.reference)
         memory = trainer_memory(shape, split, numbers, config.token_budget)
         if memory.total + OVERHEAD > device:
@@ -192,10 +196,21 @@ def _candidates(shape: Shape, config: PlanConfig, nodes: Sequence[Node]) -> Iter
                     yield Candidate(layout, split, numbers, engines, ranks, memory, own, step)
 
 
+def _sizes(total: int) -> list[int]:
+    """Numbers of ranks: 1, 2, 4 … and all."""
+    return sorted({ranks for ranks in (*(2**i for i in range(20)), total) if ranks <= total})
+
+
+def _fsdp_splits(total: int) -> Iterator[tuple[Split, Numbers]]:
+    """Ways of sharing the model among data-parallel ranks."""
+    for ranks in _sizes(total):
+        yield Split(data=ranks), Numbers("fsdp")
+        yield Split(data=ranks), Numbers("fsdp", recompute=True)
+
+
 def _splits(shape: Shape, total: int, largest: int) -> Iterator[tuple[Split, Numbers]]:
-    """Ways of sharing the model among 1, 2, 4 … or all ranks that Megatron takes."""
-    sizes = sorted({ranks for ranks in (*(2**i for i in range(20)), total) if ranks <= total})
-    for ranks in sizes:
+    """Ways of sharing the model among ranks that Megatron takes."""
+    for ranks in _sizes(total):
         for tensor in (each for each in POWERS if each <= min(largest, ranks)):
             for pipeline in (1, 2, 4, 8):
                 for expert in POWERS if shape.num_experts else (1,):

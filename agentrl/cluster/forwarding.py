@@ -1,0 +1,92 @@
+"""HTTP from other nodes to a server that listens on this machine alone: connections that begin with the key go through.
+
+Inference servers have routes that load weights and run code, and not every server asks for a key on all of them. So
+they listen on loopback, and this is what other nodes reach: it reads a connection's first head, and passes on every
+byte of a connection whose `Authorization` is right. The key is in no command line. The traffic is not encrypted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from contextlib import suppress
+
+HEAD_BYTES = 1 << 16
+"""How long a request's head may be."""
+HEAD_SECONDS = 30.0
+"""How long a connection may take to send one."""
+_PIECE = 1 << 16
+_REFUSED = b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class Forwarder:
+    """Forwards HTTP connections.
+
+    Args:
+        port: of the server, on 127.0.0.1.
+        key: the bearer token of those who may connect.
+    """
+
+    def __init__(self, port: int, key: str) -> None:
+        self._port, self._wanted = port, f"Bearer {key}".encode()
+        self._open: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, host: str) -> int:
+        """Listen on a network address of this machine; returns the port."""
+        self._server = await asyncio.start_server(self._accept, host, 0, limit=HEAD_BYTES)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                async with asyncio.timeout(HEAD_SECONDS):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                if hmac.compare_digest(_authorization(head), self._wanted):
+                    await self._forward(head, reader, writer)
+                else:
+                    writer.write(_REFUSED)
+                    await writer.drain()
+        finally:
+            self._open.discard(task)
+            writer.close()
+
+    async def _forward(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, requests = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            requests.write(head)
+            async with asyncio.TaskGroup() as both:
+                ways = both.create_task(_pipe(reader, requests)), both.create_task(_pipe(answers, writer))
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                for way in ways:  # a side that closes ends the connection
+                    way.cancel()
+        finally:
+            requests.close()
+
+
+def _authorization(head: bytes) -> bytes:
+    """The value of a head's `Authorization`; empty where there is none."""
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"authorization":
+            return value.strip()
+    return b""
+
+
+async def _pipe(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while piece := await source.read(_PIECE):
+            sink.write(piece)
+            await sink.drain()

@@ -1,0 +1,27 @@
+"""What workers take of their nodes, by the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agentrl.cluster.base import Node, Resources, Role
+from agentrl.config.cluster import ResourcesConfig, RoleResources
+
+
+def reserved(kind: str, own: Resources, settings: RoleResources) -> Resources:
+    """What a worker occupies: what its role asks for, changed by the settings."""
+    chosen: ResourcesConfig | None = getattr(settings, kind, None)
+    if chosen is None:
+        return own
+    return replace(own, cpus=own.cpus if chosen.cpus is None else chosen.cpus, custom={**own.custom, **chosen.custom})
+
+
+def settled(role: Role, settings: RoleResources) -> Role:
+    """A role with what it occupies by the settings."""
+    return replace(role, resources=reserved(role.kind, role.resources, settings))
+
+
+def on_gpus(device: str, nodes: Sequence[Node]) -> bool:
+    """Whether a role computes on GPUs: `auto` does where a node has some."""
+    return device == "cuda" or (device == "auto" and any(node.gpus for node in nodes if node.alive))
