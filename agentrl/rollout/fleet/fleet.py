@@ -27,7 +27,7 @@ from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.fleet.failing_requests import FailingRequests
 from agentrl.rollout.fleet.member import Member, State, Ticket, UpdateTarget, is_engine_fault
 from agentrl.rollout.fleet.policy import Affinity
-from agentrl.rollout.fleet.roster import MakeEngine, Roster
+from agentrl.rollout.fleet.roster import MakeEngine, Roster, built
 from agentrl.rollout.weights.publisher import Outcome, Publisher
 from agentrl.rollout.weights.receiver import LoadCommit
 from agentrl.sessions.generation import aclose
@@ -59,7 +59,7 @@ class Fleet(ManagedEngine):
         self._affinity = Affinity(config.max_imbalance)
         self._failing = FailingRequests(config.max_attempts)
         self._roster = Roster(config, self._catch_up, self._affinity.forget)
-        engines = [self._roster.add(make, make()).engine for make in makers]
+        engines = [self._roster.add(make, engine).engine for make, engine in zip(makers, built(makers), strict=True)]
         self._capabilities = agreed([engine.capabilities for engine in engines])
         if publisher.mode not in self._capabilities.pause_modes:
             modes = ", ".join(sorted(self._capabilities.pause_modes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from agentrl.config import FleetConfig
@@ -18,6 +18,22 @@ logger = logging.getLogger(__name__)
 MakeEngine = Callable[[], Engine | Awaitable[Engine]]
 """Builds an engine; called again, possibly in a thread, whenever that engine must be started anew."""
 _BACKOFF = 30.0  # seconds at most between two starts of one engine
+
+
+def built(makers: Sequence[Callable[[], Engine]]) -> list[Engine]:
+    """Engines that can say what they promise; they load at the same time, and where one dies meanwhile, another is built.
+
+    Raises:
+        EngineError: that one died as well.
+    """
+    engines = [make() for make in makers]
+    for index, engine in enumerate(engines):
+        try:
+            _ = engine.capabilities
+        except EngineError as error:
+            logger.warning("engine-%d is started anew: %s", index, brief(str(error)))
+            engines[index] = makers[index]()
+    return engines
 
 
 class Roster:

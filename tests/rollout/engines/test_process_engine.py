@@ -26,6 +26,7 @@ from agentrl.train.display import Display
 from agentrl.types import Sampling, collect
 from tests.cluster.test_server import alive, until
 from tests.rollout.engines.conftest import reference
+from tests.rollout.fleet.conftest import local_fleet
 
 OWN = LocalConfig(process="own", device="cpu", max_batch=8)
 
@@ -76,6 +77,26 @@ async def test_settings_that_do_not_suit_the_model_are_refused_by_the_process_th
     with pytest.raises(ConfigError, match="has no experts to record"):
         await engine.start()
     await engine.close()
+
+
+@pytest.mark.slow
+async def test_a_fleet_survives_that_the_first_process_is_killed_while_it_loads(folder: Path) -> None:
+    """It ended the run as it started, or as it was resumed."""
+    made: list[ProcessEngine] = []
+
+    def killed_once() -> ProcessEngine:
+        made.append(make(folder))
+        if len(made) == 1:
+            os.killpg(made[0].worker.process.server.pid, signal.SIGKILL)
+        return made[-1]
+
+    fleet = local_fleet(folder, 1, make=killed_once)
+    try:
+        await fleet.start()
+        assert (await fleet.health()).ok
+        assert len(made) == 2
+    finally:
+        await fleet.close()
 
 
 def engine_processes() -> list[int]:
