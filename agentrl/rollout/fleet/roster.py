@@ -21,7 +21,7 @@ _BACKOFF = 30.0  # seconds at most between two starts of one engine
 
 
 def built(makers: Sequence[Callable[[], Engine]]) -> list[Engine]:
-    """Engines that can say what they promise; they load at the same time, and where one dies meanwhile, another is built.
+    """Engines that can say what they promise. They load at the same time; one that dies meanwhile is built again.
 
     Raises:
         EngineError: that one died as well.
