@@ -1,4 +1,4 @@
-"""The command line: `agentrl train|eval|serve|sessions|envs|plugins|check|plan|doctor|models|sandbox` and more.
+"""The command line: `agentrl train|eval|serve|view|sessions|envs|plugins|check|plan|doctor|models|sandbox` and more.
 
 Settings are `key=value`. Mistakes of the user end with exit code 2 and one clear message, never with a traceback; our
 own failures end with exit code 1. Everything heavy is imported inside the command that needs it, so `--help` is quick.
@@ -40,7 +40,7 @@ app.add_typer(search_r1, name="search-r1")
 
 EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "numpy", "tokenizers", "safetensors", "tensorboard"), "train"),
-    **dict.fromkeys(("fastapi", "uvicorn", "msgspec", "openai", "anthropic"), "gateway"),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "msgspec", "openai", "anthropic"), "gateway"),
     **dict.fromkeys(("bm25s", "faiss"), "retrieval"),
     "renderers": "renderers",
     "docker": "docker",
@@ -193,6 +193,22 @@ def serve(words: Words = None, config: File = None) -> None:
     from agentrl.rollout.serve_workers import serve_command
 
     serve_command(typed(words or (), config), out)
+
+
+@app.command()
+def view(
+    path: Annotated[Path, typer.Argument(help="A folder with runs in it, or a run's folder.")] = Path("runs"),
+    words: Words = None,
+) -> None:
+    """Look at runs, curves and sessions in a browser: agentrl view runs/; host=, port=, token=, hosts= are settings."""
+    import asyncio
+
+    from agentrl.overrides import parse_words, validate
+    from agentrl.viewer.serve import ViewConfig
+    from agentrl.viewer.serve import view as serve_viewer
+
+    config = validate(parse_words(words or ()), ViewConfig)
+    asyncio.run(serve_viewer(path, config, lambda url: _print_lines([f"the viewer is at {url}"])))
 
 
 @app.command()

@@ -140,6 +140,7 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
         ),
         Elsewhere("tests/train/test_plan.py::test_the_tables_of_the_documentation_are_what_plan_prints"),
     ),
+    "agentrl view runs/": Elsewhere("tests/viewer/test_app.py::test_the_command_serves_until_it_is_interrupted"),
     "agentrl sessions RUN --check": Elsewhere(STORE),
     "agentrl sessions RUN --salvage saved.db": Elsewhere(STORE),
     "agentrl check env=shop.py:Shop": Elsewhere(CHECK),

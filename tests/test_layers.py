@@ -31,6 +31,7 @@ LAYERS = (
     {"envs"},
     {"rollout"},
     {"train"},
+    {"viewer"},
     {"checks", "cli", "__main__", ""},
 )
 """The lowest first; modules and packages of one layer that stand beside each other know nothing of each other."""

@@ -17,6 +17,7 @@ import logging
 import os
 import socket
 import weakref
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,32 @@ from agentrl.errors import ConfigError
 
 NAME = "run.lock"
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who has written a run's lock last, and did not empty it.
+
+    Attributes:
+        host: the process's.
+        pid: its number there.
+        since: when it took the lock, ISO 8601.
+        alive: whether it may still run: on another host, nobody knows better.
+    """
+
+    host: str
+    pid: int
+    since: str
+    alive: bool
+
+
+def holder(folder: Path) -> Holder | None:
+    """Who trains in a run folder, without touching the lock; None where nobody does, or all ended in order."""
+    found = _read(folder / NAME)
+    if not found or not found["pid"].isdecimal():
+        return None
+    pid = int(found["pid"])
+    return Holder(found["host"], pid, found["since"], found["host"] != socket.gethostname() or _alive(pid))
 
 
 class RunLock:

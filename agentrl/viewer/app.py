@@ -1,0 +1,224 @@
+"""The viewer's HTTP interface: JSON for its own page, all of it read-only.
+
+Handlers are plain functions, which Starlette runs in threads: they read files and SQLite.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from agentrl.errors import AgentRLError, Blame, InvalidInput, UnknownName
+from agentrl.sessions.search import search
+from agentrl.types import Session
+from agentrl.viewer import conversations, health, series
+from agentrl.viewer.distribution import distribution
+from agentrl.viewer.filters import filters_of
+from agentrl.viewer.guard import Guard
+from agentrl.viewer.runs import Run, Runs
+
+PAGE = 200
+"""Sessions in one answer, at most."""
+KEPT_SESSIONS = 4
+"""Sessions that stay in memory: a page asks for parts of one again and again."""
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+FACETS = ("status", "phase", "environment", "blame")
+
+
+def create_app(root: Path, token: str | None = None, hosts: tuple[str, ...] = ()) -> Guard:
+    """The application for the runs below a folder.
+
+    Args:
+        root: the folder.
+        token: what requests must bring; None lets everybody in who reaches the port.
+        hosts: names that a request's Host header may have besides this machine's.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    viewer = Viewer(Runs(root))
+    routes = [
+        Route("/api/runs", _answer(viewer.runs)),
+        Route("/api/run", _answer(viewer.run)),
+        Route("/api/series", _answer(viewer.series)),
+        Route("/api/sessions", _answer(viewer.sessions)),
+        Route("/api/facets", _answer(viewer.facets)),
+        Route("/api/distribution", _answer(viewer.distribution)),
+        Route("/api/session", _answer(viewer.session)),
+        Route("/api/messages", _answer(viewer.messages)),
+        Route("/api/tokens", _answer(viewer.tokens)),
+        Route("/api/copy", viewer.copy),
+        *_static(),
+    ]
+    app = Starlette(routes=routes, exception_handlers={AgentRLError: _failed})  # type: ignore[dict-item]
+    return Guard(app, token, hosts)
+
+
+class Viewer:
+    """The answers. A request's parameters are `run`, a run's name, and those that each method names."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._kept: OrderedDict[tuple[str, str], tuple[tuple[Any, ...], Session]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def runs(self, request: Request) -> Any:
+        """The list of runs."""
+        return {"root": str(self._runs.given), "runs": [run.summary() for run in self._runs.all().values()]}
+
+    def run(self, request: Request) -> Any:
+        """A run's settings, the names of its metrics, and its alarms."""
+        run = self._run(request)
+        rows, settings = run.metrics.rows(), run.settings()
+        return {
+            "summary": run.summary(),
+            "settings": settings,
+            "names": series.names(rows),
+            "alarms": health.alarms(rows, settings),
+            "evaluation": run.evaluation(),
+        }
+
+    def series(self, request: Request) -> Any:
+        """Metrics of several runs (`run`, `name`, each repeated) as columns, from row `start` on."""
+        wanted = request.query_params.getlist("name")
+        found = {}
+        for name in request.query_params.getlist("run"):
+            run = self._runs.get(name)
+            rows = run.metrics.rows()
+            start = min(_whole(request, "start", 0), len(rows))
+            found[name] = {"epoch": run.metrics.epoch, "rows": len(rows), **series.columns(rows, wanted, start)}
+        return {"runs": found}
+
+    def sessions(self, request: Request) -> Any:
+        """A page of sessions that fit the filters; with `text`, those that have it in a message."""
+        run, given = self._run(request), request.query_params
+        filters = filters_of(run, given.multi_items())
+        limit = _whole(request, "limit", 50)
+        if not 1 <= limit <= PAGE:
+            raise InvalidInput(f"limit={limit} must be between 1 and {PAGE}")
+        ordered: dict[str, Any] = {
+            "sort": given.get("sort") or None,
+            "descending": given.get("descending") == "1",
+            "after": given.get("after"),
+            "limit": limit,
+        }
+        if text := given.get("text"):
+            found = search(run.database, text, filters, **ordered)
+            return {"rows": _rows(found.rows), "next": found.next, "searched": found.searched}
+        page = run.store().find(filters, **ordered)
+        total = sum(run.store().counts("status", filters).values()) if ordered["after"] is None else None
+        return {"rows": _rows(page.rows), "next": page.next, "total": total}
+
+    def facets(self, request: Request) -> Any:
+        """How many sessions there are of each status, phase, environment and blame."""
+        store = self._run(request).store()
+        return {name: {str(key): count for key, count in store.counts(name).items() if key} for name in FACETS}
+
+    def distribution(self, request: Request) -> Any:
+        """How many sessions of each step have which score."""
+        run = self._run(request)
+        return distribution(run.database, filters_of(run, request.query_params.multi_items()))
+
+    def session(self, request: Request) -> Any:
+        """A session (`id`) and the outline of its tree."""
+        return conversations.head(self._session(request))
+
+    def messages(self, request: Request) -> Any:
+        """The messages of some of its nodes (`node`, repeated)."""
+        return conversations.messages(self._session(request), _nodes(request))
+
+    def tokens(self, request: Request) -> Any:
+        """The tokens of one of its nodes."""
+        return conversations.tokens(self._run(request), self._session(request), _nodes(request)[0])
+
+    def copy(self, request: Request) -> Response:
+        """A session (or the path to `node`) `as` json, openai or pytest, as plain text."""
+        session, kind = self._session(request), request.query_params.get("as")
+        if kind == "json":
+            return PlainTextResponse(conversations.as_json(session))
+        leaf = _nodes(request)[0]
+        if kind == "openai":
+            return PlainTextResponse(conversations.as_openai(session, leaf))
+        if kind == "pytest":
+            return PlainTextResponse(conversations.as_pytest(self._run(request), session, leaf))
+        raise InvalidInput(f"as={kind!r} must be json, openai or pytest")
+
+    def _run(self, request: Request) -> Run:
+        return self._runs.get(request.query_params.get("run", ""))
+
+    def _session(self, request: Request) -> Session:
+        """A session, read again where it has changed."""
+        run, id_ = self._run(request), request.query_params.get("id", "")
+        store = run.store()
+        rows = store.find({"id": id_}, limit=1).rows
+        stamp = (rows[0].nodes, rows[0].status, rows[0].score) if rows else ()
+        with self._lock:
+            kept = self._kept.get((run.name, id_))
+        if kept is not None and kept[0] == stamp:
+            return kept[1]
+        session = store.load(id_)
+        with self._lock:
+            self._kept[run.name, id_] = stamp, session
+            while len(self._kept) > KEPT_SESSIONS:
+                self._kept.popitem(last=False)
+        return session
+
+
+def _rows(summaries: list[Any]) -> list[dict[str, Any]]:
+    return [asdict(summary) for summary in summaries]
+
+
+def _whole(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not text.isdecimal():
+        raise InvalidInput(f"{name}={text!r} is no number")
+    return int(text)
+
+
+def _nodes(request: Request) -> list[int]:
+    texts = request.query_params.getlist("node")
+    if not texts or not all(text.isdecimal() for text in texts):
+        raise InvalidInput(f"node={','.join(texts)!r} must be a node's number")
+    return [int(text) for text in texts]
+
+
+def _answer(make: Callable[[Request], Any]) -> Callable[[Request], Response]:
+    def handle(request: Request) -> Response:
+        return Response(orjson.dumps(make(request)), media_type="application/json")
+
+    return handle
+
+
+def _failed(request: Request, error: AgentRLError) -> Response:
+    """A failure as JSON that the page shows."""
+    code = 404 if isinstance(error, UnknownName) else 400 if error.blame is Blame.USER else 500
+    return Response(orjson.dumps({"error": str(error)}), code, media_type="application/json")
+
+
+def _static() -> list[Route]:
+    """A route for each of the page's files: they are read once, and no path comes from a request."""
+    files: Mapping[str, bytes] = {
+        file.name: file.read_bytes() for file in (resources.files("agentrl.viewer") / "static").iterdir()
+    }
+    return [
+        Route("/" if name == "index.html" else f"/static/{name}", _file(data, TYPES[name.rpartition(".")[2]]))
+        for name, data in files.items()
+    ]
+
+
+def _file(data: bytes, kind: str) -> Callable[[Request], Response]:
+    def handle(request: Request) -> Response:
+        return Response(data, media_type=kind)
+
+    return handle

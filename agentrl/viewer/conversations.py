@@ -1,0 +1,230 @@
+"""One session as the page shows it: its tree in outline, messages and tokens where they are asked for, and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agentrl.errors import AgentRLError, InvalidInput
+from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
+from agentrl.overrides import read_yaml
+from agentrl.sessions import tree
+from agentrl.sessions.codec import pack_ids
+from agentrl.sessions.export import session_dict
+from agentrl.types import MAIN, Message, Node, Session
+from agentrl.viewer.runs import Run
+
+PREVIEW = 120
+"""Characters of a message in the outline."""
+CLIP = 100_000
+"""Characters of a text that the page gets; the export has all of it."""
+MOST_NODES = 200
+"""Messages in one answer."""
+
+
+def head(session: Session) -> dict[str, Any]:
+    """What the page shows around the conversation, and an outline of its nodes."""
+    return {
+        "id": session.id,
+        "group": session.group,
+        "sample": session.sample,
+        "status": session.status.value,
+        "error": _clipped(session.error),
+        "task": {"id": session.task.id, "data": _clipped(session.task.data)},
+        "phase": session.phase,
+        "step": session.step,
+        "environment": session.environment,
+        "seed": str(session.seed),  # beyond what JavaScript's numbers hold
+        "reward": session.reward,
+        "score": session.score,
+        "rewards": session.rewards,
+        "agent_rewards": session.agent_rewards,
+        "started": session.started,
+        "ended": session.ended,
+        "timings": session.timings,
+        "counters": session.counters,
+        "info": _clipped(session.info),
+        "branches": [
+            {"head": b.head, "start": b.start, "end": b.end, "status": b.status.value, "reward": b.reward}
+            for b in session.branches
+        ],
+        "nodes": [_outline(node) for node in session.nodes],
+    }
+
+
+def _outline(node: Node) -> dict[str, Any]:
+    message = node.message
+    calls = [call.function.name for call in message.tool_calls or ()]
+    sampled = node.logprobs[node.versions[0].start :] if node.versions else []
+    return {
+        "id": node.id,
+        "parent": node.parent,
+        "role": message.role,
+        "agent": node.agent,
+        "policy": node.policy,
+        "preview": message.text[:PREVIEW] or ", ".join(f"{name}(…)" for name in calls)[:PREVIEW],
+        "calls": calls,
+        "digest": blake2b(pack_ids(node.token_ids), digest_size=8).hexdigest(),
+        "tokens": len(node.token_ids),
+        "sampled": len(sampled),
+        "trained": node.trainable.count(True),
+        "logp": sum(sampled) / len(sampled) if sampled else None,
+        "versions": [span.version for span in node.versions],
+        "finish": node.finish_reason.value if node.finish_reason else None,
+        "temperature": node.sampling.temperature if node.sampling else None,
+        "reward": node.reward,
+        "copy_of": node.copy_of,
+    }
+
+
+def messages(session: Session, ids: Sequence[int]) -> list[dict[str, Any]]:
+    """The messages of some nodes, with long texts cut.
+
+    Raises:
+        InvalidInput: too many nodes at once.
+        TreeError: there is no such node.
+    """
+    if len(ids) > MOST_NODES:
+        raise InvalidInput(f"{len(ids)} nodes at once; at most {MOST_NODES}")
+    nodes = [tree.get(session, id_) for id_ in ids]
+    return [
+        {
+            "id": node.id,
+            "message": _clipped(node.message.model_dump(exclude_none=True)),
+            "tools": _clipped(node.tools),
+        }
+        for node in nodes
+    ]
+
+
+def tokens(run: Run, session: Session, id_: int) -> dict[str, Any]:
+    """A node's tokens as columns: id, text, log-probability (None where not sampled), mask and policy version.
+
+    Texts are None where the run's tokenizer is not at hand, or another policy spoke.
+    """
+    node = tree.get(session, id_)
+    tokenizer = _tokenizer(run) if node.policy in (None, MAIN) else None
+    start = node.versions[0].start if node.versions else len(node.token_ids)
+    versions: list[int | None] = [None] * len(node.token_ids)
+    for span in node.versions:
+        versions[span.start : span.end] = [span.version] * (span.end - span.start)
+    return {
+        "id": node.token_ids,
+        "text": [tokenizer.decode([token]) if tokenizer else None for token in node.token_ids],
+        "logp": [logp if place >= start else None for place, logp in enumerate(node.logprobs)],
+        "trained": node.trainable,
+        "version": versions,
+        "position": tree.position(session, id_),
+    }
+
+
+def _tokenizer(run: Run) -> HFTokenizer | None:
+    """The tokenizer of the model that the run began with: in its folder, or where its settings say."""
+    named = str(run.settings().get("model.name") or "")
+    for folder in (run.path / "model", Path(named)):
+        if (folder / "tokenizer.json").is_file():
+            try:
+                return load_tokenizer(folder)
+            except AgentRLError:
+                return None
+    return None
+
+
+def _clipped(value: Any) -> Any:
+    """The value with long texts in it cut; what was left out is said."""
+    if isinstance(value, str):
+        return value if len(value) <= CLIP else f"{value[:CLIP]}\n… {len(value) - CLIP:,} more characters"
+    if isinstance(value, dict):
+        return {key: _clipped(each) for key, each in value.items()}
+    return [_clipped(each) for each in value] if isinstance(value, list) else value
+
+
+# ---------------------------------------------------------------------------------------- copies
+
+
+def as_json(session: Session) -> str:
+    """The whole session, as `agentrl.sessions.export.to_jsonl` writes it."""
+    return orjson.dumps(session_dict(session), option=orjson.OPT_INDENT_2).decode()
+
+
+def as_openai(session: Session, leaf: int) -> str:
+    """The path to a node in OpenAI's chat format: `messages`, and the root's `tools`."""
+    path = tree.path(session, leaf)
+    body: dict[str, Any] = {"messages": [_openai(node.message) for node in path]}
+    if path[0].tools:
+        body["tools"] = path[0].tools
+    return orjson.dumps(body, option=orjson.OPT_INDENT_2).decode()
+
+
+def _openai(message: Message) -> dict[str, Any]:
+    plain = message.model_dump(exclude_none=True)
+    for call in plain.get("tool_calls", ()):
+        call.pop("error", None)
+    return plain
+
+
+def as_pytest(run: Run, session: Session, leaf: int) -> str:
+    """A test that plays the path's turns to the environment again and expects the answers that it gave.
+
+    Raises:
+        InvalidInput: the path has several agents, or an environment's settings are not there.
+    """
+    path = [session.original(node) for node in tree.path(session, leaf)]
+    if len({node.agent for node in path}) > 1:
+        raise InvalidInput("a path of several agents can't be played to an environment as a test")
+    options = dict(read_yaml(run.path / "config.yaml").get("env") or {})
+    name = options.pop("name", None)
+    if name is None or run.settings().get("agent") is not None:
+        raise InvalidInput("the run has no environment of its own that could be played again")
+    return _TEST.format(
+        about=repr(f"Session {session.id} of {run.name}: its environment gives the recorded answers again.")[1:-1],
+        name=name,
+        options=options,
+        task=session.task.id,
+        data=session.task.data,
+        seed=session.seed,
+        turns="".join(f"    ({turn!r}, {answers!r}),\n" for turn, answers in _exchanges(path)),
+    )
+
+
+def _exchanges(path: Iterable[Node]) -> list[tuple[dict[str, Any], list[str]]]:
+    """Each turn, and the texts that followed it."""
+    found: list[tuple[dict[str, Any], list[str]]] = []
+    for node in path:
+        if node.message.role == "assistant":
+            found.append((node.message.model_dump(exclude_none=True), []))
+        elif found:
+            found[-1][1].append(node.message.text)
+    return found
+
+
+_TEST = '''"""{about}"""
+
+import asyncio
+
+import agentrl
+from agentrl.envs.state import resolved
+from agentrl.types import Message, Task
+
+TASK = Task(id={task!r}, data={data!r})
+TURNS = [  # what the model wrote, and what the environment answered
+{turns}]
+
+
+def test_the_environment_gives_the_recorded_answers():
+    assert asyncio.run(played()) == [answers for _, answers in TURNS]
+
+
+async def played():
+    env = agentrl.make({name!r}, **{options!r})
+    try:
+        await resolved(env.reset(TASK, seed={seed!r}))
+        steps = [await resolved(env.step(Message(**turn))) for turn, _ in TURNS]
+        return [[message.text for message in step.messages] for step in steps]
+    finally:
+        await resolved(env.close())
+'''

@@ -1,0 +1,47 @@
+"""How the scores of sessions are distributed, step by step."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from agentrl.errors import StoreError
+from agentrl.sessions.query import Filters, condition
+
+BINS = 12
+MOST_COLUMNS = 120
+"""Columns of the picture; several steps share one where there are more."""
+
+
+def distribution(path: Path, filters: Filters) -> dict[str, Any]:
+    """Counts of a store's sessions by step and score, of those that have both and fit the filters.
+
+    Returns:
+        `low` and `high`, the range of the scores, in `bins` equal parts; `steps`, those of a column; and `counts`, a
+        list of [first step of the column, bin, count].
+
+    Raises:
+        StoreError: reading failed.
+    """
+    where, values = condition(filters)
+    known = f"{where} AND step IS NOT NULL AND score IS NOT NULL"
+    select = f"SELECT step, score, count(*) FROM summaries WHERE {known} GROUP BY 1, 2 ORDER BY 1"
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
+            rows = db.execute(select, values).fetchall()
+    except sqlite3.Error as error:
+        raise StoreError(f"session store {str(path)!r}: {error}") from error
+    if not rows:
+        return {"low": 0.0, "high": 1.0, "bins": BINS, "steps": 1, "counts": []}
+    low, high = min(score for _, score, _ in rows), max(score for _, score, _ in rows)
+    width = max((high - low) / BINS, 1e-12)
+    span = -(-(rows[-1][0] - rows[0][0] + 1) // MOST_COLUMNS)
+    counts: dict[tuple[int, int], int] = defaultdict(int)
+    for step, score, count in rows:
+        counts[step // span * span, min(int((score - low) / width), BINS - 1)] += count
+    found = [[column, place, count] for (column, place), count in sorted(counts.items())]
+    return {"low": low, "high": high, "bins": BINS, "steps": span, "counts": found}

@@ -1,0 +1,72 @@
+"""What a request says about sessions, as filters of the store.
+
+    status=truncated&status=agent_error&score=0..0.5&step=40..&task~=9*14&trained=41
+
+`NAME=` with several values means any of them, `LOW..HIGH` a range whose ends may be left out, `~` contained text, and
+an empty value absence. `trained=N` are the sessions that step N trained on, by the run's ledger.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from agentrl.errors import InvalidInput
+from agentrl.sessions.query import Between, Contains, Filters
+from agentrl.train import ledger
+from agentrl.viewer.runs import Run
+
+CONTROL = frozenset({"run", "sort", "descending", "limit", "after", "text", "by"})
+"""Parameters that are no filters."""
+TRAINED = "trained"
+
+
+def filters_of(run: Run, parameters: Iterable[tuple[str, str]]) -> Filters:
+    """The filters of a request.
+
+    Raises:
+        InvalidInput: a range has an end that is no number.
+    """
+    values: dict[str, list[str]] = defaultdict(list)
+    found: dict[str, Any] = {}
+    for name, value in parameters:
+        if name.endswith("~"):
+            found[name[:-1]] = Contains(value)
+        elif name not in CONTROL:
+            values[name].append(value)
+    for name, each in values.items():
+        if name == TRAINED:
+            found["group"] = [group for text in each for group in trained_groups(run, _whole(name, text))]
+        else:
+            found[name] = _wanted(name, each)
+    return found
+
+
+def trained_groups(run: Run, step: int) -> list[str]:
+    """The groups that a step trained on."""
+    outcomes = (entry.outcome for entry in ledger.read(run.path) if entry.step == step)
+    return [outcome.group for outcome in outcomes if outcome.outcome in ("trained", "replayed")]
+
+
+def _wanted(name: str, values: list[str]) -> Any:
+    if len(values) == 1:
+        low, dots, high = values[0].partition("..")
+        if dots:
+            return Between(_bound(name, low), _bound(name, high))
+        if not values[0]:
+            return None
+    return values  # SQLite converts them to a column's type
+
+
+def _bound(name: str, text: str) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise InvalidInput(f"{name}: {text!r} is no number; a range is LOW..HIGH") from None
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise InvalidInput(f"{name}={text!r} is no step")
+    return int(text)

@@ -1,0 +1,107 @@
+"""Who may ask the viewer, and what its pages may do.
+
+Sessions are untrusted text, and a browser that shows them also visits other sites. So every answer carries a policy by
+which a page runs only the viewer's own scripts and reaches only the viewer; a request must name this server in its
+Host header, which a site whose name was pointed at this machine (DNS rebinding) does not; and where others can reach
+the port, a token is needed, compared in constant time and kept in a cookie that scripts can't read.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import socket
+from collections.abc import Iterable
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+COOKIE = "agentrl_view"
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+        "trusted-types 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""`trusted-types 'none'`: no script can make markup out of text, the viewer's own included."""
+
+
+class Guard:
+    """Middleware: checks method, Host and token, and adds `HEADERS`.
+
+    Args:
+        app: what is guarded.
+        token: what requests must bring; None lets everybody in who reaches the port.
+        hosts: names besides this machine's that a request's Host header may have.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None, hosts: Iterable[str] = ()) -> None:
+        self._app, self._token = app, token
+        own = {"localhost", socket.gethostname(), socket.getfqdn()}
+        self._hosts = {name.lower().rstrip(".") for name in (*own, *hosts)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = [pair for pair in message.get("headers", ()) if pair[0].decode("latin-1") not in HEADERS]
+                message["headers"] = kept + [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+            await send(message)
+
+        request = Request(scope)
+        answer = self._refused(request)
+        await (self._app if answer is None else answer)(scope, receive, guarded)
+
+    def _refused(self, request: Request) -> Response | None:
+        if request.method not in ("GET", "HEAD"):
+            return JSONResponse({"error": f"{request.method}: the viewer only reads"}, 405, {"allow": "GET, HEAD"})
+        host = request.headers.get("host", "")
+        if not self._is_here(host):
+            return PlainTextResponse(f"Host {host!r} is not this server; hosts=[NAME] allows another name\n", 421)
+        if self._token is None:
+            return None
+        given = request.query_params.get("token")
+        if given is not None and self._fits(given):
+            return self._let_in(request)
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._fits(request.cookies.get(self._cookie(request), "")) or self._fits(bearer):
+            return None
+        return PlainTextResponse("a token is needed: open the address that `agentrl view` printed\n", 401)
+
+    def _let_in(self, request: Request) -> Response:
+        """Keep the token in a cookie, and out of the address."""
+        rest = urlencode([pair for pair in request.query_params.multi_items() if pair[0] != "token"])
+        # not the request's URL: "//elsewhere" as a path would lead away
+        answer = RedirectResponse(f"/{'?' if rest else ''}{rest}", 303)
+        answer.set_cookie(self._cookie(request), self._token or "", httponly=True, samesite="strict", path="/")
+        return answer
+
+    def _cookie(self, request: Request) -> str:
+        """Cookies don't know ports: two viewers on one machine have names of their own."""
+        return f"{COOKIE}_{request.url.port or 80}"
+
+    def _fits(self, given: str) -> bool:
+        return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
+
+    def _is_here(self, host: str) -> bool:
+        """Whether a Host header names this server: an IP address can't be pointed elsewhere, a name can."""
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+        name = name.lower().rstrip(".").removeprefix("[").removesuffix("]")
+        if name in self._hosts:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True

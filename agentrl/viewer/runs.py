@@ -1,0 +1,205 @@
+"""The runs below a folder: which there are, how each stands, and its settings.
+
+A run is found by its name, which is its path below the folder as this module listed it; no path is ever built from
+what a request says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agentrl.errors import ConfigError, unknown_name
+from agentrl.overrides import read_yaml
+from agentrl.sessions.store import Store
+from agentrl.train import lock
+from agentrl.viewer.series import MetricsFile, thinned
+
+DEPTH = 4
+"""Levels of folders below the given one in which runs are looked for."""
+SPARK = 60
+"""Points of a sparkline."""
+SECRET = re.compile(r"(^|[._])(api_key|admin_key|secret|password|token|authorization)$", re.IGNORECASE)
+
+
+class State(StrEnum):
+    """How a run stands."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"  # it ended in order before its last step
+    KILLED = "killed"  # its process is gone and did not end in order
+
+
+@dataclass
+class Run:
+    """A run's folder.
+
+    Attributes:
+        name: its path below the folder that is shown.
+        path: the folder.
+        metrics: its rows.
+    """
+
+    name: str
+    path: Path
+    metrics: MetricsFile
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _store: tuple[int, Store] | None = None
+
+    @property
+    def database(self) -> Path:
+        """Where its sessions are."""
+        return self.path / "sessions.db"
+
+    def store(self) -> Store:
+        """Its sessions, opened once and read-only.
+
+        Raises:
+            ConfigError: it has none.
+            StoreError: they can't be read.
+        """
+        try:
+            inode = self.database.stat().st_ino
+        except OSError:
+            raise ConfigError(f"{self.name}: no sessions are stored there (sessions.db)") from None
+        with self._lock:
+            if self._store is None or self._store[0] != inode:
+                self._store = inode, Store(self.database, read_only=True)
+            return self._store[1]
+
+    def settings(self) -> dict[str, Any]:
+        """Its settings by dotted names; what is secret by its name is hidden."""
+        try:
+            return dict(flat(read_yaml(self.path / "config.yaml")))
+        except ConfigError as error:
+            return {"config.yaml": str(error)}
+
+    def summary(self) -> dict[str, Any]:
+        """A line of the list of runs."""
+        settings, rows = self.settings(), self.metrics.rows()
+        last = rows[-1] if rows else {}
+        evaluation = self.evaluation()
+        steps = settings.get("steps") if evaluation is None else None
+        done = int(last.get("step", 0))
+        rewards = [row.get("reward/mean") for row in rows]
+        return {
+            "name": self.name,
+            "kind": "training" if evaluation is None else "evaluation",
+            "state": self.state(done, steps, evaluation is not None),
+            "done": done,
+            "steps": steps,
+            "environment": settings.get("env.name"),
+            "model": settings.get("model.name"),
+            "algorithm": settings.get("algo.name"),
+            "engine": settings.get("engine.name"),
+            "reward": last.get("reward/mean") if evaluation is None else evaluation.get("mean"),
+            "left": last.get("time/left"),
+            "spark": thinned([value if isinstance(value, float | int) else None for value in rewards], SPARK),
+            "updated": self.updated(),
+            "sessions": self.database.exists(),
+        }
+
+    def state(self, done: int, steps: Any, evaluated: bool) -> State:
+        """How it stands after `done` of `steps`."""
+        holder = lock.holder(self.path)
+        if holder is not None and holder.alive:
+            return State.RUNNING
+        if evaluated or (isinstance(steps, int) and done >= steps):
+            return State.FINISHED
+        return State.STOPPED if holder is None else State.KILLED
+
+    def evaluation(self) -> dict[str, Any] | None:
+        """What an evaluation came to; None for a training run."""
+        try:
+            found = orjson.loads((self.path / "result.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def updated(self) -> float:
+        """When it last wrote something, in seconds since 1970."""
+        times = []
+        for name in ("metrics.jsonl", "sessions.db-wal", "sessions.db", "result.json", "config.yaml"):
+            try:
+                times.append((self.path / name).stat().st_mtime)
+            except OSError:
+                continue
+        return max(times, default=0.0)
+
+
+class Runs:
+    """The runs below a folder, or the one that it is.
+
+    Args:
+        root: the folder.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_dir():
+            raise ConfigError(f"{str(root)!r}: no such folder; give a run's folder, or one that has runs in it")
+        self.given, self.root = root, root.resolve()
+        self._known: dict[str, Run] = {}
+        self._lock = threading.Lock()
+
+    def all(self) -> dict[str, Run]:
+        """The runs that are there now, by name."""
+        with self._lock:
+            found = dict(self._found())
+            known = self._known
+            self._known = {
+                name: known.get(name) or Run(name, path, MetricsFile(path / "metrics.jsonl"))
+                for name, path in found.items()
+            }
+            return self._known
+
+    def get(self, name: str) -> Run:
+        """The run of that name.
+
+        Raises:
+            UnknownName: there is none.
+        """
+        run = self._known.get(name) or self.all().get(name)
+        if run is None:
+            raise unknown_name("run", name, self._known)
+        return run
+
+    def _found(self) -> Iterator[tuple[str, Path]]:
+        if is_run(self.root):
+            yield self.root.name, self.root
+            return
+        for folder, names, _ in os.walk(self.root):
+            path = Path(folder)
+            below = path.relative_to(self.root)
+            if path != self.root and is_run(path):
+                yield below.as_posix(), path
+                names.clear()
+            elif len(below.parts) >= DEPTH:
+                names.clear()
+            names[:] = sorted(name for name in names if not name.startswith("."))
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is that of a run, or of an evaluation."""
+    return (path / "config.yaml").is_file()
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a configuration by their dotted names, in order."""
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{name}.")
+        else:
+            yield name, "(hidden)" if value and isinstance(value, str) and SECRET.search(name) else value

@@ -1,0 +1,148 @@
+// The curves of one run, or of several over each other.
+
+import { Chart, COLOURS } from "./chart.js";
+import { api, copy, h, link } from "./dom.js";
+import { settingsTable } from "./settings.js";
+
+const SECTIONS = [
+  ["Reward", /^(reward|eval)\/|^env\/.*\/reward/, true],
+  ["Sessions", /^(sessions|tokens)\/|^count\/(tool|branch)/, false],
+  ["Failures", /^status\/|^count\/(gateway|infra|group)|^groups\/|^stream\/discarded/, false],
+  ["Policy", /^(policy|mismatch|probe|correction|staleness|adaptive|version)/, true],
+  ["Time and throughput", /^(time|throughput|stream|idle)\//, false],
+  ["Optimisation", /^(loss|grad_norm|lr|skipped_updates|value|critic)/, true],
+  ["Other", /./, false],
+];
+
+export async function showCurves(main, view) {
+  const asked = view.asked;
+  const options = () => ({
+    by: asked.get("x") === "hours" ? "hours" : "step", log: asked.get("log") === "1", smooth: Number(asked.get("smooth") ?? 0),
+  });
+  const about = await Promise.all(view.runs.map((run) => api("run", { run }, view.signal)));
+  const names = [...new Set(about.flatMap((each) => each.names))];
+  const data = new Map(view.runs.map((run) => [run, { epoch: null, rows: 0, step: [], hours: [], values: {} }]));
+  const charts = new Map();
+  const search = h("input", { type: "search", placeholder: "Filter curves", "aria-label": "Filter curves", "data-search": true,
+    value: asked.get("q") ?? "", oninput: () => change({ q: search.value || null }) });
+
+  function change(changes) {
+    view.keep(changes);
+    arrange();
+    update(true);
+  }
+
+  // -------------------------------------------------------------------------------- sections
+
+  const sections = SECTIONS.map(([title, , open]) => {
+    const grid = h("div", { class: "charts" });
+    const opened = asked.getAll("open").includes(title) || (open && !asked.getAll("shut").includes(title));
+    const element = h("details", { class: "section", open: opened }, h("summary", {}, h("h2", {}, title), h("span", { class: "quiet" })), grid);
+    element.addEventListener("toggle", () => {
+      view.keep({ open: sections.filter((s) => s.element.open && !s.preset).map((s) => s.title), shut: sections.filter((s) => !s.element.open && s.preset).map((s) => s.title) });
+      update(true);
+    });
+    return { title, preset: open, element, grid, names: [] };
+  });
+
+  function sectionOf(name) {
+    return sections[SECTIONS.findIndex(([, pattern]) => pattern.test(name))];
+  }
+
+  function arrange() {
+    const wanted = search.value.toLowerCase();
+    sections.forEach((section) => (section.names = []));
+    names.filter((name) => name.toLowerCase().includes(wanted)).forEach((name) => sectionOf(name).names.push(name));
+    for (const section of sections) {
+      section.element.hidden = section.names.length === 0;
+      section.element.querySelector("summary span").textContent = section.names.length;
+      if (wanted && section.names.length) section.element.open = true;
+      section.grid.replaceChildren(...section.names.map((name) => chart(name).element));
+    }
+  }
+
+  function chart(name) {
+    if (!charts.has(name)) charts.set(name, new Chart(name, (curve, index) => open(name, curve, index)));
+    return charts.get(name);
+  }
+
+  /** From a point to its sessions: those that the step trained on, or those of the evaluation after it. */
+  function open(name, curve, index) {
+    const step = curve.steps[index];
+    location.hash = link(["run", curve.label, "sessions"], name.startsWith("eval/") ? { phase: "eval", step } : { trained: step });
+  }
+
+  // ------------------------------------------------------------------------------------ data
+
+  const visible = () => sections.filter((section) => section.element.open && !section.element.hidden).flatMap((section) => section.names);
+
+  async function update(redraw = false) {
+    const wanted = visible();
+    let changed = redraw;
+    for (const run of view.runs) {
+      const have = data.get(run);
+      const fresh = wanted.filter((name) => !(name in have.values));
+      if (fresh.length || !have.rows) changed = (await fetchRows(run, [...Object.keys(have.values), ...fresh], 0)) || changed;
+      else changed = (await fetchRows(run, Object.keys(have.values), have.rows)) || changed;
+    }
+    if (changed) draw();
+  }
+
+  async function fetchRows(run, wanted, start) {
+    const have = data.get(run);
+    const found = (await api("series", { run, name: wanted, start }, view.signal)).runs[run];
+    if (start && (found.epoch !== have.epoch || found.rows < have.rows)) return fetchRows(run, wanted, 0);
+    const joined = (old, more) => (start ? old.concat(more) : more);
+    Object.assign(have, { epoch: found.epoch, rows: found.rows, step: joined(have.step, found.step), hours: joined(have.hours, found.hours) });
+    for (const name of wanted) have.values[name] = joined(have.values[name], found.values[name]);
+    return found.step.length > 0;
+  }
+
+  function draw() {
+    const how = options();
+    for (const name of visible()) {
+      const curves = view.runs.map((run) => {
+        const have = data.get(run);
+        return { label: run, x: how.by === "hours" ? have.hours : have.step, y: have.values[name] ?? [], steps: have.step };
+      });
+      chart(name).draw(curves, how);
+    }
+    legend.replaceChildren(...(view.runs.length > 1 ? view.runs.map((run, at) =>
+      h("a", { href: link(["run", run]) }, h("i", { style: { background: `var(${COLOURS[at % COLOURS.length]})` } }), run)) : []));
+  }
+
+  // ---------------------------------------------------------------------------------- controls
+
+  const how = options();
+  const slider = h("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: how.smooth, "aria-label": "Smoothing", oninput: () => {
+    view.keep({ smooth: Number(slider.value) ? slider.value : null });
+    draw();
+  } });
+  const log = h("input", { type: "checkbox", checked: how.log, onchange: () => change({ log: log.checked ? "1" : null }) });
+  const by = h("select", { "aria-label": "Horizontal axis", onchange: () => change({ x: by.value === "hours" ? "hours" : null }) },
+    h("option", { value: "step" }, "by step"), h("option", { value: "hours" }, "by hours of training"));
+  by.value = how.by;
+  const legend = h("div", { class: "legend" });
+  const state = about.length === 1 ? about[0].summary : null;
+
+  main.replaceChildren(
+    h("div", { class: "head" }, h("h1", {}, view.compared ? "Compare" : view.runs[0]),
+      state ? h("span", { class: ["state", state.state] }, state.state) : null, legend, h("span", { class: "grow" }),
+      h("label", {}, "smooth", slider), h("label", {}, log, "log scale"), by, search,
+      h("button", { type: "button", onclick: () => copy(location.href, "link.txt") }, "Copy link")),
+    ...(names.length ? sections.map((section) => section.element) : [nothing(about)]),
+    ...(view.compared ? [h("h2", {}, "Settings"), await settingsTable(view)] : []));
+  arrange();
+  view.live(about.some((each) => each.summary.state === "running"));
+  await update(true);
+  view.every(() => update());
+}
+
+/** What there is instead of curves. */
+function nothing(about) {
+  const evaluation = about.find((each) => each.evaluation)?.evaluation;
+  if (!evaluation) return h("p", { class: "quiet" }, "No step is done yet.");
+  const facts = Object.entries(evaluation).filter(([, value]) => value !== null && typeof value !== "object");
+  return h("section", { class: "card" }, h("h2", {}, "Evaluation"),
+    h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))])));
+}

@@ -1,0 +1,178 @@
+"""The viewer in a real browser, as a person uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from agentrl.train.files import append
+from tests.viewer.conftest import viewing
+from tests.viewer.recorded import HOSTILE, write_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+VIEWS = (
+    "#/",
+    "#/run/first",
+    "#/run/first/sessions",
+    "#/run/first/health",
+    "#/run/first/settings",
+    "#/run/first/session/forked-0.0-0",
+    "#/run/first/group/train-30.0",
+    "#/compare?run=first&run=below%2Fslow",
+)
+
+
+async def opened(page: Any, url: str, view: str) -> None:
+    await page.goto(f"{url}/{view}")
+    await page.wait_for_selector("main[data-shown]")
+
+
+async def saved_bytes(saved: Any) -> bytes:
+    path = await (await saved.value).path()
+    return await asyncio.to_thread(path.read_bytes)
+
+
+async def test_two_runs_are_chosen_compared_and_exported(page: Any, url: str) -> None:
+    await opened(page, url, "#/")
+    for name in ("first", "below/slow"):
+        await page.get_by_label(f"Compare {name}").check()
+    await page.get_by_role("link", name="Compare 2 runs").click()
+    chart = page.locator('[data-chart="reward/mean"]')
+    await chart.locator("polyline.line").nth(1).wait_for()
+    assert await page.locator("tr.differs").all_inner_texts() == ["algo.lr\t0.001\t0.0004"]
+    await chart.locator("svg").hover()
+    tip = await chart.locator(".tip").inner_text()
+    assert "first" in tip
+    assert "below/slow" in tip
+    async with page.expect_download() as saved:
+        await chart.get_by_role("button", name="CSV").click()
+    assert len((await saved_bytes(saved)).splitlines()) == 1 + 2 * 30
+    async with page.expect_download() as saved:
+        await chart.get_by_role("button", name="PNG").click()
+    assert (await saved_bytes(saved))[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+async def test_a_link_restores_smoothing_scale_axis_and_open_sections(page: Any, url: str) -> None:
+    await opened(page, url, "#/run/first")
+    await page.get_by_label("Smoothing").fill("0.8")
+    await page.get_by_label("log scale").check()
+    await page.get_by_label("Horizontal axis").select_option("hours")
+    await page.get_by_text("Time and throughput").click()
+    address, other = page.url, await page.context.new_page()
+    await other.goto(address)
+    await other.wait_for_selector("main[data-shown]")
+    assert await other.get_by_label("Smoothing").input_value() == "0.8"
+    assert await other.get_by_label("log scale").is_checked()
+    assert await other.get_by_label("Horizontal axis").input_value() == "hours"
+    await other.locator('[data-chart="time/train"] polyline').first.wait_for(state="attached")
+    assert await other.locator("polyline.faint").count() > 0
+
+
+async def test_from_a_point_of_a_curve_to_its_sessions_to_the_tokens_of_a_turn(page: Any, url: str) -> None:
+    await opened(page, url, "#/run/first")
+    chart = page.locator('[data-chart="reward/mean"] svg')
+    await chart.focus()
+    for _ in range(3):
+        await page.keyboard.press("ArrowLeft")
+    await page.keyboard.press("Enter")
+    await page.get_by_role("button", name="trained in step 28").wait_for()
+    await page.get_by_text("8 sessions", exact=True).wait_for()
+    await page.get_by_role("link", name="train-54.0-0").click()
+    card = page.locator('[data-message="1"]')
+    await card.get_by_text("calculator").wait_for()
+    assert await card.get_by_text("I need the product.").is_hidden()
+    await card.get_by_text("Reasoning").click()
+    assert await card.get_by_text("I need the product.").is_visible()
+    await card.get_by_role("button", name="Tokens of message 1").click()
+    await card.locator(".token").nth(3).hover()
+    facts = await card.locator(".facts-line").inner_text()
+    assert re.search(r"token 6 of its path · id 11 · log p -.* · trained · version 27", facts)
+
+
+async def test_a_forked_session_is_drawn_as_a_tree_whose_paths_are_read_one_by_one(page: Any, url: str) -> None:
+    await opened(page, url, "#/run/first/session/forked-0.0-0")
+    assert await page.get_by_role("treeitem").count() == 10
+    await page.get_by_text("I open it with the key.").last.wait_for()
+    await page.get_by_role("treeitem").filter(has_text="I light lamp 0.").click()
+    shown = page.locator(".message")
+    await shown.filter(has_text="I light lamp 0.").wait_for()
+    assert await shown.count() == 6
+    assert await shown.filter(has_text="I open it with the key.").count() == 0
+    assert "node=6" in page.url
+
+
+async def test_sessions_are_filtered_searched_and_sorted(page: Any, url: str) -> None:
+    await opened(page, url, "#/run/first/sessions")
+    await page.get_by_label("status").select_option("truncated")
+    await page.locator("tbody .badge.truncated").nth(5).wait_for()
+    assert await page.locator("tbody .badge:not(.truncated)").count() == 0
+    await page.get_by_label("status").select_option("")
+    await page.keyboard.press("Escape")
+    await page.keyboard.press("/")
+    await page.keyboard.type("lamp 1")
+    await page.keyboard.press("Enter")
+    await page.get_by_text("1 found in 242 sessions").wait_for()
+    await page.get_by_role("link", name="forked-0.0-0").wait_for()
+    await page.get_by_label("Text in messages").fill("")
+    await page.keyboard.press("Enter")
+    await page.get_by_role("button", name="Step").click()
+    await page.get_by_role("button", name="Step ▲").click()
+    await page.locator("tbody tr").filter(has_text="train-58.0-0").wait_for()
+    assert "sort=step&descending=1" in page.url
+
+
+async def test_a_group_shows_where_its_sessions_part(page: Any, url: str) -> None:
+    await opened(page, url, "#/run/first/group/train-30.0")
+    assert await page.locator(".together > section").count() == 4
+    assert await page.locator(".parts").first.get_attribute("data-message") == "2"
+
+
+async def test_what_a_model_or_tool_wrote_is_text_and_can_do_nothing(page: Any, url: str) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    await opened(page, url, "#/run/first/sessions?group=hostile")
+    await page.locator("tbody a.name").click()
+    await page.locator('[data-message="2"]').wait_for()
+    await page.locator('[data-message="1"]').get_by_role("button", name="Tokens").click()
+    await page.locator(".tokens").wait_for()
+    shown = await page.locator('[data-message="0"] .text').inner_text()
+    assert shown == HOSTILE.replace("\x1b", "␛").replace("\u202e", "⟨202E⟩").replace("\u202c", "⟨202C⟩")
+    assert await page.evaluate("window.attacked") is None
+    assert await page.locator("main script, main img, main a[href^='javascript']").count() == 0
+    assert all(address.startswith(f"{url}/") for address in asked)
+
+
+async def test_a_page_follows_a_run_as_it_goes_on(page: Any, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "growing", steps=5, hostile=False)
+    with viewing(tmp_path) as url:
+        await opened(page, url, "#/run/growing")
+        append(run / "metrics.jsonl", orjson.dumps({"step": 6, "loss": 1234.0}) + b"\n")
+        await page.locator('[data-chart="loss"] svg[aria-label*="1234"]').wait_for()
+
+
+async def test_a_list_is_walked_by_keys_and_no_view_is_wider_than_a_telephone(page: Any, url: str) -> None:
+    await opened(page, url, "#/")
+    await page.keyboard.press("j")
+    name = await page.evaluate("document.activeElement.dataset.row")
+    await page.keyboard.press("Enter")
+    await page.get_by_role("heading", name=name).wait_for()
+    await page.set_viewport_size({"width": 360, "height": 740})
+    for view in VIEWS:
+        await opened(page, url, view)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 360, view
+
+
+async def test_names_and_contrast_pass_axe_in_both_themes(page: Any, url: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.async_playwright")
+    for theme in ("light", "dark"):
+        for view in VIEWS:
+            await opened(page, url, view)
+            await page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
+            violations = (await axe.Axe().run(page)).response["violations"]
+            found = {each["id"]: each["nodes"][0]["html"] for each in violations}
+            assert found == {}, f"{view} {theme}"
