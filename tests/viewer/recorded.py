@@ -145,6 +145,17 @@ def spoken(session: Session, after: Node, message: Message, version: int, length
     return tree.add_turn(session, after.id, [1, 2], drawn, Sampling(), message)
 
 
+def write_long(folder: Path, nodes: int) -> None:
+    """A run of one session, `nodes` messages long."""
+    folder.mkdir()
+    (folder / "config.yaml").write_text("env: {name: calculator}\n")
+    session = Session("long", Task(id="long"), phase="train", step=0)
+    for number in range(nodes):
+        tree.add(session, number - 1 if number else None, Message(role="user", content=f"message {number}"), [1])
+    with Store(folder / "sessions.db") as store:
+        store.save(session)
+
+
 def forked() -> Session:
     """A session that the run forked twice: three paths with rewards of their own."""
     session = Session("forked-0.0-0", Task(id="fork"), group="forked-0.0", phase="train", step=3, environment="castle")

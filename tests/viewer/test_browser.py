@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import orjson
 import pytest
 
 from agentrl.train.files import append
+from tests.conftest import need
 from tests.viewer.conftest import viewing
-from tests.viewer.recorded import HOSTILE, write_run
+from tests.viewer.recorded import HOSTILE, write_long, write_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 VIEWS = (
@@ -69,7 +71,7 @@ async def test_a_link_restores_smoothing_scale_axis_and_open_sections(page: Any,
     assert await other.get_by_label("Smoothing").input_value() == "0.8"
     assert await other.get_by_label("log scale").is_checked()
     assert await other.get_by_label("Horizontal axis").input_value() == "hours"
-    await other.locator('[data-chart="time/train"] polyline').first.wait_for(state="attached")
+    await other.locator('[data-chart="time/step"] polyline').first.wait_for(state="attached")
     assert await other.locator("polyline.faint").count() > 0
 
 
@@ -126,6 +128,21 @@ async def test_sessions_are_filtered_searched_and_sorted(page: Any, url: str) ->
     assert "sort=step&descending=1" in page.url
 
 
+async def test_of_a_session_of_thousands_of_turns_only_what_is_looked_at_is_loaded(page: Any, tmp_path: Path) -> None:
+    write_long(tmp_path / "long", nodes=4000)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    with viewing(tmp_path) as url:
+        await opened(page, url, "#/run/long/session/long?node=3000")
+        await page.locator('[data-message="3000"].chosen').wait_for()
+        assert sum("/api/messages" in address for address in asked) <= 4
+        assert await page.get_by_role("treeitem").count() < 200
+        await page.get_by_role("button", name="2980 earlier messages").click()
+        await page.locator('[data-message="2979"]').wait_for()
+        await opened(page, url, "#/run/long/session/long")
+        await page.locator('[data-message="0"]').wait_for()
+
+
 async def test_a_group_shows_where_its_sessions_part(page: Any, url: str) -> None:
     await opened(page, url, "#/run/first/group/train-30.0")
     assert await page.locator(".together > section").count() == 4
@@ -168,11 +185,13 @@ async def test_a_list_is_walked_by_keys_and_no_view_is_wider_than_a_telephone(pa
 
 
 async def test_names_and_contrast_pass_axe_in_both_themes(page: Any, url: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.async_playwright")
+    need(importlib.util.find_spec("axe_playwright_python") is not None, "axe-playwright-python")
+    from axe_playwright_python.async_playwright import Axe
+
     for theme in ("light", "dark"):
         for view in VIEWS:
             await opened(page, url, view)
             await page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
-            violations = (await axe.Axe().run(page)).response["violations"]
+            violations = (await Axe().run(page)).response["violations"]
             found = {each["id"]: each["nodes"][0]["html"] for each in violations}
             assert found == {}, f"{view} {theme}"

@@ -13,38 +13,58 @@ export class Conversation {
     this.session = session;
     this.element = h("section", { class: "chat", "aria-label": `Conversation of ${shown(session.id)}` });
     this.path = [];
+    this.first = this.done = 0;
   }
 
   /** Show the messages of a path (node numbers from the root), and bring one into sight; null for none. */
   async show(path, chosen, scroll) {
-    const kept = path.findIndex((id, at) => this.path[at] !== id);
-    const same = kept === -1 && path.length === this.path.length;
-    if (!same) {
-      this.path = path;
-      this.stop?.();
-      this.done = 0;
-      this.end = h("p", { class: "quiet" });
-      this.element.replaceChildren(this.end);
-    }
-    if (this.done === 0 || this.done <= path.indexOf(chosen)) while ((await this.more()) && this.done <= path.indexOf(chosen));
-    if (!same && this.done < path.length) this.stop = whenSeen(this.end, () => this.more());
+    const at = path.indexOf(chosen);
+    const same = path.length === this.path.length && path.every((id, place) => this.path[place] === id);
+    if (!same || (at >= 0 && (at < this.first || at >= this.done + BATCH))) this.begin(path, scroll ? at : 0);
+    while ((this.done === this.first || this.done <= at) && (scroll || this.done === this.first) && (await this.more()));
+    if (!this.stop && this.done < path.length) this.stop = whenSeen(this.end, () => this.more());
     this.element.querySelectorAll(".message.chosen").forEach((each) => each.classList.remove("chosen"));
     const card = this.element.querySelector(`[data-message="${chosen}"]`);
     card?.classList.add("chosen");
     if (scroll) card?.scrollIntoView({ block: "nearest" });
   }
 
+  /** Empty the conversation; of a long path, what is far above the message at place `at` comes when it is asked for. */
+  begin(path, at) {
+    this.stop?.();
+    this.stop = null;
+    this.path = path;
+    this.first = this.done = at > BATCH ? at - BATCH / 2 : 0;
+    this.end = h("p", { class: "quiet" });
+    this.earlier = h("button", { type: "button", hidden: this.first === 0, onclick: () => this.before() }, `${this.first} earlier messages`);
+    this.element.replaceChildren(this.earlier, this.end);
+  }
+
+  /** Load the messages before the first one that is shown. */
+  async before() {
+    const start = Math.max(this.first - BATCH, 0), path = this.path;
+    const cards = await this.cards(path.slice(start, this.first));
+    if (path !== this.path) return;
+    this.earlier.after(...cards);
+    this.first = start;
+    this.earlier.hidden = start === 0;
+    this.earlier.textContent = `${start} earlier messages`;
+  }
+
   /** Load the next messages; whether there are more. */
   async more() {
-    const path = this.path, { run, item: id, signal } = this.view;
-    const wanted = path.slice(this.done, this.done + BATCH);
-    if (!wanted.length) return false;
-    const found = await api("messages", { run, id, node: wanted }, signal);
+    const path = this.path;
+    const cards = await this.cards(path.slice(this.done, this.done + BATCH));
     if (path !== this.path) return false;
-    this.done += found.length;
-    this.end.before(...found.map((each) => this.message(each)));
+    this.done += cards.length;
+    this.end.before(...cards);
     this.end.textContent = this.done < path.length ? `${path.length - this.done} more messages …` : "";
-    return this.done < path.length;
+    return cards.length > 0 && this.done < path.length;
+  }
+
+  async cards(ids) {
+    const { run, item: id, signal } = this.view;
+    return ids.length ? (await api("messages", { run, id, node: ids }, signal)).map((each) => this.message(each)) : [];
   }
 
   message({ id, message, tools }) {

@@ -1,7 +1,7 @@
 // The curves of one run, or of several over each other.
 
 import { Chart, COLOURS } from "./chart.js";
-import { api, copy, h, link } from "./dom.js";
+import { api, copy, h, link, short } from "./dom.js";
 import { settingsTable } from "./settings.js";
 
 const SECTIONS = [
@@ -35,14 +35,14 @@ export async function showCurves(main, view) {
   // -------------------------------------------------------------------------------- sections
 
   const sections = SECTIONS.map(([title, , open]) => {
-    const grid = h("div", { class: "charts" });
+    const grid = h("div", { class: "charts" }), flat = h("p", { class: "quiet small" });
     const opened = asked.getAll("open").includes(title) || (open && !asked.getAll("shut").includes(title));
-    const element = h("details", { class: "section", open: opened }, h("summary", {}, h("h2", {}, title), h("span", { class: "quiet" })), grid);
+    const element = h("details", { class: "section", open: opened }, h("summary", {}, h("h2", {}, title), h("span", { class: "quiet" })), grid, flat);
     element.addEventListener("toggle", () => {
       view.keep({ open: sections.filter((s) => s.element.open && !s.preset).map((s) => s.title), shut: sections.filter((s) => !s.element.open && s.preset).map((s) => s.title) });
       update(true);
     });
-    return { title, preset: open, element, grid, names: [] };
+    return { title, preset: open, element, grid, flat, names: [] };
   });
 
   function sectionOf(name) {
@@ -100,12 +100,21 @@ export async function showCurves(main, view) {
 
   function draw() {
     const how = options();
+    const same = new Map(); // numbers that never changed are listed in a line; a search shows their curves
     for (const name of visible()) {
       const curves = view.runs.map((run) => {
         const have = data.get(run);
         return { label: run, x: how.by === "hours" ? have.hours : have.step, y: have.values[name] ?? [], steps: have.step };
       });
-      chart(name).draw(curves, how);
+      const known = curves.flatMap((curve) => curve.y.filter((value) => value !== null));
+      const constant = !search.value && known.length > 1 && known.every((value) => value === known[0]);
+      if (constant) same.set(name, known[0]);
+      chart(name).element.hidden = constant;
+      if (!constant) chart(name).draw(curves, how);
+    }
+    for (const { names: own, flat } of sections) {
+      const listed = own.filter((name) => same.has(name)).map((name) => `${name} ${short(same.get(name))}`);
+      flat.textContent = listed.length ? `Unchanged: ${listed.join(" · ")}` : "";
     }
     legend.replaceChildren(...(view.runs.length > 1 ? view.runs.map((run, at) =>
       h("a", { href: link(["run", run]) }, h("i", { style: { background: `var(${COLOURS[at % COLOURS.length]})` } }), run)) : []));

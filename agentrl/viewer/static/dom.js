@@ -59,7 +59,7 @@ export function link(parts, parameters = {}) {
 export function short(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
-  if (size >= 1e9 || (size < 1e-3 && size > 0)) return value.toExponential(2);
+  if (size >= 1e9 || (size < 1e-3 && size > 0)) return Number(value.toPrecision(3)).toExponential();
   if (size >= 1e6) return `${trimmed(value / 1e6)}M`;
   if (size >= 1e4) return `${trimmed(value / 1e3)}k`;
   return trimmed(value);

@@ -54,8 +54,8 @@ export async function showSession(main, view) {
 
 function about(session) {
   const rewards = Object.entries(session.rewards);
-  const times = Object.entries(session.timings).filter(([name]) => name !== "total").sort((a, b) => b[1] - a[1]);
-  const total = session.timings.total ?? times.reduce((sum, [, value]) => sum + value, 0);
+  const times = Object.entries(session.timings).sort((a, b) => b[1] - a[1]);
+  const total = Math.max(...times.map(([, value]) => value));
   const data = Object.keys(session.task.data).length ? h("details", {}, h("summary", {}, "Task"), tree(session.task.data)) : null;
   const info = Object.keys(session.info).length ? h("details", {}, h("summary", {}, "Info"), tree(session.info)) : null;
   return h("section", { class: "card about" },

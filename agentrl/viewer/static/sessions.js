@@ -16,11 +16,13 @@ const OWN = new Set(["sort", "descending", "text"]);
 export async function showSessions(main, view) {
   const { asked, run } = view;
   const facets = await api("facets", { run }, view.signal);
+  const total = (found) => Object.values(found.status ?? {}).reduce((sum, number) => sum + number, 0);
+  const fresh = h("button", { type: "button", hidden: true, onclick: () => reload() });
   const body = h("tbody");
   const count = h("span", { class: "quiet", role: "status" });
   const more = h("p", { class: "quiet" });
   const picture = h("div", { class: "card figure" });
-  let next, asking = new AbortController(), stop = () => {}, searched = 0, found = 0;
+  let next, asking = new AbortController(), stop = () => {}, searched = 0, found = 0, known = 0;
 
   const wanted = () => {
     const parameters = { run };
@@ -48,7 +50,18 @@ export async function showSessions(main, view) {
     return next !== null;
   }
 
+  /** While the run goes on: say that there are new ones, and leave the list where it is read. */
+  async function look() {
+    const { summary } = await api("run", { run }, view.signal);
+    view.live(summary.state === "running");
+    const now = total(await api("facets", { run }, view.signal));
+    fresh.hidden = now === known;
+    fresh.textContent = `${now - known} new`;
+  }
+
   async function reload() {
+    known = total(await api("facets", { run }, view.signal));
+    fresh.hidden = true;
     asking.abort();
     stop();
     asking = new AbortController();
@@ -129,9 +142,11 @@ export async function showSessions(main, view) {
   }
 
   main.replaceChildren(
-    h("div", { class: "head" }, h("h1", {}, "Sessions"), count, h("span", { class: "grow" }), search,
+    h("div", { class: "head" }, h("h1", {}, "Sessions"), count, fresh, h("span", { class: "grow" }), search,
       h("button", { type: "button", onclick: () => copy(location.href, "link.txt") }, "Copy link")),
     h("div", { class: "filters", role: "group", "aria-label": "Filters" }, selects.map(([, select]) => select), ranges.map(([, , field]) => field), chips),
     picture, h("div", { class: "scroll card" }, h("table", { class: "sessions" }, h("thead", {}, head), body)), more);
   await reload();
+  await look();
+  view.every(look);
 }
