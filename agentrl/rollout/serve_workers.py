@@ -65,7 +65,8 @@ async def serve_workers(tree: dict[str, Any], config: ServeConfig, announce: Cal
         InfraError: a port is taken, or a worker does not stay up.
     """
     from agentrl.sessions.gateway.limits import Limits
-    from agentrl.sessions.gateway.server import address, listening, made_up_key, served
+    from agentrl.sessions.gateway.listener import address, listening, served
+    from agentrl.sessions.gateway.server import made_up_key
     from agentrl.sessions.gateway.workers import Front
 
     task = asyncio.current_task()

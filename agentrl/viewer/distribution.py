@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import defaultdict
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -28,20 +28,18 @@ def distribution(path: Path, filters: Filters) -> dict[str, Any]:
         StoreError: reading failed.
     """
     where, values = condition(filters)
-    known = f"{where} AND step IS NOT NULL AND score IS NOT NULL"
-    select = f"SELECT step, score, count(*) FROM summaries WHERE {known} GROUP BY 1, 2 ORDER BY 1"
+    select = f"SELECT step, score FROM summaries WHERE {where} AND step IS NOT NULL AND score IS NOT NULL"
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
-            rows = db.execute(select, values).fetchall()
+            rows = db.execute(select, values).fetchall()  # SQLite's own grouping would sort them: twice as long
     except sqlite3.Error as error:
         raise StoreError(f"session store {str(path)!r}: {error}") from error
     if not rows:
         return {"low": 0.0, "high": 1.0, "bins": BINS, "steps": 1, "counts": []}
-    low, high = min(score for _, score, _ in rows), max(score for _, score, _ in rows)
+    steps, scores = zip(*rows, strict=True)
+    low, high = min(scores), max(scores)
     width = max((high - low) / BINS, 1e-12)
-    span = -(-(rows[-1][0] - rows[0][0] + 1) // MOST_COLUMNS)
-    counts: dict[tuple[int, int], int] = defaultdict(int)
-    for step, score, count in rows:
-        counts[step // span * span, min(int((score - low) / width), BINS - 1)] += count
+    span = -(-(max(steps) - min(steps) + 1) // MOST_COLUMNS)
+    counts = Counter((step // span * span, min(int((score - low) / width), BINS - 1)) for step, score in rows)
     found = [[column, place, count] for (column, place), count in sorted(counts.items())]
     return {"low": low, "high": high, "bins": BINS, "steps": span, "counts": found}

@@ -54,6 +54,7 @@ class Run:
     metrics: MetricsFile
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _store: tuple[int, Store] | None = None
+    _settings: tuple[int, dict[str, Any]] | None = None
 
     @property
     def database(self) -> Path:
@@ -77,11 +78,15 @@ class Run:
             return self._store[1]
 
     def settings(self) -> dict[str, Any]:
-        """Its settings by dotted names; what is secret by its name is hidden."""
+        """Its settings by dotted names; what is secret by its name is hidden. Read again where the file has changed."""
+        file = self.path / "config.yaml"
         try:
-            return dict(flat(read_yaml(self.path / "config.yaml")))
-        except ConfigError as error:
+            written = file.stat().st_mtime_ns
+            if self._settings is None or self._settings[0] != written:
+                self._settings = written, dict(flat(read_yaml(file)))
+        except (OSError, ConfigError) as error:
             return {"config.yaml": str(error)}
+        return self._settings[1]
 
     def summary(self) -> dict[str, Any]:
         """A line of the list of runs."""

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from agentrl.config.sections import Section
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.sessions.gateway.server import address, listening, served
+from agentrl.sessions.gateway.listener import address, listening, served
 from agentrl.viewer.app import create_app
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

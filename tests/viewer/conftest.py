@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.sessions.gateway.server import address, listening, served
+from agentrl.sessions.gateway.listener import address, listening, served
 from agentrl.viewer.app import create_app
 from tests.conftest import need
 from tests.viewer.recorded import write_run

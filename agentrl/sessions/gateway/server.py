@@ -13,22 +13,18 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI
 
-from agentrl.errors import EngineError, InfraError
+from agentrl.errors import EngineError
 from agentrl.sessions.gateway.app import create_app
 from agentrl.sessions.gateway.collector import tuned_collector
-from agentrl.sessions.gateway.connection import limited
 from agentrl.sessions.gateway.gateway import Gateway
-from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.listener import address, listening, served
 from agentrl.sessions.gateway.tls import Tls
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.store import Store
 from agentrl.types import Engine
 
-START_SECONDS = 30.0
-STOP_SECONDS = 10
 CHECK_EVERY = 2.0
 """Seconds between two checks whether the engine has failed permanently."""
 ALL_INTERFACES = ("0.0.0.0", "::")
@@ -69,49 +65,6 @@ async def running(
     finally:
         if bound is None:
             listener.close()
-
-
-@contextlib.asynccontextmanager
-async def served(app: Any, listener: socket.socket, limits: Limits, tls: Tls | None = None) -> AsyncIterator[None]:
-    """Serve any ASGI application on a listening socket while the block runs.
-
-    Raises:
-        InfraError: the server did not start.
-    """
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        timeout_keep_alive=120,
-        timeout_graceful_shutdown=STOP_SECONDS,
-        server_header=False,
-        proxy_headers=False,
-        http=limited(limits),
-        ssl_certfile=tls.certificate if tls else None,
-        ssl_keyfile=tls.key if tls else None,
-    )
-    server = _Server(config)
-    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    try:
-        async with asyncio.timeout(START_SECONDS):
-            while not server.started and not serving.done():  # noqa: ASYNC110 (uvicorn has no event for it)
-                await asyncio.sleep(0.01)
-        if serving.done():
-            raise InfraError(f"the gateway did not start on {listener.getsockname()}") from serving.exception()
-        yield
-    finally:
-        server.should_exit = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_SECONDS + 5):
-                await serving
-
-
-def address(listener: socket.socket, host: str, tls: Tls | None = None) -> str:
-    """The URL of a listening socket."""
-    name = f"[{host}]" if ":" in host else host
-    return f"{'https' if tls else 'http'}://{name}:{listener.getsockname()[1]}"
 
 
 async def serve(
@@ -173,24 +126,3 @@ def gateway_of(app: FastAPI) -> Gateway:
     """The sessions behind an application."""
     gateway: Gateway = app.state.gateway
     return gateway
-
-
-class _Server(uvicorn.Server):
-    """A server that leaves the process's signals alone: it runs in an event loop of its caller's."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Any:
-        yield
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """A listening socket that says that it is TCP: asyncio sends without delay only on those (40 ms a reply)."""
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-        bound.listen(2048)
-    except OSError as error:
-        bound.close()
-        raise InfraError(f"can't listen on {host}:{port}: {error}") from error
-    return bound

@@ -17,12 +17,15 @@ export async function showSessions(main, view) {
   const { asked, run } = view;
   const facets = await api("facets", { run }, view.signal);
   const total = (found) => Object.values(found.status ?? {}).reduce((sum, number) => sum + number, 0);
-  const fresh = h("button", { type: "button", hidden: true, onclick: () => reload() });
+  const fresh = h("button", { type: "button", hidden: true, onclick: () => {
+    known = now;
+    return reload();
+  } });
   const body = h("tbody");
   const count = h("span", { class: "quiet", role: "status" });
   const more = h("p", { class: "quiet" });
   const picture = h("div", { class: "card figure" });
-  let next, asking = new AbortController(), stop = () => {}, searched = 0, found = 0, known = 0;
+  let next, asking = new AbortController(), stop = () => {}, searched = 0, found = 0, known = total(facets), now = known;
 
   const wanted = () => {
     const parameters = { run };
@@ -54,13 +57,13 @@ export async function showSessions(main, view) {
   async function look() {
     const { summary } = await api("run", { run }, view.signal);
     view.live(summary.state === "running");
-    const now = total(await api("facets", { run }, view.signal));
+    if (summary.state !== "running") return;
+    now = total(await api("facets", { run }, view.signal));
     fresh.hidden = now === known;
     fresh.textContent = `${now - known} new`;
   }
 
   async function reload() {
-    known = total(await api("facets", { run }, view.signal));
     fresh.hidden = true;
     asking.abort();
     stop();

@@ -22,7 +22,7 @@ import pytest
 from agentrl.errors import ConfigError
 from agentrl.models.tiny import build, render
 from agentrl.rollout.serve_workers import serve_command
-from agentrl.sessions.gateway.server import listening
+from agentrl.sessions.gateway.listener import listening
 from agentrl.sessions.gateway.workers import Shard, new_session_id, worker_of
 from agentrl.sessions.store import Store
 
