@@ -15,7 +15,6 @@ const OWN = new Set(["sort", "descending", "text"]);
 
 export async function showSessions(main, view) {
   const { asked, run } = view;
-  const facets = await api("facets", { run }, view.signal);
   const total = (found) => Object.values(found.status ?? {}).reduce((sum, number) => sum + number, 0);
   const fresh = h("button", { type: "button", hidden: true, onclick: () => {
     known = now;
@@ -25,7 +24,7 @@ export async function showSessions(main, view) {
   const count = h("span", { class: "quiet", role: "status" });
   const more = h("p", { class: "quiet" });
   const picture = h("div", { class: "card figure" });
-  let next, asking = new AbortController(), stop = () => {}, searched = 0, found = 0, known = total(facets), now = known;
+  let next, asking = new AbortController(), stop = () => {}, searched = 0, found = 0, known = 0, now = 0;
 
   const wanted = () => {
     const parameters = { run };
@@ -93,11 +92,22 @@ export async function showSessions(main, view) {
 
   const search = h("input", { type: "search", placeholder: "Text in messages", "aria-label": "Text in messages", "data-search": true,
     value: asked.get("text") ?? "", onchange: () => change({ text: search.value || null }) });
-  const selects = CHOICES.filter((name) => Object.keys(facets[name] ?? {}).length > (name === "blame" ? 0 : 1)).map((name) => {
-    const select = h("select", { "aria-label": name, onchange: () => change({ [name]: select.value || null }) }, h("option", { value: "" }, `any ${name}`),
-      Object.entries(facets[name]).map(([value, number]) => h("option", { value }, `${value.replace("_", " ")} (${number})`)));
-    return [name, select];
-  });
+  const selects = [], choices = h("span", { class: "choices" });
+
+  /** The choices come after the first rows: counting all sessions takes longer than finding a hundred. */
+  async function choose() {
+    const facets = await api("facets", { run }, view.signal);
+    known = now = total(facets);
+    selects.push(...CHOICES.filter((name) => Object.keys(facets[name]).length > (name === "blame" ? 0 : 1)).map((name) => [name, choice(name, facets[name])]));
+    choices.replaceChildren(...selects.map(([, select]) => select));
+    drawFilters();
+  }
+
+  function choice(name, counts) {
+    return h("select", { "aria-label": name, onchange: (event) => change({ [name]: event.target.value || null }) }, h("option", { value: "" }, `any ${name}`),
+      Object.entries(counts).map(([value, number]) => h("option", { value }, `${value.replace("_", " ")} (${number})`)));
+  }
+
   const ranges = RANGES.map(([name, title]) => {
     const ends = ["from", "to"].map((end) => h("input", { type: "number", step: "any", class: "end", placeholder: end, "aria-label": `${title} ${end}`, onchange: () => {
       const [low, high] = ends.map((each) => each.value);
@@ -147,9 +157,9 @@ export async function showSessions(main, view) {
   main.replaceChildren(
     h("div", { class: "head" }, h("h1", {}, "Sessions"), count, fresh, h("span", { class: "grow" }), search,
       h("button", { type: "button", onclick: () => copy(location.href, "link.txt") }, "Copy link")),
-    h("div", { class: "filters", role: "group", "aria-label": "Filters" }, selects.map(([, select]) => select), ranges.map(([, , field]) => field), chips),
+    h("div", { class: "filters", role: "group", "aria-label": "Filters" }, choices, ranges.map(([, , field]) => field), chips),
     picture, h("div", { class: "scroll card" }, h("table", { class: "sessions" }, h("thead", {}, head), body)), more);
-  await reload();
+  await Promise.all([reload(), choose()]);
   await look();
   view.every(look);
 }
