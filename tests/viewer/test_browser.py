@@ -184,6 +184,15 @@ async def test_a_list_is_walked_by_keys_and_no_view_is_wider_than_a_telephone(pa
         assert await page.evaluate("document.documentElement.scrollWidth") <= 360, view
 
 
+async def test_a_view_may_be_left_before_what_it_asked_for_arrives(page: Any, url: str) -> None:
+    """On a busy machine that was an error on the page."""
+    await opened(page, url, "#/run/first/session/forked-0.0-0")
+    await page.route("**/api/tokens?*", lambda route: None)
+    async with page.expect_request("**/api/tokens?*"):
+        await page.locator("button", has_text="tokens").first.click()
+    await opened(page, url, "#/run/first/health")
+
+
 async def test_names_and_contrast_pass_axe_in_both_themes(page: Any, url: str) -> None:
     need(importlib.util.find_spec("axe_playwright_python") is not None, "axe-playwright-python")
     from axe_playwright_python.async_playwright import Axe

@@ -15,6 +15,9 @@ const main = document.getElementById("main");
 const POLL = 2500; // milliseconds between two looks at a run that may go on
 let leave = () => {};
 
+/** What a view has asked for and is left before it arrives is no error. */
+addEventListener("unhandledrejection", (event) => event.reason?.name === "AbortError" && event.preventDefault());
+
 /** The address as a list of decoded parts and its parameters. */
 function address() {
   const [path, asked = ""] = location.hash.replace(/^#\/?/, "").split("?");

@@ -71,11 +71,15 @@ export async function showSessions(main, view) {
     drawFilters();
     body.replaceChildren();
     try {
-      if (await load()) view.signal.addEventListener("abort", (stop = whenSeen(more, load)));
+      if (await load()) view.signal.addEventListener("abort", (stop = whenSeen(more, () => load().catch(failed))));
       drawDistribution(await api("distribution", { ...wanted(), text: null }, AbortSignal.any([view.signal, asking.signal])));
     } catch (error) {
-      if (error.name !== "AbortError") more.textContent = error.message;
+      failed(error);
     }
+  }
+
+  function failed(error) {
+    if (error.name !== "AbortError") more.textContent = error.message;
   }
 
   function row(session) {

@@ -94,8 +94,8 @@ def test_a_path_whose_last_segment_has_one_token_is_scored_once(parts: Parts, le
 
 
 @pytest.mark.slow
-def test_a_turn_is_its_own_whatever_happens_beside_it_in_thousands_of_turns(parts: Parts) -> None:
-    seen = walk(parts, range(80), 150)
+def test_a_turn_is_its_own_whatever_happens_beside_it_in_hundreds_of_turns(parts: Parts) -> None:
+    seen = walk(parts, range(32), 150)
     events = ("scoring", "cancel", "shared", "moved while prefilled", "longer rows", "fewer rows", "two versions")
-    assert seen["turn"] > 2000
-    assert all(seen[event] > 10 for event in events), seen
+    assert seen["turn"] > 800
+    assert all(seen[event] > 4 for event in events), seen
