@@ -19,7 +19,7 @@ from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.tools.tool import tool
 from agentrl.types import Group, Health, Message, Session, Status, StepResult, Task
 
-LIMITS = RolloutConfig(tool_timeout=0.2, turn_timeout=0.5, timeout=1.0, retries=2)
+LIMITS = RolloutConfig(tool_timeout=20, turn_timeout=30, timeout=60, retries=2)
 
 
 class Counting(Env):

@@ -57,7 +57,7 @@ class ServerRole:
         while status is None:
             status = self._server.wait(1.0)
         if not self._ending:
-            print(f"the server ended with exit status {status}", flush=True)
+            _tell(status)
             os._exit(1)
 
     async def forward(self, host: str, key: str) -> str:
@@ -72,9 +72,15 @@ class ServerRole:
     async def close(self) -> None:
         """End the server."""
         self._ending = True
+        if self._server.exit_status is not None:  # the fleet was first to notice
+            _tell(self._server.exit_status)
         if self._forwarder is not None:
             await self._forwarder.close()
         await asyncio.to_thread(self._server.kill)
+
+
+def _tell(status: int) -> None:
+    print(f"the server ended with exit status {status}", flush=True)
 
 
 class PlacedServer:
