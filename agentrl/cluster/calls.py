@@ -6,11 +6,11 @@ import asyncio
 import inspect
 import traceback
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from typing import Any
 
 from agentrl.cluster.connection import Address, Kind, authenticate, failed
 from agentrl.cluster.frames import CANCEL, encode, read
+from agentrl.cluster.listening import Connections
 
 
 class Calls:
@@ -107,26 +107,14 @@ class Listener:
     def __init__(self, target: Any, name: str, where: str, host: str, key: bytes) -> None:
         self._target, self._where, self._key = target, where, key
         self._name, self._host = name, host
-        self._open: set[asyncio.Task[None]] = set()
+        self._connections = Connections(self._serve)
 
     async def __aenter__(self) -> Address:
-        self._server = await asyncio.start_server(self._accept, self._host, 0)
-        return Address(self._name, self._host, self._server.sockets[0].getsockname()[1], self._key)
+        return Address(self._name, self._host, await self._connections.listen(self._host), self._key)
 
     async def __aexit__(self, *error: object) -> None:
-        self._server.close()
-        for task in self._open:
-            task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
+        await self._connections.close()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._open.add(task)
-        try:
-            if await authenticate(self._key, reader, writer):
-                await Calls(self._target, self._where, writer).serve(reader)
-        finally:
-            self._open.discard(task)
-            with suppress(OSError):
-                writer.close()
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await authenticate(self._key, reader, writer):
+            await Calls(self._target, self._where, writer).serve(reader)

@@ -11,8 +11,8 @@ import asyncio
 import hmac
 from contextlib import suppress
 
-HEAD_BYTES = 1 << 16
-"""How long a request's head may be."""
+from agentrl.cluster.listening import Connections
+
 HEAD_SECONDS = 30.0
 """How long a connection may take to send one."""
 _PIECE = 1 << 16
@@ -25,43 +25,25 @@ class Forwarder:
     Args:
         port: of the server, on 127.0.0.1.
         key: the bearer token of those who may connect.
+
+    Attributes:
+        listen, close: those of `Connections`.
     """
 
     def __init__(self, port: int, key: str) -> None:
         self._port, self._wanted = port, f"Bearer {key}".encode()
-        self._open: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        connections = Connections(self._serve)
+        self.listen, self.close = connections.listen, connections.close
 
-    async def listen(self, host: str) -> int:
-        """Listen on a network address of this machine; returns the port."""
-        self._server = await asyncio.start_server(self._accept, host, 0, limit=HEAD_BYTES)
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
-
-    async def close(self) -> None:
-        """Close all connections."""
-        if self._server is not None:
-            self._server.close()
-        for task in self._open:
-            task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._open.add(task)
-        try:
-            with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-                async with asyncio.timeout(HEAD_SECONDS):
-                    head = await reader.readuntil(b"\r\n\r\n")
-                if hmac.compare_digest(_authorization(head), self._wanted):
-                    await self._forward(head, reader, writer)
-                else:
-                    writer.write(_REFUSED)
-                    await writer.drain()
-        finally:
-            self._open.discard(task)
-            writer.close()
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(HEAD_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+            if hmac.compare_digest(_authorization(head), self._wanted):
+                await self._forward(head, reader, writer)
+            else:
+                writer.write(_REFUSED)
+                await writer.drain()
 
     async def _forward(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers, requests = await asyncio.open_connection("127.0.0.1", self._port)
