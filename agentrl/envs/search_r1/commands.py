@@ -22,13 +22,17 @@ def prepare(
     ] = None,
 ) -> None:
     """Write corpus, questions and the BM25 index that env=search_r1 uses."""
-    from agentrl.envs.search_r1.data import FOLDER, prepare_squad
+    from agentrl.envs.search_r1.data import FOLDER, choose_demonstrations, prepare_squad
     from agentrl.retrieval import build
 
     folder = (out or FOLDER).expanduser()
     passages, train, held_out = prepare_squad(squad, folder, words)
     build(folder / "corpus.jsonl", folder / "bm25")
-    typer.echo(f"{passages} passages, {train} questions to train on, {held_out} held out, in {folder}")
+    demos = choose_demonstrations(folder)
+    typer.echo(
+        f"{passages} passages, {train} questions to train on ({demos} of them to demonstrate), {held_out} held out, "
+        f"in {folder}"
+    )
 
 
 @app.command()

@@ -1,9 +1,10 @@
 """Questions in the published form, and how SQuAD becomes a small corpus with questions.
 
-A data folder has `train` and `eval` (or `test`) with the ending `.jsonl` or `.parquet`, of rows with `question` and
-`golden_answers`, and perhaps `id`, `data_source` and `hops`. Search-R1's own files have the first four of them (their
-`prompt` and `reward_model` say the same again, and are not read). It also has the indexes that `env.retriever` names,
-`bm25` and `dense`. Any other data set is a file of the same form (`env.questions`).
+A data folder has `train`, `eval` (or `test`) and perhaps `demo` (what demonstrations are of; else `train`) with the
+ending `.jsonl` or `.parquet`, of rows with `question` and `golden_answers`, and perhaps `id`, `data_source` and `hops`.
+Search-R1's own files have the first four of them (their `prompt` and `reward_model` say the same again, and are not
+read). It also has the indexes that `env.retriever` names, `bm25` and `dense`. Any other data set is a file of the same
+form (`env.questions`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from typing import Any
 from agentrl.envs.rows import read_tasks
 from agentrl.envs.search_r1.published import SETS
 from agentrl.errors import ConfigError
+from agentrl.retrieval import open_index
 from agentrl.types import Task
 
 FOLDER = Path("~/.cache/agentrl/search_r1")
-FILES = {"train": ("train",), "eval": ("eval", "test")}
-"""By split, the names of its file, without the ending."""
+FILES = {"train": ("train",), "demo": ("demo", "train"), "eval": ("eval", "test")}
+"""By split, the names of its file, the first that is there, without the ending."""
 EVAL_SHARE = 5
 """Of SQuAD's paragraphs one in this many, with all its questions, is held out."""
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
@@ -56,12 +58,12 @@ def _task(row: Mapping[str, Any], number: int) -> Task:
 
 
 def split_file(data: Path, split: str) -> Path:
-    """The file of a split: `data` itself where it is one and `split` is train, else what the folder has for it.
+    """The file of a split: `data` itself where it is one, except for `eval`; else what the folder has for it.
 
     Raises:
         ConfigError: there is none; the message names the files that are looked for.
     """
-    if data.is_file() and split == "train":
+    if data.is_file() and split != "eval":
         return data
     folder, names = folder_of(data), [f"{stem}.{end}" for stem in FILES[split] for end in ("jsonl", "parquet")]
     found = next((folder / name for name in names if (folder / name).is_file()), None)
@@ -109,6 +111,33 @@ def prepare_squad(squad: Path, folder: Path, words: int | None = None) -> tuple[
     for name, lines in (("corpus", passages), ("train", rows[False]), ("eval", rows[True])):
         (folder / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return len(passages), len(rows[False]), len(rows[True])
+
+
+def choose_demonstrations(folder: Path, retriever: str = "bm25") -> int:
+    """Write `demo.jsonl`: the training questions whose answer is in the first passage that a search for them finds.
+
+    Demonstrations of the others would answer what no passage says, and so teach a model to invent.
+
+    Args:
+        folder: a data folder with `train.jsonl`, as `prepare_squad` writes it.
+        retriever: the name of the index in it that is searched.
+
+    Returns:
+        How many there are; where there is none, no file is written, and all training questions are demonstrated.
+    """
+    lines = (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    found = open_index(folder / retriever).search([row["question"] for row in rows], 1)
+    chosen = [
+        f"{line}\n"
+        for line, row, hits in zip(lines, rows, found, strict=True)
+        if hits and row["golden_answers"][0] in hits[0].body
+    ]
+    demo = folder / "demo.jsonl"
+    demo.unlink(missing_ok=True)
+    if chosen:
+        demo.write_text("".join(chosen), encoding="utf-8")
+    return len(chosen)
 
 
 def sentence_parts(text: str, words: int | None) -> list[str]:

@@ -62,7 +62,7 @@ class SearchR1(Env):
 
     Args:
         data: the data folder, with train.jsonl, eval.jsonl (or test.jsonl; or .parquet) and the indexes, or its file to
-            train on; `agentrl search-r1 prepare` writes one.
+            train on; `agentrl search-r1 prepare` writes one. Demonstrations are of demo.jsonl where there is one.
         questions: a file of questions (.jsonl or .parquet) for the split `eval`, instead of the folder's.
         retriever: `bm25` or `dense`, the data folder's index of that name, or a server's address.
         form: `text`, the published tags; or `tools`, native tool calls.
@@ -73,7 +73,7 @@ class SearchR1(Env):
         outcome: what is rewarded: `em`, exact match; `f1`; or `format`, exact match with the format's share.
     """
 
-    splits = ("train", "eval")
+    splits = ("train", "eval", "demo")
     version = "1"
 
     def __init__(
