@@ -65,6 +65,7 @@ def opened(config: ClusterConfig, logs: Path | None) -> Iterator[Cluster]:
         use_for_gloo(_current.host)
     else:
         _current = LocalCluster(logs)
+    _current.start_timeout = config.start_timeout
     try:
         yield _current
     finally:

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from agentrl.cluster.connection import Address, Calling, Connection
@@ -42,6 +43,11 @@ class Resources:
     cpus: float = 0.0
     gpus: int = 0
     custom: Mapping[str, float] = field(default_factory=dict)
+
+    def times(self, count: int) -> Resources:
+        """Of so many workers together."""
+        custom = {name: amount * count for name, amount in self.custom.items()}
+        return Resources(self.cpus * count, self.gpus * count, custom)
 
 
 @dataclass(frozen=True)
@@ -203,11 +209,15 @@ class Cluster(ABC):
         name: as in the setting `cluster`.
         host: the address under which workers reach this process.
         resources: what roles reserve by the settings.
+        logs: the folder of the workers' logs, which all nodes see; None are temporary files on each.
+        start_timeout: seconds that a worker may take to be placed and built.
     """
 
     name: str
     host: str = "127.0.0.1"
     resources: RoleResources = RoleResources()
+    logs: Path | None = None
+    start_timeout: float = 900.0
 
     @property
     def lost(self) -> Future[InfraError]:
@@ -221,6 +231,10 @@ class Cluster(ABC):
         Raises:
             EngineError: it could not be started at all.
         """
+
+    @abstractmethod
+    def spawn_together(self, roles: Sequence[Role], together: int) -> list[Worker]:
+        """Start roles of one kind, each `together` consecutive ones on one node; all find a place, or none starts."""
 
     @abstractmethod
     def nodes(self) -> list[Node]:

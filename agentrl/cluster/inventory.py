@@ -1,4 +1,4 @@
-"""What workers take of their nodes, by the settings."""
+"""What workers take of their nodes: changed by the settings, and under Ray's names."""
 
 from __future__ import annotations
 
@@ -25,3 +25,14 @@ def settled(role: Role, settings: RoleResources) -> Role:
 def on_gpus(device: str, nodes: Sequence[Node]) -> bool:
     """Whether a role computes on GPUs: `auto` does where a node has some."""
     return device == "cuda" or (device == "auto" and any(node.gpus for node in nodes if node.alive))
+
+
+def bundle(wanted: Resources) -> dict[str, float]:
+    """What a worker occupies, under Ray's names; a byte of memory where that is nothing, since no bundle is empty."""
+    has = {"CPU": wanted.cpus, "GPU": float(wanted.gpus), **wanted.custom}
+    return {name: amount for name, amount in has.items() if amount} or {"memory": 1.0}
+
+
+def is_ours(name: str) -> bool:
+    """Whether a resource of Ray's is one that people name, and not one of its own."""
+    return ":" not in name and "memory" not in name and "_group_" not in name

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl import cores
@@ -117,6 +118,10 @@ class LocalCluster(Cluster):
         worker = Worker(role, LocalProcess(role, self.log(role)))
         self._workers.append(worker)
         return worker
+
+    def spawn_together(self, roles: Sequence[Role], together: int) -> list[Worker]:
+        """Start them, all on this node."""
+        return [self.spawn(role) for role in roles]
 
     def log(self, role: Role) -> Path | None:
         """The file of a worker's output: its role, and how many of its kind were started before."""

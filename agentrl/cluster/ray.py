@@ -12,21 +12,24 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from agentrl.cluster.assignment import Assignment
 from agentrl.cluster.base import Cluster, Node, Process, Resources, Role, Worker
+from agentrl.cluster.bundles import Bundles
 from agentrl.cluster.connection import Address, Connection, connect
 from agentrl.cluster.head import Head
-from agentrl.cluster.inventory import settled
+from agentrl.cluster.inventory import bundle, is_ours, settled
 from agentrl.cluster.joining import require_answer
 from agentrl.cluster.local import LocalProcess
 from agentrl.cluster.nodes import described, node_name
+from agentrl.cluster.placement import Demand, Wanted, place
 from agentrl.cluster.versions import require_same, versions
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError, brief, missing_extra
 
@@ -172,7 +175,7 @@ class RayCluster(Cluster):
 
     def __init__(self, address: str | None = None, logs: Path | None = None) -> None:
         self.logs, self._count, self._workers = logs, Counter[str](), list[Worker]()
-        self._reserved: _Reserved | None = None
+        self._reserved: tuple[PlacementGroup, Bundles] | None = None
         self._ours = not ray.is_initialized()
         if self._ours:
             if address is not None:
@@ -191,14 +194,45 @@ class RayCluster(Cluster):
         self._head.require()
         role = settled(role, self.resources)
         self._require_room(role)
+        if self._reserved is not None:
+            group, bundles = self._reserved
+            if (number := bundles.take(role.kind, self._alive())) is not None:
+                release = partial(bundles.free, role.kind, number)
+                return self._start(role, _in_bundle(group, number), release, bundles.node(number))
+        return self._start(role, "SPREAD", _nothing)
+
+    def spawn_together(self, roles: Sequence[Role], together: int) -> list[Worker]:
+        """Start roles in the places that were reserved, and those that find none there in a group of their own."""
+        self._head.require()
+        placed = [settled(role, self.resources) for role in roles]
+        reserved = 0
+        if self._reserved is not None:
+            room = self._reserved[1].available(placed[0].kind, together, self._alive())
+            reserved = min(len(roles), room // together * together)
+        rest = self._in_own_group(placed[reserved:], together) if reserved < len(roles) else []
+        return [self.spawn(role) for role in roles[:reserved]] + rest
+
+    def _in_own_group(self, roles: Sequence[Role], together: int) -> list[Worker]:
+        """Start roles in a new placement group, which is removed once all of them have ended."""
+        unit, left = roles[0].resources.times(together), list(roles)
+        units = Demand(roles[0].kind, len(roles) // together, unit.gpus, unit.cpus, custom=unit.custom)
+        place(self.nodes(), Wanted(units, Demand("engine", 0)))
+        group = placement_group([bundle(unit)] * units.count, strategy="PACK")
+
+        def release() -> None:
+            left.pop()
+            if not left and ray.is_initialized() and not self.lost.done():
+                remove_placement_group(group)
+
+        return [self._start(role, _in_bundle(group, i // together), release) for i, role in enumerate(roles)]
+
+    def _start(
+        self, role: Role, strategy: str | PlacementGroupSchedulingStrategy, release: Callable[[], None], node: str = ""
+    ) -> Worker:
         number = self._count[role.kind]
         self._count[role.kind] += 1
         log = None if self.logs is None else self.logs / f"{role.kind}-{number}.log"
-        wanted, release = role.resources, _nothing
-        strategy: str | PlacementGroupSchedulingStrategy = "SPREAD"
-        place = None if self._reserved is None else self._reserved.take(role.kind, self._alive())
-        if self._reserved is not None and place is not None:
-            strategy, release = self._reserved.strategy(place), partial(self._reserved.free, role.kind, place)
+        wanted = role.resources
         starter = (
             ray.remote(Starter)
             .options(
@@ -210,40 +244,46 @@ class RayCluster(Cluster):
             )
             .remote(role, log and log.absolute(), os.getcwd())
         )
-        node = "" if self._reserved is None or place is None else self._reserved.node(place)
         worker = Worker(role, RayProcess(role, starter, described(self.nodes()), partial(self._gone, node), release))
         self._workers.append(worker)
         return worker
 
-    def reserve(self, assignment: Assignment, roles: Mapping[str, Resources], timeout: float) -> None:
+    def reserve(
+        self,
+        assignment: Assignment,
+        roles: Mapping[str, Resources],
+        timeout: float,
+        members: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         """Take all places of an assignment at once, as one placement group; roles are started there from now on.
 
         A place is a bundle, which Ray keeps on one node: that of the assignment. Where a place's node has died, its
         role is started wherever there is room.
 
         Args:
-            assignment: a place for each worker, on the nodes of `nodes`.
+            assignment: a place for each unit, on the nodes of `nodes`.
             roles: what a worker of each role occupies.
             timeout: seconds in which all of it must be free.
+            members: of roles whose places hold several workers, how many.
 
         Raises:
             ConfigError: it was not; nothing is taken.
         """
         ids = {node_name(node["NodeManagerAddress"], node["NodeID"]): node["NodeID"] for node in _ray.nodes()}
-        bundles = [_bundle(roles[place.role]) for place in assignment.places]
-        where = [{"ray.io/node-id": ids[place.node]} for place in assignment.places]
+        bundles = [bundle(roles[unit.role].times(members.get(unit.role, 1))) for unit in assignment.places]
+        where = [{"ray.io/node-id": ids[unit.node]} for unit in assignment.places]
         group = placement_group(bundles, strategy="SPREAD", bundle_label_selector=where)
         if not group.wait(timeout):
             remove_placement_group(group)
             asked = "; ".join(f"{number} x {role} ({roles[role]})" for role, number in assignment.counts().items())
             free = ", ".join(
-                f"{amount:g} {name}" for name, amount in sorted(_ray.available_resources().items()) if _ours(name)
+                f"{amount:g} {name}" for name, amount in sorted(_ray.available_resources().items()) if is_ours(name)
             )
             raise ConfigError(
                 f"the cluster did not have all that the run takes free within {timeout:g} s (cluster.place_timeout). "
                 f"Asked: {asked}. There: {described(self.nodes())}. Free now, in all: {free or 'nothing'}"
             )
-        self._reserved = _Reserved(group, assignment)
+        self._reserved = group, Bundles(assignment, members)
 
     def _gone(self, node: str) -> str:
         """Why nothing can be started on a node; '' where it can. An empty name is a node that Ray chooses."""
@@ -268,7 +308,7 @@ class RayCluster(Cluster):
         for node in sorted(_ray.nodes(), key=lambda node: node["NodeManagerAddress"] != self.host):
             has = dict(node["Resources"])
             cpus, gpus = has.pop("CPU", 0.0), int(has.pop("GPU", 0))
-            custom = {name: amount for name, amount in has.items() if _ours(name)}
+            custom = {name: amount for name, amount in has.items() if is_ours(name)}
             name = node_name(node["NodeManagerAddress"], node["NodeID"])
             alive, host, leaves = node["Alive"], node["NodeManagerAddress"], node["NodeID"] in draining
             found.append(Node(name, cpus, gpus, custom, alive, host=host, draining=leaves))
@@ -281,40 +321,10 @@ class RayCluster(Cluster):
             list(threads.map(Worker.shutdown, self._workers))
         self._workers.clear()
         if self._reserved is not None and not self.lost.done():
-            remove_placement_group(self._reserved.group)
+            remove_placement_group(self._reserved[0])
         self._reserved = None
         if self._ours:
             ray.shutdown()
-
-
-class _Reserved:
-    """A placement group, and which of its bundles nothing is in."""
-
-    def __init__(self, group: PlacementGroup, assignment: Assignment) -> None:
-        self.group, self._places = group, assignment.places
-        self._free = {role: list[int]() for role in assignment.counts()}
-        for number, place in enumerate(assignment.places):
-            self._free[place.role].append(number)
-
-    def take(self, role: str, alive: set[str]) -> int | None:
-        """A free bundle of a role on a node that is alive; None where there is none."""
-        for number in self._free.get(role, ()):
-            if self._places[number].node in alive:
-                self._free[role].remove(number)
-                return number
-        return None
-
-    def free(self, role: str, number: int) -> None:
-        """Nothing is in that bundle any more."""
-        self._free[role].append(number)
-
-    def node(self, number: int) -> str:
-        """The node of a bundle."""
-        return self._places[number].node
-
-    def strategy(self, number: int) -> PlacementGroupSchedulingStrategy:
-        """How an actor is put into a bundle."""
-        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=number)
 
 
 def _join(address: str | None) -> None:
@@ -338,12 +348,6 @@ def _nothing() -> None:
     """What is released with a worker that is in no bundle."""
 
 
-def _bundle(wanted: Resources) -> dict[str, float]:
-    """What a worker occupies, under Ray's names; a byte of memory where that is nothing, since no bundle is empty."""
-    has = {"CPU": wanted.cpus, "GPU": float(wanted.gpus), **wanted.custom}
-    return {name: amount for name, amount in has.items() if amount} or {"memory": 1.0}
-
-
-def _ours(name: str) -> bool:
-    """Whether a resource of Ray's is one that people name, and not one of its own."""
-    return ":" not in name and "memory" not in name and "_group_" not in name
+def _in_bundle(group: PlacementGroup, number: int) -> PlacementGroupSchedulingStrategy:
+    """How an actor is put into a bundle."""
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)

@@ -235,7 +235,7 @@ async def player(
     """Rollouts on the run's cluster, and a function from limits to what acts in them: the model, or a program."""
     folder = Path(store.path).parent
     with cluster.opened(config.cluster, folder / "logs") as opened:
-        await asyncio.to_thread(reserve, opened, config)
+        await asyncio.to_thread(reserve, opened, config, base)
         async with cluster.while_not_lost(opened.lost), _playing(shared(config, folder), make_env, base, store) as made:
             yield made
 

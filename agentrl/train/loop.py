@@ -254,7 +254,7 @@ class Loop:
             return
         assert isinstance(self.trainer, Averager)
         with self.clock("publish_average"), self.display.part("publishing averaged weights"):
-            await engine.publish(Weights(self.trainer.averaged_weights), self.trainer.version)
+            await engine.publish(Weights.of(self.trainer, "averaged_weights"), self.trainer.version)
 
     async def evaluate(self, step: int) -> dict[str, float]:
         """Measure the policy on held-out tasks, where it is due; the last step's policy is measured after the run."""

@@ -1,17 +1,101 @@
-"""A run's places on the nodes of a Ray cluster, taken whole before anything is started."""
+"""What a run asks of a cluster's nodes: the same for a dry run as for places that are taken before it starts."""
 
 from __future__ import annotations
 
-from agentrl.cluster import Cluster, Resources
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.cluster import Cluster, Node, Resources
 from agentrl.cluster.inventory import on_gpus, reserved
-from agentrl.cluster.placement import Demand, Wanted, place
+from agentrl.cluster.placement import Demand, Layout, Wanted, place
 from agentrl.config import RunConfig
 from agentrl.rollout.engines import ENGINES
 from agentrl.rollout.engines.server_settings import ServerConfig
 from agentrl.rollout.environments import CPUS
+from agentrl.train.backends import TRAINERS
+from agentrl.train.backends.fsdp.settings import FsdpConfig, ranks_of
+from agentrl.train.backends.megatron.layout import layout_of
+from agentrl.train.backends.megatron.settings import MegatronConfig
+from agentrl.train.plan.memory import Split
 
 
-def reserve(cluster: Cluster, config: RunConfig) -> None:
+@dataclass(frozen=True)
+class Asked:
+    """What a run asks for.
+
+    Attributes:
+        roles: what a worker of each role occupies.
+        units: how many units each role has; a unit is on one node.
+        members: how many workers a unit is.
+        layout: how trainer and engines share GPUs.
+    """
+
+    roles: Mapping[str, Resources]
+    units: Mapping[str, int]
+    members: Mapping[str, int]
+    layout: Layout
+
+    def wanted(self, memory: float = 0.0) -> Wanted:
+        """For the placement; `memory` is what a trainer's rank needs on its GPU, in GiB."""
+        trainer, engine, workers = (self._demand(role) for role in ("trainer", "engine", "environments"))
+        if trainer.gpus:
+            trainer = Demand(trainer.role, trainer.count, trainer.gpus, trainer.cpus, memory, trainer.custom)
+        return Wanted(trainer, engine, (workers,), self.layout)
+
+    def _demand(self, role: str) -> Demand:
+        unit = self.roles[role].times(self.members[role])
+        return Demand(role, self.units[role], unit.gpus, unit.cpus, custom=unit.custom)
+
+
+def split_of(config: RunConfig, model: Any, nodes: Sequence[Node]) -> Split:
+    """How the trainer's ranks share the model.
+
+    Args:
+        config: the run's.
+        model: the model's settings, as attributes; only `trainer=megatron` reads them.
+        nodes: of the cluster.
+
+    Raises:
+        ConfigError: the model can't be shared like that.
+    """
+    here = sum(node.gpus for node in nodes) if on_gpus(config.trainer.device, nodes) else 0
+    if isinstance(config.trainer, FsdpConfig):
+        return Split(data=ranks_of(config.trainer, here))
+    if not isinstance(config.trainer, MegatronConfig):
+        return Split()
+    layout = layout_of(config.trainer, model, here)
+    return Split(layout.tensor, layout.pipeline, layout.context, layout.expert, layout.data)
+
+
+def asked(config: RunConfig, split: Split, nodes: Sequence[Node]) -> Asked:
+    """What a run asks of nodes; engines that run already (`fleet.urls`, `engine.url`) ask for nothing."""
+    engine, trainer = config.engine, config.trainer
+    attached = config.fleet.urls or getattr(engine, "url", None)
+    by_nodes = isinstance(engine, ServerConfig)  # the others are told their device
+    serving = on_gpus(engine.device, nodes) if by_nodes else engine.device == "cuda"
+    ranked = TRAINERS.find(trainer.name).has_ranks
+    training = on_gpus(trainer.device, nodes) if ranked else trainer.device == "cuda"
+    own = {
+        "trainer": Resources(gpus=int(training)),
+        "engine": Resources(gpus=ENGINES.find(engine.name).ranks(engine) if serving else 0),
+        "environments": Resources(cpus=CPUS),
+    }
+    units = {
+        "trainer": split.ranks // split.tensor,
+        "engine": 0 if attached else config.fleet.engines + (config.eval.weights == "averaged"),
+        "environments": config.cluster.environments,
+    }
+    return Asked(
+        {role: reserved(role, resources, config.cluster.resources) for role, resources in own.items()},
+        units,
+        {"trainer": split.tensor, "engine": 1, "environments": 1},
+        "colocated" if config.fleet.colocated and units["engine"] else "disaggregated",
+    )
+
+
+def reserve(cluster: Cluster, config: RunConfig, model: Path) -> None:
     """Take what the run's trainer, engines and environment workers occupy, where `cluster.place_timeout` is set.
 
     Raises:
@@ -21,20 +105,9 @@ def reserve(cluster: Cluster, config: RunConfig) -> None:
     if config.cluster.name != "ray" or timeout is None:
         return
     from agentrl.cluster.ray import RayCluster
+    from agentrl.train.backends.megatron.trainer import model_settings
 
     assert isinstance(cluster, RayCluster)
-    nodes, serves = cluster.nodes(), config.engine
-    attached = config.fleet.urls or getattr(serves, "url", None)
-    on_gpu = on_gpus(serves.device, nodes) if isinstance(serves, ServerConfig) else serves.device == "cuda"
-    engines = 0 if attached else config.fleet.engines
-    own = {
-        "trainer": Resources(gpus=int(config.trainer.device == "cuda")),
-        "engine": Resources(gpus=ENGINES.find(serves.name).ranks(serves) if on_gpu else 0),
-        "environments": Resources(cpus=CPUS),
-    }
-    roles = {role: reserved(role, resources, config.cluster.resources) for role, resources in own.items()}
-    numbers = {"trainer": 1, "engine": engines, "environments": config.cluster.environments}
-    trainer, engine, workers = (
-        Demand(role, numbers[role], wanted.gpus, wanted.cpus, custom=wanted.custom) for role, wanted in roles.items()
-    )
-    cluster.reserve(place(nodes, Wanted(trainer, engine, (workers,))), roles, timeout)
+    nodes = [node for node in cluster.nodes() if node.alive]
+    run = asked(config, split_of(config, model_settings(model), nodes), nodes)
+    cluster.reserve(place(nodes, run.wanted()), run.roles, timeout, run.members)

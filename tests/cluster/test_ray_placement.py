@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.cluster import Resources, Role
+from agentrl.cluster.nodes import node_name
 from agentrl.cluster.placement import Demand, Wanted, place
 from agentrl.errors import ConfigError
+from agentrl.train.setup import complete
 
 LONG = 60.0
 RESOURCES = Resources(cpus=2)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster(ray_nodes: Any) -> Iterator[Any]:
     from agentrl.cluster.ray import RayCluster
 
@@ -52,3 +57,46 @@ def test_roles_are_started_where_they_are_assigned_and_what_is_not_free_is_refus
     again = cluster.spawn(role)
     again.wait_ready(LONG)
     assert again.node == assignment.places[0].node
+
+
+def test_a_run_takes_the_places_that_its_dry_run_shows(cluster: Any, ray_nodes: Any, tmp_path: Path) -> None:
+    from ray.util.placement_group import placement_group_table
+
+    from agentrl.train.placing import reserve
+    from agentrl.train.plan.dry_run import described
+    from agentrl.train.plan.step import Rates
+
+    settings = {
+        "env": "calculator",
+        "trainer": {"name": "fsdp", "ranks": 3, "device": "cpu"},
+        "engine": {"name": "sglang", "device": "cpu"},
+        "fleet": {"engines": 2},
+        "cluster": {
+            "name": "ray",
+            "address": ray_nodes.address,
+            "environments": 2,
+            "place_timeout": LONG,
+            "resources": {"trainer": {"cpus": 3}, "engine": {"cpus": 1, "custom": {"far": 1}}},
+        },
+    }
+    config = complete(settings)
+    (tmp_path / "config.json").write_text("{}")
+    before = placement_group_table().keys()
+    reserve(cluster, config, tmp_path)
+    (taken,) = (group for name, group in placement_group_table().items() if name not in before)
+    names = {node["NodeID"]: node_name(node["NodeManagerAddress"], node["NodeID"]) for node in ray_nodes_of()}
+    of_run = Counter(
+        (names[taken["bundles_to_node_id"][number]], tuple(sorted(bundle.items())))
+        for number, bundle in taken["bundles"].items()
+    )
+    trainer, engine, worker = (("CPU", 3.0),), (("CPU", 1.0), ("far", 1.0)), (("CPU", 1.0),)
+    asked = {"trainer": trainer, "engine": engine, "environments": worker}
+    lines = [re.fullmatch(r"(.*): (trainer|engine|environments) \d+", line) for line in described(config, Rates())]
+    assert of_run == Counter((line[1], asked[line[2]]) for line in lines if line)
+    assert of_run.total() == 7
+
+
+def ray_nodes_of() -> Any:
+    import ray
+
+    return ray.nodes()

@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -85,9 +86,13 @@ class Weights:
         self._source, self.save = source, save
 
     @classmethod
-    def of(cls, trainer: Any) -> Weights:
-        """A trainer's weights; one in another process has `save_weights`, which writes them there (`Save`)."""
-        return cls(trainer.weights, getattr(trainer, "save_weights", None))
+    def of(cls, trainer: Any, method: str = "weights") -> Weights:
+        """A trainer's weights, or `averaged_weights`; one in another process has `save_weights`.
+
+        That is a `Save` which also takes the method that yields what is written.
+        """
+        save = getattr(trainer, "save_weights", None)
+        return cls(getattr(trainer, method), None if save is None else partial(save, method=method))
 
     def __iter__(self) -> Iterator[Named]:
         return iter(self._source())

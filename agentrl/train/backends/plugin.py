@@ -20,9 +20,11 @@ class TrainerPlugin:
 
     Attributes:
         settings: the class of its section of the configuration (`trainer.*`).
+        has_ranks: whether it starts ranks, which on a cluster are workers of their own.
     """
 
     settings: type[TrainerConfig] = TrainerConfig
+    has_ranks: bool = False
 
     def factory(self) -> TrainerFactory:
         """The trainer's class, with its libraries imported.

@@ -26,7 +26,6 @@ import transformers
 from transformers import AutoConfig
 
 from agentrl.errors import ConfigError, InvalidInput, UnknownName
-from agentrl.models.devices import torch_device
 from agentrl.models.registry import cache_folder
 from agentrl.models.rope import too_long, with_short_row_angles
 from agentrl.train.backends.megatron.settings import MegatronConfig
@@ -92,8 +91,8 @@ def prove_on_ranks(path: Path, what: str) -> Callable[[MegatronTrainer], None]:
     """A function that tests the architecture on a trainer's ranks before they build the model."""
 
     def first(trainer: MegatronTrainer) -> None:
-        device, config = torch_device(trainer.config.device, "trainer.device"), trainer.config
-        require(path, what, device, "megatron", config.family, config.dtype, ranks=trainer)
+        config = trainer.config
+        require(path, what, trainer.device, "megatron", config.family, config.dtype, ranks=trainer)
 
     return first
 

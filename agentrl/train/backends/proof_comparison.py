@@ -50,7 +50,11 @@ def compare(
     Raises:
         InfraError: the run's ranks failed or didn't answer; or there was not enough memory.
     """
-    with tempfile.TemporaryDirectory(prefix="agentrl-proof-") as scratch, torch.random.fork_rng(devices=[]):
+    shared = None if ranks is None else ranks.scratch
+    with (
+        tempfile.TemporaryDirectory(prefix="agentrl-proof-", dir=shared) as scratch,
+        torch.random.fork_rng(devices=[]),
+    ):
         torch.manual_seed(seed)
         model, why = small_model(config, _divisors(ranks))
         if model is None:
@@ -61,11 +65,12 @@ def compare(
             plain = load_causal_lm(folder, torch.float32, "eager")
         except Exception as error:
             return Proof(untested=f"a small model of its kind can't be saved and loaded: {error_text(error)}")
-        plain.to(device).eval()
+        here = device if torch.cuda.is_available() else "cpu"  # ranks may be on another node
+        plain.to(here).eval()
         forest = random_forest(random.Random(seed), VOCABULARY)
         try:
-            want = compute_rows(plain, forest, device)
-            own = None if dtype == "float32" else _own_error(plain, folder, forest, want, device, subject, dtype)
+            want = compute_rows(plain, forest, here)
+            own = None if dtype == "float32" else _own_error(plain, folder, forest, want, here, subject, dtype)
         except Exception as error:
             return Proof(untested=f"transformers' eager attention can't compute its rows: {error_text(error)}")
         try:

@@ -10,7 +10,7 @@ from agentrl import cluster
 from agentrl.cluster import Resources, Role
 from agentrl.config import AlgoConfig, ClusterConfig, TrainerConfig
 from agentrl.errors import DeadlineExceeded, InfraError, TrainerError, TrainerTimeout
-from agentrl.train.backends import Averager, Trainer, make_trainer
+from agentrl.train.backends import TRAINERS, Averager, Trainer, make_trainer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,11 +44,11 @@ class TrainerRole:
         assert isinstance(self.trainer, Averager)
         return ((name, tensor.detach()) for name, tensor in self.trainer.averaged_weights())
 
-    def save_weights(self, folder: Path, base: Path, limit: int, convert: Convert | None) -> Shapes:
+    def save_weights(self, folder: Path, base: Path, limit: int, convert: Convert | None, method: str) -> Shapes:
         """See `agentrl.rollout.weights.buckets.Save`."""
         from agentrl.rollout.weights.snapshot import save_snapshot
 
-        weights = self.weights()
+        weights = getattr(self, method)()
         return save_snapshot(weights if convert is None else convert(weights), folder, base, limit)
 
     def facts(self) -> tuple[int, int | None, bool]:
@@ -133,9 +133,12 @@ class WorkerTrainer:
         except InfraError as error:
             raise self._ended(error) from None
 
-    def save_weights(self, folder: Path, base: Path, limit: int, convert: Convert | None = None) -> Shapes:
+    def save_weights(
+        self, folder: Path, base: Path, limit: int, convert: Convert | None = None, method: str = "weights"
+    ) -> Shapes:
         """See `agentrl.rollout.weights.buckets.Save`: the trainer's process writes, on a file system that all share."""
-        found: Shapes = self._run("save_weights", Path(folder).absolute(), Path(base).absolute(), limit, convert)
+        paths = Path(folder).absolute(), Path(base).absolute()
+        found: Shapes = self._run("save_weights", *paths, limit, convert, method)
         return found
 
     def save(self, path: Path) -> None:
@@ -179,7 +182,10 @@ class WorkerTrainer:
 
 
 def place_trainer(settings: ClusterConfig, path: Path, config: TrainerConfig, algo: AlgoConfig, **more: Any) -> Trainer:
-    """The trainer in this process, or on a node of the cluster; `make_trainer` describes the arguments."""
-    if settings.name == "local":
-        return make_trainer(path, config, algo, **more)
+    """The trainer in this process, or on nodes of the cluster; `make_trainer` describes the arguments.
+
+    One with ranks is in this process, which holds no weights, and its ranks are on the nodes.
+    """
+    if settings.name == "local" or TRAINERS.find(config.name).has_ranks:
+        return make_trainer(Path(path).absolute(), config, algo, **more)
     return WorkerTrainer(settings, path, config, algo, **more)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from agentrl import cluster
 from agentrl.cluster.base import Node
-from agentrl.cluster.placement import Assignment, Demand, Wanted, place
+from agentrl.cluster.placement import Assignment, place
 from agentrl.config import RunConfig
 from agentrl.models.registry import cache_folder
 from agentrl.models.tiny import TinyShape
 from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.backends.fsdp.settings import FsdpConfig, ranks_of
-from agentrl.train.backends.megatron.layout import layout_of
+from agentrl.train.backends.fsdp.settings import FsdpConfig
 from agentrl.train.backends.megatron.settings import MegatronConfig
+from agentrl.train.placing import asked, split_of
 from agentrl.train.plan.memory import GIB, EngineMemory, Numbers, Split, TrainerMemory, engine_memory, trainer_memory
 from agentrl.train.plan.shapes import Shape, shape_of
 from agentrl.train.plan.step import (
@@ -48,13 +48,13 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
     """
     shape, nodes = model_shape(config), nodes_of(config)
     on_gpus = config.trainer.device == "cuda"
-    split = split_of(config, shape, sum(node.gpus for node in nodes))
+    split = split_of(config, shape, nodes)
     ranks = ENGINES.find(config.engine.name).ranks(config.engine)
     trainer = trainer_memory(shape, split, numbers_of(config), config.trainer.token_budget)
     width = 4 if config.engine.dtype == "float32" else 2
     device = max((node.gpu_memory for node in nodes), default=0.0) * GIB if on_gpus else host_memory()
     engine = engine_memory(shape, ranks, width, device)
-    assignment = place(nodes, wanted(config, split, ranks, trainer, on_gpus=on_gpus))
+    assignment = place(nodes, asked(config, split, nodes).wanted(trainer.total / GIB))
     yield f"dry run of env={config.env.name} model={config.model.name}: nothing is started"
     yield f"model: {shape.parameters:,} parameters, {shape.num_hidden_layers} layers of {shape.hidden_size}"
     yield from _where(assignment, nodes, config)
@@ -95,21 +95,6 @@ def host_memory() -> float:
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def split_of(config: RunConfig, shape: Shape, gpus: int) -> Split:
-    """How the trainer's ranks share the model.
-
-    Raises:
-        ConfigError: the model can't be shared like that.
-    """
-    here = gpus if config.trainer.device == "cuda" else 0
-    if isinstance(config.trainer, FsdpConfig):
-        return Split(data=ranks_of(config.trainer, here))
-    if not isinstance(config.trainer, MegatronConfig):
-        return Split()
-    layout = layout_of(config.trainer, shape, here)
-    return Split(layout.tensor, layout.pipeline, layout.context, layout.expert, layout.data)
-
-
 def numbers_of(config: RunConfig) -> Numbers:
     """How the trainer keeps its numbers."""
     trainer = config.trainer
@@ -131,15 +116,6 @@ def numbers_of(config: RunConfig) -> Numbers:
 def engines_of(config: RunConfig) -> int:
     """How many engines a run has."""
     return len(config.fleet.urls) or config.fleet.engines
-
-
-def wanted(config: RunConfig, split: Split, ranks: int, memory: TrainerMemory, *, on_gpus: bool) -> Wanted:
-    """What the run asks of the cluster; engines at `fleet.urls` run elsewhere."""
-    own = 0 if config.fleet.urls else config.fleet.engines + (config.eval.weights == "averaged")
-    trainer = Demand("trainer", split.ranks // split.tensor, split.tensor * on_gpus, memory=memory.total / GIB)
-    engines = Demand("engine", own, ranks * (config.engine.device == "cuda"))
-    workers = Demand("environments", config.cluster.environments, cpus=1.0)
-    return Wanted(trainer, engines, (workers,), "colocated" if config.fleet.colocated and own else "disaggregated")
 
 
 def work_of(config: RunConfig) -> Work:

@@ -11,6 +11,7 @@ class FsdpPlugin(TorchPlugin):
     """The torch trainer over several processes; its architecture is tested as that of `trainer=torch`."""
 
     settings = FsdpConfig
+    has_ranks = True
 
     def factory(self) -> TrainerFactory:
         """Import torch; transformers is imported by the ranks."""

@@ -67,4 +67,4 @@ class FsdpTrainer(RankTrainer):
 
     def export(self, path: Path) -> None:
         """Write a Hugging Face folder, as the torch trainer does; rank 0 gathers all weights in the CPU's memory."""
-        self.ranks.call("export", str(path))
+        self.ranks.call("export", str(Path(path).absolute()))

@@ -15,6 +15,7 @@ class MegatronPlugin(TrainerPlugin):
     """The trainer on Megatron-core's ranks."""
 
     settings = MegatronConfig
+    has_ranks = True
 
     def factory(self) -> TrainerFactory:
         """Import torch; Megatron-core itself is imported by the ranks."""

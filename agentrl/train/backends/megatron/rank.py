@@ -31,6 +31,7 @@ from agentrl.train.backends.megatron import passes
 from agentrl.train.backends.megatron.checkpoint import Checkpoints
 from agentrl.train.backends.megatron.chunks import chunks_of, sparse_layers, wrapped
 from agentrl.train.backends.megatron.copies import WeightCopy
+from agentrl.train.backends.megatron.folder import write_weights
 from agentrl.train.backends.megatron.layout import Layout
 from agentrl.train.backends.megatron.micro import Micro, lengths, micro_batch
 from agentrl.train.backends.megatron.models import export, family_of, read_config
@@ -292,6 +293,15 @@ class Rank(Learner[Micro]):
             raise InvalidInput("the trainer keeps no average of its weights: trainer.average_decay is none")
         with self.average.exchanged():
             yield from self.weights()
+
+    def write(self, folder: str, method: str) -> dict[str, int] | None:
+        """Write what `method` yields, on rank 0; see `write_weights`. All ranks see the folder, or are on one node."""
+        weights: Iterator[tuple[str, Tensor]] = getattr(self, method)()
+        if dist.get_rank() == 0:
+            return write_weights(Path(folder), weights)
+        for _ in weights:
+            pass
+        return None
 
     def save(self, path: str) -> None:
         """Write a checkpoint; see `Checkpoints.save`."""

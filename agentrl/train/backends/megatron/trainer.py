@@ -1,7 +1,7 @@
 """The Megatron trainer: the `Trainer` protocol over rank processes that compute with Megatron-core.
 
-This process holds no weights and imports no Megatron. Hugging Face folders are written here, from the same stream
-that engines get, in files of bounded size.
+This process holds no weights and imports no Megatron. Of an exported Hugging Face folder, rank 0 writes the weights,
+and this process the rest.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,6 @@ from agentrl.train.backends.megatron.layout import layout_of
 from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.backends.ranks.trainer import RankTrainer, gpus_of
 from agentrl.train.forest import Forest
-
-FILE_BYTES = 2 << 30
-"""Of one file of an exported folder; this process holds one file's tensors at a time."""
 
 
 class MegatronTrainer(RankTrainer):
@@ -69,6 +66,7 @@ class MegatronTrainer(RankTrainer):
             count=self.layout.ranks,
             timeout=self.config.timeout,
             layout=self.layout,
+            together=self.layout.tensor,
             environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},  # collectives start in the order of the kernels
             first=None if first is None else functools.partial(first, self),
         )
@@ -109,16 +107,16 @@ class MegatronTrainer(RankTrainer):
 
         In it there is another one, `averaged`, where an average is kept (`trainer.average_decay`).
         """
-        with exported(Path(path), self._side_files) as folder:
-            self._write(folder, self.weights())
+        with exported(Path(path).absolute(), self._side_files) as folder:
+            self._write(folder, "weights")
             if self.config.average_decay is not None:
                 with exported(folder / "averaged", self._side_files) as inner:
-                    self._write(inner, self.averaged_weights())
+                    self._write(inner, "averaged_weights")
 
-    def _write(self, folder: Path, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Write weights and the model's configuration."""
+    def _write(self, folder: Path, method: str) -> None:
+        """Have rank 0 write what `method` yields, and write the model's configuration."""
+        dtypes = self.ranks.call("write", str(folder), method)
         settings = json.loads(self._side_files["config.json"])
-        dtypes = write_weights(folder, weights)
         for stale in ("torch_dtype", "quantization_config"):  # the written weights are not quantised
             settings.pop(stale, None)
         settings["dtype"] = max(dtypes, key=lambda name: dtypes[name])
@@ -129,43 +127,6 @@ class MegatronTrainer(RankTrainer):
         if self.ranks.alive and self.config.async_save:
             self.ranks.call("finish_saving")
         super().close()
-
-
-def write_weights(folder: Path, weights: Iterator[tuple[str, Tensor]]) -> dict[str, int]:
-    """Write safetensors files of at most `FILE_BYTES` and, of several, their index; returns elements by dtype."""
-    from safetensors.torch import save_file
-
-    files: list[dict[str, Tensor]] = []
-    names: dict[str, int] = {}
-    dtypes: dict[str, int] = {}
-    held = total = 0
-    current: dict[str, Tensor] = {}
-
-    def flush() -> None:
-        save_file(current, folder / f"part-{len(files)}", metadata={"format": "pt"})
-        files.append({})
-        current.clear()
-
-    for name, tensor in weights:
-        size = tensor.numel() * tensor.element_size()
-        if current and held + size > FILE_BYTES:
-            flush()
-            held = 0
-        current[name] = tensor
-        names[name] = len(files)
-        held, total = held + size, total + size
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        dtypes[dtype] = dtypes.get(dtype, 0) + tensor.numel()
-    flush()
-    if len(files) == 1:
-        (folder / "part-0").rename(folder / "model.safetensors")
-        return dtypes
-    final = [f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
-    for i, name in enumerate(final):
-        (folder / f"part-{i}").rename(folder / name)
-    index = {"metadata": {"total_size": total}, "weight_map": {name: final[i] for name, i in names.items()}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
-    return dtypes
 
 
 def model_settings(folder: Path) -> Any:

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from agentrl import cores
+from agentrl import cluster, cores
+from agentrl.cluster.inventory import on_gpus
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.train.backends.ranks.group import Ranks
+from agentrl.train.backends.ranks.placed import PlacedRanks
 from agentrl.train.backends.ranks.worker import Role
 from agentrl.train.forest import Forest
+
+if TYPE_CHECKING:
+    from agentrl.rollout.weights.buckets import Convert, Save, Shapes
 
 
 class RankTrainer:
@@ -35,7 +40,12 @@ class RankTrainer:
         layout: of the model over them, as the builder needs it.
         timeout: seconds that a call to the ranks may take.
         environment: variables of the ranks beside this process's.
+        together: how many consecutive ranks have to be on one node of a cluster.
         first: called once the ranks have started, before they build the model.
+
+    Attributes:
+        device: what the ranks compute on, "cuda" or "cpu"; this process may have another.
+        scratch: a folder that all ranks see, for what is written for them; None: any of this machine.
     """
 
     def __init__(
@@ -51,14 +61,22 @@ class RankTrainer:
         timeout: float,
         layout: Any = None,
         environment: Mapping[str, str] | None = None,
+        together: int = 1,
         first: Callable[[], None] | None = None,
     ) -> None:
         self.source, self.version = path, 0
-        on_gpus = torch.cuda.is_available()
+        on_gpus = gpus_of(config) > 0
+        self.device = "cuda" if on_gpus else "cpu"
         self.threads = None if on_gpus else cores.chosen(config.threads, cores.share(count, path))
         self.deterministic = not on_gpus
         roles = [Role(rank, count, "", builder, layout, timeout, seed) for rank in range(count)]
-        self.ranks = Ranks(roles, timeout, self.threads, environment)
+        self.ranks: Ranks | PlacedRanks
+        self.scratch: Path | None = None
+        if cluster.current().name == "local":
+            self.ranks = Ranks(roles, timeout, self.threads, environment)
+        else:
+            self.ranks = PlacedRanks(roles, timeout, self.threads, environment, gpu=on_gpus, together=together)
+            self.scratch = cluster.current().logs
         try:
             if first is not None:
                 first()
@@ -108,14 +126,26 @@ class RankTrainer:
         """The same of their average; see `Averager.averaged_weights`."""
         return self.ranks.stream("averaged_weights")
 
+    @property
+    def save_weights(self) -> Save | None:
+        """Has rank 0 write weights on its node; None where ranks are beside this process."""
+        return self._save_weights if isinstance(self.ranks, PlacedRanks) else None
+
+    def _save_weights(
+        self, folder: Path, base: Path, limit: int, convert: Convert | None = None, method: str = "weights"
+    ) -> Shapes:
+        given = (Path(folder).absolute(), Path(base).absolute(), limit, convert, method)
+        shapes: Shapes = self.ranks.call("save_weights", *given)
+        return shapes
+
     def save(self, path: Path) -> None:
         """Write a folder from which another number or layout of ranks can resume."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self.ranks.call("save", str(path))
+        self.ranks.call("save", str(Path(path).absolute()))
 
     def load(self, path: Path) -> None:
         """Load a folder that `save` wrote, with its version; the settings remain those of the last `begin`."""
-        self.version = self.ranks.call("load", str(path))
+        self.version = self.ranks.call("load", str(Path(path).absolute()))
 
     def close(self) -> None:
         """End the ranks."""
@@ -123,11 +153,14 @@ class RankTrainer:
 
 
 def gpus_of(config: TrainerConfig) -> int:
-    """How many GPUs there are; where there is one, ranks compute on them.
+    """How many GPUs there are, here or on the cluster's nodes; where there is one, ranks compute on them.
 
     Raises:
         ConfigError: `trainer.device` asks for the other kind.
     """
+    if cluster.current().name != "local":
+        nodes = [node for node in cluster.current().nodes() if node.alive]
+        return sum(node.gpus for node in nodes) if on_gpus(config.device, nodes) else 0
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("trainer.device=cuda: there is no GPU")
     if config.device == "cpu" and torch.cuda.is_available():

@@ -41,7 +41,7 @@ class Role:
     Attributes:
         rank: its number.
         ranks: how many there are.
-        store: the file of the rendezvous.
+        store: the rendezvous: a file on one machine, or tcp://host:port.
         builder: the import path of its `Builder`.
         layout: what the builder needs to know of the parallel layout.
         timeout: seconds that a collective may take.
@@ -116,11 +116,22 @@ def join(role: Role, *, gpus: bool) -> None:
         torch.cuda.set_device(role.rank % torch.cuda.device_count())
     dist.init_process_group(
         "nccl" if gpus else "gloo",
-        init_method=f"file://{role.store}",
+        store=store_of(role),
         rank=role.rank,
         world_size=role.ranks,
         timeout=timedelta(seconds=role.timeout),
     )
+
+
+def store_of(role: Role) -> Any:
+    """The rendezvous: the file, or the store of the process that started the ranks."""
+    from torch import distributed as dist
+
+    if not role.store.startswith("tcp://"):
+        return dist.FileStore(role.store, role.ranks)  # type: ignore[attr-defined]
+    host, _, port = role.store.removeprefix("tcp://").rpartition(":")
+    limit = timedelta(seconds=role.timeout)
+    return dist.TCPStore(host, int(port), is_master=False, timeout=limit)  # type: ignore[attr-defined]
 
 
 def send_item(pipe: Connection, name: str, tensor: torch.Tensor) -> None:

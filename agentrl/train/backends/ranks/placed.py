@@ -1,0 +1,267 @@
+"""The trainer's ranks on a cluster's nodes: each a worker with resources of its own, called and ended together.
+
+They meet at a store in this process, on the address that all nodes reach it by, so no port has to be free on a node;
+each rank also sets its heartbeat there. As with `Ranks`, one that raises, dies, is silent or times out ends all.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from agentrl import cluster, faults, watchdog
+from agentrl.cluster import Resources, Worker
+from agentrl.cluster import Role as ClusterRole
+from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError, TrainerError, TrainerTimeout
+from agentrl.imports import load
+from agentrl.train.backends.ranks.group import GRACE
+from agentrl.train.backends.ranks.heartbeat import SECOND, SILENT
+from agentrl.train.backends.ranks.worker import Builder, Role, store_of
+
+if TYPE_CHECKING:
+    from agentrl.rollout.weights.buckets import Convert, Shapes
+
+Reply = tuple[Any, Exception | None]
+"""A rank's answer, or its error; neither where it was ended because of another rank."""
+
+
+class RankRole:
+    """One rank, as a role of the cluster; it joins the process group when it is made."""
+
+    def __init__(self, role: Role) -> None:
+        self._number = role.rank
+        self._builder: Builder = load(role.builder, "a builder of ranks")(role)
+        self._rank: Any = None
+        threading.Thread(target=_beat, args=(role,), name="heartbeat", daemon=True).start()
+
+    def run(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a method of the rank, or one of this class."""
+        target = self if method in ("build", "save_weights") else self._rank
+        return getattr(target, method)(*arguments)
+
+    def build(self, *arguments: Any) -> None:
+        """Build the rank's part of a model, and free an earlier one."""
+        if self._rank is not None:
+            self._rank.forget()
+        self._rank = None
+        self._rank = self._builder.build(*arguments)
+
+    def tensors(self, method: str, arguments: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
+        """The named tensors that a method yields, copied, since an average is where the weights are only meanwhile."""
+        for name, tensor in getattr(self._rank, method)(*arguments):
+            yield name, tensor.detach().to("cpu", copy=True)
+
+    def save_weights(self, folder: Path, base: Path, limit: int, convert: Convert | None, method: str) -> Shapes:
+        """See `agentrl.rollout.weights.buckets.Save`: rank 0 writes what `method` yields, which all of them gather."""
+        from agentrl.rollout.weights.snapshot import save_snapshot
+
+        weights = self.tensors(method, ())
+        if self._number:
+            _drain(weights)
+            return {}
+        return save_snapshot(weights if convert is None else convert(weights), folder, base, limit)
+
+
+class PlacedRanks:
+    """A group of ranks on the nodes of the current cluster, with the methods of `Ranks`.
+
+    Args:
+        roles: one for each rank, their `store` left empty.
+        timeout: seconds that a call may take.
+        threads: CPU threads of each rank; None leaves it to the environment.
+        environment: variables of the ranks beside their node's.
+        gpu: whether each occupies a GPU.
+        together: how many consecutive ranks are on one node.
+
+    Raises:
+        ConfigError: the cluster has no room for them.
+        TrainerError, TrainerTimeout: a rank could not be started.
+    """
+
+    def __init__(
+        self,
+        roles: Sequence[Role],
+        timeout: float,
+        threads: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        *,
+        gpu: bool = False,
+        together: int = 1,
+    ) -> None:
+        here = cluster.current()
+        self.timeout, self._calling, self._silent = timeout, False, ""
+        self._closed = threading.Event()
+        self._store = _store_at(here.host)
+        for role in roles:
+            self._store.set(_beat_key(role.rank), "0")
+        meeting = f"tcp://{here.host}:{self._store.port}"
+        variables = {**({} if gpu else {"CUDA_VISIBLE_DEVICES": ""}), **(environment or {})}
+        placed = [
+            ClusterRole(
+                "trainer",
+                "agentrl.train.backends.ranks.placed:RankRole",
+                (replace(role, store=meeting),),
+                name=f"rank {role.rank} of {role.ranks}",
+                resources=Resources(gpus=int(gpu)),
+                threads=threads,
+                environment=variables,
+            )
+            for role in roles
+        ]
+        self._workers: list[Worker] = here.spawn_together(placed, together)
+        self._each("start", [partial(worker.wait_ready, here.start_timeout) for worker in self._workers])
+        threading.Thread(target=self._watch, name="heartbeats of ranks", daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the ranks run."""
+        return not self._closed.is_set()
+
+    @property
+    def nodes(self) -> list[str]:
+        """The name of each rank's node."""
+        return [worker.node for worker in self._workers]
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method of every rank; returns rank 0's answer.
+
+        Raises:
+            AgentRLError: a rank raised it.
+            TrainerError: a rank raised something else, with its traceback, or died, or was silent for too long.
+            TrainerTimeout: some rank did not answer in time.
+        """
+        calls = [partial(worker.run, "run", method, args, timeout=self.timeout) for worker in self._workers]
+        return self._each(method, calls, lambda: faults.point("trainer.call"))
+
+    def stream(self, method: str, *args: Any) -> Iterator[tuple[str, Tensor]]:
+        """Call a method that yields named tensors on rank 0; raises as `call` does.
+
+        Where the caller stops early, the rest is received and dropped: every rank goes through to the end.
+        """
+        with self._one_call(method), ThreadPoolExecutor(len(self._workers)) as threads:
+            first, *rest = (worker.iterate("tensors", method, args, timeout=self.timeout) for worker in self._workers)
+            others = threads.map(self._reply, [partial(_drain, items) for items in rest])
+            item, error = self._reply(partial(next, first, None))
+            try:
+                while item is not None:
+                    yield item
+                    item, error = self._reply(partial(next, first, None))
+            finally:
+                own = (None, error) if error else self._reply(partial(_drain, first))
+                self._checked(method, [own, *others])
+
+    def close(self) -> None:
+        """End the ranks; idempotent."""
+        if self.alive:
+            self._closed.set()
+            for worker in self._workers:
+                worker.kill()
+            for worker in self._workers:
+                worker.shutdown()
+
+    # ------------------------------------------------------------------------------------- one call on all ranks
+
+    @contextmanager
+    def _one_call(self, method: str) -> Iterator[None]:
+        if not self.alive:
+            if self._silent:
+                raise TrainerError(f"{method}: {self._silent}")
+            raise InfraError(f"{method}: the trainer is closed")
+        if self._calling:
+            raise InfraError(f"{method}: weights are being read from the ranks, which run one call at a time")
+        self._calling = True
+        try:
+            yield
+        finally:
+            self._calling = False
+
+    def _each(self, method: str, calls: Sequence[Callable[[], Any]], begun: Callable[[], object] | None = None) -> Any:
+        """Make one call of each rank; rank 0's answer. `begun` is called once all of them have begun."""
+        with self._one_call(method), ThreadPoolExecutor(len(calls)) as threads:
+            replies = threads.map(self._reply, calls)
+            if begun is not None:
+                begun()
+            return self._checked(method, list(replies))
+
+    def _reply(self, call: Callable[[], Any]) -> Reply:
+        """The reply to a call of one rank; where it failed, the others have seconds to report before they are ended."""
+        try:
+            return call(), None
+        except Exception as error:
+            if not self.alive:
+                return None, None
+            ending = threading.Timer(GRACE, self.close)
+            ending.daemon = True
+            ending.start()
+            return None, error
+
+    def _checked(self, method: str, replies: Sequence[Reply]) -> Any:
+        """Rank 0's answer; where a rank failed, all are ended."""
+        failed = {rank: error for rank, (_, error) in enumerate(replies) if error is not None}
+        if not failed and self.alive:
+            return replies[0][0]
+        self.close()
+        for error in failed.values():
+            if isinstance(error, AgentRLError) and not isinstance(error, InfraError):
+                raise error
+        late = failed and all(isinstance(error, DeadlineExceeded) for error in failed.values())
+        reports = "\n".join(f"rank {rank} of {len(replies)}: {error}" for rank, error in failed.items())
+        raise (TrainerTimeout if late else TrainerError)(
+            f"{method}: {reports or self._silent or 'the trainer was closed'}"
+        )
+
+    def _watch(self) -> None:
+        """End all ranks where one has no heartbeat: its process hangs, or its node can't be reached."""
+        keys = [_beat_key(rank) for rank in range(len(self._workers))]
+        seen, heard = list[Any](keys), [time.monotonic()] * len(keys)
+        silent = min(SILENT, self.timeout / 2)
+        while not self._closed.wait(SECOND):
+            for rank, value in enumerate(self._store.multi_get(keys)):
+                if value != seen[rank]:
+                    seen[rank], heard[rank] = value, time.monotonic()
+                elif (quiet := time.monotonic() - heard[rank]) > silent:
+                    self._silent = f"rank {rank} on {self.nodes[rank]} has no heartbeat for {quiet:.0f} s"
+                    self.close()
+                    return
+            if self._calling:
+                watchdog.progress()  # all ranks run, and the call has a deadline of its own
+
+
+def _store_at(host: str) -> Any:
+    """A store that listens on one address of this machine, a free port; torch's would listen on all addresses."""
+    server = socket.create_server((host, 0))
+    port = server.getsockname()[1]
+    made = dist.TCPStore  # type: ignore[attr-defined]
+    return made(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
+
+
+def _beat_key(rank: int) -> str:
+    return f"beat-{rank}"
+
+
+def _beat(role: Role) -> None:
+    """Set this rank's heartbeat every second, as long as the trainer's process is there."""
+    store, count = store_of(role), 0
+    while True:
+        count += 1
+        try:
+            store.set(_beat_key(role.rank), str(count))
+        except RuntimeError:
+            return
+        time.sleep(SECOND)
+
+
+def _drain(items: Iterator[Any]) -> None:
+    for _ in items:
+        pass
