@@ -275,6 +275,34 @@ def sessions(
 
 
 @app.command()
+def verify(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Also load the checkpoints into an engine, and compare its checksums.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Check a run's record: what was trained, under which weights, with what credit; 1 where it breaks."""
+    import json
+
+    try:
+        from agentrl.train.verify import verify as verified
+    except ModuleNotFoundError as error:
+        raise missing_extra(error.name or "torch", "train") from error
+    report = verified(run, weights=weights)
+    if as_json:
+        typer.echo(json.dumps(report.json(), indent=1))
+    else:
+        table = Table("check", "what has to hold", "examined", "result", box=None)
+        for row in report.rows():
+            table.add_row(*map(escape, row))
+        out.print(table)
+        _print_lines(safe_text(line) for line in report.lines())
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+@app.command()
 def check(words: Words = None) -> None:
     """Prove that something keeps its contract: agentrl check env=NAME, renderer=MODEL, or sandbox=docker."""
     from agentrl.checks import CHECKS

@@ -20,6 +20,7 @@
     └── InfraError          (RuntimeError)      our own failure: retried, never a reward of 0
         ├── EngineError
         ├── TrainerError                        the trainer's processes died or don't answer
+        ├── Unproven                            what was to be trained lacks a proof of where it comes from
         ├── SandboxError
         ├── RetrievalError                      no proper answer from a retrieval server
         ├── StoreError          (OSError)
@@ -132,6 +133,10 @@ class EngineError(InfraError):
 
 class TrainerError(InfraError):
     """The trainer's processes died, failed or do not answer; another trainer can go on from a checkpoint."""
+
+
+class Unproven(InfraError):
+    """The run's record does not prove where something comes from that was to be trained on."""
 
 
 class SandboxError(InfraError):

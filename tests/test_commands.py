@@ -69,6 +69,7 @@ SWE = Elsewhere(
 )
 CHECK = "tests/test_cli.py::test_check_says_that_a_good_environment_keeps_its_contract_and_what_a_bad_one_breaks"
 STORE = "tests/sessions/test_integrity.py::test_the_command_line_checks_and_salvages"
+VERIFY = "tests/train/test_verify.py::test_the_command_ends_with_0_1_or_2"
 REAL = "tests/train/backends/megatron/test_with_sglang.py"
 SERVERS = "engine.python=.venv-sglang/bin/python fleet.engines=2 engine.device=cpu "
 COMMANDS: dict[str, Run | Elsewhere | Left] = {
@@ -143,6 +144,9 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl view runs/": Elsewhere("tests/viewer/test_app.py::test_the_command_serves_until_it_is_interrupted"),
     "agentrl sessions RUN --check": Elsewhere(STORE),
     "agentrl sessions RUN --salvage saved.db": Elsewhere(STORE),
+    "agentrl verify runs/NAME": Elsewhere(VERIFY),
+    "agentrl verify runs/NAME --weights": Elsewhere(VERIFY),
+    "agentrl verify runs/NAME --json": Elsewhere(VERIFY),
     "agentrl check env=shop.py:Shop": Elsewhere(CHECK),
     "agentrl check env=shop.py:Shop tasks=10 seed=1 limit=300": Elsewhere(CHECK),
     "agentrl check env=swe": Elsewhere(

@@ -93,6 +93,9 @@ class RunConfig(Section):
     """Start nothing: `agentrl train` prints who would be where, memory, traffic and warnings; see docs/cluster.md."""
     mismatch_bound: PositiveFloat = 1e-2
     """A mean |log-probability difference| of engine and trainer over this gives a warning."""
+    require_provenance: bool = False
+    """End the run rather than train on a token whose weights the record does not prove: published, with an engine's
+    checksum, and without caches that older weights computed; see docs/runs.md."""
 
     @model_validator(mode="after")
     def _contradictions(self) -> RunConfig:

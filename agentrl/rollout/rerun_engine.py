@@ -223,6 +223,10 @@ class RerunEngine(ManagedEngine):
         """Those of all engines."""
         return await managed(self.inner).scores(input_ids, temperature)
 
+    async def checksums(self) -> dict[str, str]:
+        """Those of all engines."""
+        return await managed(self.inner).checksums()
+
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
         """Pause the engine."""
         await self.inner.pause(mode)

@@ -94,6 +94,7 @@ def node_from(row: Row, blobs: Mapping[str, bytes]) -> Node:
             node.versions = [VersionSpan(*span) for span in data["versions"]]
             node.finish_reason = FinishReason(data["finish_reason"])
             node.stopped_by = data["stopped_by"]
+            node.engines = tuple(data.get("engines", ()))
             node.arrival = Arrival(*data["arrival"]) if data.get("arrival") else None
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"node {id_} can't be read from the store: {error}") from error
@@ -225,6 +226,7 @@ def _turn(node: Node) -> str | None:
             "finish_reason": node.finish_reason,
             "stopped_by": node.stopped_by,
             **({"arrival": node.arrival.packed} if node.arrival else {}),
+            **({"engines": node.engines} if node.engines else {}),
         }
     ).decode()
 

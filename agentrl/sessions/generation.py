@@ -123,6 +123,7 @@ def joined(attempts: Sequence[Turn]) -> Turn:
         versions=tuple(versions),
         cached_tokens=attempts[0].cached_tokens,
         attachments=attached,
+        engines=tuple(dict.fromkeys(name for attempt in attempts for name in attempt.engines)),
     )
 
 

@@ -92,7 +92,7 @@ def add_turn(
     not known to the trainer, and they are stored untrainable; so are those of a policy that is not `trained`.
     """
     before, sampled = len(opening), len(turn.token_ids)
-    return add(
+    node = add(
         session,
         parent,
         message,
@@ -108,6 +108,8 @@ def add_turn(
         attached=turn.attachments,
         reply_id=reply_id,
     )
+    node.engines = turn.engines
+    return node
 
 
 def add_rendered(

@@ -29,13 +29,12 @@ from agentrl.rollout.stream import Stream
 from agentrl.rollout.weights.buckets import Weights
 from agentrl.sessions.renderers.base import Parsed
 from agentrl.sessions.renderers.watch import CallWatch
-from agentrl.train import probe, recorded_steps, resizing
+from agentrl.train import probe, provenance, recorded_steps, resizing
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.backends import Averager, Critic, Rewarder, Trainer
-from agentrl.train.credit import passed_to_helpers
 from agentrl.train.display import Display
 from agentrl.train.forest import Forest
-from agentrl.train.packing import pack, path_tokens
+from agentrl.train.packing import pack_credited, path_tokens
 from agentrl.train.recovery import Recovery, died
 from agentrl.train.resuming import step_of
 from agentrl.train.run_folder import RunFolder
@@ -64,6 +63,7 @@ class Loop:
     stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     selected: dict[str, float] = field(default_factory=dict)
     recovery: Recovery | None = None
+    evidence: provenance.Evidence = field(default_factory=provenance.Evidence)
 
     async def run(self, start: int = 0) -> None:
         """Take the steps from `start` to `config.steps`.
@@ -132,6 +132,7 @@ class Loop:
     async def train(self, groups: Sequence[Group], step: int, *, again: bool = False) -> dict[str, float]:
         """Learn from a step's groups and publish the new weights; `again`: it was published before."""
         views = [view for group in groups for view in group.by_agent()]
+        self.evidence.begin(self.algorithm.snapshot())
         views, shaped = await self.shape(views, step)
         values = await self.compute_values(views, step)
         forests, credited = await self.credit(views, values, step)
@@ -218,11 +219,9 @@ class Loop:
     def _credit(
         self, groups: Sequence[Group], values: Values | None, step: int
     ) -> tuple[list[Forest], dict[str, float]]:
-        budget, algorithm = self.config.trainer.token_budget, self.algorithm
-        credit = algorithm.credit(groups, values)
-        credit = passed_to_helpers(credit, groups, algorithm.config.helper_credit)
-        seed = derive(self.config.seed, "pack", step)
-        forests = pack(groups, credit, budget, seed=seed, merge=algorithm.config.merge, sequence=algorithm.sequence)
+        budget, seed = self.config.trainer.token_budget, derive(self.config.seed, "pack", step)
+        credit, forests = pack_credited(self.algorithm, groups, values, budget, seed)
+        self.evidence.train(groups, credit, forests, self.trainer.version, require=self.config.require_provenance)
         tokens = sum(len(forest) for forest in forests)
         packed = {
             "pack/forests": float(len(forests)),
@@ -246,7 +245,14 @@ class Loop:
         with self.clock("publish"), self.display.part("publishing weights"):
             await faults.async_point("weights.publish")
             await self.engine.publish(Weights.of(self.trainer), self.trainer.version)
-            return await probe.compare(self.engine, self.trainer, self.config.weights)
+            found = await probe.compare(self.engine, self.trainer, self.config.weights)
+            await self.confirm(found.get("probe/abs_mean"))
+            return found
+
+    async def confirm(self, probed: float | None = None) -> None:
+        """Record which weights the engine says that it has."""
+        losses = self.state.store.losses
+        self.evidence.add(await provenance.confirmed(self.engine, self.config, losses, probed))
 
     async def publish_average(self, engine: Engine) -> None:
         """Send the average of the weights to an engine of its own, as the policy's version."""
@@ -278,6 +284,7 @@ class Loop:
         row["throughput/sessions_per_s"] = row["sessions/count"] / seconds
         self.display.step(row, row.get("reward/mean", 0.0))
         row["time/left"] = self.display.seconds_left()
+        provenance.write(self.folder.path, step, self.evidence.take())
         self.folder.log(step, row, self.stream.take_outcomes())
         recorded_steps.write(self.folder.path, step, self.state)
         if row.get("mismatch/abs_mean", 0.0) > self.config.mismatch_bound:

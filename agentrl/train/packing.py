@@ -14,15 +14,20 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from agentrl.errors import InvalidInput
-from agentrl.train.credit import Credit, NodeKey, SequenceKind
+from agentrl.train.credit import Credit, NodeKey, SequenceKind, passed_to_helpers
 from agentrl.train.forest import Forest
 from agentrl.train.layout import Merge, Part, build_forest
 from agentrl.train.recorded_experts import experts_by_node, experts_of_segments
 from agentrl.train.sequences import SequenceIndex, Sequences
 from agentrl.train.trie import Segment, Stamps, merge_sessions
 from agentrl.types import Group, Session
+
+if TYPE_CHECKING:
+    from agentrl.train.algorithms import Algorithm
+    from agentrl.train.values import Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,23 @@ def pack(
     """
     found = pack_with_spans(groups, credit, token_budget, seed=seed, merge=merge, sequence=sequence)
     return [forest for forest, _ in found]
+
+
+def pack_credited(
+    algorithm: Algorithm, groups: Sequence[Group], values: Values | None, token_budget: int, seed: int
+) -> tuple[Credit, list[Forest]]:
+    """A step's credit, and the forests that its trainer gets.
+
+    Args:
+        algorithm: gives credit, and says how advantages are merged.
+        groups: of one agent each, with rewards as credit is to see them.
+        values: a critic's or a reward model's, where the algorithm needs them.
+        token_budget: tokens of one forest.
+        seed: see `pack`.
+    """
+    config = algorithm.config
+    credit = passed_to_helpers(algorithm.credit(groups, values), groups, config.helper_credit)
+    return credit, pack(groups, credit, token_budget, seed=seed, merge=config.merge, sequence=algorithm.sequence)
 
 
 def pack_with_spans(

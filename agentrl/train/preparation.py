@@ -25,7 +25,7 @@ from agentrl.rollout.stream import Stream
 from agentrl.rollout.tasks import TaskStream, training_tasks
 from agentrl.sessions.renderers import strip
 from agentrl.sessions.store import Store
-from agentrl.train import recorded_steps, recording, setup, warmstart
+from agentrl.train import provenance, recorded_steps, recording, setup, warmstart
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.backends import Trainer
 from agentrl.train.backends.loaded import Loaded
@@ -104,7 +104,11 @@ async def prepare(
         folder.go_on(config, start)
         recording.write_start(config, folder, loop.trainer, display, start)
         display.say(f"resuming {folder.path} after step {start}")
+    loop.evidence = provenance.Evidence(provenance.known(folder.path))
     await loop.recovering(start, loop.publish)
+    if not loop.evidence.published:
+        await loop.confirm()
+    provenance.write(folder.path, start, loop.evidence.take())
 
     async def compare() -> str | None:
         with display.part("comparing the engine with the trainer"):

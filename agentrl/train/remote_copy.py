@@ -30,12 +30,12 @@ from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.train import resuming
+from agentrl.train import provenance, resuming
 from agentrl.train.display import Display
 from agentrl.train.resuming import step_of
 from agentrl.train.run_folder import LOSSES, STREAM
 
-RUN_FILES = ("config.yaml", "starts.jsonl", STREAM, LOSSES, "groups.jsonl", "metrics.jsonl")
+RUN_FILES = ("config.yaml", "starts.jsonl", STREAM, LOSSES, provenance.NAME, "groups.jsonl", "metrics.jsonl")
 STORE = "sessions.db"
 STAGED = ".uploading"
 STEP = re.compile(r"step-(\d+)(?:\.json)?")

@@ -7,6 +7,7 @@
     metrics.jsonl        one flat JSON object for each step; tensorboard/ has the same names
     starts.jsonl         each process that trained here: its first step, machine, versions and settings
     groups.jsonl         the ledger: what became of each group, one JSON object a line
+    provenance.jsonl     which weights engines had, and what each step trained with what credit; see `provenance`
     stream.json          which groups are in progress after the last step; see `recorded_steps`
     losses.json          the last version that survived each loss of weights; see `sessions.incarnations`
     sessions.db          every session, token for token
@@ -17,7 +18,8 @@
 A checkpoint is written beside its final name and renamed, so the model that stands under `checkpoints/` is whole;
 its `manifest.json` proves that it still is. Its `trainer/` may come later, where one writes while training goes on:
 before that it counts neither as one to resume from nor as one of those that are kept. A resumed run drops the metrics
-and the ledger's lines that lie beyond the step that it continues after: they will be written again, bit for bit.
+and the lines of ledger and provenance that lie beyond the step that it continues after: they will be written again,
+bit for bit.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from agentrl import faults
 from agentrl.config import RunConfig
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
 from agentrl.rollout.outcomes import Outcome
-from agentrl.train import ledger, manifest, resuming
+from agentrl.train import ledger, manifest, provenance, resuming
 from agentrl.train.files import append, remove, write_atomically
 from agentrl.train.lock import RunLock
 from agentrl.train.resuming import step_of
@@ -48,7 +50,8 @@ Metrics = dict[str, float]
 LOSSES = "losses.json"
 STREAM = "stream.json"
 WRITTEN = (
-    *("metrics.jsonl", "groups.jsonl", STREAM, LOSSES, "starts.jsonl", "result.json", "learning_curve.png"),
+    *("metrics.jsonl", "groups.jsonl", provenance.NAME, STREAM, LOSSES, "starts.jsonl", "result.json"),
+    "learning_curve.png",
     *("sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db-count"),
     *("tensorboard", "transcripts", "model", ".model.partial", "checkpoints", faults.LOG),
 )
@@ -191,8 +194,9 @@ class RunFolder:
             raise ConfigError(f"{file} is damaged: {error}") from None
 
     def drop_after(self, step: int) -> None:
-        """Remove the rows and the ledger's lines after `step`, which a resumed run will write again."""
+        """Remove the rows and the lines of ledger and provenance after `step`, which a resumed run will write again."""
         ledger.drop_after(self.path, step)
+        provenance.drop_after(self.path, step)
         rows = [row for row in self.metrics() if row["step"] <= step]
         write_atomically(self.path / "metrics.jsonl", b"".join(orjson.dumps(row) + b"\n" for row in rows))
         self._close_board()

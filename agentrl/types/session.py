@@ -61,6 +61,7 @@ class Node:
             turn itself is trained.
         copied_tokens: for a copy with appended text, how many of the turn's first tokens the copy begins with.
         attachments: what the node carries besides tokens, by kind (see `agentrl.attachments`).
+        engines: those of a fleet that generated the turn, in order; empty where there is a single one.
     """
 
     id: int
@@ -82,6 +83,7 @@ class Node:
     arrival: Arrival | None = None
     copy_of: int | None = None
     copied_tokens: int | None = None
+    engines: tuple[str, ...] = ()
 
     @property
     def sampled(self) -> bool:

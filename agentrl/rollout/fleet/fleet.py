@@ -210,6 +210,14 @@ class Fleet(ManagedEngine):
             await self._roster.report_failure(member, error, b"score")
         return None
 
+    async def checksums(self) -> dict[str, str]:
+        """Each engine's digest of its weights: as the last publication compared them, else as it answers now."""
+        if self.outcome is not None and self.outcome.version == self._version and self.outcome.checksums:
+            return dict(self.outcome.checksums)
+        ready = self._roster.in_state(State.READY)
+        sums = await asyncio.gather(*(member.checksum(self.publisher.timeout) for member in ready.values()))
+        return dict(zip(ready, sums, strict=True))
+
     # ----------------------------------------------------------------------------------------- weights
 
     async def publish(self, weights: Iterable[tuple[str, Any]], version: int) -> None:

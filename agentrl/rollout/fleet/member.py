@@ -14,7 +14,7 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from agentrl.config import FleetConfig
@@ -42,7 +42,7 @@ class State(StrEnum):
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A request to a member, and its tokens so far."""
+    """A request to a member, which is `engine`, and its tokens so far."""
 
     request_id: str
     inbox: asyncio.Queue[Chunk | Turn | AgentRLError] = field(default_factory=asyncio.Queue)
@@ -50,6 +50,7 @@ class Ticket:
     logprobs: list[float] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
     pump: asyncio.Task[None] | None = None
+    engine: str = ""
 
     def take(self, chunk: Chunk) -> None:
         """Append a chunk."""
@@ -62,7 +63,8 @@ class Ticket:
 
     def aborted(self) -> Turn:
         """The tokens so far, as an aborted turn that its caller continues."""
-        return Turn(tuple(self.token_ids), tuple(self.logprobs), tuple(self.versions), FinishReason.ABORT)
+        tokens = tuple(self.token_ids), tuple(self.logprobs), tuple(self.versions)
+        return Turn(*tokens, FinishReason.ABORT, engines=(self.engine,))
 
 
 class Member:
@@ -108,6 +110,7 @@ class Member:
         known = self.versions  # a successor's are others
         known.add(self.engine.version())
         self.open.add(ticket)
+        ticket.engine = self.name
         ticket.pump = asyncio.create_task(self._pump(ticket, input_ids, sampling, deadline))
         try:
             while True:
@@ -118,7 +121,7 @@ class Member:
                 if isinstance(item, Turn):
                     self.failed_requests.clear()
                     self.failures, self.turns = 0, self.turns + 1
-                    yield item
+                    yield replace(item, engines=(self.name,))
                     return
                 ticket.take(item)
                 yield item
@@ -198,6 +201,13 @@ class Member:
             return False
         finally:
             await aclose(stream)
+
+    async def checksum(self, timeout: float) -> str:
+        """The engine's digest of its weights; '' where it gives none within `timeout` seconds."""
+        with contextlib.suppress(TimeoutError, AgentRLError):
+            async with asyncio.timeout(timeout):
+                return await self.receiver.checksum()
+        return ""
 
     def regain_restart(self) -> None:
         """Forget a restart for each `fleet.regain_restart_after` seconds of finished turns without a loss."""

@@ -63,7 +63,7 @@ class Outcome:
 
     `done`: engines that have the version. `refused`: those that have their previous weights complete and continue with
     them. `broken`: those that have neither version complete, or no longer answer, and must be restarted. `paused` and
-    `sent` are seconds: the whole pause, and sending alone.
+    `sent` are seconds: the whole pause, and sending alone. `checksums`: what engines were compared by, where they were.
     """
 
     version: int
@@ -72,6 +72,7 @@ class Outcome:
     broken: Mapping[str, AgentRLError] = field(default_factory=dict)
     paused: float = 0.0
     sent: float = 0.0
+    checksums: Mapping[str, str] = field(default_factory=dict)
 
 
 class Publisher:
@@ -153,7 +154,7 @@ class Publisher:
         await self._run_for(broken, targets, lambda target: target.pause(self.mode))
         lost = set(broken)
         start = time.monotonic()
-        await self._deliver(broken, targets, version)
+        sums = await self._deliver(broken, targets, version)
         sent = time.monotonic() - start
         refused = {n: broken.pop(n) for n in list(broken) if n not in lost and targets[n].receiver.atomic}
         await self._run_for(broken, targets, lambda target: target.resume(None if target.name in refused else version))
@@ -161,23 +162,29 @@ class Publisher:
         done = tuple(name for name in targets if name not in refused and name not in broken)
         if done:
             self.version = version
-        return Outcome(version, done, refused, broken, paused=time.monotonic() - began, sent=sent)
+        checksums = {name: sums[name] for name in done if name in sums}
+        return Outcome(version, done, refused, broken, time.monotonic() - began, sent, checksums)
 
-    async def _deliver(self, broken: dict[str, AgentRLError], targets: Mapping[str, Target], version: int) -> None:
+    async def _deliver(
+        self, broken: dict[str, AgentRLError], targets: Mapping[str, Target], version: int
+    ) -> Mapping[str, str]:
+        """Send to those that are paused; the checksums by which they were compared."""
         receivers = {name: target.receiver for name, target in targets.items() if name not in broken}
         failed = await self._send(receivers, version)
         if failed:
             failed = await self._send({name: receivers[name] for name in failed}, version)
         broken |= failed
         if not self.verify:
-            return
+            return {}
         left = {name: receiver for name, receiver in receivers.items() if name not in broken}
-        odd = await self._differing(broken, left)
-        if odd:
+        sums = await self._checksums(broken, left)
+        if odd := differing(sums):
             broken |= await self._send({name: left[name] for name in odd}, version)
             left = {name: receiver for name, receiver in left.items() if name not in broken}
-            for name in await self._differing(broken, left):
+            sums = await self._checksums(broken, left)
+            for name in differing(sums):
                 broken[name] = EngineError(f"engine {name!r} holds other weights than the other engines (checksum)")
+        return sums
 
     async def _send(self, receivers: Mapping[str, Receiver], version: int) -> dict[str, AgentRLError]:
         if not receivers:
@@ -195,19 +202,17 @@ class Publisher:
             return dict.fromkeys(receivers, error)
         return {name: error for name, error in sent.items() if error is not None}
 
-    async def _differing(self, broken: dict[str, AgentRLError], receivers: Mapping[str, Receiver]) -> list[str]:
-        """Engines whose checksum is not the most common one; all of them where there is no most common one."""
+    async def _checksums(self, broken: dict[str, AgentRLError], receivers: Mapping[str, Receiver]) -> dict[str, str]:
+        """Each engine's own; of a single one none, which there is nothing to compare with."""
         if len(receivers) < 2:
-            return []
+            return {}
         sums: dict[str, str] = {}
 
         async def read(item: tuple[str, Receiver]) -> None:
             sums[item[0]] = await item[1].checksum()
 
         await self._run_for(broken, {name: (name, receiver) for name, receiver in receivers.items()}, read)
-        ranking = Counter(sums.values()).most_common(2)
-        tie = len(ranking) == 2 and ranking[0][1] == ranking[1][1]
-        return [name for name, value in sums.items() if tie or value != ranking[0][0]]
+        return sums
 
     async def _run_for(
         self, broken: dict[str, AgentRLError], items: Mapping[str, T], work: Callable[[T], Awaitable[None]]
@@ -243,3 +248,10 @@ class Publisher:
         if self._scratch is not None:
             self._scratch.cleanup()
             self._scratch = None
+
+
+def differing(sums: Mapping[str, str]) -> list[str]:
+    """Engines whose checksum is not the most common one; all of them where there is no most common one."""
+    ranking = Counter(sums.values()).most_common(2)
+    tie = len(ranking) == 2 and ranking[0][1] == ranking[1][1]
+    return [name for name, value in sums.items() if tie or value != ranking[0][0]]

@@ -1,0 +1,157 @@
+"""A run's files as its verification reads them, and what each of its steps trained on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agentrl.config import RunConfig
+from agentrl.errors import ConfigError, StoreError
+from agentrl.overrides import validate
+from agentrl.rollout.outcomes import REPLAYED, TRAINED, Outcome
+from agentrl.sessions.store import Store
+from agentrl.train import ledger, provenance
+from agentrl.train.ledger import Entry
+from agentrl.train.provenance import Published, Trained
+from agentrl.train.recording import STARTS
+from agentrl.train.resuming import saved_settings
+from agentrl.train.state import last_attempts
+from agentrl.types import Group, Task
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run's record but for its sessions.
+
+    Attributes:
+        run: the folder.
+        rows: of metrics, in the file's order.
+        entries: of the ledger, up to the last row's step.
+        published: what engines were given, with the steps, likewise.
+        trained: what each step trained on, in the file's order.
+        starts: the step after which each process trained, and its settings.
+    """
+
+    run: Path
+    rows: list[Row]
+    entries: list[Entry]
+    published: list[tuple[int, Published]]
+    trained: list[tuple[int, Trained]]
+    starts: list[tuple[int, RunConfig]]
+    weights: dict[tuple[int, int], Published] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, run: Path) -> Recorded:
+        """The record of a run.
+
+        Raises:
+            ConfigError: there is no run, or a file of it can't be read.
+        """
+        settings = saved_settings(run)
+        rows = _lines(run / "metrics.jsonl")
+        last = max((int(row["step"]) for row in rows), default=0)
+        entries = [entry for entry in ledger.read(run) if entry.step <= last]
+        published: list[tuple[int, Published]] = []
+        trained: list[tuple[int, Trained]] = []
+        for step, found in provenance.read(run):
+            if isinstance(found, Published):
+                published.append((step, found))
+            elif step <= last:
+                trained.append((step, found))
+        starts = [(int(line["step"]), validate(line["settings"], RunConfig)) for line in _lines(run / STARTS)]
+        weights = {(each.version, each.incarnation): each for _, each in published}
+        return cls(run, rows, entries, published, trained, starts or [(0, settings)], weights)
+
+    @property
+    def last(self) -> int:
+        """The last step that is recorded to the end."""
+        return max((int(row["step"]) for row in self.rows), default=0)
+
+    def settings(self, step: int) -> RunConfig:
+        """Those that a step (from 1) was taken with."""
+        return next((config for after, config in reversed(self.starts) if after < step), self.starts[0][1])
+
+    def steps(self, store: Store) -> Iterator[Step]:
+        """Each step with the groups that it trained on, in order."""
+        rows = {int(row["step"]): row for row in self.rows}
+        trained = dict(self.trained)
+        outcomes: dict[int, list[Outcome]] = defaultdict(list)
+        for entry in self.entries:
+            if entry.outcome.outcome in (TRAINED, REPLAYED):
+                outcomes[entry.step].append(entry.outcome)
+        for number in range(1, self.last + 1):
+            used = sorted(outcomes[number], key=lambda outcome: outcome.number)
+            groups, damaged = [], 0
+            for outcome in used:
+                try:
+                    groups.append(group_of(outcome, store))
+                except StoreError:
+                    damaged += 1
+            yield Step(
+                number, self, self.settings(number), used, groups, damaged, rows.get(number), trained.get(number)
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step and what it trained on.
+
+    Attributes:
+        number: from 1.
+        recorded: the run's record.
+        config: the settings that it was taken with.
+        outcomes: the ledger's, in the order of numbers.
+        groups: theirs, with the stored sessions.
+        damaged: how many more groups it has, whose sessions can't be read.
+        row: of metrics; None where it is missing.
+        trained: what provenance says; None where it is missing.
+    """
+
+    number: int
+    recorded: Recorded
+    config: RunConfig
+    outcomes: list[Outcome]
+    groups: list[Group]
+    damaged: int
+    row: Row | None
+    trained: Trained | None
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"step {self.number}"
+
+
+def group_of(outcome: Outcome, store: Store) -> Group:
+    """A group of the ledger with its stored sessions.
+
+    Raises:
+        StoreError: reading failed, or a session was damaged.
+    """
+    sessions = last_attempts(store, outcome.group)
+    task = sessions[0].task if sessions else Task(id=outcome.task)
+    return Group(
+        outcome.group,
+        task,
+        sessions,
+        number=outcome.number,
+        attempt=outcome.attempt,
+        step=outcome.begun,
+        choice=outcome.choice,
+    )
+
+
+def _lines(file: Path) -> list[Row]:
+    """A file's JSON objects; a torn last line is left out."""
+    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    try:
+        return [orjson.loads(line) for line in lines if line.endswith(b"\n")]
+    except ValueError as error:
+        raise ConfigError(f"{file} is damaged: {error}") from None

@@ -1,0 +1,145 @@
+"""The verification of a run: checks of its files, then of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from agentrl.config import RunConfig
+from agentrl.errors import AgentRLError, StoreError
+from agentrl.sessions import tree
+from agentrl.sessions.store import Store
+from agentrl.train import ledger, manifest, provenance
+from agentrl.train.provenance import Published
+from agentrl.train.resuming import whole_checkpoints
+from agentrl.train.verify import recomputed, step_checks
+from agentrl.train.verify.delivery import check_checkpoints
+from agentrl.train.verify.recorded import Recorded, Row
+from agentrl.train.verify.report import Check, Fault, Report
+
+
+def verify(run: Path, *, weights: bool = False) -> Report:
+    """Check a run's record against itself.
+
+    Args:
+        run: its folder; another process may be training in it.
+        weights: also load each checkpoint that is there into an engine of the run's kind, and compare the checksum with
+            that of the run's engines.
+
+    Raises:
+        ConfigError: there is no run, or a file of it is damaged so that nothing can be checked.
+        StoreError: the session store can't be read.
+    """
+    recorded = Recorded.read(run)
+    files = Check("files", "each step once; models are as they were written")
+    store = Check("store", "sessions are as they were written, and whole trees")
+    groups = Check("groups", "each is trained once or discarded with a cause; the store has what was trained")
+    weight = Check("weights", "each version reached the engines, by their own checksums and the probe")
+    sessions = Check("sessions", "each is trained once; none failed by infrastructure")
+    versions = Check("versions", "tokens are of published weights, within the staleness bound")
+    rewards = Check("rewards", "the scores that credit saw are those that are stored")
+    credit = Check("credit", "computed again from the store, advantages and weights are those that were trained")
+    tokens = Check("tokens", "packed again from the store, the trainer's forests are the same")
+    metrics = Check("metrics", "rows are those of the stored sessions; engine and trainer agreed on their tokens")
+    _check_files(recorded, files)
+    _check_weights(recorded, weight)
+    if weights:
+        check_checkpoints(recorded, weight)
+    first: dict[str, int] = {}
+    with Store(run / "sessions.db", read_only=True) as stored:
+        _check_store(stored, store)
+        _check_groups(recorded, groups)
+        for step in recorded.steps(stored):
+            step_checks.check_sessions(step, sessions, first)
+            step_checks.check_versions(step, versions)
+            recomputed.compare(step, rewards, credit, tokens)
+            step_checks.check_metrics(step, metrics)
+    checks = [files, store, groups, weight, sessions, versions, rewards, credit, tokens, metrics]
+    return Report(run, recorded.last, checks)
+
+
+def _check_files(recorded: Recorded, check: Check) -> None:
+    run, last = recorded.run, recorded.last
+    check.examined["steps"] = last
+    for name, steps in (
+        ("metrics.jsonl", [int(row["step"]) for row in recorded.rows]),
+        (provenance.NAME, [step for step, _ in recorded.trained]),
+    ):
+        if steps != list(range(1, last + 1)):
+            odd = next(step for step in range(1, last + 2) if steps.count(step) != 1 or steps[step - 1] != step)
+            check.faults.append(Fault(name, f"step {odd} is there {steps.count(odd)} times, or out of order"))
+    for folder in [*whole_checkpoints(run), run / "model"]:
+        check.examined["models"] += 1
+        if fault := manifest.damage(folder):
+            check.faults.append(Fault(folder.relative_to(run).as_posix(), fault))
+
+
+def _check_store(store: Store, check: Check) -> None:
+    for name in store.ids():
+        check.examined["sessions"] += 1
+        try:
+            tree.check(store.load(name))
+        except AgentRLError as error:
+            check.faults.append(Fault(f"session {name}", str(error)))
+
+
+def _check_groups(recorded: Recorded, check: Check) -> None:
+    check.examined["groups"] = len(recorded.entries)
+    try:
+        check.faults += [Fault(ledger.NAME, fault) for fault in ledger.faults(recorded.run)]
+    except StoreError as error:  # of a damaged session, which the check of the store names
+        check.faults.append(Fault(ledger.NAME, f"trained groups can't be compared with the store: {error}"))
+
+
+def _check_weights(recorded: Recorded, check: Check) -> None:
+    """Publications: one for each version of the metrics, each confirmed by engines, none without effect."""
+    rows = {int(row["step"]): row for row in recorded.rows}
+    versions = {published.version for _, published in recorded.published}
+    missing = {int(row["version"]): step for step, row in reversed(rows.items()) if int(row["version"]) not in versions}
+    check.faults += [
+        Fault(f"step {step}", f"version {version} was given to no engine") for version, step in missing.items()
+    ]
+    before: Published | None = None
+    for step, published in recorded.published:
+        check.examined["publications"] += 1
+        where = f"step {step}, version {published.version}"
+        config = recorded.settings(max(step, 1))
+        check.faults += [Fault(where, what) for what in _wrong_publication(published, config)]
+        if before is not None:
+            check.faults += [Fault(where, what) for what in _wrong_order(before, published, rows.get(step))]
+        if not any(published.checksums.values()):
+            check.unknown["publications without an engine's checksum"] += 1
+        if published.probe is None and config.weights.probe_tokens and step and before is not None:
+            check.unknown["publications without a probe"] += 1
+        before = published
+    for step, row in rows.items():
+        trained = next((each.version for at, each in recorded.trained if at == step + 1), None)
+        if trained is not None and trained != row["version"]:
+            what = f"the trainer had version {trained}, and after the step before version {row['version']:g}"
+            check.faults.append(Fault(f"step {step + 1}", what))
+
+
+def _wrong_publication(published: Published, config: RunConfig) -> Iterator[str]:
+    sums = published.checksums
+    if len(set(sums.values())) > 1:
+        yield f"engines have other weights than each other: {', '.join(f'{k} {v}' for k, v in sums.items())}"
+    if published.probe is not None and not published.probe <= config.weights.probe_bound:
+        yield f"the probe found {published.probe:.3g}, over weights.probe_bound={config.weights.probe_bound:g}"
+    if published.caches == "kept" and config.weights.mode != "in_place":
+        yield f"engines kept caches of older weights, which weights.mode={config.weights.mode} drops"
+
+
+def _wrong_order(before: Published, published: Published, row: Row | None) -> Iterator[str]:
+    """What is wrong with a publication after another one."""
+    one, other = set(before.checksums.values()) - {""}, set(published.checksums.values()) - {""}
+    same = (before.version, before.incarnation) == (published.version, published.incarnation)
+    comparable = before.engine == published.engine and bool(one and other)
+    if same:
+        return
+    if published.version < before.version and published.incarnation <= before.incarnation and row is not None:
+        yield f"published after version {before.version}"
+    learned = (
+        row is not None and row.get("grad_norm", 0) > 0 and row.get("lr", 0) > 0 and not row.get("skipped_updates")
+    )
+    if comparable and one == other and learned:
+        yield f"the engines' weights are those of version {before.version}: the new ones never arrived"
