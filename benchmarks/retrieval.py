@@ -1,26 +1,50 @@
 """Searches a minute by 64 sessions, with a server over 20,000 passages: `agentrl bench retrieval`.
 
 The passages are made of 30,000 words with the frequencies of a language (Zipf). Every query is new, so the cache never
-answers. The CPU that a search takes is stated too, as a rate on a busy machine says little. `--passages 1000000` states
-what building and searching a large index costs.
+answers. Sessions search as environments do, with concurrent queries in shared requests, and, as the baseline, with a
+request for each query. The CPU that a search takes is stated too, as a rate on a busy machine says little.
+`--passages 1000000 --shard 250000 --searches 4` states what a large index costs.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import os
-import random
 import resource
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from agentrl.retrieval import Client, Service, build
+import numpy as np
 
-WORDS, LENGTH = 30_000, 100
+from agentrl.retrieval import Client, Service, build, open_index
+
+WORDS, LENGTH, QUERY = 30_000, 100, 8
+BLOCK = 10_000
+"""Passages that are made at once."""
+TOPK = 3
+
+
+class Language:
+    """Texts of made words, reproducible."""
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(0)
+        letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+        lengths = self._rng.integers(3, 10, WORDS)
+        self._words = np.array(["".join(self._rng.choice(letters, length)) for length in lengths])
+        frequencies = np.cumsum(1 / (np.arange(WORDS) + 20))
+        self._cumulative = frequencies / frequencies[-1]
+
+    def texts(self, count: int, length: int) -> Iterator[str]:
+        """So many texts of so many words."""
+        for start in range(0, count, BLOCK):
+            chosen = np.searchsorted(self._cumulative, self._rng.random((min(BLOCK, count - start), length)))
+            for row in self._words[chosen]:
+                yield " ".join(row)
 
 
 def main() -> None:
@@ -29,33 +53,52 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=20_000)
     parser.add_argument("--shard", type=int, default=1_000_000)
     parser.add_argument("--sessions", type=int, default=64)
-    parser.add_argument("--searches", type=int, default=30)
+    parser.add_argument("--searches", type=int, default=60)
     given = parser.parse_args()
-    rng = random.Random(0)
-    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 9))) for _ in range(WORDS)]
-    frequencies = list(itertools.accumulate(1 / (rank + 20) for rank in range(WORDS)))
-
-    def text(count: int) -> str:
-        return " ".join(rng.choices(words, cum_weights=frequencies, k=count))
-
+    language = Language()
+    queries = list(language.texts(given.sessions * given.searches, QUERY))
     with tempfile.TemporaryDirectory() as name:
         corpus, index = Path(name) / "corpus.jsonl", Path(name) / "index"
         with corpus.open("w") as file:
-            for number in range(given.passages):
-                file.write(json.dumps({"id": str(number), "contents": f"title {number}\n{text(LENGTH)}"}) + "\n")
-        began = time.monotonic()
-        build(corpus, index, shard=given.shard)
-        size = sum(path.stat().st_size for path in index.rglob("*"))
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-        print(f"built {given.passages} passages in {time.monotonic() - began:.1f} s, {size / 1e6:.1f} MB on disk, ")
-        print(f"at most {memory:.2f} GB of memory; the corpus has {corpus.stat().st_size / 1e6:.1f} MB")
+            for number, text in enumerate(language.texts(given.passages, LENGTH)):
+                file.write(json.dumps({"id": str(number), "contents": f"title {number}\n{text}"}) + "\n")
+        _build(corpus, index, given.shard)
+        _search_here(index, queries[:64])
         server = Service(index)
         try:
-            asyncio.run(_measure(server, text, given.sessions, given.searches))
-            status = Path(f"/proc/{server.pid}/status").read_text()
-            print("server: " + next(line for line in status.splitlines() if line.startswith("VmRSS")))
+            rates = [
+                asyncio.run(_measure(server, queries, given.sessions, shared)) for shared in (False, True, False, True)
+            ]
+            print(f"shared requests: {sum(rates[1::2]) / sum(rates[::2]):.1f} times the searches a minute")
+            lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
+            print("server: " + ", ".join(" ".join(line.split()) for line in lines if line.startswith("Rss")))
         finally:
             server.close()
+
+
+def _build(corpus: Path, index: Path, shard: int) -> None:
+    """Build the index, and state what that took."""
+    before, began, used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic(), time.process_time()
+    build(corpus, index, shard=shard)
+    took, used = time.monotonic() - began, time.process_time() - used
+    size = sum(path.stat().st_size for path in index.rglob("*"))
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(
+        f"built {corpus.name} of {corpus.stat().st_size / 1e6:.0f} MB in {took:.1f} s ({used:.1f} s of CPU): ", end=""
+    )
+    print(f"{size / 1e6:.0f} MB on disk, at most {most / 1e6:.2f} GB of memory ({before / 1e6:.2f} before)")
+
+
+def _search_here(folder: Path, queries: list[str]) -> None:
+    """State the time of searches without a server."""
+    began = time.monotonic()
+    index = open_index(folder)
+    opened = time.monotonic() - began
+    index.search(queries, TOPK)
+    used = time.process_time()
+    index.search(queries, TOPK)
+    each = (time.process_time() - used) / len(queries)
+    print(f"opened in {opened:.2f} s; a query takes {each * 1e3:.2f} ms of CPU in the index, no server")
 
 
 def _cpu(pid: int) -> float:
@@ -64,29 +107,39 @@ def _cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def _measure(server: Service, text, sessions: int, searches: int) -> None:  # type: ignore[no-untyped-def]
-    client = Client(server.url, timeout=300)
-    await client.search([text(8)], 3)
-    queries = [[text(8) for _ in range(searches)] for _ in range(sessions)]
+async def _measure(server: Service, queries: list[str], sessions: int, shared: bool) -> float:
+    """Search for all queries, and state the rate.
+
+    Returns:
+        Searches a minute.
+    """
+    client = Client(server.url, timeout=300, shared=shared)
+    word = "shared" if shared else "alone"
+    queries = [f"{query} {word}{time.monotonic_ns()}" for query in queries]  # the cache has none of them
+    await client.search([f"first {word}{time.monotonic_ns()}"], TOPK)
     seconds: list[float] = []
 
     async def session(own: list[str]) -> None:
         for query in own:
             began = time.monotonic()
-            await client.search([query], 3)
+            await client.search([query], TOPK)
             seconds.append(time.monotonic() - began)
 
     began, used = time.monotonic(), (_cpu(server.pid), time.process_time())
-    await asyncio.gather(*map(session, queries))
+    await asyncio.gather(*(session(queries[place::sessions]) for place in range(sessions)))
     whole = time.monotonic() - began
     there, here = _cpu(server.pid) - used[0], time.process_time() - used[1]
     seconds.sort()
-    middle, late = seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.99)]
-    print(f"{len(seconds) / whole * 60:.0f} searches a minute by {sessions} sessions; ", end="")
-    print(f"median {middle * 1e3:.0f} ms, p99 {late * 1e3:.0f} ms")
-    each = (there / len(seconds), here / len(seconds))
-    print(f"CPU of a search: {each[0] * 1e3:.2f} ms in the server, {each[1] * 1e3:.2f} ms in the clients; ", end="")
-    print(f"with a core each that is {60 / max(each):.0f} a minute; the load was {os.getloadavg()[0]:.1f}")
+    count, rate = len(seconds), len(seconds) / whole * 60
+    middle, late = seconds[count // 2] * 1e3, seconds[int(count * 0.99)] * 1e3
+    print("shared requests" if shared else "a request each", end=": ")
+    print(f"{rate:.0f} searches a minute by {sessions} sessions, median {middle:.0f} ms, p99 {late:.0f} ms; ", end="")
+    print(
+        f"CPU of a search {there / count * 1e3:.2f} ms in the server, {here / count * 1e3:.2f} ms in the clients; ",
+        end="",
+    )
+    print(f"load {os.getloadavg()[0]:.1f}")
+    return rate
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 A server that is down, slow or answers nonsense is the infrastructure's fault, never the model's: within the time that a
 search may take it is tried again, and then the search fails as `RetrievalError`, which ends the session as INFRA_ERROR.
+
+A search's first attempt shares a request with those of other sessions (see `batches`); further ones have requests of
+their own, so that no session's query can fail another's.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,11 +20,18 @@ import httpx
 import orjson
 
 from agentrl.errors import RetrievalError, brief
+from agentrl.retrieval.batches import Batches, Search
 from agentrl.retrieval.corpus import Passage
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two attempts; the pause doubles."""
 CONNECTIONS = 64
+SHARED = 2
+"""Shared requests at the same time: while the server searches for one, the next is on its way."""
+MAX_QUERY = 10_000
+"""Characters of a query that are sent: what a model wrote beyond is left out, where the server would refuse it all."""
+FAULTS = (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, TimeoutError)
+"""What a server that is down, slow or garbled ends a request with."""
 
 
 class Client:
@@ -29,13 +40,14 @@ class Client:
     Args:
         url: the server's address, with or without /retrieve.
         timeout: seconds for a search, all attempts together.
+        shared: whether concurrent searches share requests.
     """
 
-    def __init__(self, url: str, timeout: float = 30.0) -> None:
+    def __init__(self, url: str, timeout: float = 30.0, *, shared: bool = True) -> None:
         base = url.rstrip("/")
         self.url = base if base.endswith("/retrieve") else f"{base}/retrieve"
-        self.timeout = timeout
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+        self.timeout, self.shared = timeout, shared
+        self._senders: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Search, Search]] = WeakKeyDictionary()
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         """The passages found for each query, best first.
@@ -44,33 +56,46 @@ class Client:
             RetrievalError: the server did not answer properly within the time.
         """
         deadline, pause = time.monotonic() + self.timeout, FIRST_PAUSE
-        body = orjson.dumps({"queries": list(queries), "topk": topk, "return_scores": True})
+        asked = [query[:MAX_QUERY] for query in queries]
+        shared, alone = self._own()
+        send = shared if self.shared else alone
         while True:
-            left = deadline - time.monotonic()
             try:
-                response = await self._client().post(
-                    self.url, content=body, timeout=max(left, 0.001), headers={"content-type": "application/json"}
-                )
-                if response.status_code == 200:
-                    return _read(response.content, len(queries))
-                problem = f"it answered {response.status_code}: {brief(response.text)}"
-                if 400 <= response.status_code < 500 and response.status_code != 429:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    return await send(asked, topk)
+            except httpx.HTTPStatusError as error:
+                status = error.response.status_code
+                problem = f"it answered {status}: {brief(error.response.text)}"
+                if send is alone and 400 <= status < 500 and status != 429:
                     break
-            except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+            except FAULTS as error:
                 problem = brief(f"{type(error).__name__}: {error}")
             if time.monotonic() + pause >= deadline:
                 break
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            send, pause = alone, min(2 * pause, LONGEST_PAUSE)
         raise RetrievalError(f"the retrieval server {self.url} failed within {self.timeout:g} s; {problem}")
 
-    def _client(self) -> httpx.AsyncClient:
-        """The event loop's own connections."""
+    def _own(self) -> tuple[Search, Search]:
+        """The event loop's ways to send queries over its own connections: in shared requests, or each in its own."""
         loop = asyncio.get_running_loop()
-        if loop not in self._clients:
+        if loop not in self._senders:
             limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
-            self._clients[loop] = httpx.AsyncClient(limits=limits, trust_env=False)
-        return self._clients[loop]
+            http = httpx.AsyncClient(limits=limits, trust_env=False, timeout=self.timeout)
+            alone = partial(_post, http, self.url)
+            self._senders[loop] = Batches(alone, at_once=SHARED).search, alone
+        return self._senders[loop]
+
+
+async def _post(http: httpx.AsyncClient, url: str, queries: list[str], topk: int) -> list[list[Passage]]:
+    """One request.
+
+    Raises:
+        One of `FAULTS`: it was not answered properly.
+    """
+    body = orjson.dumps({"queries": queries, "topk": topk, "return_scores": True})
+    response = await http.post(url, content=body, headers={"content-type": "application/json"})
+    return _read(response.raise_for_status().content, len(queries))
 
 
 def _read(content: bytes, count: int) -> list[list[Passage]]:

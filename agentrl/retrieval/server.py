@@ -14,89 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
 
 from agentrl.errors import InvalidInput
+from agentrl.retrieval.batches import Batches
 from agentrl.retrieval.corpus import Passage
 from agentrl.retrieval.index import Index
 
-BATCH = 256
-"""Queries that are searched at once."""
 CACHED = 50_000
 """Results that are kept."""
 TIMEOUT = 30.0
 MAX_BODY, MAX_QUERIES, MAX_QUERY, MAX_TOPK = 4 << 20, 1024, 10_000, 200
 """Limits of a request: bytes, queries, characters of a query, and passages for each."""
-
-Query = tuple[str, int]
-
-
-class Batches:
-    """Searches an index for concurrent callers, many queries at once.
-
-    Args:
-        index: what is searched.
-        cached: results that are kept.
-    """
-
-    def __init__(self, index: Index, cached: int = CACHED) -> None:
-        self.index = index
-        self.searched, self.from_cache, self.batches = 0, 0, 0
-        self._cached = cached
-        self._cache: OrderedDict[Query, list[Passage]] = OrderedDict()
-        self._waiting: OrderedDict[Query, asyncio.Future[list[Passage]]] = OrderedDict()
-        self._callers: dict[Query, int] = {}
-        self._runner: asyncio.Task[None] | None = None
-
-    async def search(self, queries: list[str], topk: int) -> list[list[Passage]]:
-        """The passages of each query."""
-        return list(await asyncio.gather(*(self._one((query, topk)) for query in queries)))
-
-    async def _one(self, query: Query) -> list[Passage]:
-        if (known := self._cache.get(query)) is not None:
-            self._cache.move_to_end(query)
-            self.from_cache += 1
-            return known
-        future = self._waiting.get(query)
-        if future is None:
-            future = self._waiting[query] = asyncio.get_running_loop().create_future()
-        self._callers[query] = self._callers.get(query, 0) + 1
-        if self._runner is None or self._runner.done():
-            self._runner = asyncio.create_task(self._run())
-        try:
-            return await asyncio.shield(future)
-        finally:
-            self._callers[query] -= 1
-            if not self._callers[query]:
-                del self._callers[query]
-                if self._waiting.get(query) is future:  # nobody wants it any more
-                    del self._waiting[query]
-
-    async def _run(self) -> None:
-        await asyncio.sleep(0)  # requests that are here already join the first batch
-        while self._waiting:
-            topk = next(iter(self._waiting))[1]
-            chosen = [query for query in self._waiting if query[1] == topk][:BATCH]
-            futures = [self._waiting.pop(query) for query in chosen]
-            self.batches += 1
-            try:
-                found = await asyncio.to_thread(self.index.search, [text for text, _ in chosen], topk)
-            except Exception as error:
-                for future in futures:
-                    future.set_exception(error)
-                    future.exception()  # its callers may have gone
-                continue
-            self.searched += len(chosen)
-            for query, future, hits in zip(chosen, futures, found, strict=True):
-                future.set_result(hits)
-                self._cache[query] = hits
-            while len(self._cache) > self._cached:
-                self._cache.popitem(last=False)
-
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -106,12 +38,17 @@ class App:
     """The ASGI application.
 
     Args:
-        batches: searches.
+        index: what is searched.
+        cached: results that are kept.
         timeout: seconds that a request may wait.
     """
 
-    def __init__(self, batches: Batches, timeout: float = TIMEOUT) -> None:
-        self.batches, self.timeout = batches, timeout
+    def __init__(self, index: Index, cached: int = CACHED, timeout: float = TIMEOUT) -> None:
+        self.index, self.timeout = index, timeout
+        self.batches = Batches(self._search, cached=cached)
+
+    async def _search(self, queries: list[str], topk: int) -> list[list[Passage]]:
+        return await asyncio.to_thread(self.index.search, queries, topk)
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -141,7 +78,7 @@ class App:
         return 200, {"result": [[_item(passage, scores) for passage in hits] for hits in found]}
 
     def _health(self) -> dict[str, Any]:
-        index, batches = self.batches.index, self.batches
+        index, batches = self.index, self.batches
         return {
             "retriever": index.retriever,
             "passages": len(index),
@@ -198,7 +135,7 @@ def serve(index: Index, bound: socket.socket, *, cached: int = CACHED, timeout: 
     """Serve on a bound socket until the process is told to end."""
     import uvicorn
 
-    app: Any = App(Batches(index, cached), timeout)
+    app: Any = App(index, cached, timeout)
     config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
     uvicorn.Server(config).run(sockets=[bound])
 

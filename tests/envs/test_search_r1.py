@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
-import re
 import string
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from agentrl.cli import app
@@ -22,8 +19,8 @@ from agentrl.envs import calls
 from agentrl.envs.episode import Player, expert_policy, noop_policy, play, run_episode
 from agentrl.envs.registry import factory
 from agentrl.envs.search_r1 import published, scoring
-from agentrl.envs.search_r1.data import prepare_squad, sentence_parts
 from agentrl.envs.search_r1.env import INVALID, SearchR1
+from agentrl.envs.search_r1.squad import prepare_squad
 from agentrl.errors import ConfigError, EnvError, InfraError
 from agentrl.overrides import typed, validate
 from agentrl.retrieval import build, open_index
@@ -371,14 +368,6 @@ def test_the_table_has_the_published_rows_and_dashes_for_sets_without_questions(
     assert len(lines) == len(table)
     assert sum(published.RESULTS["Qwen2.5-7B, PPO"]) / 7 == pytest.approx(0.431, abs=5e-4)  # the paper's averages
     assert sum(published.RESULTS["Qwen2.5-3B, GRPO"]) / 7 == pytest.approx(0.312, abs=5e-4)
-
-
-@given(st.lists(st.text("ab .", max_size=30), max_size=8), st.integers(1, 12))
-def test_parts_of_whole_sentences_are_the_text_again(sentences: list[str], words: int) -> None:
-    text = " ".join(" ".join(f"X{each}.".split()) for each in sentences)
-    parts = sentence_parts(text, words)
-    assert " ".join(parts) == text
-    assert all(len(part.split()) <= words or not re.search(r"[.] X", part) for part in parts)
 
 
 CONFIGS = sorted((Path(__file__).parents[2] / "examples" / "search_r1" / "configs").glob("*.yaml"))

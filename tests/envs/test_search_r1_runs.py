@@ -15,8 +15,8 @@ import pytest
 from agentrl.config import RolloutConfig
 from agentrl.envs.episode import EXPERT
 from agentrl.envs.registry import factory
-from agentrl.envs.search_r1.data import prepare_squad
 from agentrl.envs.search_r1.env import SearchR1
+from agentrl.envs.search_r1.squad import prepare_squad
 from agentrl.retrieval import Service, build, service
 from agentrl.retrieval.service import close_all
 from agentrl.rollout.agents import load_agent

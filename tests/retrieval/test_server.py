@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -15,8 +16,9 @@ import pytest
 
 from agentrl.errors import Blame, ConfigError, RetrievalError
 from agentrl.retrieval import Client, Service, build, open_index
+from agentrl.retrieval.batches import Batches
 from agentrl.retrieval.corpus import Passage
-from agentrl.retrieval.server import App, Batches
+from agentrl.retrieval.server import App
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ class Counting:
 
 async def test_queries_that_arrive_together_are_searched_together_and_once() -> None:
     index: Any = Counting(0.02)
-    batches = Batches(index, cached=100)
+    batches = App(index, cached=100).batches
     found = await asyncio.gather(*(batches.search([f"q{n % 10}"], 2) for n in range(50)))
     assert [hits[0][0].id for hits in found] == [f"q{n % 10}" for n in range(50)]
     assert len(index.batches) == 1
@@ -59,7 +61,7 @@ async def test_queries_that_arrive_together_are_searched_together_and_once() -> 
 
 async def test_what_nobody_waits_for_any_more_is_not_searched() -> None:
     index: Any = Counting(0.3)
-    batches = Batches(index)
+    batches = App(index).batches
     first = asyncio.create_task(batches.search(["a"], 1))
     while not index.batches:  # noqa: ASYNC110 - a thread appends to it
         await asyncio.sleep(0.01)
@@ -79,7 +81,7 @@ async def answer(app: App, body: bytes, path: str = "/retrieve") -> tuple[int, b
 
 
 async def test_a_request_without_scores_gets_the_documents_alone(index: Path) -> None:
-    app = App(Batches(open_index(index)))
+    app = App(open_index(index))
     status, content = await answer(app, b'{"queries": ["Danube", "Adriatic"], "topk": 1}')
     assert status == 200
     assert content.count(b'"document"') == 0
@@ -104,14 +106,14 @@ async def test_a_request_without_scores_gets_the_documents_alone(index: Path) ->
 )
 async def test_a_wrong_request_gets_400_and_the_field(body: bytes, words: bytes) -> None:
     index: Any = Counting()
-    status, content = await answer(App(Batches(index)), body)
+    status, content = await answer(App(index), body)
     assert status == 400
     assert words in content
 
 
 async def test_a_request_that_waits_too_long_gets_503() -> None:
     index: Any = Counting(0.5)
-    status, _ = await answer(App(Batches(index), timeout=0.05), b'{"queries": ["a"]}')
+    status, _ = await answer(App(index, timeout=0.05), b'{"queries": ["a"]}')
     assert status == 503
 
 
@@ -181,3 +183,66 @@ async def test_a_server_that_answers_nonsense_or_nothing_is_the_infrastructures_
 async def test_a_server_that_is_down_is_the_infrastructures_fault() -> None:
     with pytest.raises(RetrievalError, match="ConnectError"):
         await Client("http://127.0.0.1:9/retrieve", timeout=0.2).search(["a"], 3)
+
+
+async def test_no_more_searches_run_at_the_same_time_than_may_and_none_is_forgotten() -> None:
+    running, most = 0, 0
+
+    async def search(queries: list[str], topk: int) -> list[list[Passage]]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+        if "bad" in queries:
+            raise ValueError("bad")
+        return [[Passage(query, query)] * topk for query in queries]
+
+    async def session(batches: Batches, number: int) -> None:
+        for turn in range(10):
+            await asyncio.sleep(0.0003 * (number % 7))
+            query = f"{number}-{turn}"
+            [hits] = await batches.search([query], 1 + number % 2)
+            assert [hit.id for hit in hits] == [query] * (1 + number % 2)
+            with pytest.raises(ValueError, match="bad"):
+                await batches.search([f"{number}", "bad"], 9)
+
+    batches = Batches(search, at_once=2)
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(session(batches, number) for number in range(20)))
+    assert most == 2
+    assert batches.batches < 400, "queries were searched together"
+
+
+def echoes(requests: list[list[str]]) -> Handler:
+    """Finds each query itself, and refuses requests with a query `refused`."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(head.partition(b"content-length:")[2].split()[0])
+        requests.append(json.loads(await reader.readexactly(length))["queries"])
+        status = b"400 Bad Request" if "refused" in requests[-1] else b"200 OK"
+        content = json.dumps({"result": [[{"document": {"contents": query}}] for query in requests[-1]]}).encode()
+        writer.write(b"HTTP/1.1 %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (status, len(content)))
+        writer.write(content)
+        await writer.drain()
+        writer.close()
+
+    return handle
+
+
+async def test_concurrent_searches_share_a_request_and_a_query_that_is_refused_fails_alone() -> None:
+    requests: list[list[str]] = []
+    async with await asyncio.start_server(echoes(requests), "127.0.0.1", 0) as server:
+        client = Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", timeout=60)
+        found = await asyncio.gather(*(client.search([f"q{number}"], 1) for number in range(50)))
+        assert [hits[0][0].contents for hits in found] == [f"q{number}" for number in range(50)]
+        assert len(requests) <= 2
+        asked = (client.search([query], 1) for query in ("one", "refused", "x" * 20_000))
+        one, refused, long = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(one, list)
+    assert one[0][0].contents == "one"
+    assert isinstance(refused, RetrievalError)
+    assert "answered 400" in str(refused)
+    assert isinstance(long, list)
+    assert len(long[0][0].contents) == 10_000, "the server would refuse more"

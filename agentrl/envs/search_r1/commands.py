@@ -20,15 +20,23 @@ def prepare(
     words: Annotated[
         int | None, typer.Option(min=1, help="Split paragraphs into passages of at most this many words.")
     ] = None,
+    two_hops: Annotated[
+        bool, typer.Option("--two-hops", help="Add questions that need the answer of another one.")
+    ] = False,
 ) -> None:
     """Write corpus, questions and the BM25 index that env=search_r1 uses."""
-    from agentrl.envs.search_r1.data import FOLDER, prepare_squad
+    from agentrl.envs.search_r1.data import FOLDER
+    from agentrl.envs.search_r1.squad import choose_demonstrations, prepare_squad
     from agentrl.retrieval import build
 
     folder = (out or FOLDER).expanduser()
-    passages, train, held_out = prepare_squad(squad, folder, words)
+    passages, train, held_out = prepare_squad(squad, folder, words, hops=two_hops)
     build(folder / "corpus.jsonl", folder / "bm25")
-    typer.echo(f"{passages} passages, {train} questions to train on, {held_out} held out, in {folder}")
+    demos = choose_demonstrations(folder)
+    typer.echo(
+        f"{passages} passages, {train} questions to train on ({demos} of them to demonstrate), {held_out} held out, "
+        f"in {folder}"
+    )
 
 
 @app.command()

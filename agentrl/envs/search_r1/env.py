@@ -62,7 +62,7 @@ class SearchR1(Env):
 
     Args:
         data: the data folder, with train.jsonl, eval.jsonl (or test.jsonl; or .parquet) and the indexes, or its file to
-            train on; `agentrl search-r1 prepare` writes one.
+            train on; `agentrl search-r1 prepare` writes one. Demonstrations are of demo.jsonl where there is one.
         questions: a file of questions (.jsonl or .parquet) for the split `eval`, instead of the folder's.
         retriever: `bm25` or `dense`, the data folder's index of that name, or a server's address.
         form: `text`, the published tags; or `tools`, native tool calls.
@@ -73,7 +73,7 @@ class SearchR1(Env):
         outcome: what is rewarded: `em`, exact match; `f1`; or `format`, exact match with the format's share.
     """
 
-    splits = ("train", "eval")
+    splits = ("train", "eval", "demo")
     version = "1"
 
     def __init__(
@@ -247,13 +247,16 @@ class SearchR1(Env):
     # ------------------------------------------------------------------------------ demonstrations
 
     def expert(self, messages: Sequence[Message]) -> str | Message:
-        """Search for the question, quote what was found, and answer."""
-        question, right = self._task["question"], self._task["answers"][0]
-        if not self._found:
-            if self.form == "tools":
-                return self.call("search", query=question)
-            return f"<think> I have to look this up. </think>\n<search> {question} </search>"
-        return f"<think> {self._quote(right)} </think>\n<answer> {right} </answer>"
+        """Search for the question, or in its steps; quote what was found each time, and answer."""
+        steps = self._task.get("steps") or [[self._task["question"], self._task["answers"][0]]]
+        done = min(len(self._found), len(steps))
+        thought = self._quote(steps[done - 1][1]) if done else "I have to look this up."
+        if done == min(len(steps), self.max_searches):
+            return f"<think> {thought} </think>\n<answer> {self._task['answers'][0]} </answer>"
+        query = steps[done][0]
+        if self.form == "tools":
+            return self.call("search", query=query)
+        return f"<think> {thought} </think>\n<search> {query} </search>"
 
     def _quote(self, right: str) -> str:
         """A few words around the answer, where it was found."""
