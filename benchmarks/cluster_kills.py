@@ -78,7 +78,7 @@ def pid(node: Any, kind: str = "raylet") -> int:
 
 
 def roles(node: Any) -> str:
-    """The roles that run on a node, by the logs that their processes write."""
+    """The roles that run on a node, by the logs that their processes write; none once it was killed."""
     found = set()
     for process in psutil.Process(pid(node)).children(recursive=True):
         try:
@@ -87,7 +87,7 @@ def roles(node: Any) -> str:
             continue
         if log.parent.name == "logs" and log.suffix == ".log" and "-" in log.stem and "session_" not in str(log):
             found.add(log.stem)
-    return ", ".join(sorted(found)) or "nothing"
+    return ", ".join(sorted(found))
 
 
 def train(words: tuple[str, ...], log: Path, during: Any = lambda: None) -> tuple[int, str]:
@@ -115,7 +115,7 @@ def choose(seed: int) -> tuple[str, int, int]:
 def lose_node(reference: Path, folder: Path, seed: int) -> str:
     """Kill a node under a run; what is wrong with how it ended, and what was on the node."""
     point, nth, which = choose(seed)
-    run, seen = folder / f"run-{seed}", [""]
+    run, seen = folder / f"run-{seed}", ["nothing"]
     with nodes() as cluster:
         node = cluster.list_all_nodes()[1 + which]
         file, plan = folder / "raylet.pid", folder / "plan.yaml"
@@ -126,7 +126,7 @@ def lose_node(reference: Path, folder: Path, seed: int) -> str:
 
         def look() -> None:
             try:
-                seen[0] = roles(node)
+                seen[0] = roles(node) or seen[0]
             except psutil.Error:
                 return
 

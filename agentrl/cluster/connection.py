@@ -1,7 +1,8 @@
 """Calls to a role over one socket, from any thread or event loop.
 
 A thread reads what comes and passes it on to the callers, so that blocking code (a trainer's ranks) and event loops
-(sessions) use the same connection. What arrives in one message goes to an event loop in one callback.
+(sessions) use the same connection; another one sends, so that neither waits for a machine that takes nothing. What
+arrives in one message goes to an event loop in one callback.
 
 Frames are pickled: both ends are the same program. A connection over the network first proves on both sides that it
 knows the worker's key (`authenticate`); nothing is unpickled before that. The traffic itself is not encrypted.
@@ -214,8 +215,9 @@ class Connection(Calling):
         self.ended: Future[InfraError] = Future()
         self._numbers = itertools.count()
         self._inboxes: dict[int, Inbox] = {}
-        self._sending = threading.Lock()
+        self._outbox = queue.SimpleQueue[bytes | None]()
         self._closed: InfraError | None = None
+        threading.Thread(target=self._write, name=f"sending to {name}", daemon=True).start()
         self._thread = threading.Thread(target=self._read, name=f"calls to {name}", daemon=True)
         self._thread.start()
 
@@ -249,9 +251,12 @@ class Connection(Calling):
         self._socket.close()
 
     def _send(self, message: Any) -> None:
-        data = encode(message)
-        with self._sending, suppress(OSError):  # the reading thread notices, and ends all calls
-            self._socket.sendall(data)
+        self._outbox.put(encode(message))
+
+    def _write(self) -> None:
+        with suppress(OSError):  # the reading thread notices, and ends all calls
+            while (data := self._outbox.get()) is not None:
+                self._socket.sendall(data)
 
     def _fresh(self) -> InfraError:
         """The error of this connection's end; many may raise it, and each would add its own traceback."""
@@ -261,6 +266,7 @@ class Connection(Calling):
         with suppress(EOFError, OSError):
             while True:
                 self._dispatch(receive(self._socket))
+        self._outbox.put(None)
         self.ended.set_result(self._closed or self._why())
         for inbox in list(self._inboxes.values()):
             inbox.put([(Kind.FAILED, self._fresh())])
@@ -291,7 +297,7 @@ def connect(address: Address, why: Callable[[], InfraError] | None = None) -> Co
     except OSError as error:
         raise InfraError(f"{address} can't be reached: {error}") from None
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _keep_alive(sock)
         theirs, ours = exactly(sock, NONCE), secrets.token_bytes(NONCE)
         sock.sendall(answer(address.key, b"client", theirs) + ours)
         if not hmac.compare_digest(exactly(sock, NONCE), answer(address.key, b"worker", ours)):
@@ -304,6 +310,14 @@ def connect(address: Address, why: Callable[[], InfraError] | None = None) -> Co
         sock.close()
         raise
     return Connection(sock, address.name, why or (lambda: InfraError(f"the connection to {address} was lost")))
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """Send at once; and have the kernel end an idle connection whose other end does not answer for half a minute."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def answer(key: bytes, side: bytes, nonce: bytes | bytearray) -> bytes:

@@ -48,6 +48,8 @@ ANSWER_SECONDS = 10.0
 """How long a node may take to say how a process of its own ended."""
 STARTS = 2
 """How often Ray is started on this machine before that is an error: where its node is not up in 30 s, it gives up."""
+Release = Callable[[], None] | None
+Strategy = str | PlacementGroupSchedulingStrategy
 _LOOK_SECONDS = 5.0
 _THREADS = 4
 _ray: Any = ray  # parts of it are not typed
@@ -92,12 +94,10 @@ class RayProcess(Process):
         starter: the handle of the actor that starts it.
         there: what the cluster has, in words.
         gone: says why it can't be started any more; '' as long as it can.
-        release: is called once when it is ended.
+        release: is called once when it is ended, where it has a place of its own.
     """
 
-    def __init__(
-        self, role: Role, starter: Any, there: str, gone: Callable[[], str], release: Callable[[], None]
-    ) -> None:
+    def __init__(self, role: Role, starter: Any, there: str, gone: Callable[[], str], release: Release) -> None:
         self.role, self._starter, self._there, self._gone, self._release = role, starter, there, gone, release
         self.node = "a node that Ray has not chosen yet"
         self._closed = False
@@ -146,8 +146,9 @@ class RayProcess(Process):
         """See `Process.kill`."""
         with suppress(Exception):
             ray.kill(self._starter)
-        release, self._release = self._release, _nothing
-        release()
+        release, self._release = self._release, None
+        if release is not None:
+            release()
 
     def close(self) -> None:
         """See `Process.close`."""
@@ -199,7 +200,7 @@ class RayCluster(Cluster):
             if (number := bundles.take(role.kind, self._alive())) is not None:
                 release = partial(bundles.free, role.kind, number)
                 return self._start(role, _in_bundle(group, number), release, bundles.node(number))
-        return self._start(role, "SPREAD", _nothing)
+        return self._start(role, "SPREAD")
 
     def spawn_together(self, roles: Sequence[Role], together: int) -> list[Worker]:
         """Start roles in the places that were reserved, and those that find none there in a group of their own."""
@@ -226,13 +227,10 @@ class RayCluster(Cluster):
 
         return [self._start(role, _in_bundle(group, i // together), release) for i, role in enumerate(roles)]
 
-    def _start(
-        self, role: Role, strategy: str | PlacementGroupSchedulingStrategy, release: Callable[[], None], node: str = ""
-    ) -> Worker:
-        number = self._count[role.kind]
+    def _start(self, role: Role, strategy: Strategy, release: Release = None, node: str = "") -> Worker:
+        number, wanted = self._count[role.kind], role.resources
         self._count[role.kind] += 1
         log = None if self.logs is None else self.logs / f"{role.kind}-{number}.log"
-        wanted = role.resources
         starter = (
             ray.remote(Starter)
             .options(
@@ -342,10 +340,6 @@ def _join(address: str | None) -> None:
                     f"cluster=ray: Ray did not start on this machine, {STARTS} times: {brief(str(error))}; the machine "
                     "may be too busy, or short of memory or disk (its logs are in /tmp/ray/session_latest/logs)"
                 ) from None
-
-
-def _nothing() -> None:
-    """What is released with a worker that is in no bundle."""
 
 
 def _in_bundle(group: PlacementGroup, number: int) -> PlacementGroupSchedulingStrategy:
