@@ -59,6 +59,7 @@ PLUGINS = (
     "agentrl.rollout.samplers:SAMPLERS",
     "agentrl.rollout.fork_rules:FORK_RULES",
     "agentrl.rollout.filters:FILTERS",
+    "agentrl.train.trackers:TRACKERS",
     "agentrl.rollout.filters:PRIORITIES",
     "agentrl.sessions.renderers:RENDERERS",
     "agentrl.train.backends.megatron.models.family:FAMILIES",

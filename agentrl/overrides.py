@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from agentrl.config import NAMED, OfPlugin, RunConfig
+from agentrl.config.secrets import without_secrets
 from agentrl.errors import AgentRLError, ConfigError, nearest
 from agentrl.registry import Registry
 
@@ -304,7 +305,7 @@ def _own_docs(model: type[BaseModel]) -> dict[str, str]:
 
 def _sentence(detail: ErrorDetails, model: type[BaseModel], tree: Mapping[str, Any]) -> str:
     key = ".".join(str(part) for part in detail["loc"])
-    value = detail["input"]
+    value = without_secrets(detail["input"], key)
     match detail["type"]:
         case "extra_forbidden":
             return _unknown(key, value, model, tree)

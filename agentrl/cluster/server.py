@@ -19,10 +19,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from agentrl import cores, processes
 from agentrl.cluster import guard
+from agentrl.config.secrets import HIDDEN, is_secret
 from agentrl.errors import EngineError
 
 TAIL_LINES = 30
@@ -101,7 +103,7 @@ class Server:
                     cwd=folder,
                 )
         except OSError as error:
-            raise EngineError(f"{name} can't be started: {error}; command: {shlex.join(command)}") from None
+            raise EngineError(f"{name} can't be started: {error}; command: {self._safe(shlex.join(command))}") from None
         processes.register(self.pid, kind)
 
     @property
@@ -120,13 +122,20 @@ class Server:
             log.seek(max(0, os.path.getsize(self.log) - _TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()
             causes = dict.fromkeys(line for line in lines[:-TAIL_LINES] if _CAUSE.search(line))
-            return "\n".join([*list(causes)[:_CAUSES], *lines[-TAIL_LINES:]])
+            return self._safe("\n".join([*list(causes)[:_CAUSES], *lines[-TAIL_LINES:]]))
         return ""
+
+    def _safe(self, text: str) -> str:
+        """The text without the secrets that the command line has: servers write their options into their logs."""
+        for option, value in pairwise(self.command):
+            if option.startswith("--") and is_secret(option, value):
+                text = text.replace(value, HIDDEN)
+        return text
 
     def exit_error(self) -> EngineError:
         """The error of a server that has ended."""
         return EngineError(
-            f"{self.name} died with exit status {self.exit_status}; command: {shlex.join(self.command)}\n"
+            f"{self.name} died with exit status {self.exit_status}; command: {self._safe(shlex.join(self.command))}\n"
             f"the last lines of {self.log}:\n{self.tail()}"
         )
 

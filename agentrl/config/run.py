@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, PolicyConfig, WeightsSection
@@ -12,6 +12,10 @@ from agentrl.config.rollout import EnvConfig, EvalConfig, RewardSections, Rollou
 from agentrl.config.sections import NAMED, Section
 from agentrl.config.training import ALGORITHMS, AlgoSection, TrainerSection, WarmStartConfig
 from agentrl.types import MAIN
+
+
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
 
 
 class WatchdogConfig(Section):
@@ -91,6 +95,10 @@ class RunConfig(Section):
     """A YAML file of faults to inject, to try what a run survives; see docs/faults.md."""
     dry_run: bool = False
     """Start nothing: `agentrl train` prints who would be where, memory, traffic and warnings; see docs/cluster.md."""
+    metrics: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ("tensorboard",)
+    """Where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow, trackio or import paths (docs/metrics.md)."""
+    metrics_project: str = "agentrl"
+    """The project (W&B, Trackio) or experiment (MLflow) that the run belongs to."""
     mismatch_bound: PositiveFloat = 1e-2
     """A mean |log-probability difference| of engine and trainer over this gives a warning."""
     require_provenance: bool = False

@@ -185,6 +185,7 @@ def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
         folder = RunFolder.create(run_path(config), config)
     display.resume_hint = lambda: f"interrupted; {folder.resume_hint()}"
     try:
+        folder.track(config, display.warn)
         if config.checkpoint_url:
             folder.uploads = Uploads(folder.path, config.checkpoint_url, config, display.warn)
         yield folder

@@ -30,6 +30,7 @@ from agentrl.sessions.turn_generator import TurnGenerator
 from agentrl.train import resuming, setup
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.backends import check_trainer
+from agentrl.train.trackers import TRACKERS
 from agentrl.types import MAIN, Message, Session
 
 
@@ -48,6 +49,8 @@ def check_training(config: RunConfig) -> None:
         faults.load(config.faults)
     make_algorithm(config.algo)
     check_trainer(config.trainer)
+    for name in config.metrics:
+        TRACKERS.find(name)
     env = check_rollouts(config)
     _check_tasks(env, held_out_split(config, env))
     if config.warm_start.steps:

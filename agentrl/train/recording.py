@@ -20,6 +20,7 @@ import orjson
 
 from agentrl import __version__, cores
 from agentrl.config import RunConfig
+from agentrl.config.secrets import without_secrets
 from agentrl.errors import ConfigError, Departed
 from agentrl.overrides import read_yaml
 from agentrl.rollout.fleet import divided
@@ -101,7 +102,10 @@ def load(config: RunConfig, engine: Engine) -> Recording:
 
 def write_start(config: RunConfig, folder: RunFolder, trainer: Trainer, display: Display, start: int) -> None:
     """Record where and with what a process trains after the step `start`; a rerun names what differs."""
-    own = {**machine(config, folder.path / "model", trainer), "settings": config.model_dump(mode="json")}
+    own = {
+        **machine(config, folder.path / "model", trainer),
+        "settings": without_secrets(config.model_dump(mode="json")),
+    }
     append(folder.path / STARTS, orjson.dumps({"step": start, **own}) + b"\n")
     if config.rerun:
         for line in differences(Path(config.rerun), own):

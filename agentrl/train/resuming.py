@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
+from agentrl.config.secrets import without_secrets
 from agentrl.errors import ConfigError
 from agentrl.overrides import read_yaml, validate
 from agentrl.train import manifest
@@ -44,7 +45,7 @@ def changes(run: Path, saved: RunConfig, requested: RunConfig) -> list[str]:
     Raises:
         ConfigError: one of them can't; the message names them all.
     """
-    old, new = _flat(saved.model_dump(mode="json")), _flat(requested.model_dump(mode="json"))
+    old, new = (flat(without_secrets(config.model_dump(mode="json"))) for config in (saved, requested))
     changed = [name for name in {**old, **new} if name not in ("resume", "policy") and old.get(name) != new.get(name)]
     fixed = [name for name in changed if any(name == part or name.startswith(f"{part}.") for part in FIXED)]
     if fixed:
@@ -53,7 +54,7 @@ def changes(run: Path, saved: RunConfig, requested: RunConfig) -> list[str]:
             f"resume={run}: {wrong}: a run keeps its {', '.join(FIXED)}; to train its model with other ones begin a "
             f"new run from a checkpoint, model={run}/checkpoints/step-…"
         )
-    return [name if "key" in name else f"{_word(name, old)} -> {new.get(name)}" for name in changed]
+    return [f"{_word(name, old)} -> {new.get(name)}" for name in changed]
 
 
 def newest_whole(run: Path, steps: int, done: int, say: Callable[[str], None]) -> Path | None:
@@ -120,14 +121,15 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of a tree of settings by their dotted names, in order."""
+    found: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{name}.")
+            found |= flat(value, f"{prefix}{name}.")
         else:
-            flat[prefix + name] = value
-    return flat
+            found[f"{prefix}{name}"] = value
+    return found
 
 
 def _word(name: str, settings: Mapping[str, Any]) -> str:

@@ -1,10 +1,11 @@
 """The run folder: a run's files, and what it resumes from.
 
-    config.yaml          the settings, all of them, defaults included
+    config.yaml          the settings, all of them, defaults included, without secrets
     run.lock             the process that trains here; see `lock`
     faults.jsonl         the faults that a plan injected; see `agentrl.faults`
     model/               the model that the run began with, which its engines and trainer load
     metrics.jsonl        one flat JSON object for each step; tensorboard/ has the same names
+    trackers/            what other metrics back ends keep here (`metrics=`); see `trackers`
     starts.jsonl         each process that trained here: its first step, machine, versions and settings
     groups.jsonl         the ledger: what became of each group, one JSON object a line
     provenance.jsonl     which weights engines had, and what each step trained with what credit; see `provenance`
@@ -29,19 +30,23 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 import yaml
 
 from agentrl import faults
 from agentrl.config import RunConfig
+from agentrl.config.secrets import without_secrets
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
 from agentrl.rollout.outcomes import Outcome
 from agentrl.train import ledger, manifest, provenance, resuming
 from agentrl.train.files import append, remove, write_atomically
 from agentrl.train.lock import RunLock
 from agentrl.train.resuming import step_of
+from agentrl.train.trackers import TRACKERS, Trackers
+from agentrl.train.trackers.base import About
+from agentrl.train.trackers.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
     from agentrl.train.remote_copy import Uploads
@@ -53,7 +58,7 @@ WRITTEN = (
     *("metrics.jsonl", "groups.jsonl", provenance.NAME, STREAM, LOSSES, "starts.jsonl", "result.json"),
     "learning_curve.png",
     *("sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db-count"),
-    *("tensorboard", "transcripts", "model", ".model.partial", "checkpoints", faults.LOG),
+    *("tensorboard", "trackers", "transcripts", "model", ".model.partial", "checkpoints", faults.LOG),
 )
 """What a run, or an evaluation, writes into its folder beside its settings."""
 
@@ -67,6 +72,7 @@ class RunFolder:
         saved: the settings of a run that is resumed, as they were before.
         check_row: is called with each row of metrics before it is written; a rerun compares it with the recorded one.
         uploads: copies each whole checkpoint to object storage.
+        trackers: get each row of metrics besides metrics.jsonl.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,7 +88,7 @@ class RunFolder:
             raise ConfigError(f"run_dir={str(path)!r} is a file; a run needs a folder") from None
         except OSError as error:
             raise ConfigError(f"run_dir={str(path)!r}: can't make that folder: {error.strerror}") from None
-        self._board: Any = None
+        self.trackers = Trackers(About(path), {"tensorboard": TensorBoard})
         self._lock: RunLock | None = None
 
     @classmethod
@@ -153,7 +159,7 @@ class RunFolder:
 
     def discard(self) -> None:
         """Remove all that a new run wrote, and close."""
-        self._close_board()
+        self.trackers.close()
         for name in (*WRITTEN, "config.yaml"):
             path = self.path / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -169,20 +175,26 @@ class RunFolder:
                 folder.rmdir()
 
     def write_settings(self, config: RunConfig) -> None:
-        """Write what the run goes on with, also where it is resumed."""
-        settings = {**config.model_dump(mode="json"), "resume": None}
+        """Write what the run goes on with, also where it is resumed; secrets are given anew each time."""
+        settings = {**without_secrets(config.model_dump(mode="json")), "resume": None}
         write_atomically(self.path / "config.yaml", yaml.safe_dump(settings, sort_keys=False).encode())
 
     # ------------------------------------------------------------------------------------- metrics
 
     def log(self, step: int, metrics: Mapping[str, float], outcomes: Iterable[Outcome] = ()) -> None:
-        """Append a step's metrics to metrics.jsonl and to TensorBoard, and what became of groups to the ledger."""
+        """Append a step's metrics to metrics.jsonl, pass them on, and add what became of groups to the ledger."""
         row = {"step": step, **metrics}
         self.check_row(row)
         ledger.write(self.path, step, outcomes)
         faults.point("metrics.write")
         append(self.path / "metrics.jsonl", orjson.dumps(row) + b"\n")
-        self._plot(row)
+        self.trackers.log(row)
+
+    def track(self, config: RunConfig, warn: Callable[[str], None]) -> None:
+        """Pass metrics on to the back ends that the settings name; `warn` displays what goes wrong with one."""
+        settings = resuming.flat(without_secrets(config.model_dump(mode="json")))
+        kinds = {name: TRACKERS.find(name) for name in config.metrics}
+        self.trackers = Trackers(About(self.path, config.metrics_project, settings), kinds, warn)
 
     def metrics(self) -> list[Metrics]:
         """All rows so far; a torn last line is left out."""
@@ -199,19 +211,9 @@ class RunFolder:
         provenance.drop_after(self.path, step)
         rows = [row for row in self.metrics() if row["step"] <= step]
         write_atomically(self.path / "metrics.jsonl", b"".join(orjson.dumps(row) + b"\n" for row in rows))
-        self._close_board()
+        self.trackers.close()
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)  # event files can't be truncated: write them again
-        for row in rows:
-            self._plot(row)
-
-    def _plot(self, row: Mapping[str, float]) -> None:
-        if self._board is None:
-            from tensorboard.summary import Writer
-
-            self._board = Writer(str(self.path / "tensorboard"))
-        for name, value in row.items():
-            if name != "step":
-                self._board.add_scalar(name, value, int(row["step"]))
+        self.trackers.rewrite(rows)
 
     # --------------------------------------------------------------------------------- checkpoints
 
@@ -268,15 +270,10 @@ class RunFolder:
             self._seal_late_ones()
         if self.uploads is not None:
             self.uploads.close()
-        self._close_board()
+        self.trackers.close()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-
-    def _close_board(self) -> None:
-        if self._board is not None:
-            self._board.close()
-            self._board = None
 
 
 def run_path(config: RunConfig, prefix: str = "") -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
+from agentrl.config.secrets import hidden
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_demonstrator, has_expert
 from agentrl.envs.episode import demonstrator_policy, expert_policy, play
@@ -55,18 +56,30 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
         saved = read_yaml(Path(tree["resume"]) / "config.yaml")
         if again := tree.get("rerun") or saved.get("rerun"):
             raise ConfigError(f"resume={tree['resume']}: a rerun can't be resumed; begin it again: rerun={again}")
-        return validate(merge(applicable(saved, tree), tree), RunConfig)
+        return validate(_known(merge(applicable(saved, tree), tree)), RunConfig)
     if tree.get("rerun"):
         from agentrl.train import recording
 
-        return validate(merge(applicable(recording.settings(Path(tree["rerun"])), tree), tree), RunConfig)
+        return validate(_known(merge(applicable(recording.settings(Path(tree["rerun"])), tree), tree)), RunConfig)
     named = {key: tree[key] for key in ("env", "model", "policy") if key in tree}
     suits = spread(recipe(validate(named, RunConfig)))
     try:
         validate(merge(suits, named), RunConfig)
     except ConfigError as error:
         raise EnvError(f"the recipe of environment {named['env']!r}: {error}") from None
-    return validate(merge(applicable(suits, tree), tree), RunConfig)
+    return validate(_known(merge(applicable(suits, tree), tree)), RunConfig)
+
+
+def _known(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings, once no secret is missing that a config.yaml does not keep.
+
+    Raises:
+        ConfigError: one is.
+    """
+    if names := list(hidden(tree)):
+        given = " ".join(f"{name}=…" for name in names)
+        raise ConfigError(f"{', '.join(names)}: secrets are not kept in config.yaml; give them again: {given}")
+    return tree
 
 
 def recipe(config: RunConfig) -> dict[str, Any]:

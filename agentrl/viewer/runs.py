@@ -7,9 +7,8 @@ what a request says.
 from __future__ import annotations
 
 import os
-import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -17,17 +16,18 @@ from typing import Any
 
 import orjson
 
+from agentrl.config.secrets import without_secrets
 from agentrl.errors import ConfigError, unknown_name
 from agentrl.overrides import read_yaml
 from agentrl.sessions.store import Store
 from agentrl.train import lock
+from agentrl.train.resuming import flat
 from agentrl.viewer.series import MetricsFile, thinned
 
 DEPTH = 4
 """Levels of folders below the given one in which runs are looked for."""
 SPARK = 60
 """Points of a sparkline."""
-SECRET = re.compile(r"(^|[._])(api_key|admin_key|secret|password|token|authorization)$", re.IGNORECASE)
 
 
 class State(StrEnum):
@@ -83,7 +83,7 @@ class Run:
         try:
             written = file.stat().st_mtime_ns
             if self._settings is None or self._settings[0] != written:
-                self._settings = written, dict(flat(read_yaml(file)))
+                self._settings = written, flat(without_secrets(read_yaml(file)))
         except (OSError, ConfigError) as error:
             return {"config.yaml": str(error)}
         return self._settings[1]
@@ -198,13 +198,3 @@ class Runs:
 def is_run(path: Path) -> bool:
     """Whether a folder is that of a run, or of an evaluation."""
     return (path / "config.yaml").is_file()
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a configuration by their dotted names, in order."""
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{name}.")
-        else:
-            yield name, "(hidden)" if value and isinstance(value, str) and SECRET.search(name) else value

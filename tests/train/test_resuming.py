@@ -145,7 +145,7 @@ def test_other_settings_may_change_which_is_said_and_kept(run: Path) -> None:
     folder = RunFolder.open(run, complete(typed([f"resume={run}", *words])), said.append)
     folder.go_on(complete(typed([f"resume={run}", *words])), 6)
     folder.close()
-    assert said[-1] == "settings changed: engine.api_key, algo.lr=1e-06 -> 0.5, steps=9 -> 12"
+    assert said[-1] == "settings changed: engine.api_key=None -> (hidden), algo.lr=1e-06 -> 0.5, steps=9 -> 12"
     assert (saved_settings(run).steps, saved_settings(run).resume) == (12, None)
     assert [row["step"] for row in folder.metrics()] == [1, 2, 3, 4, 5, 6]
 

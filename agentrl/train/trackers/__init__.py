@@ -1,0 +1,36 @@
+"""Where a run's metrics go besides metrics.jsonl: TensorBoard, Weights & Biases, MLflow, Trackio, or one's own.
+
+metrics.jsonl is the run's record and is written by the run itself. What is here only passes it on (`worker`), so that
+no tracker can end a run or make it wait.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.registry import Registry
+from agentrl.train.trackers.base import Tracker
+from agentrl.train.trackers.worker import Trackers
+
+_HERE = "agentrl.train.trackers"
+
+
+def _is_tracker(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, Tracker)
+
+
+TRACKERS: Registry[type[Tracker]] = Registry(
+    "metrics back end",
+    "metrics",
+    "agentrl.trackers",
+    {
+        "mlflow": f"{_HERE}.mlflow:MLflow",
+        "tensorboard": f"{_HERE}.tensorboard:TensorBoard",
+        "trackio": f"{_HERE}.trackio:Trackio",
+        "wandb": f"{_HERE}.wandb:WandB",
+    },
+    accept=lambda found: found if _is_tracker(found) else None,
+    default=_is_tracker,
+)
+
+__all__ = ["TRACKERS", "Tracker", "Trackers"]

@@ -1,0 +1,56 @@
+"""Weights & Biases."""
+
+from __future__ import annotations
+
+import netrc
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from agentrl.train.trackers.base import About, Tracker
+
+
+class WandB(Tracker):
+    """`metrics=[wandb]`; a resumed run goes on in the same run of W&B, which takes each step once.
+
+    Who logs in, where to, and as which entity are wandb's own settings (`wandb login`, WANDB_*). Where nobody is logged
+    in, nothing is asked: the run is kept in RUN/trackers/wandb, for `wandb sync`.
+    """
+
+    package = extra = "wandb"
+
+    def __init__(self, about: About) -> None:
+        import wandb
+
+        id_ = about.remembered("wandb-id", uuid4().hex)
+        own = wandb.Settings()
+        online = own.mode == "online" and _logged_in(own)
+        self._run: Any = wandb.init(
+            project=own.project or about.project,
+            name=about.name,
+            id=id_,
+            resume="allow",
+            dir=str(about.own),
+            config=dict(about.settings),
+            mode=None if online or own.mode != "online" else "offline",
+            settings=wandb.Settings(silent=True, console="off", save_code=False, disable_git=True),
+        )
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Log the numbers under the run's step."""
+        self._run.log(dict(numbers), step=step)
+
+    def close(self) -> None:
+        """Finish, which waits for what is still to be sent."""
+        self._run.finish()
+
+
+def _logged_in(settings: Any) -> bool:
+    """Whether wandb would find a key without asking for one."""
+    if settings.api_key or settings.identity_token_file:
+        return True
+    try:
+        return netrc.netrc().authenticators(str(urlsplit(settings.base_url).hostname)) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
