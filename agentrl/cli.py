@@ -1,4 +1,4 @@
-"""The command line: `agentrl train|eval|serve|view|sessions|envs|plugins|check|plan|doctor|models|sandbox` and more.
+"""The command line: `agentrl train|eval|serve|view|top|sessions|diff|report|envs|plugins|check|plan|doctor` and more.
 
 Settings are `key=value`. Mistakes of the user end with exit code 2 and one clear message, never with a traceback; our
 own failures end with exit code 1. Everything heavy is imported inside the command that needs it, so `--help` is quick.
@@ -22,7 +22,8 @@ from agentrl.envs.swe.commands import app as swe
 from agentrl.errors import AgentRLError, Blame, ConfigError, missing_extra
 from agentrl.retrieval.commands import app as retrieval
 from agentrl.tools.sandbox.commands import app as sandbox
-from agentrl.untrusted import safe_text
+from agentrl.untrusted import visible_text
+from agentrl.viewer.commands import app as looking
 
 app = typer.Typer(
     name="agentrl",
@@ -32,6 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 models = typer.Typer(help="Models that a run can start from.", no_args_is_help=True)
+app.add_typer(looking)  # view, top, sessions, diff, report
 app.add_typer(models, name="models")
 app.add_typer(sandbox, name="sandbox")
 app.add_typer(swe, name="swe")
@@ -197,22 +199,6 @@ def serve(words: Words = None, config: File = None) -> None:
 
 
 @app.command()
-def view(
-    path: Annotated[Path, typer.Argument(help="A folder with runs in it, or a run's folder.")] = Path("runs"),
-    words: Words = None,
-) -> None:
-    """Look at runs, curves and sessions in a browser: agentrl view runs/; host=, port=, token=, hosts= are settings."""
-    import asyncio
-
-    from agentrl.overrides import parse_words, validate
-    from agentrl.viewer.serve import ViewConfig
-    from agentrl.viewer.serve import view as serve_viewer
-
-    config = validate(parse_words(words or ()), ViewConfig)
-    asyncio.run(serve_viewer(path, config, lambda url: _print_lines([f"the viewer is at {url}"])))
-
-
-@app.command()
 def envs() -> None:
     """List the environments: what each is about, its splits and its options."""
     from agentrl.envs.registry import list_envs
@@ -244,38 +230,6 @@ def plugins() -> None:
 
 
 @app.command()
-def sessions(
-    path: Annotated[Path, typer.Argument(help="A run's folder, or a session store.")],
-    check: Annotated[
-        bool, typer.Option("--check", help="Hold every row against its checksum; 1 if one differs.")
-    ] = False,
-    salvage: Annotated[Path | None, typer.Option(help="Write the undamaged sessions into this new store.")] = None,
-) -> None:
-    """A session store's sessions; checks for damage (--check) and saves undamaged sessions (--salvage)."""
-    from agentrl.sessions import salvage as salvaging
-    from agentrl.sessions.store import Store
-
-    file = path / "sessions.db" if path.is_dir() else path
-    if check or salvage is not None:
-        report = salvaging.check(file, salvage)
-        for line in report.lines():
-            out.print(line, markup=False, highlight=False, soft_wrap=True)
-        if salvage is not None:
-            out.print(
-                f"{len(report.undamaged)} sessions are in {salvage}", markup=False, highlight=False, soft_wrap=True
-            )
-        if not report.ok:
-            raise typer.Exit(1)
-        return
-    if not file.is_file():
-        raise ConfigError(f"{str(file)!r}: no such file; give a session store (sessions.db) or a run's folder")
-    with Store(file, read_only=True) as store:
-        ended = store.counts()
-    said = ", ".join(f"{count} {status}" for status, count in sorted(ended.items()))
-    out.print(f"{sum(ended.values())} sessions{': ' if said else ''}{said}", highlight=False, soft_wrap=True)
-
-
-@app.command()
 def verify(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
     weights: Annotated[
@@ -298,7 +252,7 @@ def verify(
         for row in report.rows():
             table.add_row(*map(escape, row))
         out.print(table)
-        _print_lines(safe_text(line) for line in report.lines())
+        _print_lines(visible_text(line) for line in report.lines())
     if not report.passed:
         raise typer.Exit(1)
 
@@ -378,7 +332,7 @@ def main() -> None:
     try:
         app()
     except AgentRLError as error:
-        err.print(f"[red]error:[/] {escape(safe_text(str(error)))}", highlight=False, soft_wrap=True)
+        err.print(f"[red]error:[/] {escape(visible_text(str(error)))}", highlight=False, soft_wrap=True)
         for note in getattr(error, "__notes__", ()):
             err.print(note, highlight=False, markup=False, soft_wrap=True)
         sys.exit(2 if error.blame is Blame.USER else 1)

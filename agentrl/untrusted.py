@@ -31,6 +31,17 @@ def safe_text(text: str) -> str:
     return text
 
 
+def visible_text(text: str, keep: str = "\n") -> str:
+    r"""The text for a terminal or a page: what they would obey or hide becomes its escape, such as \x1b or \u202e.
+
+    Those are control characters, those of writing direction and of no width, lone surrogates, and unassigned ones;
+    the characters in `keep` stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
 def safe_json(value: Any, *, whole: bool = False, depth: int = 0) -> Any:
     """The value with strings, numbers and nesting that JSON writers refuse made storable.
 

@@ -70,6 +70,7 @@ SWE = Elsewhere(
 CHECK = "tests/test_cli.py::test_check_says_that_a_good_environment_keeps_its_contract_and_what_a_bad_one_breaks"
 STORE = "tests/sessions/test_integrity.py::test_the_command_line_checks_and_salvages"
 VERIFY = "tests/train/test_verify.py::test_the_command_ends_with_0_1_or_2"
+TERMINAL = "tests/viewer/test_terminal.py"
 REAL = "tests/train/backends/megatron/test_with_sglang.py"
 SERVERS = "engine.python=.venv-sglang/bin/python fleet.engines=2 engine.device=cpu "
 COMMANDS: dict[str, Run | Elsewhere | Left] = {
@@ -142,6 +143,17 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
         Elsewhere("tests/train/test_plan.py::test_the_tables_of_the_documentation_are_what_plan_prints"),
     ),
     "agentrl view runs/": Elsewhere("tests/viewer/test_app.py::test_the_command_serves_until_it_is_interrupted"),
+    "agentrl top RUN": Elsewhere(f"{TERMINAL}::test_a_finished_run_is_shown_once_and_not_waited_for"),
+    "agentrl sessions RUN --worst 5 phase=train step=40..50": Elsewhere(
+        f"{TERMINAL}::test_sessions_are_the_worst_and_the_best_of_those_that_fit_the_filters"
+    ),
+    'agentrl sessions RUN --grep "division by zero" --json': Elsewhere(
+        f"{TERMINAL}::test_sessions_are_found_by_a_text_in_a_tool_call_or_its_answer"
+    ),
+    "agentrl diff RUN RUN": Elsewhere(
+        f"{TERMINAL}::test_nothing_that_a_session_holds_reaches_the_terminal_as_a_command"
+    ),
+    "agentrl report RUN --out run.html": Elsewhere(f"{TERMINAL}::test_the_report_is_written_where_it_is_asked_for"),
     "agentrl sessions RUN --check": Elsewhere(STORE),
     "agentrl sessions RUN --salvage saved.db": Elsewhere(STORE),
     "agentrl verify runs/NAME": Elsewhere(VERIFY),

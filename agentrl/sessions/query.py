@@ -96,6 +96,15 @@ def counts(db: sqlite3.Connection, filters: Filters, by: str) -> dict[Any, int]:
     return dict(db.execute(query, [*names, *values]).fetchall())
 
 
+def mean_scores(db: sqlite3.Connection, filters: Filters, by: str) -> dict[Any, tuple[float, int]]:
+    """The mean score of the sessions that fit the filters and have one, and their number, for each value of `by`."""
+    where, values = condition(filters)
+    expression, names = _expression(by)
+    select = f"SELECT {expression}, avg(score), count(score) FROM summaries"
+    found = db.execute(f"{select} WHERE {where} AND score IS NOT NULL GROUP BY 1", [*names, *values])
+    return {value: (mean, count) for value, mean, count in found}
+
+
 def condition(filters: Filters) -> tuple[str, list[Any]]:
     """The filters as an SQL expression and its parameters."""
     parts, values = ["1"], list[Any]()

@@ -234,6 +234,15 @@ class Store:
         with self._lock, self._errors():
             return query.counts(self._db, filters or {}, by)
 
+    def mean_scores(self, by: str, filters: Filters | None = None) -> dict[Any, tuple[float, int]]:
+        """The mean score, and of how many sessions, for each value of the column `by`; see `counts`.
+
+        Raises:
+            UnknownName: there is no such column.
+        """
+        with self._lock, self._errors():
+            return query.mean_scores(self._db, filters or {}, by)
+
     def close(self) -> None:
         """Close the file; idempotent."""
         with self._lock:

@@ -1,77 +1,28 @@
-"""What a run shows while it runs: a live panel on a terminal, plain lines anywhere else.
+"""What a run shows while it runs: a live panel on a terminal (see `train.panel`), plain lines anywhere else.
 
-The panel has a row for the phase (steps done, time, time left), one for the step's current part (sessions that have
-ended, of how many), the phase's curve, and the latest metrics. Nothing in it is wider than the terminal. Other lines
-may quote models, tools and logs, so they are printed without markup and escape sequences.
+Other lines may quote models, tools and logs, so they are printed without markup and escape sequences.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import TracebackType
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from agentrl import watchdog
+from agentrl.train.panel import Panel, Progress, step_line
+from agentrl.untrusted import visible_text
 
-BLOCKS = "▁▂▃▄▅▆▇█"
-SHOWN = {
-    "sessions/turns": "turns",
-    "throughput/tokens_per_s": "tokens/s",
-    "time/idle_engine": "engine idle",
-    "time/idle_trainer": "trainer idle",
-    "policy/entropy": "entropy",
-    "grad_norm": "grad norm",
-    "policy/clip_fraction": "clipped",
-    "mismatch/abs_max": "mismatch",
-    "time/rollout": "rollout s",
-    "time/train": "train s",
-}
-SHARES = {"status/agent_error": "agent errors", "status/infra_error": "infra errors", "status/truncated": "truncated"}
-"""Shares of a step's sessions, shown where they are not 0."""
 PLAIN_WIDTH = 79
 """Characters of a step's line without a terminal."""
 REPORT_INTERVALS = (10.0, 20.0, 30.0, 60.0)
 """Seconds between two progress lines without a terminal; the last is repeated."""
-
-
-@dataclass
-class Progress:
-    """How many of a total are done, and since when."""
-
-    name: str
-    total: int
-    done: int = 0
-    unit: str = ""
-    began: float = field(default_factory=time.monotonic)
-    detail: Callable[[], str] = str
-    """What there is to say beside it, as it is now."""
-
-    def __post_init__(self) -> None:
-        self._first = self.done
-
-    def seconds_left(self) -> float:
-        """Seconds left, at the rate so far; 0 where that is unknown."""
-        if not self._first < self.done < self.total:
-            return 0.0
-        return (time.monotonic() - self.began) / (self.done - self._first) * (self.total - self.done)
-
-    def left(self) -> str:
-        """Time left, at the rate so far; '' where that is unknown."""
-        return f"{clock(self.seconds_left())} left" if self._first < self.done < self.total else ""
-
-    def __str__(self) -> str:
-        count = f"{self.done}/{self.total} {self.unit}".strip() if self.total else ""
-        return ", ".join(filter(None, (count, clock(time.monotonic() - self.began), self.left())))
 
 
 class Display:
@@ -95,7 +46,7 @@ class Display:
         self._label = ""
         self._latest: Mapping[str, float] = {}
         self._live: Live | None = None
-        if self.console.is_terminal:
+        if self.console.is_interactive and not os.environ.get("CI"):  # logs of CI may ask for colours
             self._live = Live(console=self.console, refresh_per_second=4, get_renderable=self._panel)
 
     def __enter__(self) -> Display:
@@ -111,8 +62,7 @@ class Display:
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line."""
-        text = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
-        self.console.print(Text(text, style), soft_wrap=not self.console.is_terminal)
+        self.console.print(Text(visible_text(text), style), soft_wrap=self._live is None)
 
     def warn(self, text: str) -> None:
         """Print a warning."""
@@ -138,7 +88,7 @@ class Display:
         self._curve.append(curve)
         self._latest = metrics
         if not self._live:
-            self.say(self._line(curve))
+            self.say(step_line(self._phase, self._label, curve, metrics, PLAIN_WIDTH))
 
     def seconds_left(self) -> float:
         """Seconds until the phase's last step has ended, at the rate so far; 0 where that is unknown."""
@@ -177,66 +127,8 @@ class Display:
             over.set()
             self._part = None
 
-    def _line(self, curve: float) -> str:
-        """A step in one line: with as many metrics as fit."""
-        assert self._phase is not None
-        left = self._phase.left()
-        line = f"{self._phase.done:>5}/{self._phase.total}  {self._label} {curve:.4f}"
-        for cell in [*self._cells(SHARES), *self._cells(SHOWN)]:
-            if len(line) + len(cell) + len(left) + 4 <= PLAIN_WIDTH:
-                line += f"  {cell}"
-        return f"{line}  {left}".rstrip()
-
-    def _cells(self, names: Mapping[str, str]) -> list[str]:
-        """The latest metrics with their labels, of those that there are."""
-        latest = self._latest
-        if names is SHARES:
-            return [f"{label} {latest[key]:.0%}" for key, label in names.items() if latest.get(key)]
-        return [
-            f"{label} {latest[key]:.0%}" if key.startswith("time/idle_") else f"{label} {latest[key]:.3g}"
-            for key, label in names.items()
-            if key in latest
-        ]
-
     def _panel(self) -> Panel:
-        counts = Table.grid(expand=True, padding=(0, 1))
-        counts.add_column(no_wrap=True, overflow="ellipsis", ratio=3)
-        counts.add_column(ratio=2)
-        counts.add_column(no_wrap=True, justify="right")
         over = self._phase is not None and self._phase.done >= self._phase.total
-        for count in (None if over and self._part else self._phase, self._part):
-            if count is not None:
-                bar = ProgressBar(count.total or None, count.done, pulse=not count.total)
-                counts.add_row(count.name, bar, str(count))
-        rows: list[Table | Text] = [counts if counts.row_count else Text("starting", "dim")]
-        if self._part and (detail := self._part.detail()):
-            rows.append(Text(detail, "dim", no_wrap=True, overflow="ellipsis"))
-        if self._curve:
-            curve = f"{self._label} {sparkline(self._curve, self.console.width - len(self._label) - 5)}"
-            rows.append(Text(curve, style="green", no_wrap=True, overflow="ellipsis"))
-        numbers = Table.grid(expand=True, padding=(0, 1))
-        for _ in range(4):
-            numbers.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-        cells = [*self._cells(SHOWN), *self._cells(SHARES)]
-        for place in range(0, len(cells), 4):
-            numbers.add_row(*cells[place : place + 4])
-        return Panel(Group(*rows, *([numbers] if cells else [])))
-
-
-def clock(seconds: float) -> str:
-    """Seconds as h:mm:ss, without hours where there are none."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def sparkline(values: list[float], width: int) -> str:
-    """The values as a row of blocks, averaged down to `width`; with the first and last value beside it."""
-    if not values:
-        return ""
-    cells = max(width - 16, 8)
-    size = -(-len(values) // cells)
-    means = [sum(part) / len(part) for part in (values[i : i + size] for i in range(0, len(values), size))]
-    low, high = min(means), max(means)
-    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return f"{values[0]:6.3f} {''.join(BLOCKS[round((v - low) * scale)] for v in means)} {values[-1]:.3f}"
+        bars = [bar for bar in (None if over and self._part else self._phase, self._part) if bar is not None]
+        detail = self._part.detail() if self._part else ""
+        return Panel(bars, detail, self._label, self._curve, self._latest)

@@ -6,16 +6,14 @@ proof of a fault; each says its number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from statistics import fmean
 from typing import Any
 
-from agentrl.viewer.series import Row
+from agentrl.viewer.series import WINDOW, Row, mean
 
-WINDOW = 10
-"""The last steps that a rule looks at."""
 EARLY = 5
 """Steps below which nothing is compared with a run's beginning."""
 
@@ -56,13 +54,8 @@ def alarms(rows: Sequence[Row], settings: dict[str, Any]) -> list[dict[str, Any]
     return [asdict(alarm) for alarm in sorted(found, key=lambda alarm: alarm.level is not Level.ALARM)]
 
 
-def _mean(rows: Iterable[Row], name: str) -> float | None:
-    values = [row[name] for row in rows if isinstance(row.get(name), int | float)]
-    return fmean(values) if values else None
-
-
 def _last(rows: Sequence[Row], name: str) -> float | None:
-    return _mean(rows[-WINDOW:], name)
+    return mean(rows[-WINDOW:], name)
 
 
 def _span(rows: Sequence[Row]) -> str:
@@ -184,8 +177,8 @@ def tool_calls(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]
             "count/tool_errors",
             {**_steps(rows), "tool_errors": "1.."},
         )
-    before = _mean(rows[:EARLY], "count/tool_calls")
-    if before and len(rows) >= 2 * EARLY and (_mean(rows[-EARLY:], "count/tool_calls") or 0.0) < 0.1 * before:
+    before = mean(rows[:EARLY], "count/tool_calls")
+    if before and len(rows) >= 2 * EARLY and (mean(rows[-EARLY:], "count/tool_calls") or 0.0) < 0.1 * before:
         yield Alarm(
             Level.WARNING,
             "Tools are no longer called",
@@ -254,7 +247,7 @@ def length(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
     """Sessions that grow longer and earn no more."""
     if len(rows) < 2 * EARLY:
         return
-    before, now = _mean(rows[:EARLY], "sessions/trained_tokens"), _mean(rows[-EARLY:], "sessions/trained_tokens")
+    before, now = mean(rows[:EARLY], "sessions/trained_tokens"), mean(rows[-EARLY:], "sessions/trained_tokens")
     if before and now and now > 1.5 * before and _gain(rows, "reward/mean") < 0.02:
         yield Alarm(
             Level.WARNING,
@@ -268,7 +261,7 @@ def length(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
 
 
 def _gain(rows: Sequence[Row], name: str) -> float:
-    return (_mean(rows[-EARLY:], name) or 0.0) - (_mean(rows[:EARLY], name) or 0.0)
+    return (mean(rows[-EARLY:], name) or 0.0) - (mean(rows[:EARLY], name) or 0.0)
 
 
 Rule = Callable[[Sequence[Row], dict[str, Any]], Iterator[Alarm]]

@@ -195,6 +195,18 @@ class Runs:
             names[:] = sorted(name for name in names if not name.startswith("."))
 
 
+def run_at(path: Path) -> Run:
+    """The run whose folder that is.
+
+    Raises:
+        UnknownName: it is no run's; the message names those beside it.
+    """
+    if not is_run(path):
+        beside = path.parent.iterdir() if path.parent.is_dir() else ()
+        raise unknown_name("run", str(path), [str(other) for other in beside if is_run(other)])
+    return Run(path.resolve().name, path, MetricsFile(path / "metrics.jsonl"))
+
+
 def is_run(path: Path) -> bool:
     """Whether a folder is that of a run, or of an evaluation."""
     return (path / "config.yaml").is_file()

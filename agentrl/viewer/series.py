@@ -8,11 +8,14 @@ import threading
 from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import orjson
 
 Row = dict[str, Any]
+WINDOW = 10
+"""The last steps of which a mean says how a run is doing."""
 
 
 class MetricsFile:
@@ -51,6 +54,12 @@ def _row(line: bytes) -> Row | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def mean(rows: Iterable[Row], name: str) -> float | None:
+    """The mean of a number over the rows that have it; None where none has."""
+    values = [value for row in rows if (value := _number(row.get(name))) is not None]
+    return fmean(values) if values else None
 
 
 def names(rows: Iterable[Row]) -> list[str]:

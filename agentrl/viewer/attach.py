@@ -1,0 +1,86 @@
+"""`agentrl top RUN`: a run's progress, drawn as the run itself draws it, from what it writes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.live import Live
+
+from agentrl.errors import AgentRLError
+from agentrl.train.display import PLAIN_WIDTH
+from agentrl.train.panel import Panel, Progress, clock, step_line
+from agentrl.untrusted import visible_text
+from agentrl.viewer.runs import Run, State
+from agentrl.viewer.series import Row
+
+INTERVAL = 2.0
+"""Seconds between two looks at the run's files."""
+LABEL = "reward"
+
+
+def attach(run: Run, out: Console, interval: float = INTERVAL) -> None:
+    """Show the run until it ends: a panel on a terminal, a line for each new step anywhere else."""
+    if not out.is_interactive:
+        for line in lines(run, interval):
+            out.print(line, markup=False, highlight=False, soft_wrap=True)
+        return
+    with Live(panel(run), console=out, auto_refresh=False) as live:
+        while run.summary()["state"] is State.RUNNING:
+            time.sleep(interval)
+            live.update(panel(run), refresh=True)
+
+
+def lines(run: Run, interval: float = INTERVAL) -> Iterator[str]:
+    """The last step so far, each new one, and how the run stands in the end, a line each."""
+    seen = len(run.metrics.rows()) - 1
+    while True:
+        state, rows = run.summary()["state"], run.metrics.rows()
+        for row in map(_numbers, rows[max(seen, 0) :]):
+            yield step_line(_progress(run, int(row["step"])), LABEL, row.get("reward/mean", 0.0), row, PLAIN_WIDTH)
+        seen = len(rows)
+        if state is not State.RUNNING:
+            yield visible_text(f"{_title(run)}; {_detail(run)}", keep="")
+            return
+        time.sleep(interval)
+
+
+def panel(run: Run) -> Panel:
+    """The run as it stands."""
+    rows = [_numbers(row) for row in run.metrics.rows()]
+    row = rows[-1] if rows else {}
+    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
+    bars = [_progress(run, int(row.get("step", 0)))]
+    return Panel(bars, _detail(run), LABEL, rewards, row, visible_text(_title(run), keep=""))
+
+
+def _numbers(row: Row) -> dict[str, float]:
+    """A row without what is no number: JSON has null for one that is not finite."""
+    return {name: value for name, value in row.items() if isinstance(value, int | float)}
+
+
+def _progress(run: Run, done: int) -> Progress:
+    """The steps done; the time is what they took."""
+    summary = run.summary()
+    spent = sum(row.get("time/step", 0.0) for row in run.metrics.rows()[:done])
+    bar = Progress(summary["kind"], summary["steps"] or 0, began=time.monotonic() - spent)
+    bar.done = done
+    return bar
+
+
+def _title(run: Run) -> str:
+    summary = run.summary()
+    named = " · ".join(str(summary[key]) for key in ("environment", "model", "algorithm") if summary[key])
+    return f"{run.name}: {summary['state']} ({named})"
+
+
+def _detail(run: Run) -> str:
+    """How many sessions are stored and how they ended, and when the run last wrote anything."""
+    try:
+        ended = run.store().counts()
+    except AgentRLError:
+        ended = {}
+    said = ", ".join(f"{count:,} {status}" for status, count in sorted(ended.items(), key=lambda item: -item[1]))
+    written = f"written {clock(max(time.time() - run.updated(), 0.0))} ago"
+    return "; ".join(filter(None, (f"sessions: {said}" if said else "", written)))

@@ -1,0 +1,152 @@
+"""The commands that look at runs: `agentrl view|top|sessions|diff|report`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from io import StringIO
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console, RenderableType
+
+from agentrl.errors import ConfigError
+from agentrl.untrusted import visible_text
+
+app = typer.Typer()
+out, err = Console(), Console(stderr=True)
+PLAIN_WIDTH = 200
+"""Columns of a table that is written into a file or a pipe."""
+RunFolder = Annotated[Path, typer.Argument(help="A run's folder.")]
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        out.print(visible_text(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def _show(part: RenderableType) -> None:
+    """Print on the terminal; elsewhere in lines that are wide enough for whole words, and end where their text does."""
+    if out.is_terminal:
+        return out.print(part)
+    plain = Console(width=PLAIN_WIDTH, file=StringIO())
+    with plain.capture() as text:
+        plain.print(part)
+    _print(line.rstrip() for line in text.get().splitlines())
+
+
+@app.command()
+def view(
+    path: Annotated[Path, typer.Argument(help="A folder with runs in it, or a run's folder.")] = Path("runs"),
+    words: Annotated[list[str] | None, typer.Argument(help="Settings as key=value.", show_default=False)] = None,
+) -> None:
+    """Look at runs, curves and sessions in a browser: agentrl view runs/; host=, port=, token=, hosts= are settings."""
+    from agentrl.overrides import parse_words, validate
+    from agentrl.viewer.serve import ViewConfig
+    from agentrl.viewer.serve import view as serve_viewer
+
+    config = validate(parse_words(words or ()), ViewConfig)
+    asyncio.run(serve_viewer(path, config, lambda url: _print([f"the viewer is at {url}"])))
+
+
+@app.command()
+def top(path: RunFolder) -> None:
+    """Follow a run until it ends, or Ctrl-C, which ends nothing but this; a line for each step without a terminal."""
+    from agentrl.viewer.attach import attach
+    from agentrl.viewer.runs import run_at
+
+    with contextlib.suppress(KeyboardInterrupt):
+        attach(run_at(path), out)
+
+
+@app.command()
+def sessions(
+    path: Annotated[Path, typer.Argument(help="A run's folder, or a session store.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Filters: status=truncated step=40..50 score=..0.5 task~=text trained=41.", show_default=False
+        ),
+    ] = None,
+    worst: Annotated[int | None, typer.Option(min=1, help="Those with the lowest scores.")] = None,
+    best: Annotated[int | None, typer.Option(min=1, help="Those with the highest scores.")] = None,
+    grep: Annotated[str, typer.Option(help="Those with this text in a message or a tool call.")] = "",
+    sort: Annotated[str | None, typer.Option(help="Largest first by a column, or by reward/NAME.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many, at most.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object for each, one a line.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Hold every row against its checksum; 1 if one differs.")
+    ] = False,
+    salvage: Annotated[Path | None, typer.Option(help="Write the undamaged sessions into this new store.")] = None,
+) -> None:
+    """A session store's sessions; checks for damage (--check) and saves undamaged sessions (--salvage)."""
+    from agentrl.viewer.listing import Order, filters, json_lines, matching, table
+
+    file = path / "sessions.db" if path.is_dir() else path
+    if check or salvage is not None:
+        return _check(file, salvage)
+    if not file.is_file():
+        raise ConfigError(f"{str(file)!r}: no such file; give a session store (sessions.db) or a run's folder")
+    if sum(chosen is not None for chosen in (worst, best, sort)) > 1:
+        raise ConfigError("--worst, --best and --sort are three orders; give one of them")
+    wanted = filters(file, words or ())
+    if not (words or worst or best or sort or grep or as_json):
+        return _print([_counted(file)])
+    column = "score" if worst or best else sort
+    order = Order(column, worst is None and column is not None, worst or best or limit)
+    with err.status("searching") as status:
+        rows = matching(file, wanted, order, grep, lambda done: status.update(f"searching: {done:,} sessions"))
+    if as_json:
+        return _print(json_lines(rows))
+    _show(table(rows) if rows else "no session fits")
+
+
+def _counted(file: Path) -> str:
+    """How many sessions a store has, and how they ended."""
+    from agentrl.sessions.store import Store
+
+    with Store(file, read_only=True) as store:
+        ended = store.counts()
+    said = ", ".join(f"{count} {status}" for status, count in sorted(ended.items()))
+    return f"{sum(ended.values())} sessions{': ' if said else ''}{said}"
+
+
+def _check(file: Path, salvage: Path | None) -> None:
+    from agentrl.sessions import salvage as salvaging
+
+    report = salvaging.check(file, salvage)
+    _print(report.lines())
+    if salvage is not None:
+        _print([f"{len(report.undamaged)} sessions are in {salvage}"])
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def diff(first: RunFolder, second: RunFolder) -> None:
+    """What differs between two runs: settings, metrics, learning curves, and tasks whose mean score changed."""
+    from agentrl.viewer.difference import differences
+    from agentrl.viewer.runs import run_at
+
+    for part in differences(run_at(first), run_at(second), out.width):
+        _show(part)
+
+
+@app.command()
+def report(
+    path: RunFolder,
+    to: Annotated[Path | None, typer.Option("--out", help="The file; RUN/report.html by default.")] = None,
+) -> None:
+    """Write a run into one HTML file to share: summary, health, curves, some sessions, settings without secrets."""
+    from agentrl.train.files import write_atomically
+    from agentrl.viewer.report import report as page
+    from agentrl.viewer.runs import run_at
+
+    file = to or path / "report.html"
+    try:
+        write_atomically(file, page(run_at(path)))
+    except OSError as error:
+        raise ConfigError(f"--out={str(file)!r}: can't write there: {error.strerror}") from None
+    _print([f"the report is in {file}"])

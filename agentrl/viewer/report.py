@@ -1,0 +1,211 @@
+"""`agentrl report RUN`: a run in one HTML file that needs nothing else, to be sent to somebody.
+
+The page is built as a tree of elements, so what models and tools wrote can only be text. It has no scripts, and its
+content security policy allows none: nothing is loaded, and the one style sheet is named by its hash.
+"""
+
+from __future__ import annotations
+
+import time
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from importlib import resources
+from typing import Any
+from xml.etree.ElementTree import Element, SubElement, tostring
+
+from agentrl.errors import AgentRLError
+from agentrl.sessions import tree
+from agentrl.sessions.query import Between, Filters
+from agentrl.train.panel import clock, short
+from agentrl.types import Node, Session
+from agentrl.untrusted import visible_text
+from agentrl.viewer import health, series
+from agentrl.viewer.runs import Run
+from agentrl.viewer.series import WINDOW
+
+CURVES = (
+    *("reward/", "eval/mean", "policy/entropy", "mismatch/abs_mean", "sessions/turns", "sessions/trained_tokens"),
+    *("status/truncated", "status/agent_error", "status/infra_error", "staleness/mean", "time/step"),
+    "throughput/tokens_per_s",
+)
+"""Beginnings of the names of the metrics that are drawn."""
+SHOWN = 3
+"""Sessions from each end: the worst and the best."""
+MOST_MESSAGES = 60
+"""Messages of a session's first path."""
+CLIP = 4000
+"""Characters of a text."""
+WIDTH, HEIGHT = 300, 90
+"""Of a curve, in its own units."""
+
+
+def report(run: Run) -> bytes:
+    """The page, in UTF-8."""
+    style = (resources.files("agentrl.viewer") / "static" / "report.css").read_text()
+    rows, settings = run.metrics.rows(), run.settings()
+    html = Element("html", lang="en")
+    head, body = SubElement(html, "head"), SubElement(html, "body")
+    SubElement(head, "meta", charset="utf-8")
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    SubElement(head, "meta", {"http-equiv": "Content-Security-Policy", "content": policy})
+    SubElement(head, "meta", name="viewport", content="width=device-width, initial-scale=1")
+    SubElement(head, "meta", name="referrer", content="no-referrer")
+    _add(head, "title", run.name)
+    SubElement(head, "style").text = style
+    _add(body, "h1", run.name)
+    _summary(body, run)
+    _alarms(body, health.alarms(rows, settings))
+    _curves(body, rows)
+    _sessions(body, run, rows)
+    _settings(body, settings)
+    text: str = tostring(html, encoding="unicode", method="html")
+    return f"<!DOCTYPE html>\n{text}".encode()
+
+
+def _add(parent: Element, tag: str, text: object = "", css: str = "") -> Element:
+    """A new element with a text, which may come from anywhere."""
+    element = SubElement(parent, tag, {"class": css} if css else {})
+    element.text = visible_text(str(text), keep="\n\t")
+    return element
+
+
+def _summary(body: Element, run: Run) -> None:
+    found = run.summary()
+    table = SubElement(body, "table")
+    lines = {
+        "state": f"{found['state']}, as of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(run.updated()))}",
+        "steps": f"{found['done']} of {found['steps']}" if found["steps"] else "",
+        "reward": "" if found["reward"] is None else short(float(found["reward"])),
+        "training time": clock(sum(series.columns(run.metrics.rows(), ())["hours"][-1:]) * 3600),
+        **{name: found[name] for name in ("environment", "model", "algorithm", "engine")},
+    }
+    for name, value in lines.items():
+        if value:
+            _line(table, name, value)
+
+
+def _line(table: Element, name: str, value: object) -> None:
+    line = SubElement(table, "tr")
+    _add(line, "th", name).set("scope", "row")
+    _add(line, "td", value)
+
+
+def _alarms(body: Element, alarms: Sequence[dict[str, Any]]) -> None:
+    _add(body, "h2", "Health")
+    for alarm in alarms:
+        box = SubElement(body, "section", {"class": str(alarm["level"].value)})
+        _add(box, "h3", f"{alarm['title']} ({alarm['level'].value})")
+        _add(box, "p", alarm["reason"])
+        _add(box, "p", alarm["advice"])
+    if not alarms:
+        _add(body, "p", "No rule of `agentrl view` finds anything wrong.")
+
+
+# ------------------------------------------------------------------------------------------------ curves
+
+
+def _curves(body: Element, rows: Sequence[dict[str, Any]]) -> None:
+    wanted = [name for name in series.names(rows) if name.startswith(CURVES)]
+    found = series.columns(list(rows), wanted)
+    drawn = {
+        name: points
+        for name, values in found["values"].items()
+        if len(points := [(s, v) for s, v in zip(found["step"], values, strict=True) if v is not None]) > 1
+    }
+    if drawn:
+        _add(body, "h2", "Curves")
+        grid = SubElement(body, "div", {"class": "curves"})
+        for name, points in drawn.items():
+            _curve(grid, name, points)
+
+
+def _curve(parent: Element, name: str, points: Sequence[tuple[int, float]]) -> None:
+    """A metric over the steps, with its range and its last value."""
+    (first, _), (last, value) = points[0], points[-1]
+    low, high = min(v for _, v in points), max(v for _, v in points)
+    across, up = WIDTH / max(last - first, 1), (HEIGHT - 4) / (high - low) if high > low else 0.0
+    path = " ".join(f"{(s - first) * across:.1f},{HEIGHT - 2 - (v - low) * up:.1f}" for s, v in points)
+    figure = SubElement(parent, "figure")
+    _add(figure, "figcaption", f"{name}: {short(value)}")
+    size = {"viewBox": f"0 0 {WIDTH} {HEIGHT}", "preserveAspectRatio": "none", "role": "img"}
+    svg = SubElement(figure, "svg", size)
+    _add(svg, "title", f"{name} from step {first} to {last}, between {short(low)} and {short(high)}")
+    SubElement(svg, "polyline", {"points": path, "vector-effect": "non-scaling-stroke"})
+    _add(figure, "small", f"steps {first} to {last}, {short(low)} to {short(high)}")
+
+
+# ---------------------------------------------------------------------------------------------- sessions
+
+
+def _sessions(body: Element, run: Run, rows: Sequence[dict[str, Any]]) -> None:
+    _add(body, "h2", "Sessions")
+    try:
+        ended = run.store().counts()
+        _add(body, "p", ", ".join(f"{count:,} {status}" for status, count in sorted(ended.items())))
+        for what, wanted, descending in _chosen(rows):
+            page = run.store().find(wanted, sort="score", descending=descending, limit=SHOWN)
+            found = [row.id for row in page.rows if row.score is not None]
+            if found:
+                _add(body, "h3", what)
+            for id_ in found:
+                _session(body, run.store().load(id_))
+    except AgentRLError as error:
+        _add(body, "p", error)
+
+
+def _chosen(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Filters, bool]]:
+    """Which sessions are shown: the worst and the best of the last steps, or of an evaluation."""
+    if rows:
+        first, last = rows[-WINDOW:][0]["step"], rows[-1]["step"]
+        wanted: Filters = {"phase": "train", "step": Between(first - 1, last - 1)}  # the steps done when they began
+        where = f"of steps {first} to {last}"
+    else:
+        wanted, where = {"phase": "eval"}, "of the evaluation"
+    yield f"The worst {where}", wanted, False
+    yield f"The best {where}", wanted, True
+
+
+def _session(body: Element, session: Session) -> None:
+    """A session, folded: what it earned, and its first path as a conversation."""
+    box = SubElement(body, "details", {"class": "session"})
+    score = "no score" if session.score is None else f"score {short(session.score)}"
+    _add(box, "summary", f"{score}, {session.status.value}: task {session.task.id} ({session.id})")
+    if session.error:
+        _add(box, "p", _clipped(session.error))
+    if session.rewards:
+        _add(box, "p", ", ".join(f"{name} {short(value)}" for name, value in session.rewards.items()))
+    leaves = tree.leaves(session)
+    path = tree.path(session, leaves[0].id) if leaves else []
+    for node in path[:MOST_MESSAGES]:
+        _message(box, node)
+    left = [f"{len(path) - MOST_MESSAGES} more messages"] if len(path) > MOST_MESSAGES else []
+    left += [f"{len(leaves) - 1} more paths"] if len(leaves) > 1 else []
+    if left:
+        _add(box, "p", f"Not shown: {', '.join(left)}.")
+
+
+def _message(box: Element, node: Node) -> None:
+    message = node.message
+    part = SubElement(box, "div", {"class": "assistant" if message.role == "assistant" else "other"})
+    _add(part, "h4", message.role)
+    if message.reasoning_content:
+        folded = SubElement(part, "details")
+        _add(folded, "summary", "reasoning")
+        _add(folded, "pre", _clipped(message.reasoning_content))
+    if message.text:
+        _add(part, "pre", _clipped(message.text))
+    for call in message.tool_calls or ():
+        _add(part, "pre", _clipped(f"{call.function.name}({call.function.arguments})"), "call")
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= CLIP else f"{text[:CLIP]}\n… {len(text) - CLIP:,} more characters"
+
+
+def _settings(body: Element, settings: Iterable[tuple[str, Any]] | dict[str, Any]) -> None:
+    _add(body, "h2", "Settings")
+    table = SubElement(SubElement(body, "details"), "table")
+    for name, value in dict(settings).items():
+        _line(table, name, value)
