@@ -368,5 +368,6 @@ class Clock:
             self._phases[phase] = self._phases.get(phase, 0.0) + time.monotonic() - began
 
     def metrics(self) -> dict[str, float]:
-        """time/<phase> for each, and time/step for the whole."""
-        return {f"time/{k}": v for k, v in self._phases.items()} | {"time/step": time.monotonic() - self._began}
+        """time/<phase> for each, time/step for the whole, and time/ended: now, in seconds since 1970."""
+        phases = {f"time/{name}": seconds for name, seconds in self._phases.items()}
+        return {**phases, "time/step": time.monotonic() - self._began, "time/ended": time.time()}

@@ -5,6 +5,7 @@ Handlers are plain functions, which Starlette runs in threads: they read files a
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ from agentrl.viewer.distribution import distribution
 from agentrl.viewer.filters import filters_of
 from agentrl.viewer.guard import Guard
 from agentrl.viewer.runs import Run, Runs
+from agentrl.viewer.timeline import timeline
 
 PAGE = 200
 """Sessions in one answer, at most."""
@@ -55,6 +57,7 @@ def create_app(root: Path, token: str | None = None, hosts: tuple[str, ...] = ()
         Route("/api/sessions", _answer(viewer.sessions)),
         Route("/api/facets", _answer(viewer.facets)),
         Route("/api/distribution", _answer(viewer.distribution)),
+        Route("/api/timeline", _answer(viewer.timeline)),
         Route("/api/session", _answer(viewer.session)),
         Route("/api/messages", _answer(viewer.messages)),
         Route("/api/tokens", _answer(viewer.tokens)),
@@ -130,6 +133,10 @@ class Viewer:
         run = self._run(request)
         return distribution(run.database, filters_of(run, request.query_params.multi_items()))
 
+    def timeline(self, request: Request) -> Any:
+        """What went on when, within `from` and `to`, both in seconds since the run began."""
+        return timeline(self._run(request), _seconds(request, "from", 0.0), _seconds(request, "to", math.inf))
+
     def session(self, request: Request) -> Any:
         """A session (`id`) and the outline of its tree."""
         return conversations.head(self._session(request))
@@ -184,6 +191,17 @@ def _whole(request: Request, name: str, default: int) -> int:
     if not text.isdecimal():
         raise InvalidInput(f"{name}={text!r} is no number")
     return int(text)
+
+
+def _seconds(request: Request, name: str, default: float) -> float:
+    text = request.query_params.get(name, str(default))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise InvalidInput(f"{name}={text!r} is no number of seconds from 0 on")
+    return seconds
 
 
 def _nodes(request: Request) -> list[int]:

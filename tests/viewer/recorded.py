@@ -91,7 +91,10 @@ def _row(step: int, made: list[Session], skill: float, rng: random.Random) -> di
         "grad_norm": 1 + rng.random(),
         "time/rollout": 2 + rng.random(),
         "time/train": 1.0,
+        "time/publish": 0.1,
         "time/step": 3.5 + rng.random(),
+        "time/ended": BEGAN + 10 * (step - 1) + 4,
+        "version": float(step),
         "throughput/tokens_per_s": 900 + 100 * rng.random(),
     }
 

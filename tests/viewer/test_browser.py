@@ -21,6 +21,7 @@ VIEWS = (
     "#/",
     "#/run/first",
     "#/run/first/sessions",
+    "#/run/first/timeline",
     "#/run/first/health",
     "#/run/first/settings",
     "#/run/first/session/forked-0.0-0",
@@ -170,6 +171,20 @@ async def test_a_page_follows_a_run_as_it_goes_on(page: Any, tmp_path: Path) -> 
         await opened(page, url, "#/run/growing")
         append(run / "metrics.jsonl", orjson.dumps({"step": 6, "loss": 1234.0}) + b"\n")
         await page.locator('[data-chart="loss"] svg[aria-label*="1234"]').wait_for()
+
+
+async def test_a_step_of_the_timeline_opens_its_time_and_a_bar_its_session(page: Any, url: str) -> None:
+    await opened(page, url, "#/run/first/timeline")
+    await page.locator('[data-step="7"]').click()
+    await page.wait_for_url("**from=*")
+    await page.locator('[data-row="train-12.0-0"]').focus()
+    await page.keyboard.press("Enter")
+    await page.get_by_role("heading", name="train-12.0-0").wait_for()
+    await page.go_back()
+    await page.get_by_label("Timeline;").press("-")
+    await page.wait_for_function("location.hash.includes('from=5')")
+    await page.get_by_role("button", name="Show all").click()
+    await page.wait_for_function("!location.hash.includes('from')")
 
 
 async def test_a_list_is_walked_by_keys_and_no_view_is_wider_than_a_telephone(page: Any, url: str) -> None:

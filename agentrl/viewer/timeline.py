@@ -1,0 +1,121 @@
+"""What went on when: the phases of each step, and the sessions that were under way, on one axis of time."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from itertools import accumulate
+from typing import Any
+from urllib.parse import quote
+
+from agentrl.errors import StoreError
+from agentrl.train.panel import PHASES
+from agentrl.viewer.runs import Run
+from agentrl.viewer.series import Row
+
+BINS = 240
+"""Points at which sessions under way are counted."""
+MOST_SESSIONS = 400
+"""Sessions that are drawn one by one; where there are more, they are only counted."""
+MOST_STEPS = 400
+"""Steps that are drawn with their phases, in one answer; where there are more, every n-th is."""
+_SELECT = (
+    "SELECT id, started, ended, status, phase, score, step FROM summaries WHERE started IS NOT NULL ORDER BY started"
+)
+
+
+def timeline(run: Run, low: float = 0.0, high: float = math.inf) -> dict[str, Any]:
+    """A run's course between two times.
+
+    A run that was resumed has a gap where no process of it was there.
+
+    Args:
+        run: whose.
+        low: the first time, in seconds since the run began.
+        high: the last one.
+
+    Returns:
+        `began`, in seconds since 1970, `length`, and `low` and `high` within it, in seconds since then, as all other
+        times; `steps`: [step, version, [[phase, from, to], ...]]; `under_way`: counts of sessions at equal distances
+        from `low` to `high`; `sessions`: [id, from, to, status, phase, score, step, lane], where no two of a lane
+        overlap, or None where there are too many to draw.
+
+    Raises:
+        StoreError: the sessions can't be read.
+    """
+    steps = [step for row in run.metrics.rows() if (step := _step(row))]
+    sessions = _sessions(run)
+    begins: list[float] = [phases[0][1] for _, _, phases in steps[:1]] + [row[1] for row in sessions[:1]]
+    ends = [phases[-1][2] for _, _, phases in steps[-1:]] + [row[2] or row[1] for row in sessions]
+    if not begins:
+        return {"began": None, "length": 0.0, "low": 0.0, "high": 0.0, "steps": [], "under_way": [], "sessions": []}
+    began, last = min(begins), max(ends)
+    length = max(last - began, 1e-3)
+    low = min(low, length)
+    high = max(min(high, length), low + 1e-3)
+    shown = [(id_, start - began, (end or last) - began, *more) for id_, start, end, *more in sessions]
+    shown = [row for row in shown if row[1] <= high and row[2] >= low]
+    seen = [
+        [step, version, [[name, start - began, end - began] for name, start, end in phases]]
+        for step, version, phases in steps
+        if phases[0][1] - began <= high and phases[-1][2] - began >= low
+    ]
+    return {
+        "began": began,
+        "length": length,
+        "low": low,
+        "high": high,
+        "steps": seen[:: math.ceil(len(seen) / MOST_STEPS) or 1],
+        "under_way": _under_way(shown, low, high),
+        "sessions": list(_in_lanes(shown)) if len(shown) <= MOST_SESSIONS else None,
+    }
+
+
+def _step(row: Row) -> tuple[int, float | None, list[tuple[str, float, float]]] | None:
+    """A step's number, version and phases, one behind the other; None for a row that has no times."""
+    ended, took = row.get("time/ended"), row.get("time/step")
+    if not isinstance(ended, float | int) or not isinstance(took, float | int):
+        return None
+    known = [(name, row[f"time/{name}"]) for name in PHASES if isinstance(row.get(f"time/{name}"), float | int)]
+    ends = [*accumulate((seconds for _, seconds in known), initial=ended - took)]
+    phases = [(name, ends[place], ends[place + 1]) for place, (name, _) in enumerate(known)]
+    return row["step"], row.get("version"), phases or [("step", ended - took, ended)]
+
+
+def _sessions(run: Run) -> list[tuple[Any, ...]]:
+    if not run.database.exists():
+        return []
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(run.database))}?mode=ro", uri=True)) as db:
+            return db.execute(_SELECT).fetchall()
+    except sqlite3.Error as error:
+        raise StoreError(f"session store {str(run.database)!r}: {error}") from error
+
+
+def _under_way(sessions: Iterable[tuple[Any, ...]], low: float, high: float) -> list[int]:
+    """How many sessions are under way at `BINS` times from `low` to `high`, both included."""
+    changes = [0] * (BINS + 1)
+    scale = (BINS - 1) / (high - low)
+    for _, start, end, *_ in sessions:
+        first, last = math.ceil((start - low) * scale), math.floor((end - low) * scale)
+        if last >= max(first, 0):
+            changes[max(first, 0)] += 1
+            changes[min(last, BINS - 1) + 1] -= 1
+    return list(accumulate(changes[:BINS]))
+
+
+def _in_lanes(sessions: Iterable[tuple[Any, ...]]) -> Iterator[list[Any]]:
+    """The sessions, by their beginnings, each with the lowest lane that is free."""
+    free, busy, lanes = list[int](), list[tuple[float, int]](), 0
+    for row in sessions:
+        while busy and busy[0][0] <= row[1]:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if not free:
+            heapq.heappush(free, lanes)
+            lanes += 1
+        lane = heapq.heappop(free)
+        heapq.heappush(busy, (row[2], lane))
+        yield [*row, lane]
