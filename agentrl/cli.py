@@ -258,6 +258,28 @@ def verify(
 
 
 @app.command()
+def replay(
+    session: Annotated[Path, typer.Argument(help="A run's folder and a session's id: runs/NAME/SESSION.")],
+    words: Words = None,
+) -> None:
+    """Play a session again from a turn: agentrl replay runs/NAME/SESSION turn=2; n=, seed=, model= are settings."""
+    import asyncio
+
+    from agentrl.overrides import parse_words, validate
+
+    try:
+        from agentrl.train.replay import ReplayConfig
+        from agentrl.train.replay import replay as replayed
+    except ModuleNotFoundError as error:
+        raise missing_extra(error.name or "torch", "train") from error
+    config = validate(parse_words(words or ()), ReplayConfig)
+    result = asyncio.run(replayed(session.parent, session.name, config, lambda line: _print_lines([line])))
+    _print_lines(map(safe_text, result.lines()))
+    if config.seed is None and result.exact and not (result.replays[0].reproduced or result.replays[0].differences):
+        raise typer.Exit(1)
+
+
+@app.command()
 def check(words: Words = None) -> None:
     """Prove that something keeps its contract: agentrl check env=NAME, renderer=MODEL, or sandbox=docker."""
     from agentrl.checks import CHECKS

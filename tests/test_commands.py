@@ -69,6 +69,7 @@ SWE = Elsewhere(
 )
 CHECK = "tests/test_cli.py::test_check_says_that_a_good_environment_keeps_its_contract_and_what_a_bad_one_breaks"
 STORE = "tests/sessions/test_integrity.py::test_the_command_line_checks_and_salvages"
+REPLAY = "tests/train/test_replay.py::test_other_seeds_give_other_sessions_with_a_value_and_are_stored_beside_the_run"
 VERIFY = "tests/train/test_verify.py::test_the_command_ends_with_0_1_or_2"
 TERMINAL = "tests/viewer/test_terminal.py"
 REAL = "tests/train/backends/megatron/test_with_sglang.py"
@@ -159,6 +160,9 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl verify runs/NAME": Elsewhere(VERIFY),
     "agentrl verify runs/NAME --weights": Elsewhere(VERIFY),
     "agentrl verify runs/NAME --json": Elsewhere(VERIFY),
+    "agentrl replay runs/NAME/SESSION turn=2": Elsewhere(REPLAY),
+    "agentrl replay runs/NAME/SESSION turn=2 n=8": Elsewhere(REPLAY),
+    "agentrl replay runs/NAME/SESSION turn=2 model=FOLDER": Elsewhere(REPLAY),
     "agentrl check env=shop.py:Shop": Elsewhere(CHECK),
     "agentrl check env=shop.py:Shop tasks=10 seed=1 limit=300": Elsewhere(CHECK),
     "agentrl check env=swe": Elsewhere(

@@ -206,6 +206,10 @@ class Rollouts:
             self._with_retries(partial(new, sample), each, ended, place, deadline) for sample, each in enumerate(actors)
         )
 
+    async def play(self, session: Session, actor: Actor) -> Session:
+        """Play a new session by itself, once."""
+        return await self._play_recorded(session, actor, None)
+
     async def _with_retries(
         self,
         new: Callable[[int], Session],

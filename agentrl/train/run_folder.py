@@ -12,6 +12,7 @@
     stream.json          which groups are in progress after the last step; see `recorded_steps`
     losses.json          the last version that survived each loss of weights; see `sessions.incarnations`
     sessions.db          every session, token for token
+    replays.db           sessions that were played again from one of their turns; see `train.replay`
     checkpoints/step-N/  the model in Hugging Face format, and trainer/ beside it for resuming
     learning_curve.png   the rewards, step by step
     transcripts/         a few conversations before and after
@@ -58,6 +59,7 @@ WRITTEN = (
     *("metrics.jsonl", "groups.jsonl", provenance.NAME, STREAM, LOSSES, "starts.jsonl", "result.json"),
     "learning_curve.png",
     *("sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db-count"),
+    *("replays.db", "replays.db-wal", "replays.db-shm", "replays.db-count"),
     *("tensorboard", "trackers", "transcripts", "model", ".model.partial", "checkpoints", faults.LOG),
 )
 """What a run, or an evaluation, writes into its folder beside its settings."""

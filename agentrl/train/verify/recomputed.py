@@ -8,25 +8,29 @@ from dataclasses import dataclass
 from agentrl.config import AlgoConfig
 from agentrl.errors import AgentRLError, brief
 from agentrl.rollout.seeds import derive
-from agentrl.train.algorithms import Needs, make_algorithm
+from agentrl.train.algorithms import Algorithm, Needs, make_algorithm
+from agentrl.train.credit import Credit
+from agentrl.train.forest import Forest
 from agentrl.train.packing import pack_credited
 from agentrl.train.provenance import Share, Trained, counted, forest_hash, shares_of
 from agentrl.train.shaping import shaped_groups
 from agentrl.train.verify.recorded import Step
 from agentrl.train.verify.report import Check, Fault
+from agentrl.types import Group
 
 
 @dataclass(frozen=True, slots=True)
-class Recomputed:
-    """See `Trained`, whose fields these are."""
+class Repacked:
+    """A step's batch again: its groups with rewards as credit saw them, credit, forests, and the algorithm after it."""
 
-    scores: Mapping[str, float | None]
-    credit: Mapping[str, Mapping[str, Sequence[Share]]]
-    forests: str
+    groups: list[Group]
+    credit: Credit
+    forests: list[Forest]
+    algorithm: Algorithm
 
 
-def recompute(step: Step, trained: Trained) -> Recomputed | str:
-    """What a step trained on, from what is stored; where it can't be computed, why."""
+def repacked(step: Step, trained: Trained) -> Repacked | str:
+    """What a step's trainer got, from what is stored; where it can't be computed, why."""
     config = step.config
     try:
         algorithm = make_algorithm(config.algo)
@@ -39,9 +43,7 @@ def recompute(step: Step, trained: Trained) -> Recomputed | str:
         credit, forests = pack_credited(algorithm, groups, None, config.trainer.token_budget, seed)
     except AgentRLError as error:
         return f"steps whose credit fails: {brief(str(error))}"
-    return Recomputed(
-        {session.id: session.score for session in counted(groups)}, shares_of(credit), forest_hash(forests)
-    )
+    return Repacked(groups, credit, forests, algorithm)
 
 
 def _lacking(needs: Needs, config: AlgoConfig) -> str:
@@ -57,13 +59,15 @@ def compare(step: Step, rewards: Check, credit: Check, tokens: Check) -> None:
     """Check what a step used against what the store gives for it."""
     if step.trained is None or step.damaged:
         return
-    found = recompute(step, step.trained)
+    found = repacked(step, step.trained)
     if isinstance(found, str):
         for check in (rewards, credit, tokens):
             check.unknown[found] += 1
         return
-    rewards.examined["sessions"] += len(found.scores)
-    for session, score in found.scores.items():
+    scores = {session.id: session.score for session in counted(found.groups)}
+    shares, hashed = shares_of(found.credit), forest_hash(found.forests)
+    rewards.examined["sessions"] += len(scores)
+    for session, score in scores.items():
         used = step.trained.scores.get(session)
         if used != score:
             rewards.faults.append(
@@ -73,16 +77,14 @@ def compare(step: Step, rewards: Check, credit: Check, tokens: Check) -> None:
         Fault(
             f"{step.where}, session {session}", "counted in a baseline, though it is none of the step's scored sessions"
         )
-        for session in step.trained.scores.keys() - found.scores.keys()
+        for session in step.trained.scores.keys() - scores.keys()
     ]
-    credit.examined["turns"] += sum(map(len, found.credit.values()))
-    credit.faults += _differences(step.where, step.trained.credit, found.credit)
+    credit.examined["turns"] += sum(map(len, shares.values()))
+    credit.faults += _differences(step.where, step.trained.credit, shares)
     tokens.examined["steps"] += 1
-    if step.trained.forests != found.forests:
+    if step.trained.forests != hashed:
         tokens.faults.append(
-            Fault(
-                step.where, f"trained tokens with the hash {step.trained.forests}, the stored ones have {found.forests}"
-            )
+            Fault(step.where, f"trained tokens with the hash {step.trained.forests}, the stored ones have {hashed}")
         )
 
 

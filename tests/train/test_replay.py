@@ -1,0 +1,116 @@
+"""A recorded session is played again from one of its turns, under the weights that it had there."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from agentrl.cli import app
+from agentrl.errors import ConfigError
+from agentrl.sessions.store import Store
+from agentrl.train.replay import ReplayConfig, Result, replay
+from agentrl.train.run_folder import RunFolder
+from agentrl.types import MAIN
+from tests.train.test_rerun import WORLD, train
+
+SMALL: dict[str, Any] = {
+    **{"rollout.groups_per_step": 2, "rollout.group_size": 4, "rollout.turn_tokens": 48, "eval.tasks": 1},
+    **{"algo.lr": 1e-3, "checkpoint_every": 1, "keep_checkpoints": 2, "steps": 3},
+}
+ANSWER = 'content=os.environ.get("REPLAYED_ANSWER", "More.")'
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three steps; of the versions 0 to 2, that of step 1 has no checkpoint any more."""
+    folder = tmp_path_factory.mktemp("replayed")
+    (folder / "world.py").write_text("import os\n" + WORLD.replace('content="More."', ANSWER))
+    train(env=f"{folder / 'world.py'}:Dense", **SMALL, run_dir=str(folder / "run"))
+    assert [path.name for path in RunFolder(folder / "run").checkpoints()] == ["step-000002", "step-000003"]
+    return folder / "run"
+
+
+def turns(run: Path) -> list[tuple[str, int, int]]:
+    """Every turn of training: session, number from 1, version."""
+    with Store(run / "sessions.db", read_only=True) as store:
+        return [
+            (session.id, number, node.versions[0].version)
+            for session in store.sessions(phase="train")
+            for number, node in enumerate((node for node in session.nodes if node.policy == MAIN), 1)
+        ]
+
+
+def play(run: Path, session: str, turn: int, **settings: Any) -> Result:
+    return asyncio.run(replay(run, session, ReplayConfig(turn=turn, **settings)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_random_turns_of_a_deterministic_run_are_reproduced_bit_for_bit_also_without_their_checkpoint(
+    run: Path,
+) -> None:
+    every = turns(run)
+    chosen = [next(each for each in every if each[2] == version) for version in (0, 1, 2)]
+    later = [each for each in every if each[1] > 1]
+    assert later, "no session has two turns"
+    chosen += random.Random(7).sample(later, min(2, len(later))) + random.Random(8).sample(every, 1)
+    for session, turn, version in chosen:
+        result = play(run, session, turn)
+        assert result.exact
+        assert result.replays[0].reproduced, f"{session}, turn {turn} of version {version}"
+        assert result.replays[0].whole, f"{session}, turn {turn} of version {version}"
+        assert not result.replays[0].differences
+        where = {0: "model's", 1: "trained again from model", 2: "step-000002's"}[version]
+        assert where in result.weights
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_other_seeds_give_other_sessions_with_a_value_and_are_stored_beside_the_run(run: Path) -> None:
+    session, turn, _ = turns(run)[-1]
+    result = play(run, session, turn, n=3)
+    assert [each.seed for each in result.replays] == [None, 1, 2]
+    assert [each.reproduced for each in result.replays] == [True, False, False]
+    assert result.value is not None
+    with Store(run / "replays.db", read_only=True) as store:
+        stored = store.load(result.replays[1].session.id)
+        assert [node.token_ids for node in stored.nodes] == [n.token_ids for n in result.replays[1].session.nodes]
+    ended = CliRunner().invoke(app, ["replay", f"{run}/{session}", f"turn={turn}", "seed=1"])
+    assert ended.exit_code == 0, ended.output
+    with Store(run / "replays.db", read_only=True) as store:
+        assert store.load(stored.id).answer == stored.answer
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_environment_that_answers_otherwise_is_told_with_the_message(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, turn, _ = next(each for each in turns(run) if each[1] == 2)
+    monkeypatch.setenv("REPLAYED_ANSWER", "Less!")
+    replayed = play(run, session, turn).replays[0]
+    assert len(replayed.differences) == 1
+    assert f"session {session}, turn" in replayed.differences[0]
+    assert "(user, hash" in replayed.differences[0]
+    assert not replayed.whole
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_can_not_be_replayed_is_refused_by_name(run: Path, tmp_path: Path) -> None:
+    session, _, _ = next(each for each in turns(run) if each[2] == 1)
+    with pytest.raises(ConfigError, match=r"turn=9: session .* has . turns"):
+        play(run, session, 9)
+    with pytest.raises(ConfigError, match=r"'nobody' is not in .*sessions\.db"):
+        play(run, "nobody", 1)
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    shutil.rmtree(copy / "model")
+    with pytest.raises(ConfigError, match="no intact checkpoint is of version 1"):
+        play(copy, session, 1)
