@@ -274,7 +274,7 @@ def replay(
         raise missing_extra(error.name or "torch", "train") from error
     config = validate(parse_words(words or ()), ReplayConfig)
     result = asyncio.run(replayed(session.parent, session.name, config, lambda line: _print_lines([line])))
-    _print_lines(map(safe_text, result.lines()))
+    _print_lines(map(visible_text, result.lines()))
     if config.seed is None and result.exact and not (result.replays[0].reproduced or result.replays[0].differences):
         raise typer.Exit(1)
 

@@ -14,12 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 from agentrl.cli import app, main
+from agentrl.config.secrets import HIDDEN
 from agentrl.errors import ConfigError, Unproven
 from agentrl.sessions.store import Store
 from agentrl.train import ledger, provenance
 from agentrl.train.credit import Credit, NodeAdvantage
 from agentrl.train.provenance import Evidence, Published
 from agentrl.train.verify import verify
+from agentrl.train.verify.recorded import Recorded
 from agentrl.types import MAIN, Group, Session, Status, VersionSpan
 from tests.train.test_rerun import WORLD, train
 from tests.train.trees import linear_session
@@ -387,3 +389,13 @@ def test_a_step_that_requires_provenance_refuses_tokens_without_it(known: Publis
         return evidence.train(groups, credit, [], 0, require=True)
     with pytest.raises(Unproven, match=f"session s, turn {node.id} can't be trained on: .*{why}"):
         evidence.train(groups, credit, [], 0, require=True)
+
+
+def test_secrets_that_a_run_did_not_record_have_their_defaults_when_its_record_is_read(tmp_path: Path) -> None:
+    settings = {"env": {"name": "calculator", "hf_token": HIDDEN}, "steps": 3}
+    (tmp_path / "config.yaml").write_text("env: calculator\n")
+    (tmp_path / "starts.jsonl").write_bytes(orjson.dumps({"step": 0, "settings": settings}) + b"\n")
+    recorded = Recorded.read(tmp_path)
+    assert recorded.secrets == {"env.hf_token"}
+    assert recorded.settings(1).steps == 3
+    assert recorded.settings(1).env.kwargs == {}

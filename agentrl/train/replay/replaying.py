@@ -27,6 +27,8 @@ from agentrl.train.verify.recorded import Recorded
 from agentrl.types import MAIN, Engine, Node, Session, VersionSpan
 
 STORE = "replays.db"
+USED = ("env.", "engine.", "sandbox.", "rewards.", "policies.")
+"""Sections without whose secrets nothing can be played."""
 
 
 class ReplayConfig(Section):
@@ -126,6 +128,8 @@ async def replay(
         session = _session(store, name)
         node = _turn(session, config.turn)
         settings = _settings(recorded.settings((session.step or 0) + 1), session)
+        if lacking := sorted(name for name in recorded.secrets if name.startswith(USED)):
+            raise ConfigError(f"{run}: {lacking[0]} is a secret, which is not recorded: the session can't be replayed")
         if config.model is None:
             base, how = weights_of(recorded, store, node.versions[0], Path(scratch) / "weights")
         else:

@@ -11,15 +11,15 @@ from typing import Any
 import orjson
 
 from agentrl.config import RunConfig
+from agentrl.config.secrets import hidden
 from agentrl.errors import ConfigError, StoreError
-from agentrl.overrides import validate
+from agentrl.overrides import read_yaml, validate
 from agentrl.rollout.outcomes import REPLAYED, TRAINED, Outcome
 from agentrl.sessions.store import Store
 from agentrl.train import ledger, provenance
 from agentrl.train.ledger import Entry
 from agentrl.train.provenance import Published, Trained
 from agentrl.train.recording import STARTS
-from agentrl.train.resuming import saved_settings
 from agentrl.train.state import last_attempts
 from agentrl.types import Group, Task
 
@@ -37,6 +37,8 @@ class Recorded:
         published: what engines were given, with the steps, likewise.
         trained: what each step trained on, in the file's order.
         starts: the step after which each process trained, and its settings.
+        secrets: the names of settings that are not recorded; in `starts` they have their defaults.
+        weights: what engines were given, by version and incarnation.
     """
 
     run: Path
@@ -45,6 +47,7 @@ class Recorded:
     published: list[tuple[int, Published]]
     trained: list[tuple[int, Trained]]
     starts: list[tuple[int, RunConfig]]
+    secrets: frozenset[str]
     weights: dict[tuple[int, int], Published] = field(default_factory=dict)
 
     @classmethod
@@ -54,7 +57,8 @@ class Recorded:
         Raises:
             ConfigError: there is no run, or a file of it can't be read.
         """
-        settings = saved_settings(run)
+        if not (run / "config.yaml").is_file():
+            raise ConfigError(f"{str(run)!r}: no run there (config.yaml is missing)")
         rows = _lines(run / "metrics.jsonl")
         last = max((int(row["step"]) for row in rows), default=0)
         entries = [entry for entry in ledger.read(run) if entry.step <= last]
@@ -65,9 +69,12 @@ class Recorded:
                 published.append((step, found))
             elif step <= last:
                 trained.append((step, found))
-        starts = [(int(line["step"]), validate(line["settings"], RunConfig)) for line in _lines(run / STARTS)]
+        settings = [(int(line["step"]), line["settings"]) for line in _lines(run / STARTS)]
+        settings = settings or [(0, read_yaml(run / "config.yaml"))]
+        secrets = frozenset(name for _, tree in settings for name in hidden(tree))
+        starts = [(step, _validated(tree)) for step, tree in settings]
         weights = {(each.version, each.incarnation): each for _, each in published}
-        return cls(run, rows, entries, published, trained, starts or [(0, settings)], weights)
+        return cls(run, rows, entries, published, trained, starts, secrets, weights)
 
     @property
     def last(self) -> int:
@@ -146,6 +153,17 @@ def group_of(outcome: Outcome, store: Store) -> Group:
         step=outcome.begun,
         choice=outcome.choice,
     )
+
+
+def _validated(tree: dict[str, Any]) -> RunConfig:
+    """Recorded settings; secrets, which are not recorded, have their defaults."""
+    for name in [*hidden(tree)]:
+        *sections, key = name.split(".")
+        section = tree
+        for part in sections:
+            section = section[part]
+        del section[key]
+    return validate(tree, RunConfig)
 
 
 def _lines(file: Path) -> list[Row]:
