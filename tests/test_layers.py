@@ -22,6 +22,7 @@ LAYERS = (
         "processes",
         "faults",
         "garbage",
+        "scratch",
         "watchdog",
         "untrusted",
     },

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import EngineError, missing_extra
 from agentrl.rollout.engines.folder import ModelFacts, check_tensors, tensors
+from agentrl.scratch import ScratchFolder
 
 
 @contextlib.contextmanager
@@ -31,8 +31,7 @@ def written(facts: ModelFacts, weights: Iterable[tuple[str, Any]]) -> Iterator[P
             raise EngineError(f"weights name {name!r} twice")
         given[name] = tensor
     check_tensors({name: tensor.shape for name, tensor in given.items()}, expected, facts.tied)
-    folder = Path(tempfile.mkdtemp(prefix="agentrl-weights-"))
-    try:
+    with ScratchFolder() as folder:
         for file in facts.path.iterdir():
             weights_of = file.suffix in (".safetensors", ".bin") or file.name.endswith(".index.json")
             if file.is_file() and not weights_of:
@@ -40,5 +39,3 @@ def written(facts: ModelFacts, weights: Iterable[tuple[str, Any]]) -> Iterator[P
         kept = {name: given[name].detach().contiguous().cpu() for name in expected if name in given}
         save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

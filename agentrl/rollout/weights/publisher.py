@@ -16,7 +16,6 @@ publisher has no trainer.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -30,6 +29,7 @@ from agentrl.rollout.weights.buckets import Convert, Named, Save, Shapes, Weight
 from agentrl.rollout.weights.receiver import LoadCommit, Receiver
 from agentrl.rollout.weights.snapshot import write_snapshot
 from agentrl.rollout.weights.transports.base import Transport, each
+from agentrl.scratch import ScratchFolder
 from agentrl.types import PauseMode
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class Publisher:
         self._expected, self._tied = tensors(self.base), ModelFacts.read(self.base).tied
         self._held: int | None = None  # the version that the transport's folder, or the kept copy, has complete
         self._kept: dict[str, Named] = {}
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch: ScratchFolder | None = None
 
     async def stage(self, weights: Iterable[Named], version: int) -> None:
         """Prepare a publication while engines still generate.
@@ -237,8 +237,8 @@ class Publisher:
         if found is not None or not self._kept:
             return found
         if self._scratch is None:
-            self._scratch = tempfile.TemporaryDirectory(prefix="agentrl-weights-")
-        folder = Path(self._scratch.name) / "latest"
+            self._scratch = ScratchFolder()
+        folder = self._scratch.path / "latest"
         return await asyncio.to_thread(write_snapshot, list(self._kept.values()), folder, self.base, self.limit)
 
     async def close(self) -> None:
@@ -246,7 +246,7 @@ class Publisher:
         await self.transport.close()
         self._kept.clear()
         if self._scratch is not None:
-            self._scratch.cleanup()
+            self._scratch.close()
             self._scratch = None
 
 

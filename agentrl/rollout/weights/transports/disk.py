@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from agentrl.rollout.weights.delta import Replica
 from agentrl.rollout.weights.receiver import LoadCommit, Receiver
 from agentrl.rollout.weights.snapshot import write_snapshot
 from agentrl.rollout.weights.transports.base import Sent, each
+from agentrl.scratch import ScratchFolder
 
 KEPT = 2
 
@@ -29,7 +29,7 @@ class DiskTransport:
 
     Args:
         base: the model folder whose configuration and tokenizer go with the weights.
-        directory: where snapshots are written; None is a temporary directory that goes with the transport.
+        directory: where snapshots are written; None is one of its own (`ScratchFolder`).
         limit: bytes of one file.
     """
 
@@ -37,8 +37,11 @@ class DiskTransport:
 
     def __init__(self, base: Path, directory: Path | None, limit: int) -> None:
         self.base, self.limit = Path(base), limit
-        self._temporary = directory is None
-        self.directory = Path(tempfile.mkdtemp(prefix="agentrl-weights-")) if directory is None else Path(directory)
+        self._scratch: ScratchFolder | None = None
+        if directory is None:
+            self._scratch = ScratchFolder()
+            directory = self._scratch.path
+        self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.written: list[Path] = []
         self.staged_bytes = 0
@@ -69,8 +72,8 @@ class DiskTransport:
         for folder in self.written:
             shutil.rmtree(folder, ignore_errors=True)
         self.written.clear()
-        if self._temporary:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        if self._scratch is not None:
+            self._scratch.close()
 
 
 class DeltaTransport(DiskTransport):
