@@ -22,6 +22,8 @@ from typing import Any
 from agentrl.errors import missing_extra
 
 K1, B = 0.9, 0.4
+BLOCK = 256
+"""Passages of a block, of which only the highest score is compared at first."""
 _WORD = re.compile(r"\b\w\w+\b")
 
 
@@ -119,6 +121,7 @@ class BM25Shard:
         self._starts = load(folder / "starts.npy")
         terms = json.loads((folder / "terms.json").read_text(encoding="utf-8"))
         self._terms = {term: place for place, term in enumerate(terms)}
+        self._blocks = self._np.arange(0, count, BLOCK)
 
     def scores(self, query: str) -> Any:
         """Every passage's score; shape (count,), float32."""
@@ -135,8 +138,9 @@ class BM25Shard:
 
     def _best(self, scores: Any, topk: int) -> list[tuple[float, int]]:
         np = self._np
-        least = np.partition(scores, -topk)[-topk] if topk < self.count else 0.0
-        chosen = np.flatnonzero((scores >= least) & (scores > 0))
+        highest = np.maximum.reduceat(scores, self._blocks)  # of each block: at least k scores reach the k-th of these
+        least = np.partition(highest, -topk)[-topk] if topk < len(highest) else 0.0
+        chosen = np.flatnonzero(scores >= max(least, np.finfo(np.float32).tiny))
         order = np.lexsort((chosen, -scores[chosen]))[:topk]
         return [(float(scores[place]), int(place)) for place in chosen[order]]
 

@@ -12,6 +12,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.retrieval import DenseOptions, build, open_index
+from agentrl.retrieval.bm25 import BLOCK, BM25Shard
 from tests.retrieval.conftest import write
 
 
@@ -80,6 +81,18 @@ def test_equal_scores_keep_the_corpus_order_and_passages_without_a_term_are_left
     assert [hit.id for hit in index.search(["one"], 2)[0]] == ["p0", "p2"]
     assert [hit.id for hit in index.search(["one"], 10)[0]] == ["p0", "p2", "p3"]
     assert index.search(["nowhere"], 3) == [[]]
+
+
+def test_the_best_are_those_of_a_whole_sort_whatever_block_they_are_in(tmp_path: Path) -> None:
+    rng, words = random.Random(0), [f"w{n}" for n in range(40)]
+    passages = [" ".join(rng.choices(words, k=rng.randint(1, 4))) for _ in range(5 * BLOCK + 7)]
+    build(write(tmp_path / "c.jsonl", passages), tmp_path / "index")
+    shard = BM25Shard(tmp_path / "index" / "shard-000", len(passages))
+    for query in ("w0", "w1 w2 w3", "w0 nowhere w39 w0", "nowhere"):
+        scores = shard.scores(query).tolist()
+        ranked = sorted((place for place, score in enumerate(scores) if score > 0), key=lambda place: -scores[place])
+        for topk in (1, 3, 5, 6, 100, len(passages), 2 * len(passages)):
+            assert shard.search([query], topk) == [[(scores[place], place) for place in ranked[:topk]]]
 
 
 def test_a_passage_without_any_term_has_a_place_too(tmp_path: Path) -> None:
