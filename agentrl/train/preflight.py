@@ -64,8 +64,6 @@ def check_rollouts(config: RunConfig) -> Env:
         UnknownName: there is none of a name; the message lists what is known.
         ConfigError, InvalidInput, EnvError, MissingExtra: something that is named can't be used here.
     """
-    if again := config.rollout.replay:
-        raise ConfigError(f"rollout.replay={again:g} is for agentrl.train; a script repeats groups itself")
     _check_player(config, config.model.name)
     make_measure(FILTERS, config.rollout.filter)
     make_measure(PRIORITIES, config.rollout.priority)

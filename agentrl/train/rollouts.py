@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 UNUSED = (
     *("warm_start", "eval", "resume", "rerun", "rerun_answers", "policy"),
     *("checkpoint_every", "keep_checkpoints", "checkpoint_url", "checkpoint_url_timeout", "grace", "mismatch_bound"),
+    "require_provenance",
 )
 """Settings of `agentrl.train` that have no meaning where a script is the trainer."""
 
@@ -65,7 +66,10 @@ def rollouts(env: str | type[Env] | None = None, /, *, display: Display | None =
     """
     if wrong := [name for name in UNUSED if name in spread(settings)]:
         raise ConfigError(f"{wrong[0]} is for agentrl.train; agentrl.rollouts leaves training to the script")
-    return RolloutRun(configure(env, settings), display or Display(Console(stderr=True)))
+    config = configure(env, settings)
+    if again := config.rollout.replay:
+        raise ConfigError(f"rollout.replay={again:g} is for agentrl.train; a script repeats groups itself")
+    return RolloutRun(config, display or Display(Console(stderr=True)))
 
 
 class RolloutRun:

@@ -14,7 +14,7 @@ import agentrl
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.sessions.store import Store
 from agentrl.train.api import configure
-from agentrl.train.preflight import check_rollouts
+from agentrl.train.preflight import check_training
 from agentrl.types import Group, Message, Session, StepResult, Task
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "scripts" / "own_loop.py"
@@ -139,6 +139,7 @@ async def test_a_filter_of_ones_own_has_groups_replaced_and_its_errors_name_the_
 
 def test_settings_that_only_train_uses_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"rollout\.replay=0\.5 is for agentrl\.train"):
-        check_rollouts(configure("calculator", {"rollout.replay": 0.5}))
+        agentrl.rollouts("calculator", rollout={"replay": 0.5})
+    check_training(configure("calculator", {"rollout.replay": 0.5}))
     with pytest.raises(ConfigError, match=r"warm_start is for agentrl\.train"):
         agentrl.rollouts("calculator", warm_start={"steps": 3})

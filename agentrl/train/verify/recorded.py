@@ -13,7 +13,7 @@ import orjson
 from agentrl.config import RunConfig
 from agentrl.config.secrets import hidden
 from agentrl.errors import ConfigError, StoreError
-from agentrl.overrides import read_yaml, validate
+from agentrl.overrides import validate
 from agentrl.rollout.outcomes import REPLAYED, TRAINED, Outcome
 from agentrl.sessions.store import Store
 from agentrl.train import ledger, provenance
@@ -57,8 +57,9 @@ class Recorded:
         Raises:
             ConfigError: there is no run, or a file of it can't be read.
         """
-        if not (run / "config.yaml").is_file():
-            raise ConfigError(f"{str(run)!r}: no run there (config.yaml is missing)")
+        for needed in ("config.yaml", STARTS):
+            if not (run / needed).is_file():
+                raise ConfigError(f"{str(run)!r}: no run there that was trained ({needed} is missing)")
         rows = _lines(run / "metrics.jsonl")
         last = max((int(row["step"]) for row in rows), default=0)
         entries = [entry for entry in ledger.read(run) if entry.step <= last]
@@ -70,7 +71,6 @@ class Recorded:
             elif step <= last:
                 trained.append((step, found))
         settings = [(int(line["step"]), line["settings"]) for line in _lines(run / STARTS)]
-        settings = settings or [(0, read_yaml(run / "config.yaml"))]
         secrets = frozenset(name for _, tree in settings for name in hidden(tree))
         starts = [(step, _validated(tree)) for step, tree in settings]
         weights = {(each.version, each.incarnation): each for _, each in published}

@@ -61,6 +61,8 @@ def verify(run: Path, *, weights: bool = False) -> Report:
 def _check_files(recorded: Recorded, check: Check) -> None:
     run, last = recorded.run, recorded.last
     check.examined["steps"] = last
+    if not (run / provenance.NAME).exists():
+        check.faults.append(Fault(provenance.NAME, "missing: an older agentrl wrote this run, or it was removed"))
     for name, steps in (
         ("metrics.jsonl", [int(row["step"]) for row in recorded.rows]),
         (provenance.NAME, [step for step, _ in recorded.trained]),
@@ -106,7 +108,9 @@ def _check_weights(recorded: Recorded, check: Check) -> None:
         config = recorded.settings(max(step, 1))
         check.faults += [Fault(where, what) for what in _wrong_publication(published, config)]
         if before is not None:
-            check.faults += [Fault(where, what) for what in _wrong_order(before, published, rows.get(step))]
+            learns = step > getattr(config.algo, "value_warmup", 0)  # before that only the critic does
+            found = _wrong_order(before, published, rows.get(step) if learns else None)
+            check.faults += [Fault(where, what) for what in found]
         if not any(published.checksums.values()):
             check.unknown["publications without an engine's checksum"] += 1
         if published.probe is None and config.weights.probe_tokens and step and before is not None:
