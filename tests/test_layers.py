@@ -20,6 +20,7 @@ LAYERS = (
         "cores",
         "native",
         "processes",
+        "prometheus",
         "faults",
         "garbage",
         "scratch",

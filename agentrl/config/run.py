@@ -96,7 +96,10 @@ class RunConfig(Section):
     dry_run: bool = False
     """Start nothing: `agentrl train` prints who would be where, memory, traffic and warnings; see docs/cluster.md."""
     metrics: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ("tensorboard",)
-    """Where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow, trackio or import paths (docs/metrics.md)."""
+    """Where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow, trackio, prometheus or import paths; see
+    docs/metrics.md."""
+    metrics_address: str = Field(default="127.0.0.1:9464", pattern=r"^.+:\d{1,5}$")
+    """host:port at which metrics=[prometheus] answers GET /metrics; port 0 takes a free one."""
     metrics_project: str = "agentrl"
     """The project (W&B, Trackio) or experiment (MLflow) that the run belongs to."""
     mismatch_bound: PositiveFloat = 1e-2

@@ -196,7 +196,8 @@ class RunFolder:
         """Pass metrics on to the back ends that the settings name; `warn` displays what goes wrong with one."""
         settings = resuming.flat(without_secrets(config.model_dump(mode="json")))
         kinds = {name: TRACKERS.find(name) for name in config.metrics}
-        self.trackers = Trackers(About(self.path, config.metrics_project, settings), kinds, warn)
+        about = About(self.path, config.metrics_project, settings, config.metrics_address)
+        self.trackers = Trackers(about, kinds, warn)
 
     def metrics(self) -> list[Metrics]:
         """All rows so far; a torn last line is left out."""

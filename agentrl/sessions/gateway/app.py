@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from agentrl.errors import InvalidInput, brief
+from agentrl.prometheus import TYPE, page
 from agentrl.sessions.export import session_dict
 from agentrl.sessions.gateway import openapi
 from agentrl.sessions.gateway.api_error import ApiError, Style, api_error_for
@@ -141,6 +142,20 @@ def _sessions(app: GatewayApp, gateway: Gateway, admin_key: str | None) -> None:
         busy = {"running": state.running, "waiting": state.waiting, "in_flight": gateway.in_flight}
         report = {"ok": state.ok, **busy, "gone": state.gone, "detail": brief(state.detail)}
         return answer(report, 200 if state.ok else 503)
+
+    @app.get("/metrics", include_in_schema=False)
+    async def metrics() -> Response:
+        """What Prometheus scrapes: the same numbers as /health, without a key like it."""
+        state = await gateway.parts.engine.health()
+        numbers = {
+            "gateway/open_sessions": gateway.open_sessions,
+            "gateway/in_flight": gateway.in_flight,
+            "engine/ok": state.ok,
+            "engine/running": state.running,
+            "engine/waiting": state.waiting,
+            "engine/version": gateway.parts.engine.version(),
+        }
+        return Response(page(numbers, {"model": gateway.model}), media_type=TYPE)
 
     @app.post("/sessions", status_code=201, **openapi.body(OpenBody, 201, 400, 401, 413, 429))
     async def open_session(request: Request) -> Response:

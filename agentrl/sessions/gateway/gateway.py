@@ -85,6 +85,11 @@ class Gateway:
         self._sealing: set[asyncio.Task[None]] = set()
         self._scoring: set[asyncio.Task[None]] = set()
 
+    @property
+    def open_sessions(self) -> int:
+        """Sessions that are in memory: open ones, and closed ones that wait for their rewards."""
+        return len(self._entries)
+
     # -------------------------------------------------------------------------------------- opening
 
     async def open(self, session: Session) -> Access:

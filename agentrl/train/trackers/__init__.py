@@ -1,4 +1,4 @@
-"""Where a run's metrics go besides metrics.jsonl: TensorBoard, Weights & Biases, MLflow, Trackio, or one's own.
+"""Where a run's metrics go besides metrics.jsonl: TensorBoard, W&B, MLflow, Trackio, Prometheus, or one's own.
 
 metrics.jsonl is the run's record and is written by the run itself. What is here only passes it on (`worker`), so that
 no tracker can end a run or make it wait.
@@ -25,6 +25,7 @@ TRACKERS: Registry[type[Tracker]] = Registry(
     "agentrl.trackers",
     {
         "mlflow": f"{_HERE}.mlflow:MLflow",
+        "prometheus": f"{_HERE}.prometheus:Prometheus",
         "tensorboard": f"{_HERE}.tensorboard:TensorBoard",
         "trackio": f"{_HERE}.trackio:Trackio",
         "wandb": f"{_HERE}.wandb:WandB",

@@ -17,11 +17,13 @@ class About:
         folder: the run's.
         project: groups runs: a project, or an experiment.
         settings: the run's, by dotted names, without secrets.
+        address: host:port, where a back end answers requests.
     """
 
     folder: Path
     project: str = "agentrl"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    address: str = "127.0.0.1:0"
 
     @property
     def name(self) -> str:

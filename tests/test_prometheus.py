@@ -1,0 +1,103 @@
+"""What Prometheus scrapes from a run is in its format, and the dashboard asks only for what there is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.prometheus import TYPE, metric, page
+from agentrl.train.trackers import Trackers
+from agentrl.train.trackers.base import About
+from agentrl.train.trackers.prometheus import Prometheus
+from agentrl.types import Status
+from agentrl.viewer.runs import run_at
+from tests.viewer.recorded import write_run
+
+ROOT = Path(__file__).resolve().parents[1]
+LINE = re.compile(r'^([a-zA-Z_:][a-zA-Z0-9_:]*)\{run="((?:[^"\\\n]|\\["\\n])*)"\} (\S+)$')
+NUMBERS = st.dictionaries(st.text(max_size=8), st.floats(), max_size=6)
+
+
+def read(text: str) -> dict[str, tuple[str, float]]:
+    """Each metric's label and value, of a page in the text format."""
+    lines = text.splitlines()
+    found = {}
+    for kind, line in zip(lines[::2], lines[1::2], strict=True):
+        match = LINE.match(line)
+        assert match, line
+        name, label, value = match.groups()
+        assert kind == f"# TYPE {name} gauge"
+        assert name not in found
+        found[name] = label.replace(r"\n", "\n").replace(r"\"", '"'), float(value)
+    return found
+
+
+@given(numbers=NUMBERS)
+def test_any_numbers_of_any_names_make_a_page_in_the_format_with_each_name_once(numbers: dict[str, float]) -> None:
+    found = read(page(numbers, {"run": 'a "run"\n'}).decode())
+    expected = {metric(name): value for name, value in numbers.items()}
+    assert found.keys() == expected.keys()
+    for name, (label, value) in found.items():
+        assert label == 'a "run"\n'
+        assert value == expected[name] or math.isnan(expected[name])
+
+
+@given(numbers=NUMBERS)
+def test_the_official_client_reads_the_same(numbers: dict[str, float]) -> None:
+    if importlib.util.find_spec("prometheus_client") is None:
+        pytest.skip("prometheus_client is not installed")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    text = page(numbers, {"run": 'a\\"b\n'}).decode()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    assert {sample.name for sample in samples} == {metric(name) for name in numbers}
+    assert {sample.labels["run"] for sample in samples} <= {'a\\"b\n'}
+
+
+def test_a_run_answers_with_its_last_step_until_it_ends(tmp_path: Path) -> None:
+    tracker = Prometheus(About(tmp_path / "my run"))
+    url = f"http://127.0.0.1:{tracker.port}"
+    for step in (1, 2):
+        tracker.log(step, {"reward/mean": step / 10})
+    answer = httpx.get(f"{url}/metrics", timeout=60)
+    assert answer.headers["content-type"] == TYPE
+    assert read(answer.text) == {"agentrl_step": ("my run", 2.0), "agentrl_reward_mean": ("my run", 0.2)}
+    assert httpx.get(f"{url}/config.yaml", timeout=60).status_code == 404
+    tracker.close()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/metrics", timeout=60)
+
+
+def test_an_address_that_is_taken_is_a_warning_and_no_failure(tmp_path: Path) -> None:
+    first, said = Prometheus(About(tmp_path)), list[str]()
+    trackers = Trackers(About(tmp_path, address=f"127.0.0.1:{first.port}"), {"prometheus": Prometheus}, said.append)
+    trackers.log({"step": 1})
+    trackers.close()
+    first.close()
+    assert len(said) == 1
+    assert "Address already in use" in said[0]
+
+
+def test_the_dashboard_asks_only_for_what_a_run_or_the_gateway_has(tmp_path: Path) -> None:
+    board = json.loads((ROOT / "launch" / "grafana.json").read_text())
+    asked = {
+        name
+        for panel in board["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"agentrl_\w+", target["expr"])
+    }
+    written = {name for row in run_at(write_run(tmp_path / "run", steps=2)).metrics.rows() for name in row}
+    named = {*re.findall(r'"(\w+/\w+)"', (ROOT / "agentrl" / "sessions" / "gateway" / "app.py").read_text())}
+    loop = (ROOT / "agentrl" / "train" / "loop.py").read_text()
+    named |= {*re.findall(r'"(\w+/\w+)"', loop + (ROOT / "agentrl" / "rollout" / "stats.py").read_text())}
+    named |= {f"time/{phase}" for phase in re.findall(r'self\.clock\("(\w+)"\)', loop)}
+    named |= {f"status/{status}" for status in Status}
+    assert asked <= {metric(name) for name in written | named}
