@@ -147,11 +147,11 @@ async def test_metrics_tell_apart_what_the_mean_reward_hides(data: Path) -> None
         ]
         return Group(task.id, task, sessions)
 
-    right, missed = (search, "<answer> Neustria </answer>"), (search, "<answer> Rollo </answer>")
+    right, missed = (search, "<answer> Neustria </answer>"), (search, "<answer> Rollo in Neustria </answer>")
     guessed, lost = ("<answer> Neustria </answer>",), ("I do not know.", "I still do not.")
     seeing, blind = await group(one, right, missed), await group(two, guessed, lost)
-    names = ("mean", "searches", "valid_actions", "retrieved", "missed", "reasoning_words")
-    for groups, values in (([seeing], (0.5, 1, 1, 1, 0.5, 4)), ([blind], (0.5, 0, 0.5, 0, 0, 0))):
+    names = ("mean", "f1", "searches", "valid_actions", "retrieved", "missed", "reasoning_words")
+    for groups, values in (([seeing], (0.5, 0.75, 1, 1, 1, 0.5, 4)), ([blind], (0.5, 0.5, 0, 0.5, 0, 0, 0))):
         metrics = rollout_metrics(groups)
         assert [metrics[f"reward/{name}"] for name in names] == pytest.approx(values)
     both = rollout_metrics([await group(one, right, right), await group(two, lost, lost)])

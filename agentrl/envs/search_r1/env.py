@@ -191,6 +191,11 @@ class SearchR1(Env):
         return scoring.exact_match(scoring.given(_own(session)), self._task["answers"])
 
     @reward(weight=0.0)
+    def f1(self, session: Session) -> float:
+        """F1 of the answer's words against the nearest right answer's, logged."""
+        return scoring.f1(scoring.given(_own(session)), self._task["answers"])
+
+    @reward(weight=0.0)
     def formed(self, session: Session) -> float:
         """Whether the response has the published format, logged."""
         return float(scoring.well_formed(_whole(session)))
