@@ -72,6 +72,17 @@ def test_random_turns_of_a_deterministic_run_are_reproduced_bit_for_bit_also_wit
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_weights_after_a_warm_start_are_trained_again_from_its_checkpoint(tmp_path: Path) -> None:
+    settings = {**SMALL, "checkpoint_every": 9, "steps": 2, "warm_start.steps": 3}
+    train(env="calculator", **settings, run_dir=str(tmp_path / "run"))
+    session, turn, _ = next(each for each in turns(tmp_path / "run") if each[2] == 4)
+    result = play(tmp_path / "run", session, turn)
+    assert result.weights == "version 4 was trained again from step-000000"
+    assert result.replays[0].reproduced
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_other_seeds_give_other_sessions_with_a_value_and_are_stored_beside_the_run(run: Path) -> None:
     session, turn, _ = turns(run)[-1]
     result = play(run, session, turn, n=3)

@@ -23,6 +23,7 @@ from agentrl.rollout.replay_engine import ReplayEngine
 from agentrl.sessions.store import Store
 from agentrl.train import launch, setup
 from agentrl.train.replay.weights import weights_of
+from agentrl.train.setup import quiet
 from agentrl.train.verify.recorded import Recorded
 from agentrl.types import MAIN, Engine, Node, Session, VersionSpan
 
@@ -123,6 +124,7 @@ async def replay(
     Raises:
         ConfigError: there is no such session or turn, or its weights are not to be had.
     """
+    quiet()
     recorded = Recorded.read(run)
     with Store(run / "sessions.db", read_only=True) as store, tempfile.TemporaryDirectory() as scratch:
         session = _session(store, name)

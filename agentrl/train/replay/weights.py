@@ -63,7 +63,7 @@ def _train_again(recorded: Recorded, store: Store, start: int, base: Path, last:
                 f"{recorded.run}: no checkpoint is there after step {last}, and trainer={config.trainer.name} is not "
                 "deterministic here, so its weights can't be computed again"
             )
-        if start:
+        if base != recorded.run / "model":  # a checkpoint, also the one after a warm start
             trainer.load(base / "trainer")
         for step in recorded.steps(store):
             if start < step.number <= last:
