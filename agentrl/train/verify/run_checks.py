@@ -61,7 +61,7 @@ def verify(run: Path, *, weights: bool = False) -> Report:
 def _check_files(recorded: Recorded, check: Check) -> None:
     run, last = recorded.run, recorded.last
     check.examined["steps"] = last
-    if not (run / provenance.NAME).exists():
+    if last and not (run / provenance.NAME).exists():
         check.faults.append(Fault(provenance.NAME, "missing: an older agentrl wrote this run, or it was removed"))
     for name, steps in (
         ("metrics.jsonl", [int(row["step"]) for row in recorded.rows]),
