@@ -31,6 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -211,9 +212,9 @@ def difference(one: Path, two: Path) -> str:
 
 
 def trained(store: Store) -> dict[tuple[str, int], Any]:
-    """The nodes of each trained session, by group and sample: of several attempts the last."""
+    """The nodes of each trained session, whichever engine drew them, by group and sample: the last of its attempts."""
     sessions = sorted(store.sessions(phase="train"), key=lambda session: session.attempt)
-    return {(session.group, session.sample): session.nodes for session in sessions}
+    return {(s.group, s.sample): [replace(node, engines=()) for node in s.nodes] for s in sessions}
 
 
 def disorder(run: Path) -> str:

@@ -81,7 +81,7 @@ def forest_against_rows(folder: Path, repeats: int) -> None:
     def side(name: str) -> None:
         forests = pack(groups[name], credits[name], 8192)
         tokens[name] = sum(map(len, forests))
-        rank.backward(rank.prepare(forests))
+        rank.backward(rank.prepare(rank.division().shares(forests)[0]))
         rank.optimizer.clear()
 
     ratio = interleaved({"rows": lambda: side("rows"), "forest": lambda: side("forest")}, repeats)
@@ -121,7 +121,7 @@ def against_transformers(folder: Path, repeats: int) -> None:
     ids = torch.tensor(rows)
 
     def ours() -> None:
-        rank.step(forests)
+        rank.step(rank.division().shares(forests)[0])
 
     def theirs() -> None:
         plain(input_ids=ids, labels=ids, use_cache=False).loss.backward()

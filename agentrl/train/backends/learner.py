@@ -26,7 +26,7 @@ from torch import Tensor
 from agentrl.config import AlgoConfig
 from agentrl.train.algorithms import Algorithm, make_algorithm
 from agentrl.train.backends.critic import ValueModel
-from agentrl.train.forest import Forest, Rows, sequence_count
+from agentrl.train.forest import Forest, Rows
 from agentrl.train.objective import Meter, empty_sums, known_sums, objective, sums_change
 from agentrl.train.tokens import old_policy
 
@@ -100,16 +100,14 @@ class Learner(ABC, Generic[B]):
         """Set the phase's algorithm."""
         self.algorithm = make_algorithm(algo)
 
-    def begin_step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None) -> None:
-        """Before the forests are prepared: what the loss depends on besides them.
-
-        Args:
-            forests: the batch; tokens that the loss treats apart are marked in them.
-            state: of the run's algorithm; None: nothing changes.
-        """
+    def begin_step(self, state: Mapping[str, Any] | None) -> None:
+        """Take over what the loss depends on besides forests: the state of the run's algorithm; None: as it is."""
         if state is not None:
             self.algorithm.load_snapshot(state)
-        self.algorithm.mark(forests)
+
+    def known_sums(self, forests: Sequence[Forest]) -> bool:
+        """Whether all sums over sequences are 0 before a batch's first update; ranks ask all of them."""
+        return known_sums(self.algorithm, forests, self.version)
 
     @property
     def algo(self) -> AlgoConfig:
@@ -152,12 +150,13 @@ class Learner(ABC, Generic[B]):
     def fit(self, critic: ValueModel, batches: Sequence[B]) -> Meter:
         """The critic's updates on a batch."""
 
-    def learn(self, batches: Sequence[B], forests: Sequence[Forest]) -> Learned:
+    def learn(self, batches: Sequence[B], forests: Sequence[Forest], sequences: int) -> Learned:
         """Take a training step; without any batch no weight changes, but the schedule and the version advance.
 
         Args:
-            batches: the step's forests as they are computed, or this rank's part of them.
-            forests: all of them.
+            batches: the step's forests as they are computed, or this rank's share of them.
+            forests: the same before they were prepared.
+            sequences: how many sequences the whole batch has.
         """
         skipped, epochs = self.optimizer.skipped, self.algo.epochs if batches and not self.warming_critic else 0
         learned = Learned(rate=self.optimizer.rate(), epochs=epochs)
@@ -165,8 +164,8 @@ class Learner(ABC, Generic[B]):
             self.score_reference(batches)
         for epoch in range(epochs):
             if self.algorithm.sequence is not None and (not epoch or sums_change(self.algorithm)):
-                self.sums = empty_sums(self.algorithm, sequence_count(forests))
-                if epoch or not known_sums(self.algorithm, forests, self.version):
+                self.sums = empty_sums(self.algorithm, sequences)
+                if epoch or not self.known_sums(forests):
                     self.sum_sequences(batches, self.sums)
             learned.loss += self.accumulate(batches, learned.meter, first=epoch == 0)
             learned.norm = self.optimizer.step()

@@ -46,7 +46,7 @@ from agentrl.train.backends.reference import record_layer_outputs
 from agentrl.train.backends.reward_model import RewardModel
 from agentrl.train.backends.state_schedule import StateSchedule
 from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.forest import Forest, Rows, token_counts
+from agentrl.train.forest import Forest, Rows, sequence_count, token_counts
 from agentrl.train.objective import Meter, add_sums
 
 T = TypeVar("T")
@@ -151,18 +151,19 @@ class TorchTrainer(Learner[Batch]):
     @computing
     def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Learn from a batch; see `Trainer.step`. A batch without trained tokens changes no weight."""
-        self.begin_step(forests, state)
-        batches = self.batches(forests)
-        metrics = self.joined(self.learn(batches, forests)).metrics() | token_counts(forests)
+        self.begin_step(state)
+        self.algorithm.mark(forests)
+        batches = [batch for batch in map(self.prepare, forests) if len(batch.rows)]
+        return self.metrics_of(batches, forests, sequence_count(forests)) | token_counts(forests)
+
+    def metrics_of(self, batches: Sequence[Batch], forests: Sequence[Forest], sequences: int) -> dict[str, float]:
+        """The metrics of `learn`, and of what follows the policy: a reward model, an average."""
+        metrics = self.joined(self.learn(batches, forests, sequences)).metrics()
         if self.reward_model is not None:
             metrics |= self._fit_rewards(self.reward_model, batches)
         if self.average is not None and self.config.average_decay is not None:
             self.average.move_towards(self.config.average_decay)
         return metrics
-
-    def batches(self, forests: Sequence[Forest]) -> list[Batch]:
-        """What this process computes of a step's forests: those with trained tokens."""
-        return [batch for batch in map(self.prepare, forests) if len(batch.rows)]
 
     def joined(self, learned: Learned) -> Learned:
         """A step as all processes took it."""
@@ -305,7 +306,7 @@ class TorchTrainer(Learner[Batch]):
         for forest in forests:
             batch = self.prepare(forest)
             value_T = torch.zeros(len(forest))
-            if len(batch.rows):
+            if len(batch.rows) or self.processes > 1:  # ranks gather weights together, and as often
                 value_T[batch.rows.target.cpu()] = compute(batch).cpu()
             found.append(value_T)
         return found

@@ -1,7 +1,7 @@
 """One rank: a torch trainer whose model is sharded, and that computes its share of every batch.
 
-All ranks run the same calls in the same order with the same arguments. Forests are assigned by cost, as to Megatron's
-data-parallel ranks, and each rank computes as many: FSDP gathers weights for all of them together. A call's result is
+All ranks run the same calls in the same order, each with its share of the forests: assigned by cost, as to Megatron's
+data-parallel ranks, and as many for each, since FSDP gathers weights for all of them together. A call's result is
 complete on rank 0.
 """
 
@@ -27,10 +27,10 @@ from agentrl.train.backends.fsdp import checkpoint
 from agentrl.train.backends.fsdp.settings import FsdpConfig
 from agentrl.train.backends.fsdp.sharding import Gathered, sharded
 from agentrl.train.backends.learner import Learned
-from agentrl.train.backends.ranks.balance import Work, assign
-from agentrl.train.backends.ranks.joined import joined, per_token, summed
+from agentrl.train.backends.ranks.balance import Division, Share
+from agentrl.train.backends.ranks.joined import Entry, joined, summed
 from agentrl.train.backends.ranks.worker import Builder, Role, join
-from agentrl.train.backends.torch import Batch, TorchTrainer
+from agentrl.train.backends.torch import Batch, TorchTrainer, computing
 from agentrl.train.forest import Forest
 
 T = TypeVar("T")
@@ -72,10 +72,20 @@ class FsdpRank(TorchTrainer):
         found: T = self._gathered(compute)
         return found
 
-    def batches(self, forests: Sequence[Forest]) -> list[Batch]:
-        """This rank's share of the forests with trained tokens, as many batches as every other rank has."""
-        trained = [forest for forest in forests if forest.trained]
-        return [self.prepare(work.forest) for work in self._share(trained)] if trained else []
+    def division(self) -> Division:
+        """How batches are divided."""
+        width = self.model.config.get_text_config().hidden_size  # type: ignore[union-attr,operator]
+        return Division(tuple(range(self.processes)), int(width))
+
+    @computing
+    def step(self, share: Share, state: Mapping[str, Any] | None = None) -> dict[str, float]:
+        """See `Trainer.step`; the sizes of the batch are not among the metrics."""
+        self.begin_step(state)
+        return self.metrics_of([self.prepare(forest) for forest in share.forests], share.forests, share.sequences)
+
+    def known_sums(self, forests: Sequence[Forest]) -> bool:
+        """See `Learner`."""
+        return all(self.everyones(super().known_sums(forests)))
 
     def joined(self, learned: Learned) -> Learned:
         """See `joined`."""
@@ -86,21 +96,20 @@ class FsdpRank(TorchTrainer):
         super().sum_sequences(batches, sums)
         dist.all_reduce(sums, group=self.control)
 
-    def logprobs(self, forests: Sequence[Forest], reference: bool = False) -> list[Tensor]:
-        """See `Trainer.logprobs`."""
-        return super().logprobs(forests, reference=reference)
+    def logprobs(self, share: Share, reference: bool = False) -> list[Entry]:  # type: ignore[override]
+        """See `Trainer.logprobs`; of the whole batch."""
+        return self._entries(share, super().logprobs(share.forests, reference=reference))
 
-    def per_token(self, forests: Sequence[Forest], compute: Callable[[Batch], Tensor]) -> list[Tensor]:
-        """See `TorchTrainer`; each rank computes its share."""
-        found = []
-        for work in self._share(forests):
-            batch = self.prepare(work.forest)
-            found.append((work.origin, batch.rows.target.cpu() + work.offset, compute(batch).cpu()))
-        return per_token(forests, (entry for part in self.everyones(found) for entry in part))
+    def values(self, share: Share, start: float = 0.0) -> list[Entry]:  # type: ignore[override]
+        """See `Critic.values`; of the whole batch."""
+        return self._entries(share, super().values(share.forests, start))
 
-    def _share(self, forests: Sequence[Forest]) -> list[Work]:
-        width = self.model.config.get_text_config().hidden_size  # type: ignore[union-attr,operator]
-        return assign(forests, self.processes, int(width))[self.rank]
+    def _entries(self, share: Share, found: Sequence[Tensor]) -> list[Entry]:
+        own = [
+            (work.origin, torch.arange(len(values)) + work.offset, values)
+            for work, values in zip(share.works, found, strict=True)
+        ]
+        return [entry for part in self.everyones(own) for entry in part]
 
     def everyones(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank."""

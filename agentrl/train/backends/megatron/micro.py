@@ -43,11 +43,11 @@ class Micro:
     routed_experts: dict[int, Tensor] = field(default_factory=dict)
 
 
-def lengths(plan: Sequence[Sequence[Work]], layout: Layout, *, gpu: bool, together: bool) -> list[list[int]]:
+def lengths(plan: Sequence[Sequence[int]], layout: Layout, *, gpu: bool, together: bool) -> list[list[int]]:
     """The padded length of each rank's micro-batches.
 
     Args:
-        plan: each data-parallel rank's work.
+        plan: the tokens of each data-parallel rank's micro-batches.
         layout: context and tensor parallelism decide what must divide.
         gpu: pad to one of a few lengths, for which kernels are compiled.
         together: pad micro-batches that run at the same time to the same length.
@@ -55,7 +55,7 @@ def lengths(plan: Sequence[Sequence[Work]], layout: Layout, *, gpu: bool, togeth
     Interleaved stages must know lengths beforehand: with two of them, a length and its tensor would be sent between the
     same two ranks in both directions at once. So there all micro-batches are padded to the longest.
     """
-    padded = [[_padded(len(work.forest), layout, gpu) for work in rank] for rank in plan]
+    padded = [[_padded(tokens, layout, gpu) for tokens in rank] for rank in plan]
     if layout.interleave > 1:
         longest = max(max(rank) for rank in padded)
         return [[longest] * len(rank) for rank in padded]

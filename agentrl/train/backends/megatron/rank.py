@@ -1,7 +1,7 @@
 """One rank of the trainer: its chunks of the model, its shard of every forest, its optimizer.
 
-All ranks run the same calls in the same order with the same arguments, and each derives its own
-part from its position in the layout. A call's result is complete on rank 0 and None elsewhere.
+All ranks run the same calls in the same order, each with its data-parallel share of the forests; its part of them
+follows from its position in the layout. A call's result is complete on rank 0 and None elsewhere.
 
 The order of things follows the torch trainer, which is this one's reference: reference log-probabilities first,
 then `epochs` passes over the micro-batches with one update each, the first of which is the old policy. The
@@ -40,9 +40,9 @@ from agentrl.train.backends.megatron.muon import Muon
 from agentrl.train.backends.megatron.parameters import rate_factors
 from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.backends.megatron.update import Update, device
-from agentrl.train.backends.ranks.balance import assign
-from agentrl.train.backends.ranks.joined import joined, per_token, summed
-from agentrl.train.forest import Forest, Rows, token_counts
+from agentrl.train.backends.ranks.balance import Division, Share
+from agentrl.train.backends.ranks.joined import Entry, joined, summed
+from agentrl.train.forest import Forest, Rows
 from agentrl.train.objective import Meter, add_sums
 
 
@@ -111,12 +111,11 @@ class Rank(Learner[Micro]):
         averages = self.config.average_decay is not None
         self.average = WeightCopy(self.models, on_device=False) if averages else None
 
-    def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float] | None:
-        """Learn from a batch; see `Trainer.step`."""
-        self.begin_step(forests, state)
-        trained = [forest for forest in forests if forest.trained]
-        micros = self.prepare(trained) if trained else []
-        learned = self.learn(micros, forests)
+    def step(self, share: Share, state: Mapping[str, Any] | None = None) -> dict[str, float] | None:
+        """Learn from a batch; see `Trainer.step`. The sizes of the batch are not among the metrics."""
+        self.begin_step(state)
+        micros = self.prepare(share)
+        learned = self.learn(micros, share.forests, share.sequences)
         if self.average is not None and self.config.average_decay is not None:
             self.average.move_towards(self.config.average_decay)
         counted = self.gathered((self.is_reporting_rank, learned, self.routers.counts()))
@@ -125,11 +124,11 @@ class Rank(Learner[Micro]):
         together = joined([(counts, part) for counts, part, _ in counted])
         sharing = self.layout.tensor * self.layout.context
         routed = [routers for _, _, routers in counted]
-        return (
-            together.metrics()
-            | token_counts(forests)
-            | metrics(routed, len(micros) * learned.epochs, self.layout.data, sharing)
-        )
+        return together.metrics() | metrics(routed, len(micros) * learned.epochs, self.layout.data, sharing)
+
+    def known_sums(self, forests: Sequence[Forest]) -> bool:
+        """See `Learner`."""
+        return all(self.shared(super().known_sums(forests)))
 
     def score_reference(self, batches: Sequence[Micro]) -> None:
         """See `Learner`."""
@@ -169,16 +168,20 @@ class Rank(Learner[Micro]):
         passes.run(self.chunks, batches, use, learn=False, before=self.routers.before)
         return critic.fit(lambda: read)
 
-    def prepare(self, forests: Sequence[Forest]) -> list[Micro]:
-        """This rank's micro-batches of a batch that every rank has in full."""
+    def division(self) -> Division:
+        """How batches are divided."""
+        multiple = self.layout.pipeline if self.layout.interleave > 1 else 1
+        return Division(tuple(self.shared(parallel_state.get_data_parallel_rank())), self.width, multiple)
+
+    def prepare(self, share: Share) -> list[Micro]:
+        """This rank's micro-batches of its share."""
+        if not share.works:
+            return []
         layout, gpu = self.layout, device().type == "cuda"
-        multiple = layout.pipeline if layout.interleave > 1 else 1
-        plan = assign(forests, layout.data, self.width, multiple)
         together = layout.expert > 1 and self.models[0].config.moe_token_dispatcher_type == "allgather"
-        mine = parallel_state.get_data_parallel_rank()
-        padded = lengths(plan, layout, gpu=gpu, together=together)[mine]
-        context = parallel_state.get_context_parallel_rank()
-        micros = [micro_batch(w, n, layout, context, device()) for w, n in zip(plan[mine], padded, strict=True)]
+        mine, context = parallel_state.get_data_parallel_rank(), parallel_state.get_context_parallel_rank()
+        padded = lengths(share.lengths, layout, gpu=gpu, together=together)[mine]
+        micros = [micro_batch(w, n, layout, context, device()) for w, n in zip(share.works, padded, strict=True)]
         if self.config.moe.replay == "rollout":
             for micro in micros:
                 self._replay_recorded(micro)
@@ -205,31 +208,30 @@ class Rank(Learner[Micro]):
         passes.run(self.chunks, micros, use, learn=True, before=self.routers.before)
         return total
 
-    def logprobs(self, forests: Sequence[Forest], reference: bool = False) -> list[Tensor] | None:
-        """Log-probabilities of the trained tokens; see `Trainer.logprobs`."""
+    def logprobs(self, share: Share, reference: bool = False) -> list[Entry] | None:
+        """Log-probabilities of the batch's trained tokens; see `Trainer.logprobs`."""
         if reference and self.reference is None:
             raise InvalidInput(f"algo={self.algo.name} keeps no reference: it needs none, and algo.kl_coef is 0")
-        micros = self.prepare(forests)
+        micros = self.prepare(share)
         with self.reference.exchanged() if reference and self.reference is not None else contextlib.nullcontext():
             self._score(micros, "ref_logp")
-        return self._per_token(forests, micros, "ref_logp")
+        return self._entries(micros, "ref_logp")
 
-    def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor] | None:
-        """The critic's values of the trained tokens; see `Critic.values`."""
+    def values(self, share: Share, start: float = 0.0) -> list[Entry] | None:
+        """The critic's values of the batch's trained tokens; see `Critic.values`."""
         if self.critic is None:
             raise InvalidInput(f"algo={self.algo.name} has no critic: it needs none")
         self.critic.start(start)
-        micros = self.prepare(forests)
+        micros = self.prepare(share)
         self._score(micros, "value")
-        return self._per_token(forests, micros, "value")
+        return self._entries(micros, "value")
 
-    def layer_outputs(self, forest: Forest) -> list[Tensor] | None:
-        """Each decoder layer's output for a forest, on rank 0: [T, d] each, float32, in the CPU's memory.
+    def layer_outputs(self, share: Share, tokens: int) -> list[Tensor] | None:
+        """Each decoder layer's output for a batch of one forest, on rank 0: [T, d] each, float32, on the CPU.
 
-        Ranks of a context or sequence hold some tokens each, those of a pipeline some layers; tensor-parallel ranks
-        that hold the same write the same.
+        Ranks of a context or sequence hold some tokens each, of a pipeline some layers; tensor ranks write the same.
         """
-        micros = self.prepare([forest])
+        micros = self.prepare(share)
         found: list[tuple[int, Tensor, Tensor]] = []
         now = list[Micro]()
 
@@ -252,9 +254,9 @@ class Rank(Learner[Micro]):
         everyone = self.gathered(found)
         if everyone is None:
             return None
-        outputs = [torch.zeros(len(forest), self.width) for _ in range(self.models[0].config.num_layers)]
-        for number, tokens, hidden in (entry for rank in everyone for entry in rank):
-            outputs[number][tokens] = hidden
+        outputs = [torch.zeros(tokens, self.width) for _ in range(self.models[0].config.num_layers)]
+        for number, where, hidden in (entry for rank in everyone for entry in rank):
+            outputs[number][where] = hidden
         return outputs
 
     def _score(self, micros: Sequence[Micro], into: Literal["ref_logp", "value"]) -> None:
@@ -269,17 +271,15 @@ class Rank(Learner[Micro]):
 
         passes.run(self.chunks, micros, use, learn=False, before=self.routers.before)
 
-    def _per_token(self, forests: Sequence[Forest], micros: Sequence[Micro], name: str) -> list[Tensor] | None:
-        """What `_score` wrote, on rank 0: [T] for each forest, 0 where nothing is trained."""
+    def _entries(self, micros: Sequence[Micro], name: str) -> list[Entry] | None:
+        """What `_score` wrote, of all ranks, on rank 0."""
         found = [
             (m.work.origin, (m.rows.target + m.work.offset).cpu(), getattr(m.rows, name).cpu())
             for m in micros
             if self.is_reporting_rank
         ]
         everyone = self.gathered(found)
-        if everyone is None:
-            return None
-        return per_token(forests, (entry for rank in everyone for entry in rank))
+        return None if everyone is None else [entry for rank in everyone for entry in rank]
 
     # ------------------------------------------------------------------------------------- weights
 

@@ -83,9 +83,11 @@ class MegatronTrainer(RankTrainer):
             Its trained tokens' log-probabilities [T], and the norm of its gradient.
         """
         config = config.model_copy(update={"freeze": (), "lr_factors": {}})  # names of the run's model
-        self.ranks.call("build", str(folder), config, AlgoConfig().model_dump(), 1)
+        self.build(folder, config, AlgoConfig(), 1)
         (logp,) = self.logprobs([forest])
-        return logp, float(self.ranks.call("step", [forest])["grad_norm"])
+        norm = self.step([forest])["grad_norm"]
+        self.version = 0
+        return logp, norm
 
     def allowed(self, algo: AlgoConfig) -> AlgoConfig:
         """See `RankTrainer`; some settings are only the torch trainer's."""

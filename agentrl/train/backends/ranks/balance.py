@@ -5,8 +5,9 @@ grows with the width times the tokens it sees; so many short trees and one deep 
 different loads. Most expensive first, each to the cheapest rank. Where that leaves a rank idle or far behind,
 the costliest forest is split between its trees: a forest's loss is a sum, so this changes no gradient.
 
-Every rank computes the whole plan from the same forests, without communication. All ranks get the same number of
-micro-batches, since experts and pipelines are collective; missing ones are filled with a forest of one token.
+The plan is made by the process that has the forests; a rank gets its share of them, and the lengths of the others'. All
+ranks get the same number of micro-batches, since experts and pipelines are collective; missing ones are filled with a
+forest of one token.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.train.forest import PAIRS, Forest
+from agentrl.train.forest import PAIRS, Forest, sequence_count
 
 WIDTHS = 6
 """A token's matrix products cost as much as attending to this many tokens for each channel of the model's width.
 
 Matrices of a dense layer: about 12 width^2 multiplications; attention: 2 width for each key."""
 
-TOLERANCE = 1.15
+TOLERANCE = 1.1
 """How far over the mean the costliest rank may be before a forest is split."""
 
 
@@ -43,6 +44,49 @@ class Work:
     forest: Forest
     origin: int = -1
     offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a data-parallel rank has of a batch.
+
+    Attributes:
+        works: its micro-batches; none where the batch has no forest.
+        lengths: the tokens of each data-parallel rank's micro-batches.
+        sequences: how many sequences the whole batch has; see `sequence_count`.
+    """
+
+    works: list[Work]
+    lengths: list[list[int]]
+    sequences: int
+
+    @property
+    def forests(self) -> list[Forest]:
+        """The micro-batches' forests."""
+        return [work.forest for work in self.works]
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How a group of ranks divides batches.
+
+    Attributes:
+        copies: of each rank, the number of its data-parallel rank; ranks of one number get the same share.
+        width: the model's hidden size.
+        multiple: what the number of micro-batches must be a multiple of (pipelines that are interleaved).
+    """
+
+    copies: tuple[int, ...]
+    width: int
+    multiple: int = 1
+
+    def shares(self, forests: Sequence[Forest]) -> list[Share]:
+        """Each rank's share of a batch; the same object for ranks that have the same."""
+        plan = assign(forests, max(self.copies) + 1, self.width, self.multiple)
+        lengths = [[len(work.forest) for work in works] for works in plan]
+        count = sequence_count(forests)
+        own = [Share(works if forests else [], lengths, count) for works in plan]
+        return [own[copy] for copy in self.copies]
 
 
 def cost(forest: Forest, width: int) -> float:
@@ -107,7 +151,8 @@ def trees(forest: Forest, start: int, stop: int) -> Forest:
     def part(name: str, tensor: Tensor) -> Tensor:
         if name in PAIRS:
             return tensor[inside] - start
-        return tensor[start:stop] - start if name == "end" else tensor[start:stop]
+        # a copy: a slice is sent to another process with all that it was cut from
+        return tensor[start:stop] - start if name == "end" else tensor[start:stop].clone()
 
     fields = {field.name: getattr(forest, field.name) for field in dataclasses.fields(forest)}
     cut: dict[str, Any] = {name: part(name, value) for name, value in fields.items() if isinstance(value, Tensor)}

@@ -105,7 +105,11 @@ class Ranks:
             InfraError: a rank raised something else, or died; with its traceback.
             DeadlineExceeded: some rank did not answer in time.
         """
-        self._send(method, args)
+        return self.call_each(method, [args] * len(self._pipes))
+
+    def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> Any:
+        """`call` with arguments of its own for each rank; the same tuple is pickled once."""
+        self._send(method, arguments)
         return self._answers(method)
 
     def stream(self, method: str, *args: Any) -> Iterator[tuple[str, Tensor]]:
@@ -113,7 +117,7 @@ class Ranks:
 
         Where the caller stops early, the rest is received and dropped.
         """
-        self._send(method, args)
+        self._send(method, [args] * len(self._pipes))
         self._streaming = True
         deadline = time.monotonic() + self.timeout
         replies: dict[int, Any] = {}
@@ -135,13 +139,14 @@ class Ranks:
         finally:
             self._streaming = False
 
-    def _send(self, method: str, args: tuple[Any, ...]) -> None:
+    def _send(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> None:
         if not self.alive:
             raise InfraError(f"{method}: the trainer is closed")
         if self._streaming:
             raise InfraError(f"{method}: weights are being read from the ranks, which run one call at a time")
         closed: list[int] = []
-        send = partial(_send_all, list(self._pipes), pickle.dumps((method, args)), closed)
+        once = {id(args): pickle.dumps((method, args)) for args in {id(args): args for args in arguments}.values()}
+        send = partial(_send_all, list(self._pipes), [once[id(args)] for args in arguments], closed)
         sending = threading.Thread(target=send, name=f"sending {method}", daemon=True)
         sending.start()
         deadline = time.monotonic() + self.timeout
@@ -250,9 +255,9 @@ class Ranks:
             self._keeper.stdin.write(f"{what}\n".encode())
 
 
-def _send_all(pipes: Sequence[Connection], call: bytes, closed: list[int]) -> None:
-    """Send a call to the ranks, one after another, up to the first whose connection is closed."""
-    for rank, pipe in enumerate(pipes):
+def _send_all(pipes: Sequence[Connection], calls: Sequence[bytes], closed: list[int]) -> None:
+    """Send each rank its call, one after another, up to the first whose connection is closed."""
+    for rank, (pipe, call) in enumerate(zip(pipes, calls, strict=True)):
         try:
             pipe.send_bytes(call)
         except OSError:

@@ -28,12 +28,16 @@ def joined(parts: Sequence[tuple[bool, Learned]]) -> Learned:
     return together
 
 
-def per_token(forests: Sequence[Forest], entries: Iterable[tuple[int, Tensor, Tensor]]) -> list[Tensor]:
+Entry = tuple[int, Tensor, Tensor]
+"""Of one micro-batch: the index of its forest in the batch, tokens of that forest, and their values."""
+
+
+def per_token(forests: Sequence[Forest], entries: Iterable[Entry]) -> list[Tensor]:
     """Values at their tokens: [T] for each forest, 0 elsewhere.
 
     Args:
         forests: what was computed.
-        entries: (index of the forest, tokens, their values); those of fillers, -1, are left out.
+        entries: what ranks computed of them; that of fillers, -1, is left out.
     """
     found = [torch.zeros(len(forest)) for forest in forests]
     for origin, tokens, values in entries:

@@ -141,7 +141,12 @@ class PlacedRanks:
             TrainerError: a rank raised something else, with its traceback, or died, or was silent for too long.
             TrainerTimeout: some rank did not answer in time.
         """
-        calls = [partial(worker.run, "run", method, args, timeout=self.timeout) for worker in self._workers]
+        return self.call_each(method, [args] * len(self._workers))
+
+    def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> Any:
+        """`call` with arguments of its own for each rank."""
+        pairs = zip(self._workers, arguments, strict=True)
+        calls = [partial(worker.run, "run", method, args, timeout=self.timeout) for worker, args in pairs]
         return self._each(method, calls, lambda: faults.point("trainer.call"))
 
     def stream(self, method: str, *args: Any) -> Iterator[tuple[str, Tensor]]:

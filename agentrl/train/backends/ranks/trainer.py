@@ -1,7 +1,7 @@
 """The `Trainer` protocol over a group of rank processes.
 
-This process holds no weights. Forests are sent to every rank; metrics, log-probabilities, and weights (one tensor at a
-time) are returned.
+This process holds no weights. Each rank is sent its share of the forests; metrics, log-probabilities, and weights (one
+tensor at a time) are returned.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from agentrl import cluster, cores
 from agentrl.cluster.inventory import on_gpus
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError
+from agentrl.train.algorithms import make_algorithm
+from agentrl.train.backends.ranks.balance import Division
 from agentrl.train.backends.ranks.group import Ranks
+from agentrl.train.backends.ranks.joined import per_token
 from agentrl.train.backends.ranks.placed import PlacedRanks
 from agentrl.train.backends.ranks.worker import Role
-from agentrl.train.forest import Forest
+from agentrl.train.forest import Forest, token_counts
 
 if TYPE_CHECKING:
     from agentrl.rollout.weights.buckets import Convert, Save, Shapes
@@ -80,10 +83,16 @@ class RankTrainer:
         try:
             if first is not None:
                 first()
-            self.ranks.call("build", str(path), config, algo.model_dump(), total_steps)
+            self.build(path, config, algo, total_steps)
         except BaseException:
             self.ranks.close()
             raise
+
+    def build(self, folder: Path, config: TrainerConfig, algo: AlgoConfig, total_steps: int) -> None:
+        """Have the ranks build a model; an earlier one is freed."""
+        self.ranks.call("build", str(folder), config, algo.model_dump(), total_steps)
+        self._division: Division = self.ranks.call("division")
+        self._algorithm = make_algorithm(algo)
 
     def allowed(self, algo: AlgoConfig) -> AlgoConfig:
         """The same settings.
@@ -96,27 +105,35 @@ class RankTrainer:
     def begin(self, algo: AlgoConfig, total_steps: int) -> None:
         """Begin a phase: a fresh optimizer and schedule; with a KL penalty, the current weights are its reference."""
         self.ranks.call("begin", self.allowed(algo).model_dump(), total_steps)
+        self._algorithm = make_algorithm(algo)
 
     def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Learn from a batch; see `Trainer.step`. A batch without trained tokens changes no weight."""
-        metrics: dict[str, float] = self.ranks.call("step", list(forests), state)
+        if state is not None:
+            self._algorithm.load_snapshot(state)
+        self._algorithm.mark(forests)
+        metrics: dict[str, float] = self._shared("step", [forest for forest in forests if forest.trained], state)
         self.version += 1
-        return metrics
+        return metrics | token_counts(forests)
 
     def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
         """Log-probabilities of the trained tokens; see `Trainer.logprobs`."""
-        logps: list[Tensor] = self.ranks.call("logprobs", list(forests), reference) if forests else []
-        return logps
+        return per_token(forests, self._shared("logprobs", forests, reference) if forests else [])
 
     def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
         """The critic's values of the trained tokens; see `Critic.values`."""
-        values: list[Tensor] = self.ranks.call("values", list(forests), start) if forests else []
-        return values
+        return per_token(forests, self._shared("values", forests, start) if forests else [])
 
     def layer_outputs(self, forest: Forest) -> list[Tensor]:
         """Each decoder layer's output for a forest: [T, d] each, float32, in the CPU's memory."""
-        outputs: list[Tensor] = self.ranks.call("layer_outputs", forest)
+        outputs: list[Tensor] = self._shared("layer_outputs", [forest], len(forest))
         return outputs
+
+    def _shared(self, method: str, forests: Sequence[Forest], *more: Any) -> Any:
+        """Call a method of every rank with its share of a batch."""
+        shares = self._division.shares(forests)
+        given = {id(share): (share, *more) for share in shares}
+        return self.ranks.call_each(method, [given[id(share)] for share in shares])
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, tensor) pairs, one at a time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from agentrl.train.backends.megatron.table import END, HELD, POSITION, block_size, deal, padded_tokens, table
-from agentrl.train.backends.ranks.balance import assign, cost, trees
+from agentrl.train.backends.ranks.balance import Division, assign, cost, trees
+from agentrl.train.backends.ranks.joined import per_token
 from agentrl.train.packing import pack
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.batches import distances, published, random_forests, run
@@ -92,9 +94,30 @@ def test_one_forest_is_cut_between_its_trees_so_that_no_rank_is_idle() -> None:
     [forest] = random_forests(2, trees=4, budget=10_000)
     plan = assign([forest], 2, width=8)
     assert all(any(work.origin == 0 for work in rank) for rank in plan)
-    works = sorted((work for rank in plan for work in rank), key=lambda work: work.offset)
+    works = sorted((work for rank in plan for work in rank if work.origin == 0), key=lambda work: work.offset)
     assert torch.equal(torch.cat([work.forest.token_ids for work in works]), forest.token_ids)
     assert sum(work.forest.trained for work in works) == forest.trained
+
+
+@pytest.mark.parametrize("copies", [2, 4])
+def test_a_rank_is_sent_its_share_of_a_batch_and_nothing_of_the_others(copies: int) -> None:
+    """A part of a forest was sent with all of the forest that it is a part of, as views of a tensor are pickled."""
+    forests = random_forests(3, trees=48, budget=2000)
+    shares = Division(tuple(rank % copies for rank in range(2 * copies)), width=64).shares(forests)
+    assert all(shares[rank] is shares[rank % copies] for rank in range(2 * copies))
+    sent = [len(pickle.dumps(share)) for share in shares[:copies]]
+    assert max(sent) <= 1.25 * len(pickle.dumps(forests)) / copies
+    assert [[len(work.forest) for work in share.works] for share in shares[:copies]] == shares[0].lengths
+    everything = [work for share in shares[:copies] for work in share.works]
+    whole = per_token(
+        forests,
+        ((work.origin, torch.arange(len(work.forest)) + work.offset, work.forest.weight) for work in everything),
+    )
+    assert all(torch.equal(one, forest.weight) for one, forest in zip(whole, forests, strict=True))
+
+
+def test_a_batch_without_forests_gives_no_rank_a_micro_batch() -> None:
+    assert [share.works for share in Division((0, 1), width=8).shares([])] == [[], []]
 
 
 def test_a_part_of_a_forest_says_of_its_trees_what_the_whole_says() -> None:

@@ -11,7 +11,7 @@ from agentrl.train.backends.megatron.layout import Layout
 from agentrl.train.backends.megatron.moe import routers
 from agentrl.train.backends.megatron.rank import Rank
 from agentrl.train.forest import Forest
-from tests.train.backends.megatron.work_train import Answer, answer
+from tests.train.backends.megatron.work_train import Answer, answer, logprobs
 
 
 def routed(folder: str, forests: Sequence[Forest], config: TrainerConfig, layout: Layout, algo: AlgoConfig) -> Answer:
@@ -24,7 +24,7 @@ def routed(folder: str, forests: Sequence[Forest], config: TrainerConfig, layout
     logps, maps = [], []
     for forest in forests:
         seen.clear()
-        logps += rank.logprobs([forest]) or []
+        logps += logprobs(rank, [forest]) or []
         maps.append([each[: len(forest)] for each in seen])
     return answer({"logps": logps, "maps": maps})
 
@@ -34,7 +34,7 @@ def refused(folder: str, forests: Sequence[Forest], config: TrainerConfig, layou
     rank, said = Rank(folder, config, layout, algo), []
     for forest in forests:
         try:
-            rank.logprobs([forest])
+            logprobs(rank, [forest])
         except InvalidInput as error:
             said.append(str(error))
     return answer({"said": said})

@@ -17,7 +17,9 @@ from agentrl.train.backends.critic import ValueModel
 from agentrl.train.backends.megatron.layout import Layout
 from agentrl.train.backends.megatron.rank import Rank
 from agentrl.train.backends.megatron.settings import MegatronConfig
-from agentrl.train.forest import Forest, sequence_count
+from agentrl.train.backends.ranks.balance import Share
+from agentrl.train.backends.ranks.joined import Entry, per_token
+from agentrl.train.forest import Forest, sequence_count, token_counts
 from agentrl.train.objective import empty_sums
 
 Answer = dict[str, Any] | None
@@ -26,6 +28,28 @@ Answer = dict[str, Any] | None
 def answer(found: dict[str, Any]) -> Answer:
     """What rank 0 says, and nobody else."""
     return found if dist.get_rank() == 0 else None
+
+
+def share(rank: Rank, forests: Sequence[Forest]) -> Share:
+    """A rank's share of a batch that all ranks have."""
+    return rank.division().shares(forests)[dist.get_rank()]
+
+
+def tokens(forests: Sequence[Forest], entries: list[Entry] | None) -> list[Tensor] | None:
+    """[T] of each forest, on rank 0."""
+    return None if entries is None else per_token(forests, entries)
+
+
+def logprobs(rank: Rank, forests: Sequence[Forest]) -> list[Tensor] | None:
+    """Log-probabilities of a batch, on rank 0."""
+    return tokens(forests, rank.logprobs(share(rank, forests)))
+
+
+def step(rank: Rank, forests: Sequence[Forest]) -> dict[str, float] | None:
+    """A step of all ranks, as their trainer has them take it."""
+    rank.algorithm.mark(forests)
+    row = rank.step(share(rank, [forest for forest in forests if forest.trained]))
+    return None if row is None else row | token_counts(forests)
 
 
 def total(value: float) -> float:
@@ -40,8 +64,8 @@ def gradients(
 ) -> Answer:
     """Loss, log-probabilities and gradients (by Hugging Face name) of a batch."""
     rank = Rank(folder, config, layout, algo)
-    logps = rank.logprobs(forests)
-    micros = rank.prepare(forests)
+    logps = logprobs(rank, forests)
+    micros = rank.prepare(share(rank, forests))
     if rank.algorithm.sequence is not None:
         rank.sums = empty_sums(rank.algorithm, sequence_count(forests))
         rank.sum_sequences(micros, rank.sums)
@@ -54,8 +78,8 @@ def family(folder: str, forests: Sequence[Forest], config: TrainerConfig, layout
     """Log-probabilities and gradients of a batch; and the weights as they were loaded."""
     rank = Rank(folder, config, layout, algo)
     weights = {name: tensor.clone() for name, tensor in rank.weights()}
-    logps = rank.logprobs(forests)
-    rank.backward(rank.prepare(forests))
+    logps = logprobs(rank, forests)
+    rank.backward(rank.prepare(share(rank, forests)))
     return answer({"logps": logps, "gradients": rank.gradients(), "weights": weights})
 
 
@@ -72,8 +96,8 @@ def criticism(
     rank = Rank(folder, config, layout, algo)
     assert rank.critic is not None
     rank.critic.head.weight.data.copy_(row)
-    values = rank.values(forests, start)
-    micros = rank.prepare(forests)
+    values = tokens(forests, rank.values(share(rank, forests), start))
+    micros = rank.prepare(share(rank, forests))
     loss = rank.backward(micros)
     counted = total(loss if rank.is_reporting_rank else 0.0)
     found = rank.gradients()
@@ -86,7 +110,7 @@ def steps(
 ) -> Answer:
     """Metrics of each step, and the weights after the last."""
     rank = Rank(folder, config, layout, algo, total_steps=len(batches))
-    rows = [rank.step(forests) for forests in batches]
+    rows = [step(rank, forests) for forests in batches]
     weights = {name: tensor.clone() for name, tensor in rank.weights()}
     return answer({"rows": rows, "weights": weights, "critic": critics(rank)})
 
@@ -148,11 +172,11 @@ def save(
     rank = Rank(folder, config, layout, algo, total_steps=len(batches))
     half = len(batches) // 2
     for forests in batches[:half]:
-        rank.step(forests)
+        step(rank, forests)
     rank.save(path)
     if config.async_save and dist.get_rank() == 0:  # as a run does, once its trainer has saved
         os.rename(os.path.dirname(path), os.path.dirname(path) + "-moved")
-    rows = [rank.step(forests) for forests in batches[half:]]
+    rows = [step(rank, forests) for forests in batches[half:]]
     rank.finish_saving()
     return answer({"rows": rows, "version": rank.version, "critic": critics(rank)})
 
@@ -168,7 +192,7 @@ def resume(
     """Go on from a checkpoint with the second half of the batches."""
     rank = Rank(folder, config, layout, algo, total_steps=len(batches))
     version = rank.load(path)
-    rows = [rank.step(forests) for forests in batches[len(batches) // 2 :]]
+    rows = [step(rank, forests) for forests in batches[len(batches) // 2 :]]
     weights = {name: tensor.clone() for name, tensor in rank.weights()}
     return answer({"rows": rows, "version": version, "weights": weights, "critic": critics(rank)})
 
@@ -193,7 +217,7 @@ def resumptions(
         rank = Rank(folder, config, layout, algo, total_steps=len(batches))
         try:
             if origin is None:
-                rank.step(batches[0])
+                step(rank, batches[0])
             else:
                 rank.load(origin)
             problem = None
@@ -203,7 +227,7 @@ def resumptions(
         if problem is None:
             if target is not None:
                 rank.save(target)
-            rank.step(batches[1])
+            step(rank, batches[1])
             found.append({name: tensor.clone() for name, tensor in rank.weights()})
         else:
             found.append(problem)
