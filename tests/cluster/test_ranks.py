@@ -116,16 +116,16 @@ def test_tensor_parallel_ranks_that_no_node_has_room_for_are_refused(on_ray: Clu
 def test_a_run_goes_on_from_its_last_checkpoint_where_a_rank_dies(
     ray_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, call, killed = tmp_path / "run", PlacedRanks.call, list[Path]()
+    folder, call, killed = tmp_path / "run", PlacedRanks.call_each, list[Path]()
 
-    def killing(ranks: PlacedRanks, method: str, *args: Any) -> Any:
+    def killing(ranks: PlacedRanks, method: str, arguments: Any) -> Any:
         if method == "step" and not killed:
             killed.extend((folder / "checkpoints").glob("*"))
             if killed:
                 ranks._workers[1].kill()
-        return call(ranks, method, *args)
+        return call(ranks, method, arguments)
 
-    monkeypatch.setattr(PlacedRanks, "call", killing)
+    monkeypatch.setattr(PlacedRanks, "call_each", killing)
     resources = {"trainer": {"cpus": 5}}
     result = run(
         folder,
