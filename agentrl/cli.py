@@ -7,13 +7,12 @@ own failures end with exit code 1. Everything heavy is imported inside the comma
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -21,7 +20,9 @@ from agentrl.envs.search_r1.commands import app as search_r1
 from agentrl.envs.swe.commands import app as swe
 from agentrl.errors import AgentRLError, Blame, ConfigError, missing_extra
 from agentrl.retrieval.commands import app as retrieval
+from agentrl.terminal import err, out, print_lines
 from agentrl.tools.sandbox.commands import app as sandbox
+from agentrl.train.commands import app as records
 from agentrl.untrusted import visible_text
 from agentrl.viewer.commands import app as looking
 
@@ -33,6 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 models = typer.Typer(help="Models that a run can start from.", no_args_is_help=True)
+app.add_typer(records)  # verify, replay
 app.add_typer(looking)  # view, top, sessions, diff, report
 app.add_typer(models, name="models")
 app.add_typer(sandbox, name="sandbox")
@@ -67,8 +69,6 @@ PLUGINS = (
     "agentrl.train.backends.megatron.models.family:FAMILIES",
 )
 """The kinds of plug-ins that `agentrl plugins` lists, each by its `Registry`."""
-
-out, err = Console(), Console(stderr=True)
 
 Words = Annotated[list[str] | None, typer.Argument(help="Settings as key=value.", show_default=False)]
 File = Annotated[Path | None, typer.Option("-c", "--config", help="A YAML file of settings; words on the line win.")]
@@ -129,16 +129,11 @@ def train(words: Words = None, config: File = None) -> None:
     if settings.dry_run:
         from agentrl.train.plan.dry_run import described
 
-        return _print_lines(described(settings))
+        return print_lines(described(settings))
     result = run_train(settings, owns_process=True)
     what = "learning_curve.png, transcripts/, metrics.jsonl, checkpoints/"
     out.print(f"run folder: {result.path} ({what})", markup=False, soft_wrap=True)
     _end(result.worked)
-
-
-def _print_lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -148,7 +143,7 @@ def plan(words: Words = None) -> None:
     from agentrl.train.plan.layouts import PlanConfig
     from agentrl.train.plan.report import planned
 
-    _print_lines(planned(validate(parse_words(words or ()), PlanConfig)))
+    print_lines(planned(validate(parse_words(words or ()), PlanConfig)))
 
 
 @app.command()
@@ -158,7 +153,7 @@ def doctor(words: Words = None) -> None:
     from agentrl.train.doctor import DoctorConfig, examine
 
     report = examine(validate(parse_words(words or ()), DoctorConfig))
-    _print_lines(report.lines())
+    print_lines(report.lines())
     if report.problems:
         raise typer.Exit(1)
 
@@ -227,56 +222,6 @@ def plugins() -> None:
             )
     out.print(table)
     out.print("Environments: `agentrl envs`. Each setting also takes package.module:NAME and path/to/file.py:NAME.")
-
-
-@app.command()
-def verify(
-    run: Annotated[Path, typer.Argument(help="A run's folder.")],
-    weights: Annotated[
-        bool, typer.Option("--weights", help="Also load the checkpoints into an engine, and compare its checksums.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-) -> None:
-    """Check a run's record: what was trained, under which weights, with what credit; 1 where it breaks."""
-    import json
-
-    try:
-        from agentrl.train.verify import verify as verified
-    except ModuleNotFoundError as error:
-        raise missing_extra(error.name or "torch", "train") from error
-    report = verified(run, weights=weights)
-    if as_json:
-        typer.echo(json.dumps(report.json(), indent=1))
-    else:
-        table = Table("check", "what has to hold", "examined", "result", box=None)
-        for row in report.rows():
-            table.add_row(*map(escape, row))
-        out.print(table)
-        _print_lines(visible_text(line) for line in report.lines())
-    if not report.passed:
-        raise typer.Exit(1)
-
-
-@app.command()
-def replay(
-    session: Annotated[Path, typer.Argument(help="A run's folder and a session's id: runs/NAME/SESSION.")],
-    words: Words = None,
-) -> None:
-    """Play a session again from a turn: agentrl replay runs/NAME/SESSION turn=2; n=, seed=, model= are settings."""
-    import asyncio
-
-    from agentrl.overrides import parse_words, validate
-
-    try:
-        from agentrl.train.replay import ReplayConfig
-        from agentrl.train.replay import replay as replayed
-    except ModuleNotFoundError as error:
-        raise missing_extra(error.name or "torch", "train") from error
-    config = validate(parse_words(words or ()), ReplayConfig)
-    result = asyncio.run(replayed(session.parent, session.name, config, lambda line: _print_lines([line])))
-    _print_lines(map(visible_text, result.lines()))
-    if config.seed is None and result.exact and not (result.replays[0].reproduced or result.replays[0].differences):
-        raise typer.Exit(1)
 
 
 @app.command()

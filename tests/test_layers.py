@@ -24,6 +24,7 @@ LAYERS = (
         "faults",
         "garbage",
         "scratch",
+        "terminal",
         "watchdog",
         "untrusted",
     },

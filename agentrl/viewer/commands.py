@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
 from io import StringIO
 from pathlib import Path
 from typing import Annotated
@@ -13,18 +12,12 @@ import typer
 from rich.console import Console, RenderableType
 
 from agentrl.errors import ConfigError
-from agentrl.untrusted import visible_text
+from agentrl.terminal import err, out, print_lines
 
 app = typer.Typer()
-out, err = Console(), Console(stderr=True)
 PLAIN_WIDTH = 200
 """Columns of a table that is written into a file or a pipe."""
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder.")]
-
-
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        out.print(visible_text(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def _show(part: RenderableType) -> None:
@@ -34,7 +27,7 @@ def _show(part: RenderableType) -> None:
     plain = Console(width=PLAIN_WIDTH, file=StringIO())
     with plain.capture() as text:
         plain.print(part)
-    _print(line.rstrip() for line in text.get().splitlines())
+    print_lines(line.rstrip() for line in text.get().splitlines())
 
 
 @app.command()
@@ -48,7 +41,7 @@ def view(
     from agentrl.viewer.serve import view as serve_viewer
 
     config = validate(parse_words(words or ()), ViewConfig)
-    asyncio.run(serve_viewer(path, config, lambda url: _print([f"the viewer is at {url}"])))
+    asyncio.run(serve_viewer(path, config, lambda url: print_lines([f"the viewer is at {url}"])))
 
 
 @app.command()
@@ -70,7 +63,9 @@ def sessions(
             help="Filters: status=truncated step=40..50 score=..0.5 task~=text trained=41.", show_default=False
         ),
     ] = None,
-    worst: Annotated[int | None, typer.Option(min=1, help="Those with the lowest scores.")] = None,
+    worst: Annotated[
+        int | None, typer.Option(min=1, help="Those with the lowest scores; demonstrations by phase=demo.")
+    ] = None,
     best: Annotated[int | None, typer.Option(min=1, help="Those with the highest scores.")] = None,
     grep: Annotated[str, typer.Option(help="Those with this text in a message or a tool call.")] = "",
     sort: Annotated[str | None, typer.Option(help="Largest first by a column, or by reward/NAME.")] = None,
@@ -82,7 +77,7 @@ def sessions(
     salvage: Annotated[Path | None, typer.Option(help="Write the undamaged sessions into this new store.")] = None,
 ) -> None:
     """A session store's sessions; checks for damage (--check) and saves undamaged sessions (--salvage)."""
-    from agentrl.viewer.listing import Order, filters, json_lines, matching, table
+    from agentrl.viewer.listing import Order, filters, json_lines, matching, played, table
 
     file = path / "sessions.db" if path.is_dir() else path
     if check or salvage is not None:
@@ -93,13 +88,15 @@ def sessions(
         raise ConfigError("--worst, --best and --sort are three orders; give one of them")
     wanted = filters(file, words or ())
     if not (words or worst or best or sort or grep or as_json):
-        return _print([_counted(file)])
+        return print_lines([_counted(file)])
     column = "score" if worst or best else sort
+    if (worst or best) and "phase" not in wanted:
+        wanted = {**wanted, "phase": played(file)}
     order = Order(column, worst is None and column is not None, worst or best or limit)
     with err.status("searching") as status:
         rows = matching(file, wanted, order, grep, lambda done: status.update(f"searching: {done:,} sessions"))
     if as_json:
-        return _print(json_lines(rows))
+        return print_lines(json_lines(rows))
     _show(table(rows) if rows else "no session fits")
 
 
@@ -117,9 +114,9 @@ def _check(file: Path, salvage: Path | None) -> None:
     from agentrl.sessions import salvage as salvaging
 
     report = salvaging.check(file, salvage)
-    _print(report.lines())
+    print_lines(report.lines())
     if salvage is not None:
-        _print([f"{len(report.undamaged)} sessions are in {salvage}"])
+        print_lines([f"{len(report.undamaged)} sessions are in {salvage}"])
     if not report.ok:
         raise typer.Exit(1)
 
@@ -149,4 +146,4 @@ def report(
         write_atomically(file, page(run_at(path)))
     except OSError as error:
         raise ConfigError(f"--out={str(file)!r}: can't write there: {error.strerror}") from None
-    _print([f"the report is in {file}"])
+    print_lines([f"the report is in {file}"])

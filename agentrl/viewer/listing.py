@@ -20,6 +20,8 @@ from agentrl.viewer.filters import CONTROL, filters_of
 from agentrl.viewer.runs import Run
 from agentrl.viewer.series import MetricsFile
 
+DEMO = "demo"
+"""The phase of a warm start's demonstrations."""
 FORMS = "COLUMN=VALUE, COLUMN=LOW..HIGH, COLUMN~=TEXT or trained=STEP"
 
 
@@ -50,6 +52,12 @@ def filters(file: Path, words: Iterable[str]) -> Filters:
             raise ConfigError(f"{word!r} is no filter of sessions; filters are {FORMS}")
         pairs.append((name, value))
     return filters_of(Run(file.name, file.parent, MetricsFile(file.parent / "metrics.jsonl")), pairs)
+
+
+def played(file: Path) -> list[str]:
+    """The phases of the sessions that a policy has played: demonstrations have no scores of its."""
+    with Store(file, read_only=True) as store:
+        return [phase for phase in store.counts("phase") if phase != DEMO]
 
 
 def matching(

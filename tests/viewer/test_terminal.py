@@ -16,6 +16,7 @@ from rich.console import Console
 from agentrl.cli import main
 from agentrl.sessions.store import Store
 from agentrl.train.lock import RunLock
+from agentrl.types import Session, Status, Task
 from agentrl.viewer.attach import attach, panel
 from agentrl.viewer.difference import differences, metrics, settings, tasks
 from agentrl.viewer.listing import Order, matching, table
@@ -46,6 +47,15 @@ def listed(command: Any, *words: object) -> list[dict[str, Any]]:
     code, text = command("sessions", *words, "--json")
     assert code == 0, text
     return [json.loads(line) for line in text.splitlines()]
+
+
+def test_demonstrations_are_among_the_worst_sessions_only_where_asked_for(tmp_path: Path, command: Any) -> None:
+    run = write_run(tmp_path / "run", steps=1, hostile=False)
+    with Store(run / "sessions.db") as store:
+        store.save(Session("demo", Task(id="shown"), phase="demo", status=Status.COMPLETED, rewards={}, reward=-9.0))
+    assert "demo" not in [row["id"] for row in listed(command, run, "--worst", 50)]
+    assert [row["id"] for row in listed(command, run, "--worst", 50, "phase=demo")] == ["demo"]
+    assert "demo" in [row["id"] for row in listed(command, run)]
 
 
 def test_sessions_are_the_worst_and_the_best_of_those_that_fit_the_filters(runs: Path, command: Any) -> None:

@@ -1,0 +1,63 @@
+"""The commands that go back to what a run recorded: `agentrl verify|replay`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from agentrl.errors import missing_extra
+from agentrl.terminal import out, print_lines
+
+app = typer.Typer()
+
+
+@app.command()
+def verify(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Also load the checkpoints into an engine, and compare its checksums.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Check a run's record: what was trained, under which weights, with what credit; 1 where it breaks."""
+    try:
+        from agentrl.train.verify import verify as verified
+    except ModuleNotFoundError as error:
+        raise missing_extra(error.name or "torch", "train") from error
+    report = verified(run, weights=weights)
+    if as_json:
+        typer.echo(json.dumps(report.json(), indent=1))
+    else:
+        table = Table("check", "what has to hold", "examined", "result", box=None)
+        for row in report.rows():
+            table.add_row(*map(escape, row))
+        out.print(table)
+        print_lines(report.lines())
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def replay(
+    session: Annotated[Path, typer.Argument(help="A run's folder and a session's id: runs/NAME/SESSION.")],
+    words: Annotated[list[str] | None, typer.Argument(help="Settings as key=value.", show_default=False)] = None,
+) -> None:
+    """Play a session again from a turn: agentrl replay runs/NAME/SESSION turn=2; n=, seed=, model= are settings."""
+    from agentrl.overrides import parse_words, validate
+
+    try:
+        from agentrl.train.replay import ReplayConfig
+        from agentrl.train.replay import replay as replayed
+    except ModuleNotFoundError as error:
+        raise missing_extra(error.name or "torch", "train") from error
+    config = validate(parse_words(words or ()), ReplayConfig)
+    result = asyncio.run(replayed(session.parent, session.name, config, lambda line: print_lines([line])))
+    print_lines(result.lines())
+    if config.seed is None and result.exact and not (result.replays[0].reproduced or result.replays[0].differences):
+        raise typer.Exit(1)
