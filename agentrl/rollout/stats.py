@@ -142,14 +142,13 @@ class Evaluation:
 
     def __str__(self) -> str:
         passes = "  ".join(f"pass@{k} {value:.3f}" for k, value in self.pass_at.items())
-        return (
-            f"mean {self.mean:.3f}  95% CI [{self.low:.3f}, {self.high:.3f}]  {passes}  n={self.sessions}{self._lost()}"
-        )
+        within = "" if math.isnan(self.low) else f"  95% CI [{self.low:.3f}, {self.high:.3f}]"
+        return f"mean {self.mean:.3f}{within}  {passes}  n={self.sessions}{self._lost()}"
 
     @property
     def summary(self) -> str:
         """The mean and its bounds."""
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return f"{self.mean:.3f}" + ("" if math.isnan(self.low) else f" [{self.low:.3f}, {self.high:.3f}]")
 
     def _lost(self) -> str:
         """Why fewer sessions count than were generated."""
@@ -184,17 +183,18 @@ def evaluate_groups(groups: Sequence[Group], solved_at: float) -> Evaluation:
 
 
 def interval(means: Sequence[float], z: float = 1.96) -> tuple[float, float]:
-    """95 % confidence bounds of the mean over tasks (NaN for fewer than two).
+    """95 % confidence bounds of the mean over tasks; NaN where there are none.
 
     Wilson's score interval (1927) where all values lie in [0, 1]: a bounded variable varies at most as much as
     a coin, so it errs on the wide side, and it stays honest when every task was solved. Elsewhere the normal
-    approximation.
+    approximation, for which one task is too few.
     """
     n = len(means)
-    if n < 2:
+    bounded = n > 0 and 0 <= min(means) <= max(means) <= 1
+    if n < (1 if bounded else 2):
         return math.nan, math.nan
     mean = fmean(means)
-    if min(means) < 0 or max(means) > 1:
+    if not bounded:
         margin = z * stdev(means) / math.sqrt(n)
         return mean - margin, mean + margin
     centre = (mean + z * z / (2 * n)) / (1 + z * z / n)

@@ -64,6 +64,15 @@ def test_the_interval_is_not_empty_when_every_task_was_solved() -> None:
     assert high == 1.0
 
 
+def test_one_task_has_an_interval_where_its_reward_is_bounded_and_none_is_printed_elsewhere() -> None:
+    assert interval([1.0]) == pytest.approx((0.2065, 1.0), abs=1e-3)
+    assert all(map(math.isnan, interval([5.0])))
+    assert all(map(math.isnan, interval([])))
+    for reward in (1.0, 5.0):
+        found = evaluate_groups([group("a", reward)], solved_at=1.0)
+        assert "nan" not in f"{found} {found.summary}"
+
+
 def test_unbounded_rewards_get_the_normal_interval() -> None:
     low, high = interval([-3.0, 5.0, 4.0])
     assert low < 2.0 < high
