@@ -102,7 +102,7 @@ def messages(session: Session, ids: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def tokens(run: Run, session: Session, id_: int) -> dict[str, Any]:
-    """A node's tokens as columns: id, text, log-probability (None where not sampled), mask and policy version.
+    """A node's tokens as columns (id, text, log-probability: None where not sampled, mask, policy version) and origin.
 
     Texts are None where the run's tokenizer is not at hand, or another policy spoke.
     """
@@ -119,6 +119,7 @@ def tokens(run: Run, session: Session, id_: int) -> dict[str, Any]:
         "trained": node.trainable,
         "version": versions,
         "position": tree.position(session, id_),
+        "origin": run.origins.of(session, node) if node.sampled else None,
     }
 
 

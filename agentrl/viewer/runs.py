@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from agentrl.overrides import read_yaml
 from agentrl.sessions.store import Store
 from agentrl.train import lock
 from agentrl.train.resuming import flat
+from agentrl.viewer.origins import Origins
 from agentrl.viewer.series import MetricsFile, thinned
 
 DEPTH = 4
@@ -55,6 +57,11 @@ class Run:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _store: tuple[int, Store] | None = None
     _settings: tuple[int, dict[str, Any]] | None = None
+
+    @cached_property
+    def origins(self) -> Origins:
+        """Where the tokens of its turns come from."""
+        return Origins(self.path / "provenance.jsonl")
 
     @property
     def database(self) -> Path:

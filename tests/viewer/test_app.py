@@ -21,8 +21,10 @@ from agentrl.envs.registry import make
 from agentrl.envs.state import resolved
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.sessions import tree
+from agentrl.train import provenance
 from agentrl.train.files import append
 from agentrl.train.lock import RunLock
+from agentrl.train.provenance import Trained
 from agentrl.types import Message, Session, Task
 from agentrl.types.messages import as_messages
 from agentrl.viewer.app import create_app
@@ -154,6 +156,31 @@ async def test_a_session_has_its_tree_its_messages_and_its_tokens(runs: Path) ->
     assert tokens["trained"] == [False] * 2 + [True] * 6
     assert tokens["version"] == [None] * 2 + [3] * 6
     assert tokens["position"] == 2
+
+
+async def test_a_turn_traces_to_its_weights_and_to_the_steps_that_trained_it(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=4, hostile=False)
+    async with client(run) as viewer:
+
+        async def origin(id_: str, node: int) -> Any:
+            found = await viewer.get("/api/tokens", params={"run": "run", "id": id_, "node": node})
+            return found.json()["origin"]
+
+        assert await origin("train-6.0-0", 0) is None
+        found = await origin("train-6.0-0", 3)
+        assert [(each["version"], each["checksums"]) for each in found["weights"]] == [(3, {"local": f"{3:032x}"})]
+        assert found["sampling"]["temperature"] == 1.0
+        ((step,),) = [found["trained"]]
+        assert (step["step"], step["version"], len(step["credit"])) == (4, 3, 1)
+        again = Trained(4, {"train-6.0-0": 1.0}, {"train-6.0-0": {"3": [[0.5, 0.1, "hash"], [-1.0, 0.2]]}}, "", {})
+        provenance.write(run, 5, [again])
+        assert [each["step"] for each in (await origin("train-6.0-0", 3))["trained"]] == [4, 5]
+        assert (await origin("train-6.0-0", 3))["trained"][1]["credit"] == [[0.5, 0.1], [-1.0, 0.2]]
+        provenance.drop_after(run, 3)  # as a resumed run does
+        assert await origin("train-6.0-0", 3) == {**found, "weights": [None], "trained": []}
+        append(run / "provenance.jsonl", b'{"torn": ')
+        (run / "provenance.jsonl").unlink()
+        assert (await origin("train-6.0-0", 3))["trained"] == []
 
 
 def test_a_copied_pytest_case_passes_until_the_environment_answers_otherwise(runs: Path) -> None:

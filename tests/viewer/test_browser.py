@@ -95,6 +95,9 @@ async def test_from_a_point_of_a_curve_to_its_sessions_to_the_tokens_of_a_turn(p
     await card.locator(".token").nth(3).hover()
     facts = await card.locator(".facts-line").inner_text()
     assert re.search(r"token 6 of its path · id 11 · log p -.* · trained · version 27", facts)
+    assert re.search(r"in step 28 on version 27, advantage -?[\d.]+ of weight 0.25", await card.inner_text())
+    await card.get_by_label("Colour by").select_option("advantage")
+    assert "colour=advantage" in page.url
 
 
 async def test_a_forked_session_is_drawn_as_a_tree_whose_paths_are_read_one_by_one(page: Any, url: str) -> None:

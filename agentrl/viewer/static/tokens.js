@@ -3,7 +3,7 @@
 import { h, short } from "./dom.js";
 import { shown } from "./text.js";
 
-const KINDS = { logp: "log-probability", trained: "mask", version: "policy version" };
+const KINDS = { logp: "log-probability", trained: "mask", version: "policy version", advantage: "advantage" };
 const MOST = 20000;
 
 /** A view of a message's tokens (columns, see the server's `tokens`); the address keeps what colours them. */
@@ -13,6 +13,7 @@ export function tokenView(columns, view) {
     paint();
   } }, Object.entries(KINDS).map(([value, title]) => h("option", { value }, title)));
   kind.value = view.asked.get("colour") ?? "logp";
+  const advantage = meanAdvantage(columns.origin);
   const note = h("span", { class: "quiet small" }), facts = h("div", { class: "small facts-line", "aria-live": "polite" }, "Point at a token, or move with the arrow keys.");
   const count = Math.min(columns.id.length, MOST);
   const spans = Array.from({ length: count }, (_, at) => h("span", { class: "token", tabindex: at ? -1 : 0, onmouseenter: () => tell(at), onfocus: () => tell(at) }, text(columns, at)));
@@ -34,14 +35,40 @@ export function tokenView(columns, view) {
     const versions = [...new Set(columns.version.filter((version) => version !== null))];
     spans.forEach((span, at) => {
       const colour = { logp: () => columns.logp[at] !== null && heat(columns.logp[at]), trained: () => columns.trained[at] && "var(--goodsoft)",
+        advantage: () => columns.trained[at] && advantage !== null && `color-mix(in srgb, var(${advantage < 0 ? "--bad" : "--good"}) ${Math.round(Math.min(Math.abs(advantage), 1.5) * 30)}%, transparent)`,
         version: () => columns.version[at] !== null && `color-mix(in srgb, var(--c${versions.indexOf(columns.version[at]) % 8}) 22%, transparent)` }[kind.value]();
       span.style.setProperty("background", colour || "transparent");
     });
-    note.textContent = { logp: "redder: less likely", trained: "green: trained on", version: versions.length ? `versions ${versions.join(", ")}` : "not sampled" }[kind.value];
+    note.textContent = { logp: "redder: less likely", trained: "green: trained on", advantage: advantage === null ? "no step trained on it" : `mean advantage ${short(advantage)}`, version: versions.length ? `versions ${versions.join(", ")}` : "not sampled" }[kind.value];
   }
 
   paint();
-  return h("div", { class: "tokens" }, h("div", { class: "head" }, h("label", {}, "colour by", kind), note), place, facts);
+  return h("div", { class: "tokens" }, h("div", { class: "head" }, h("label", {}, "colour by", kind), note), place, facts, origin(columns));
+}
+
+/** Of the last step that trained it; null where none did. */
+function meanAdvantage(known) {
+  const credit = known?.trained.at(-1)?.credit;
+  if (!credit) return null;
+  const weight = credit.reduce((sum, [, each]) => sum + each, 0);
+  return weight ? credit.reduce((sum, [value, each]) => sum + value * each, 0) / weight : credit[0][0];
+}
+
+/** What drew the tokens, under which weights, and what they were trained with. */
+function origin({ origin: known, version }) {
+  if (!known) return null;
+  const drawn = [...new Set(version.filter((each) => each !== null))];
+  const seen = new Set();
+  const weights = known.weights.map((each) => {
+    if (!each) return "weights that the record does not have";
+    const sums = [...new Set(Object.values(each.checksums))].filter(Boolean).map((sum) => sum.slice(0, 12)).join(" ≠ ");
+    return `version ${each.version}${each.incarnation ? `, incarnation ${each.incarnation}` : ""} on ${each.engine}, ${sums ? `checksum ${sums}` : "without a checksum"}, older caches ${each.caches}`;
+  }).filter((text) => !seen.has(text) && seen.add(text));
+  const given = Object.entries(known.sampling).filter(([name, value]) => value !== null && value !== false && !(Array.isArray(value) && !value.length) && name !== "record");
+  const rows = [["Drawn by", known.engines.length ? known.engines.map(shown).join(", ") : drawn.length ? "the run's engine" : "no engine"], ["Weights", weights.join("; ")],
+    ["Sampling", given.map(([name, value]) => `${name} ${Array.isArray(value) ? value.map(String).map(shown).join(" ") : shown(value)}`).join(", ")],
+    ["Trained", known.trained.length ? known.trained.map((each) => `in step ${each.step} on version ${each.version}, ${each.credit.map(([value, weight]) => `advantage ${short(value)} of weight ${short(weight)}`).join(" and ")}`).join("; ") : "by no step so far"]];
+  return h("dl", { class: "facts small" }, rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
 }
 
 /** From none at probability 1 to full at about 0.2 %. */
