@@ -159,7 +159,7 @@ def spoken(session: Session, after: Node, message: Message, version: int, length
     return tree.add_turn(session, after.id, [1, 2], drawn, Sampling(), message)
 
 
-def write_long(folder: Path, nodes: int) -> None:
+def write_long(folder: Path, nodes: int) -> Path:
     """A run of one session, `nodes` messages long."""
     folder.mkdir()
     (folder / "config.yaml").write_text("env: {name: calculator}\n")
@@ -168,6 +168,7 @@ def write_long(folder: Path, nodes: int) -> None:
         tree.add(session, number - 1 if number else None, Message(role="user", content=f"message {number}"), [1])
     with Store(folder / "sessions.db") as store:
         store.save(session)
+    return folder
 
 
 def forked() -> Session:

@@ -11,7 +11,10 @@ from typing import Any
 import orjson
 import pytest
 
+from agentrl.sessions import tree
+from agentrl.sessions.store import Store
 from agentrl.train.files import append
+from agentrl.types import Message, Session, Status, Task
 from tests.conftest import need
 from tests.viewer.conftest import viewing
 from tests.viewer.recorded import HOSTILE, write_long, write_run
@@ -132,17 +135,30 @@ async def test_sessions_are_filtered_searched_and_sorted(page: Any, url: str) ->
     assert "sort=step&descending=1" in page.url
 
 
-async def test_of_a_session_of_thousands_of_turns_only_what_is_looked_at_is_loaded(page: Any, tmp_path: Path) -> None:
-    write_long(tmp_path / "long", nodes=4000)
+async def test_a_line_of_fifty_megabytes_is_cut_on_the_page_and_its_end_is_said(page: Any, tmp_path: Path) -> None:
+    run = write_long(tmp_path / "wide", nodes=0)
+    line = Session("line", Task(id="line"), status=Status.COMPLETED)
+    tree.add(line, None, Message(role="user", content="y" * 50_000_000), [1])
+    with Store(run / "sessions.db") as store:
+        store.save(line)
+    with viewing(tmp_path) as url:
+        await opened(page, url, "#/run/wide/session/line")
+        message = page.locator('[data-message="0"]')
+        await message.get_by_role("button", name="more characters").click()
+        assert "49,900,000 more characters" in await message.inner_text()
+
+
+async def test_of_a_session_of_ten_thousand_turns_only_what_is_looked_at_is_loaded(page: Any, tmp_path: Path) -> None:
+    write_long(tmp_path / "long", nodes=10_000)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     with viewing(tmp_path) as url:
-        await opened(page, url, "#/run/long/session/long?node=3000")
-        await page.locator('[data-message="3000"].chosen').wait_for()
+        await opened(page, url, "#/run/long/session/long?node=9000")
+        await page.locator('[data-message="9000"].chosen').wait_for()
         assert sum("/api/messages" in address for address in asked) <= 4
         assert await page.get_by_role("treeitem").count() < 200
-        await page.get_by_role("button", name="2980 earlier messages").click()
-        await page.locator('[data-message="2979"]').wait_for()
+        await page.get_by_role("button", name="8980 earlier messages").click()
+        await page.locator('[data-message="8979"]').wait_for()
         await opened(page, url, "#/run/long/session/long")
         await page.locator('[data-message="0"]').wait_for()
 

@@ -1,6 +1,6 @@
 // The messages along one path as a chat, and their tokens.
 
-import { api, h, short, whenSeen } from "./dom.js";
+import { api, counted, h, short, whenSeen } from "./dom.js";
 import { json, readable, shown, tree } from "./text.js";
 import { tokenView } from "./tokens.js";
 
@@ -71,8 +71,8 @@ export class Conversation {
     const node = this.session.nodes[id];
     const text = h("div", { class: "body" }, content(message), (message.tool_calls ?? []).map(toolCall));
     if (message.reasoning_content) text.prepend(h("details", { class: "reasoning" }, h("summary", {}, `Reasoning, ${message.reasoning_content.length.toLocaleString("en")} characters`), readable(message.reasoning_content)));
-    if (tools.length) text.prepend(h("details", { class: "tools" }, h("summary", {}, `${tools.length} tools: ${tools.map((tool) => shown(tool.function?.name ?? "?")).join(", ")}`), tree(tools)));
-    const button = h("button", { type: "button", class: "plain small count", "aria-pressed": "false", "aria-label": `Tokens of message ${id}`, onclick: () => this.toggle(id, text, button) }, `${node.tokens} tokens`);
+    if (tools.length) text.prepend(h("details", { class: "tools" }, h("summary", {}, `${counted(tools.length, "tool")}: ${tools.map((tool) => shown(tool.function?.name ?? "?")).join(", ")}`), tree(tools)));
+    const button = h("button", { type: "button", class: "plain small count", "aria-pressed": "false", "aria-label": `Tokens of message ${id}`, onclick: () => this.toggle(id, text, button) }, counted(node.tokens, "token"));
     return h("article", { class: ["message", message.role], "data-message": id },
       h("header", {}, h("b", {}, message.role), node.agent === "agent" ? null : h("span", {}, shown(node.agent)), message.name ? h("code", {}, shown(message.name)) : null,
         node.copy_of === null ? null : h("span", { class: "badge" }, `copy of node ${node.copy_of}`),

@@ -67,6 +67,11 @@ export function short(value) {
 
 const trimmed = (value) => String(Number(value.toPrecision(4)));
 
+/** A number of things, by the word for one. */
+export function counted(number, word) {
+  return `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
+}
+
 /** Seconds as a duration. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";

@@ -1,7 +1,7 @@
 // One session: what is known of it, its tree, and the conversation along one path.
 
 import { Conversation } from "./conversation.js";
-import { api, copy, duration, h, link, short } from "./dom.js";
+import { api, copy, counted, duration, h, link, short } from "./dom.js";
 import { readable, shown, tree } from "./text.js";
 import { Outline } from "./outline.js";
 
@@ -61,7 +61,7 @@ function about(session) {
   return h("section", { class: "card about" },
     h("div", { class: "columns" },
       h("dl", { class: "facts" }, fact("Task", shown(session.task.id)), fact("Environment", session.environment),
-        fact("Phase", [session.phase, session.step === null ? null : `begun after ${session.step} steps`].filter(Boolean).join(", ")),
+        fact("Phase", [session.phase, session.step === null ? null : `begun after ${counted(session.step, "step")}`].filter(Boolean).join(", ")),
         fact("Seed", session.seed)),
       h("dl", { class: "facts" }, fact("Reward", short(session.reward)), session.score !== session.reward ? fact("Score", short(session.score)) : null,
         rewards.map(([name, value]) => fact(shown(name), short(value))),

@@ -1,6 +1,6 @@
 // The sessions of a run: filters, text search, order, the distribution of scores, and as many rows as are scrolled to.
 
-import { api, copy, duration, h, link, short, svg, whenSeen } from "./dom.js";
+import { api, copy, counted, duration, h, link, short, svg, whenSeen } from "./dom.js";
 import { shown } from "./text.js";
 
 const PAGE = 100;
@@ -47,7 +47,7 @@ export async function showSessions(main, view) {
     found += page.rows.length;
     searched += page.searched ?? 0;
     if (asked.get("text")) count.textContent = `${found} found in ${searched} sessions${next ? " …" : ""}`;
-    else if (page.total !== null && page.total !== undefined) count.textContent = `${page.total.toLocaleString("en")} sessions`;
+    else if (page.total !== null && page.total !== undefined) count.textContent = counted(page.total, "session");
     more.textContent = next ? "…" : found ? "" : "No session fits.";
     return next !== null;
   }
@@ -155,7 +155,7 @@ export async function showSessions(main, view) {
           x: ((column - first) / steps) * size.x, y: height - (bin + 1) * size.y, width: Math.max(size.x - 1, 1), height: size.y - 0.6,
           "fill-opacity": 0.15 + 0.85 * Math.sqrt(number / most),
           onclick: () => change({ step: `${column}..${column + steps - 1}`, score: `${at(bin)}..${bin === bins - 1 ? high : at(bin + 1)}` }),
-        }, svg("title", {}, `step ${column}${steps > 1 ? ` to ${column + steps - 1}` : ""}, score ${short(at(bin))} to ${short(at(bin + 1))}: ${number} sessions`)))));
+        }, svg("title", {}, `step ${column}${steps > 1 ? ` to ${column + steps - 1}` : ""}, score ${short(at(bin))} to ${short(at(bin + 1))}: ${counted(number, "session")}`)))));
   }
 
   main.replaceChildren(
