@@ -34,7 +34,8 @@ class Head:
         self._at = host.strip("[]"), int(port)
         self.lost: Future[InfraError] = Future()
         self._over = threading.Event()
-        threading.Thread(target=self._watch, name="agentrl-head", daemon=True).start()
+        self._watching = threading.Thread(target=self._watch, name="agentrl-head", daemon=True)
+        self._watching.start()
 
     def require(self) -> None:
         """Ask it now, before a call that would wait for it.
@@ -46,8 +47,11 @@ class Head:
             raise self._error()
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Watch no longer; a head that does not answer now is lost. Idempotent."""
         self._over.set()
+        self._watching.join()
+        if not self.lost.done() and not self._answers():
+            self.lost.set_result(self._error())
 
     def _answers(self) -> bool:
         try:

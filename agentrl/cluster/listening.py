@@ -40,6 +40,8 @@ class Connections:
         self._open.add(task)
         try:
             await self._serve(reader, writer)
+        except asyncio.CancelledError:
+            return  # `close` ended it: Python 3.11's streams print a traceback of a handler that stays cancelled
         finally:
             self._open.discard(task)
             with suppress(OSError):

@@ -94,11 +94,22 @@ class RayProcess(Process):
         starter: the handle of the actor that starts it.
         there: what the cluster has, in words.
         gone: says why it can't be started any more; '' as long as it can.
+        lost: gets an error when the cluster's head is lost. Ray answers no longer then, and is not asked: it would end
+            this process before all workers were waited for.
         release: is called once when it is ended, where it has a place of its own.
     """
 
-    def __init__(self, role: Role, starter: Any, there: str, gone: Callable[[], str], release: Release) -> None:
+    def __init__(
+        self,
+        role: Role,
+        starter: Any,
+        there: str,
+        gone: Callable[[], str],
+        lost: Future[InfraError],
+        release: Release,
+    ) -> None:
         self.role, self._starter, self._there, self._gone, self._release = role, starter, there, gone, release
+        self._lost = lost
         self.node = "a node that Ray has not chosen yet"
         self._closed = False
 
@@ -131,6 +142,8 @@ class RayProcess(Process):
 
     def exit_error(self) -> InfraError:
         """See `Process.exit_error`."""
+        if self._lost.done():
+            return InfraError(f"{self.role} on {self.node} can't be asked how it ended: {self._lost.result()}")
         try:
             found: InfraError = ray.get(self._starter.exit_error.remote(), timeout=ANSWER_SECONDS)
         except (RayError, GetTimeoutError) as error:
@@ -154,8 +167,9 @@ class RayProcess(Process):
         """See `Process.close`."""
         if not self._closed and ray.is_initialized():
             self._closed = True
+            ending = self._starter.close.remote()
             with suppress(RayError, GetTimeoutError):
-                ray.get(self._starter.close.remote(), timeout=ANSWER_SECONDS)
+                ray.get(ending, timeout=_LOOK_SECONDS if self._lost.done() else ANSWER_SECONDS)
             self.kill()
 
 
@@ -242,7 +256,8 @@ class RayCluster(Cluster):
             )
             .remote(role, log and log.absolute(), os.getcwd())
         )
-        worker = Worker(role, RayProcess(role, starter, described(self.nodes()), partial(self._gone, node), release))
+        there, gone = described(self.nodes()), partial(self._gone, node)
+        worker = Worker(role, RayProcess(role, starter, there, gone, self.lost, release))
         self._workers.append(worker)
         return worker
 

@@ -28,6 +28,17 @@ def test_a_head_is_lost_when_it_has_not_answered_for_its_seconds_and_required_at
     head.close()
 
 
+def test_a_head_that_died_just_before_the_run_ends_is_lost_then_too() -> None:
+    """Each worker was waited for before: 50 seconds, and then Ray ended the process."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there, gone = (Head(f"127.0.0.1:{server.getsockname()[1]}", seconds=600) for _ in range(2))
+        there.close()
+        assert not there.lost.done()
+    gone.close()
+    assert "does not answer" in str(gone.lost.result(timeout=0))
+    there.close()
+
+
 async def test_what_runs_on_a_lost_cluster_is_cancelled_and_the_error_is_the_clusters() -> None:
     lost: Future[InfraError] = Future()
     asyncio.get_running_loop().call_later(0.01, lost.set_result, InfraError("the head is gone"))
