@@ -15,7 +15,7 @@ import hashlib
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from agentrl.errors import EngineError
 
@@ -39,6 +39,7 @@ class FailingRequests:
         self._deaths: OrderedDict[bytes, dict[str, float]] = OrderedDict()
         self._failures: OrderedDict[str, int] = OrderedDict()
         self._prompts: OrderedDict[str, bytes] = OrderedDict()
+        self._failed_on: OrderedDict[str, set[str]] = OrderedDict()
         self._alone = asyncio.Lock()
 
     def key(self, request_id: str, input_ids: Sequence[int]) -> bytes:
@@ -88,7 +89,8 @@ class FailingRequests:
             self._deaths.setdefault(key, {})[engine] = time.monotonic()
             self._deaths.move_to_end(key)
         failures = self._failures[request_id] = self._failures.get(request_id, 0) + (not died)
-        for kept in (self._deaths, self._failures, self._prompts):
+        self._failed_on.setdefault(request_id, set()).add(engine)
+        for kept in (self._deaths, self._failures, self._prompts, self._failed_on):
             while len(kept) > REMEMBERED:
                 kept.popitem(last=False)
         if max(failures, len(self._deaths.get(key, ()))) >= self._max_attempts:
@@ -99,9 +101,14 @@ class FailingRequests:
         if not died:
             await asyncio.sleep(PAUSE * 2 ** (failures - 1))
 
+    def failed_on(self, request_id: str) -> Set[str]:
+        """The engines, and which of their starts, that a request has failed on: its next attempt goes to another."""
+        return self._failed_on.get(request_id, frozenset())
+
     def forget(self, request_id: str, *, succeeded: bool) -> None:
         """The request has ended; `succeeded` forgets what its prompt did before."""
         self._failures.pop(request_id, None)
+        self._failed_on.pop(request_id, None)
         key = self._prompts.pop(request_id, None)
         if succeeded and key is not None:
             self._deaths.pop(key, None)

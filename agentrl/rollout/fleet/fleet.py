@@ -128,7 +128,7 @@ class Fleet(ManagedEngine):
             ticket, stream = Ticket(request_id), None
             try:
                 member = await self._admit(request_id, deadline)
-                name, engine = f"{member.name} start {member.starts}", member.engine
+                name, engine = start_of(member), member.engine
                 stream = member.generate(ticket, input_ids, sampling, deadline)
                 async for item in stream:
                     yield item
@@ -168,7 +168,9 @@ class Fleet(ManagedEngine):
                 "now: with weights.mode=drain a turn is of one version, so it can't go on"
             )
         ready = self._roster.in_state(State.READY)
-        loads = {name: len(member.open) for name, member in ready.items()}
+        failed_on = self._failing.failed_on(request_id)
+        others = [name for name, member in ready.items() if start_of(member) not in failed_on]
+        loads = {name: len(ready[name].open) for name in others or ready}
         return ready[self._affinity.choose(request_id.partition("/")[0], loads)]
 
     @staticmethod
@@ -354,3 +356,8 @@ def agreed(each: Sequence[Capabilities]) -> Capabilities:
         attachments=frozenset.intersection(*(c.attachments for c in each)),
         pause_modes=frozenset.intersection(*(c.pause_modes for c in each)),
     )
+
+
+def start_of(member: Member) -> str:
+    """A member by name, and which of its starts it is."""
+    return f"{member.name} start {member.starts}"

@@ -47,14 +47,14 @@ async def turn(fleet: Fleet, name: str, first: int, tokens: int = 40) -> Turn:
     return await collect(generate(fleet, f"{name}/0", [first, 6, 7], sampling, time.monotonic() + 120.0))
 
 
-def touchy(folder: Path, deadly: bool, **config: Any) -> tuple[Fleet, list[Touchy]]:
+def touchy(folder: Path, deadly: bool, engines: int = 1, **config: Any) -> tuple[Fleet, list[Touchy]]:
     made: list[Touchy] = []
 
     def make() -> Touchy:
         made.append(Touchy(folder, deadly))
         return made[-1]
 
-    return local_fleet(folder, 1, QUICK.model_copy(update=config), make=make), made
+    return local_fleet(folder, engines, QUICK.model_copy(update=config), make=make), made
 
 
 @pytest.mark.slow
@@ -83,6 +83,18 @@ async def test_a_request_that_kills_engines_is_refused_after_some_and_the_others
                 await turn(fleet, f"again{n}", BAD)
         assert all(len(one.token_ids) == 200 for one in await asyncio.gather(*good))
         assert fleet.lost == 2
+    finally:
+        await fleet.close()
+
+
+async def test_a_request_that_failed_on_an_engine_goes_to_another(folder: Path) -> None:
+    """Its session was the engine's, so it came back until its attempts were used up."""
+    fleet, made = touchy(folder, deadly=False, engines=2, max_attempts=2)
+    try:
+        await fleet.start()
+        made[0].broken = True
+        for n in range(4):
+            assert len((await turn(fleet, f"good{n}", 5)).token_ids) == 40
     finally:
         await fleet.close()
 
