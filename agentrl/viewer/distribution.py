@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,7 @@ def distribution(path: Path, filters: Filters) -> dict[str, Any]:
     """
     where, values = condition(filters)
     select = f"SELECT step, score FROM summaries WHERE {where} AND step IS NOT NULL AND score IS NOT NULL"
-    try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
-            rows = db.execute(select, values).fetchall()  # SQLite's own grouping would sort them: twice as long
-    except sqlite3.Error as error:
-        raise StoreError(f"session store {str(path)!r}: {error}") from error
+    rows = selected(path, select, values)  # SQLite's own grouping would sort them: twice as long
     if not rows:
         return {"low": 0.0, "high": 1.0, "bins": BINS, "steps": 1, "counts": []}
     steps, scores = zip(*rows, strict=True)
@@ -43,3 +40,16 @@ def distribution(path: Path, filters: Filters) -> dict[str, Any]:
     counts = Counter((step // span * span, min(int((score - low) / width), BINS - 1)) for step, score in rows)
     found = [[column, place, count] for (column, place), count in sorted(counts.items())]
     return {"low": low, "high": high, "bins": BINS, "steps": span, "counts": found}
+
+
+def selected(path: Path, select: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """The rows of a query over a store that a run may be writing.
+
+    Raises:
+        StoreError: reading failed.
+    """
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
+            return db.execute(select, values).fetchall()
+    except sqlite3.Error as error:
+        raise StoreError(f"session store {str(path)!r}: {error}") from error

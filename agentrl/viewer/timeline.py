@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import heapq
 import math
-import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from itertools import accumulate
 from typing import Any
-from urllib.parse import quote
 
-from agentrl.errors import StoreError
 from agentrl.train.panel import PHASES
+from agentrl.viewer.distribution import selected
 from agentrl.viewer.runs import Run
 from agentrl.viewer.series import Row
 
@@ -47,7 +44,7 @@ def timeline(run: Run, low: float = 0.0, high: float = math.inf) -> dict[str, An
         StoreError: the sessions can't be read.
     """
     steps = [step for row in run.metrics.rows() if (step := _step(row))]
-    sessions = _sessions(run)
+    sessions = selected(run.database, _SELECT) if run.database.exists() else []
     begins: list[float] = [phases[0][1] for _, _, phases in steps[:1]] + [row[1] for row in sessions[:1]]
     ends = [phases[-1][2] for _, _, phases in steps[-1:]] + [row[2] or row[1] for row in sessions]
     if not begins:
@@ -83,16 +80,6 @@ def _step(row: Row) -> tuple[int, float | None, list[tuple[str, float, float]]] 
     ends = [*accumulate((seconds for _, seconds in known), initial=ended - took)]
     phases = [(name, ends[place], ends[place + 1]) for place, (name, _) in enumerate(known)]
     return row["step"], row.get("version"), phases or [("step", ended - took, ended)]
-
-
-def _sessions(run: Run) -> list[tuple[Any, ...]]:
-    if not run.database.exists():
-        return []
-    try:
-        with closing(sqlite3.connect(f"file:{quote(str(run.database))}?mode=ro", uri=True)) as db:
-            return db.execute(_SELECT).fetchall()
-    except sqlite3.Error as error:
-        raise StoreError(f"session store {str(run.database)!r}: {error}") from error
 
 
 def _under_way(sessions: Iterable[tuple[Any, ...]], low: float, high: float) -> list[int]:
