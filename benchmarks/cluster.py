@@ -38,6 +38,7 @@ from agentrl import cluster
 from agentrl.cluster import frames
 from agentrl.cluster.server import free_port
 from agentrl.config import ClusterConfig, RunConfig
+from agentrl.config.cluster import ResourcesConfig, RoleResources
 from agentrl.envs.registry import factory
 from agentrl.models import tiny
 from agentrl.models.tokenizers import load_tokenizer
@@ -61,6 +62,8 @@ HOST, TIMEOUT = "127.0.0.1", 300.0
 STEP_SECONDS, TURN_SECONDS = 0.01, 0.02
 AT_ONCE = 32
 """Concurrent sessions for each worker."""
+SMALL = RoleResources(environments=ResourcesConfig(cpus=0.1))
+"""Workers that mostly wait: more of them than cores fit on a machine."""
 RUN: dict[str, Any] = {
     **{"env": "calculator", "seed": 3, "warm_start.steps": 4, "warm_start.demos": 16, "warm_start.batch": 8},
     **{"rollout.groups_per_step": 2, "rollout.group_size": 4, "eval.tasks": 2, "checkpoint_every": 1000},
@@ -146,7 +149,7 @@ async def play(base: Path, workers: int, sessions: int, turns: int) -> tuple[flo
 
 def sessions(args: argparse.Namespace) -> None:
     """Print rates and bytes."""
-    with tempfile.TemporaryDirectory() as folder, cluster.opened(ClusterConfig(name="ray"), None):
+    with tempfile.TemporaryDirectory() as folder, cluster.opened(ClusterConfig(name="ray", resources=SMALL), None):
         base = tiny.build(Path(folder) / "model", [driver_cost.QUESTION])
         one, *_ = asyncio.run(play(base, 1, args.sessions // 5, 2))
         print(f"1 worker: {one:.1f} sessions/s", flush=True)

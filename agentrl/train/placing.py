@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from agentrl.cluster import Cluster, Node, Resources
 from agentrl.cluster.inventory import on_gpus, reserved
 from agentrl.cluster.placement import Demand, Layout, Wanted, place
 from agentrl.config import RunConfig
+from agentrl.errors import ConfigError
 from agentrl.rollout.engines import ENGINES
 from agentrl.rollout.engines.server_settings import ServerConfig
 from agentrl.rollout.environments import CPUS
@@ -19,6 +21,8 @@ from agentrl.train.backends.fsdp.settings import FsdpConfig, ranks_of
 from agentrl.train.backends.megatron.layout import layout_of
 from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.plan.memory import Split
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -96,13 +100,16 @@ def asked(config: RunConfig, split: Split, nodes: Sequence[Node]) -> Asked:
 
 
 def reserve(cluster: Cluster, config: RunConfig, model: Path) -> None:
-    """Take what the run's trainer, engines and environment workers occupy, where `cluster.place_timeout` is set.
+    """Make sure that the run fits on the nodes, and take what it occupies, where `cluster.place_timeout` is set.
+
+    Without that setting, on a cluster that was there before it, a run that does not fit waits for nodes to join, and
+    says so. The Ray that is started for one run gets no more nodes.
 
     Raises:
         ConfigError: it does not fit on the nodes, or is not free in time.
     """
     timeout = config.cluster.place_timeout
-    if config.cluster.name != "ray" or timeout is None:
+    if config.cluster.name != "ray":
         return
     from agentrl.cluster.ray import RayCluster
     from agentrl.train.backends.megatron.trainer import model_settings
@@ -110,4 +117,12 @@ def reserve(cluster: Cluster, config: RunConfig, model: Path) -> None:
     assert isinstance(cluster, RayCluster)
     nodes = [node for node in cluster.nodes() if node.alive]
     run = asked(config, split_of(config, model_settings(model), nodes), nodes)
-    cluster.reserve(place(nodes, run.wanted()), run.roles, timeout, run.members)
+    try:
+        assignment = place(nodes, run.wanted())
+    except ConfigError as error:
+        if timeout is not None or config.cluster.address is None:
+            raise
+        logger.warning("%s; waiting up to %g s (cluster.start_timeout) for nodes", error, config.cluster.start_timeout)
+        return
+    if timeout is not None:
+        cluster.reserve(assignment, run.roles, timeout, run.members)

@@ -96,6 +96,21 @@ def test_a_run_takes_the_places_that_its_dry_run_shows(cluster: Any, ray_nodes: 
     assert of_run.total() == 7
 
 
+def test_a_run_that_does_not_fit_is_refused_on_its_own_ray_and_waits_with_a_word_on_a_cluster_that_may_grow(
+    cluster: Any, ray_nodes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from agentrl.train.placing import reserve
+
+    (tmp_path / "config.json").write_text("{}")
+    own = {"name": "ray", "environments": 999}
+    with pytest.raises(ConfigError, match=r"999 CPUs in all.*cluster\.environments="):
+        reserve(cluster, complete({"env": "calculator", "cluster": own}), tmp_path)
+    joined = own | {"address": ray_nodes.address}
+    reserve(cluster, complete({"env": "calculator", "cluster": joined}), tmp_path)
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert re.search(r"999 CPUs in all.*waiting up to 900 s \(cluster\.start_timeout\) for nodes", told)
+
+
 def ray_nodes_of() -> Any:
     import ray
 
