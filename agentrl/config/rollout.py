@@ -154,7 +154,7 @@ class EvalConfig(Section):
     tasks: PositiveInt = 128
     """Tasks of the split that are evaluated."""
     n: PositiveInt = 1
-    """Sessions for each task; pass@k is reported for k up to n."""
+    """Sessions for each task; pass@k (one of k solves it) and pass^k (all do) are reported for k up to n."""
     split: str | None = None
     """Which of the environment's splits; None is `eval`, or the last where there is none of that name."""
     temperature: NonNegativeFloat = 1.0
@@ -175,7 +175,11 @@ class EvalConfig(Section):
     """Sessions of an evaluation running at once, beside those of training; None: they share rollout.concurrency, and
     an evaluation's go first."""
     solved_at: float = 1.0
-    """A session solves its task (for pass@k) with a score of at least this."""
+    """A session solves its task (for pass@k and pass^k) with a score of at least this."""
+    prompt_price: NonNegativeFloat | None = None
+    """What a million tokens of prompts cost, in any currency; with either price an evaluation reports its cost."""
+    completion_price: NonNegativeFloat | None = None
+    """What a million generated tokens cost."""
 
     @property
     def label(self) -> str:

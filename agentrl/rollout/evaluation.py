@@ -83,4 +83,4 @@ async def play_held_out(
     sessions = sessions_of(groups)
     if warning := finding(sessions) or failures(sessions):
         progress.warn(f"{name}: {warning}")
-    return evaluate_groups(groups, config.eval.solved_at), groups
+    return evaluate_groups(groups, config.eval), groups

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, pstdev, stdev
+from statistics import fmean, pstdev
 
+from agentrl.config import EvalConfig
 from agentrl.rollout.health import sessions_of, worked
+from agentrl.rollout.statistics import interval, pass_at_k, pass_hat_k
+from agentrl.rollout.usage import Usage, usage
 from agentrl.types import Group, Node, Session, Status
 
 
@@ -121,12 +126,37 @@ def after_switch(node: Node) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskScores:
+    """The scores of a task's sessions, for comparison with another policy's on the same task.
+
+    Attributes:
+        task: its id, with the part of a mixture that it is from before it.
+        digest: of its data; two tasks of one id and different data are not compared.
+        scores: of the sessions that count.
+    """
+
+    task: str
+    digest: str
+    scores: list[float]
+
+    @classmethod
+    def of(cls, group: Group) -> TaskScores:
+        """Those of a group's sessions."""
+        task = group.task
+        data = json.dumps(task.data, sort_keys=True, default=str).encode()
+        name = f"{task.environment}/{task.id}" if task.environment else task.id
+        scores = [session.score or 0.0 for session in group.scored]
+        return cls(name, hashlib.blake2b(data, digest_size=8).hexdigest(), scores)
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """A policy's results on a split.
 
     `mean` is over tasks; `low` and `high` bound it with 95 % confidence. `pass_at[k]` estimates the chance that
-    at least one of k sessions solves a task. Of `generated` sessions `sessions` count. `worked`: one had a turn
-    and did not fail, or earned something; otherwise the numbers say nothing about the policy.
+    at least one of k sessions solves a task, `pass_hat[k]` the chance that all of them do. Of `generated` sessions
+    `sessions` count. `worked`: one had a turn and did not fail, or earned something; otherwise the numbers say nothing
+    about the policy. `usage`, `cost` (None without a price) and `errors` are of all that were generated.
     """
 
     tasks: int
@@ -135,13 +165,21 @@ class Evaluation:
     low: float
     high: float
     pass_at: Mapping[int, float]
+    pass_hat: Mapping[int, float]
     infra_errors: int
     generated: int
     worked: bool
+    usage: Usage
+    cost: float | None
+    errors: Mapping[str, int]
+    scores: Sequence[TaskScores]
     metrics: Mapping[str, float]
 
     def __str__(self) -> str:
-        passes = "  ".join(f"pass@{k} {value:.3f}" for k, value in self.pass_at.items())
+        passes = "  ".join(
+            f"pass@{k} {value:.3f}" + (f"  pass^{k} {self.pass_hat[k]:.3f}" if k > 1 else "")
+            for k, value in self.pass_at.items()
+        )
         within = "" if math.isnan(self.low) else f"  95% CI [{self.low:.3f}, {self.high:.3f}]"
         return f"mean {self.mean:.3f}{within}  {passes}  n={self.sessions}{self._lost()}"
 
@@ -158,53 +196,41 @@ class Evaluation:
         return f" of {self.generated} ({reasons})" if reasons else ""
 
 
-def evaluate_groups(groups: Sequence[Group], solved_at: float) -> Evaluation:
+def evaluate_groups(groups: Sequence[Group], config: EvalConfig) -> Evaluation:
     """Summarise sessions of an evaluation; each task's mean counts once, so uneven groups don't skew it."""
     played = [group for group in groups if group.scored]
     means = [fmean(session.score or 0.0 for session in group.scored) for group in played]
-    mean = fmean(means) if means else math.nan
     low, high = interval(means)
     smallest = min((len(group.scored) for group in played), default=0)
     sessions = sessions_of(groups)
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k < smallest] + ([smallest] if smallest else [])
-    solved = [(len(g.scored), sum((s.score or 0.0) >= solved_at for s in g.scored)) for g in played]
+    solved = [(len(g.scored), sum((s.score or 0.0) >= config.solved_at for s in g.scored)) for g in played]
+    spent = usage(sessions)
     return Evaluation(
         tasks=len(played),
         sessions=sum(len(group.scored) for group in played),
-        mean=mean,
+        mean=fmean(means) if means else math.nan,
         low=low,
         high=high,
         pass_at={k: fmean(pass_at_k(n, c, k) for n, c in solved) for k in ks},
+        pass_hat={k: fmean(pass_hat_k(n, c, k) for n, c in solved) for k in ks},
         infra_errors=sum(s.status is Status.INFRA_ERROR for s in sessions),
         generated=len(sessions),
         worked=any(map(worked, sessions)),
+        usage=spent,
+        cost=spent.cost(config.prompt_price, config.completion_price),
+        errors=errors_by_blame(sessions),
+        scores=[TaskScores.of(group) for group in groups],
         metrics=rollout_metrics(groups),
     )
 
 
-def interval(means: Sequence[float], z: float = 1.96) -> tuple[float, float]:
-    """95 % confidence bounds of the mean over tasks; NaN where there are none.
-
-    Wilson's score interval (1927) where all values lie in [0, 1]: a bounded variable varies at most as much as
-    a coin, so it errs on the wide side, and it stays honest when every task was solved. Elsewhere the normal
-    approximation, for which one task is too few.
-    """
-    n = len(means)
-    bounded = n > 0 and 0 <= min(means) <= max(means) <= 1
-    if n < (1 if bounded else 2):
-        return math.nan, math.nan
-    mean = fmean(means)
-    if not bounded:
-        margin = z * stdev(means) / math.sqrt(n)
-        return mean - margin, mean + margin
-    centre = (mean + z * z / (2 * n)) / (1 + z * z / n)
-    margin = z / (1 + z * z / n) * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
-    return max(centre - margin, 0.0), min(centre + margin, 1.0)
-
-
-def pass_at_k(n: int, correct: int, k: int) -> float:
-    """The unbiased estimate 1 - C(n-c, k) / C(n, k).
-
-    Source: Chen et al., "Evaluating Large Language Models Trained on Code" (2021).
-    """
-    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+def errors_by_blame(sessions: Sequence[Session]) -> dict[str, int]:
+    """How many sessions the agent and the infrastructure failed, and a limit cut; and tool calls that failed."""
+    ends = Counter(session.status for session in sessions)
+    return {
+        "agent": ends[Status.AGENT_ERROR],
+        "infra": ends[Status.INFRA_ERROR],
+        "truncated": ends[Status.TRUNCATED],
+        "tool_calls": sum(session.counters.get("tool_errors", 0) for session in sessions),
+    }

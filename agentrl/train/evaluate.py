@@ -1,7 +1,8 @@
 """`agentrl eval`: measure a policy without training it; the results go into a folder of their own.
 
     config.yaml      the settings, all of them, defaults included
-    result.json      the summary: mean, confidence, pass@k, how sessions ended, why some are excluded
+    result.json      the summary: mean, confidence, pass@k, pass^k, tokens and cost, how sessions ended, why some are
+                     excluded, and every task's scores
     sessions.db      every session, token for token, written while it is played
     transcripts/     a few conversations
 
@@ -194,4 +195,6 @@ def _as_json(
         "ends": dict(Counter(session.status.value for session in sessions)),
         "finding": finding(sessions) or failures(sessions) or None,
     }
-    return about | asdict(result) | {"pass_at": {str(k): value for k, value in result.pass_at.items()}}
+    passes = {"pass_at": result.pass_at, "pass_hat": result.pass_hat}
+    by_name = {name: {str(k): value for k, value in each.items()} for name, each in passes.items()}
+    return about | asdict(result) | by_name
