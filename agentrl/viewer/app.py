@@ -1,6 +1,7 @@
-"""The viewer's HTTP interface: JSON for its own page, all of it read-only.
+"""The viewer's HTTP interface: JSON for its own page.
 
-Handlers are plain functions, which Starlette runs in threads: they read files and SQLite.
+Handlers are plain functions, which run in threads: they read files and SQLite. What changes something is a POST of a
+small JSON object (`guard` says from whom): it starts a replay. A run's own files are only read.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
@@ -16,17 +17,21 @@ from typing import Any
 
 import orjson
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from agentrl.errors import AgentRLError, Blame, InvalidInput, UnknownName
+from agentrl.overrides import validate
 from agentrl.sessions.search import search
-from agentrl.types import Session
-from agentrl.viewer import conversations, health, series
+from agentrl.untrusted import read_json
+from agentrl.viewer import conversations, health, replayed, series
 from agentrl.viewer.distribution import distribution
 from agentrl.viewer.filters import filters_of
 from agentrl.viewer.guard import Guard
+from agentrl.viewer.replay_process import ReplayRequest, Replays
+from agentrl.viewer.replayed import Replayed
 from agentrl.viewer.runs import Run, Runs
 from agentrl.viewer.timeline import timeline
 
@@ -34,22 +39,27 @@ PAGE = 200
 """Sessions in one answer, at most."""
 KEPT_SESSIONS = 4
 """Sessions that stay in memory: a page asks for parts of one again and again."""
+MOST_BODY = 64 * 1024
+"""Bytes of what a page may send."""
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 FACETS = ("status", "phase", "environment", "blame")
 
 
-def create_app(root: Path, token: str | None = None, hosts: tuple[str, ...] = ()) -> Guard:
+def create_app(
+    root: Path, token: str | None = None, hosts: tuple[str, ...] = (), replays: Replays | None = None
+) -> Guard:
     """The application for the runs below a folder.
 
     Args:
         root: the folder.
         token: what requests must bring; None lets everybody in who reaches the port.
         hosts: names that a request's Host header may have besides this machine's.
+        replays: starts those that the page asks for; without it the page can change nothing.
 
     Raises:
         ConfigError: there is no such folder.
     """
-    viewer = Viewer(Runs(root))
+    viewer = Viewer(Runs(root), replays)
     routes = [
         Route("/api/runs", _answer(viewer.runs)),
         Route("/api/run", _answer(viewer.run)),
@@ -62,6 +72,7 @@ def create_app(root: Path, token: str | None = None, hosts: tuple[str, ...] = ()
         Route("/api/messages", _answer(viewer.messages)),
         Route("/api/tokens", _answer(viewer.tokens)),
         Route("/api/copy", viewer.copy),
+        *(_changes(viewer) if replays is not None else ()),
         *_static(),
     ]
     app = Starlette(routes=routes, exception_handlers={AgentRLError: _failed})  # type: ignore[dict-item]
@@ -71,9 +82,9 @@ def create_app(root: Path, token: str | None = None, hosts: tuple[str, ...] = ()
 class Viewer:
     """The answers. A request's parameters are `run`, a run's name, and those that each method names."""
 
-    def __init__(self, runs: Runs) -> None:
-        self._runs = runs
-        self._kept: OrderedDict[tuple[str, str], tuple[tuple[Any, ...], Session]] = OrderedDict()
+    def __init__(self, runs: Runs, replays: Replays | None = None) -> None:
+        self._runs, self._replays = runs, replays
+        self._kept: OrderedDict[tuple[str, str], tuple[list[Any], Replayed]] = OrderedDict()
         self._lock = threading.Lock()
 
     def runs(self, request: Request) -> Any:
@@ -138,48 +149,70 @@ class Viewer:
         return timeline(self._run(request), _seconds(request, "from", 0.0), _seconds(request, "to", math.inf))
 
     def session(self, request: Request) -> Any:
-        """A session (`id`) and the outline of its tree."""
-        return conversations.head(self._session(request))
+        """A session (`id`), the outline of its tree, and its replays, one under way included."""
+        run, found = self._run(request), self._session(request)
+        job = self._replays and self._replays.of(run.path, found.session.id)
+        refused = "the viewer only reads" if self._replays is None else conversations.no_replay(run, found.session)
+        replays = {"refused": refused, "job": job, "done": found.replays, "values": replayed.values(found.replays)}
+        return {**conversations.head(found), "replay": replays}
 
     def messages(self, request: Request) -> Any:
         """The messages of some of its nodes (`node`, repeated)."""
-        return conversations.messages(self._session(request), _nodes(request))
+        return conversations.messages(self._session(request).tree, _nodes(request))
 
     def tokens(self, request: Request) -> Any:
         """The tokens of one of its nodes."""
-        return conversations.tokens(self._run(request), self._session(request), _nodes(request)[0])
+        return conversations.tokens(self._run(request), self._session(request).tree, _nodes(request)[0])
 
     def copy(self, request: Request) -> Response:
         """A session (or the path to `node`) `as` json, openai or pytest, as plain text."""
-        session, kind = self._session(request), request.query_params.get("as")
+        found, kind = self._session(request), request.query_params.get("as")
         if kind == "json":
-            return PlainTextResponse(conversations.as_json(session))
+            return PlainTextResponse(conversations.as_json(found.session))
         leaf = _nodes(request)[0]
         if kind == "openai":
-            return PlainTextResponse(conversations.as_openai(session, leaf))
+            return PlainTextResponse(conversations.as_openai(found.tree, leaf))
         if kind == "pytest":
-            return PlainTextResponse(conversations.as_pytest(self._run(request), session, leaf))
+            return PlainTextResponse(conversations.as_pytest(self._run(request), found.tree, leaf))
         raise InvalidInput(f"as={kind!r} must be json, openai or pytest")
+
+    # ------------------------------------------------------------------------------------ changes
+
+    def start_replay(self, request: Request, given: dict[str, Any]) -> Any:
+        """Start a replay of a session (`id`); what is given is a `ReplayRequest`."""
+        assert self._replays is not None
+        run, session = self._run(request), self._session(request).session
+        self._replays.start(run.path, session.id, validate(given, ReplayRequest))
+        return self._replays.of(run.path, session.id)
+
+    def cancel_replay(self, request: Request, given: dict[str, Any]) -> Any:
+        """End the replay of a session (`id`) that is under way."""
+        assert self._replays is not None
+        self._replays.cancel(self._run(request).path, request.query_params.get("id", ""))
+        return {}
+
+    # ------------------------------------------------------------------------------------- lookups
 
     def _run(self, request: Request) -> Run:
         return self._runs.get(request.query_params.get("run", ""))
 
-    def _session(self, request: Request) -> Session:
-        """A session, read again where it has changed."""
+    def _session(self, request: Request) -> Replayed:
+        """A session with its replays, read again where one of them has changed."""
         run, id_ = self._run(request), request.query_params.get("id", "")
         store = run.store()
         rows = store.find({"id": id_}, limit=1).rows
-        stamp = (rows[0].nodes, rows[0].status, rows[0].score) if rows else ()
+        replays = replayed.stamp(run, id_)
+        stamp = [(row.nodes, row.status, row.score) for row in rows] + replays
         with self._lock:
             kept = self._kept.get((run.name, id_))
         if kept is not None and kept[0] == stamp:
             return kept[1]
-        session = store.load(id_)
+        found = replayed.with_replays(run, store.load(id_), [name for name, *_ in replays])
         with self._lock:
-            self._kept[run.name, id_] = stamp, session
+            self._kept[run.name, id_] = stamp, found
             while len(self._kept) > KEPT_SESSIONS:
                 self._kept.popitem(last=False)
-        return session
+        return found
 
 
 def _rows(summaries: list[Any]) -> list[dict[str, Any]]:
@@ -216,6 +249,43 @@ def _answer(make: Callable[[Request], Any]) -> Callable[[Request], Response]:
         return Response(orjson.dumps(make(request)), media_type="application/json")
 
     return handle
+
+
+def _changes(viewer: Viewer) -> list[Route]:
+    return [
+        Route("/api/replay", _taken(viewer.start_replay), methods=["POST"]),
+        Route("/api/replay/cancel", _taken(viewer.cancel_replay), methods=["POST"]),
+    ]
+
+
+def _taken(change: Callable[[Request, dict[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        given = await _body(request)
+        return Response(orjson.dumps(await run_in_threadpool(change, request, given)), media_type="application/json")
+
+    return handle
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """The JSON object that a page sends.
+
+    Raises:
+        InvalidInput: it is none, is too large, or comes under another type, as a form of another site would.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise InvalidInput("what is sent must be application/json")
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BODY:
+            raise InvalidInput(f"what is sent has over {MOST_BODY:,} bytes")
+    try:
+        given = read_json(body)
+    except ValueError as error:
+        raise InvalidInput(f"what is sent is no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise InvalidInput("what is sent must be an object")
+    return given
 
 
 def _failed(request: Request, error: AgentRLError) -> Response:

@@ -15,7 +15,8 @@ from agentrl.overrides import read_yaml
 from agentrl.sessions import tree
 from agentrl.sessions.codec import pack_ids
 from agentrl.sessions.export import session_dict
-from agentrl.types import MAIN, Message, Node, Session
+from agentrl.types import MAIN, Message, Node, Session, Status
+from agentrl.viewer.replayed import Replayed
 from agentrl.viewer.runs import Run
 
 PREVIEW = 120
@@ -26,8 +27,9 @@ MOST_NODES = 200
 """Messages in one answer."""
 
 
-def head(session: Session) -> dict[str, Any]:
-    """What the page shows around the conversation, and an outline of its nodes."""
+def head(found: Replayed) -> dict[str, Any]:
+    """What the page shows around the conversation, and an outline of the nodes, those of replays included."""
+    session, turns = found.session, _turns(found.session)
     return {
         "id": session.id,
         "group": session.group,
@@ -50,10 +52,27 @@ def head(session: Session) -> dict[str, Any]:
         "info": _clipped(session.info),
         "branches": [
             {"head": b.head, "start": b.start, "end": b.end, "status": b.status.value, "reward": b.reward}
-            for b in session.branches
+            for b in found.tree.branches
         ],
-        "nodes": [_outline(node) for node in session.nodes],
+        "nodes": [{**_outline(node), "turn": turns.get(node.id)} for node in found.tree.nodes],
     }
+
+
+def _turns(session: Session) -> dict[int, int]:
+    """The number of each turn of the trained policy, from 1, by its node: what `agentrl replay` calls `turn`."""
+    played = (node.id for node in session.nodes if node.sampled and node.policy == MAIN)
+    return {id_: number for number, id_ in enumerate(played, 1)}
+
+
+def no_replay(run: Run, session: Session) -> str:
+    """Why a session can't be replayed, in words; '' where it may be."""
+    if session.branches:
+        return "it was forked"
+    if session.status is Status.OPEN:
+        return "it has not ended"
+    if session.phase not in ("train", "eval"):
+        return f"it is of the phase {session.phase or 'none'}"
+    return "an agent program played it" if run.settings().get("agent") else ""
 
 
 def _outline(node: Node) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 Sessions are untrusted text, and a browser that shows them also visits other sites. So every answer carries a policy by
 which a page runs only the viewer's own scripts and reaches only the viewer; a request must name this server in its
 Host header, which a site whose name was pointed at this machine (DNS rebinding) does not; and where others can reach
-the port, a token is needed, compared in constant time and kept in a cookie that scripts can't read.
+the port, a token is needed, compared in constant time and kept in a cookie that scripts can't read. What changes
+something is a POST, taken from the viewer's own page alone (its Origin is this server) and as JSON, which a form of
+another site can't send.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+METHODS = ("GET", "HEAD", "POST")
 COOKIE = "agentrl_view"
 HEADERS = {
     "content-security-policy": (
@@ -35,7 +38,7 @@ HEADERS = {
 
 
 class Guard:
-    """Middleware: checks method, Host and token, and adds `HEADERS`.
+    """Middleware: checks method, Host, origin and token, and adds `HEADERS`.
 
     Args:
         app: what is guarded.
@@ -64,11 +67,14 @@ class Guard:
         await (self._app if answer is None else answer)(scope, receive, guarded)
 
     def _refused(self, request: Request) -> Response | None:
-        if request.method not in ("GET", "HEAD"):
-            return JSONResponse({"error": f"{request.method}: the viewer only reads"}, 405, {"allow": "GET, HEAD"})
+        if request.method not in METHODS:
+            allowed = ", ".join(METHODS)
+            return JSONResponse({"error": f"{request.method} is not among {allowed}"}, 405, {"allow": allowed})
         host = request.headers.get("host", "")
         if not self._is_here(host):
             return PlainTextResponse(f"Host {host!r} is not this server; hosts=[NAME] allows another name\n", 421)
+        if request.method == "POST" and not self._is_own_page(request):
+            return JSONResponse({"error": "only the viewer's own page may change anything"}, 403)
         if self._token is None:
             return None
         given = request.query_params.get("token")
@@ -86,6 +92,12 @@ class Guard:
         answer = RedirectResponse(f"/{'?' if rest else ''}{rest}", 303)
         answer.set_cookie(self._cookie(request), self._token or "", httponly=True, samesite="strict", path="/")
         return answer
+
+    def _is_own_page(self, request: Request) -> bool:
+        """Whether a page of this server asks, by headers that browsers set and no script can change."""
+        host, origin = request.headers["host"], request.headers.get("origin", "")
+        site = request.headers.get("sec-fetch-site", "same-origin")
+        return site == "same-origin" and origin in (f"http://{host}", f"https://{host}")
 
     def _cookie(self, request: Request) -> str:
         """Cookies don't know ports: two viewers on one machine have names of their own."""

@@ -55,7 +55,7 @@ class Run:
     path: Path
     metrics: MetricsFile
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _store: tuple[int, Store] | None = None
+    _stores: dict[str, tuple[int, Store]] = field(default_factory=dict)
     _settings: tuple[int, dict[str, Any]] | None = None
 
     @cached_property
@@ -68,21 +68,22 @@ class Run:
         """Where its sessions are."""
         return self.path / "sessions.db"
 
-    def store(self) -> Store:
-        """Its sessions, opened once and read-only.
+    def store(self, name: str = "sessions.db") -> Store:
+        """Its sessions, or those of another store in its folder, opened once and read-only.
 
         Raises:
             ConfigError: it has none.
             StoreError: they can't be read.
         """
         try:
-            inode = self.database.stat().st_ino
+            inode = (self.path / name).stat().st_ino
         except OSError:
-            raise ConfigError(f"{self.name}: no sessions are stored there (sessions.db)") from None
+            raise ConfigError(f"{self.name}: no sessions are stored there ({name})") from None
         with self._lock:
-            if self._store is None or self._store[0] != inode:
-                self._store = inode, Store(self.database, read_only=True)
-            return self._store[1]
+            found = self._stores.get(name)
+            if found is None or found[0] != inode:
+                found = self._stores[name] = inode, Store(self.path / name, read_only=True)
+            return found[1]
 
     def settings(self) -> dict[str, Any]:
         """Its settings by dotted names; what is secret by its name is hidden. Read again where the file has changed."""

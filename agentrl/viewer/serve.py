@@ -15,6 +15,7 @@ from agentrl.config.sections import Section
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.listener import address, listening, served
 from agentrl.viewer.app import create_app
+from agentrl.viewer.replay_process import Replays
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -30,6 +31,8 @@ class ViewConfig(Section):
     """What a browser must bring, on the loopback interface too; elsewhere one is made up where none is given."""
     hosts: tuple[str, ...] = ()
     """Names under which browsers may ask for it, besides this machine's own and addresses."""
+    read_only: bool = False
+    """Nothing can be changed from the page: it starts no replay."""
 
 
 async def view(root: Path, config: ViewConfig, announce: Callable[[str], object]) -> None:
@@ -45,11 +48,12 @@ async def view(root: Path, config: ViewConfig, announce: Callable[[str], object]
         InfraError: the address is taken.
     """
     token = config.token or (None if config.host in LOOPBACK else secrets.token_urlsafe(24))
-    app = create_app(root, token, config.hosts)
+    replays = Replays()
+    app = create_app(root, token, config.hosts, None if config.read_only else replays)
     ended = asyncio.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(ending, ended.set)
-    with contextlib.closing(listening(config.host, config.port)) as listener:
+    with contextlib.closing(replays), contextlib.closing(listening(config.host, config.port)) as listener:
         async with served(app, listener, Limits()):
             announce(f"{address(listener, config.host)}/{f'?token={token}' if token else ''}")
             await ended.wait()

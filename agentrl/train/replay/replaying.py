@@ -50,7 +50,7 @@ class Replay:
     """A replayed session.
 
     Attributes:
-        session: as `replays.db` has it.
+        session: as `replays.db` has it, under the id SESSION@TURN, SESSION@TURN.SEED or, of another model, with ~MODEL.
         seed: None: the recorded ones.
         reproduced: the turn's tokens and log-probabilities are the recorded ones, bit for bit.
         whole: so is the rest of the session, with its reward.
@@ -156,7 +156,7 @@ async def replay(
                 replays = []
                 for number in range(config.n):
                     seed = number or None if config.seed is None else config.seed + number
-                    again = _beginning(session, config.turn, seed)
+                    again = _beginning(session, config, seed)
                     engine.seeds[again.id] = seed
                     again = await own.limited(limits, apart=True).play(again, actor)
                     replays.append(_compared(session, node, again, seed, engine.differences[again.id]))
@@ -225,9 +225,10 @@ async def _same_weights(recorded: Recorded, span: VersionSpan, engine: Engine) -
         )
 
 
-def _beginning(recorded: Session, turn: int, seed: int | None) -> Session:
+def _beginning(recorded: Session, config: ReplayConfig, seed: int | None) -> Session:
     """A session like the recorded one, before its first message."""
-    name = f"{recorded.id}@{turn}" + ("" if seed is None else f".{seed}")
+    model = "" if config.model is None else f"~{Path(config.model).name}"
+    name = f"{recorded.id}@{config.turn}" + ("" if seed is None else f".{seed}") + model
     return Session(
         name,
         recorded.task,

@@ -2,6 +2,7 @@
 
 import { api, counted, h, short, whenSeen } from "./dom.js";
 import { json, readable, shown, tree } from "./text.js";
+import { replayForm } from "./replay.js";
 import { tokenView } from "./tokens.js";
 
 const BATCH = 40;
@@ -13,6 +14,7 @@ export class Conversation {
     this.session = session;
     this.element = h("section", { class: "chat", "aria-label": `Conversation of ${shown(session.id)}` });
     this.path = [];
+    this.replayed = null; // is called when a replay was started; without it none is offered
     this.first = this.done = 0;
   }
 
@@ -79,8 +81,22 @@ export class Conversation {
         node.finish === "length" ? h("span", { class: "badge truncated" }, "cut by a limit") : null,
         node.reward === null ? null : h("span", { class: "badge" }, `reward ${short(node.reward)}`), h("span", { class: "grow" }),
         node.sampled ? h("span", { class: "quiet small" }, [`mean log p ${short(node.logp)}`, `version ${[...new Set(node.versions)].join(", ")}`, node.trained ? null : "not trained",
-          node.temperature === 1 ? null : `temperature ${node.temperature}`].filter(Boolean).join(" · ")) : null, button),
+          node.temperature === 1 ? null : `temperature ${node.temperature}`].filter(Boolean).join(" · ")) : null, this.again(node), button),
       text);
+  }
+
+  /** The button that replays a turn; null where it can't be. */
+  again(node) {
+    if (!this.replayed || node.turn === null || this.session.replay.refused) return null;
+    const button = h("button", { type: "button", class: "plain small", "aria-label": `Replay turn ${node.turn}`, onclick: () => {
+      const header = button.closest("header"), open = header.nextElementSibling.matches("form");
+      if (open) header.nextElementSibling.remove();
+      else header.after(replayForm(this.view, this.session, node.turn, () => {
+        header.nextElementSibling.remove();
+        return this.replayed();
+      }));
+    } }, "Replay");
+    return button;
   }
 
   async toggle(id, text, button) {

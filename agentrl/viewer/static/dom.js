@@ -26,7 +26,16 @@ function fill(element, attributes, children) {
 
 /** Ask the server; parameters with null are left out, lists are repeated. Throws an Error with the server's words. */
 export async function api(path, parameters = {}, signal = undefined) {
-  const answer = await fetch(`/api/${path}?${query(parameters)}`, { signal });
+  return answered(await fetch(`/api/${path}?${query(parameters)}`, { signal }));
+}
+
+/** Ask the server to change something. Throws as `api` does. */
+export async function post(path, parameters, body) {
+  const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
+  return answered(await fetch(`/api/${path}?${query(parameters)}`, options));
+}
+
+async function answered(answer) {
   if (answer.ok) return answer.headers.get("content-type").includes("json") ? answer.json() : answer.text();
   const text = await answer.text();
   let reason = text;

@@ -18,6 +18,7 @@ export class Outline {
   /** Lay the tree out: depth first, each branch but a node's first child in a lane further right. */
   draw(session) {
     this.nodes = session.nodes;
+    this.replays = new Map((session.replay?.done ?? []).filter((each) => each.own).map((each) => [each.start, each]));
     this.outcomes = new Map(session.branches.map((branch) => [branch.end - 1, branch]));
     this.children = new Map();
     for (const node of this.nodes) this.children.set(node.parent, [...(this.children.get(node.parent) ?? []), node.id]);
@@ -94,6 +95,12 @@ export class Outline {
     return svg("svg", { class: "edges", width: lanes * LANE + 6, height: this.order.length * ROW, "aria-hidden": "true" }, edges);
   }
 
+  /** What the first node of a replay begins with. */
+  replayed(id) {
+    const replay = this.replays.get(id);
+    return replay ? `replay${replay.seed ? `, seed ${replay.seed}` : ""}${replay.model ? ` by ${shown(replay.model)}` : ""} · ` : null;
+  }
+
   row(node, lanes) {
     const on = this.path?.has(node.id), outcome = this.outcomes.get(node.id);
     const reward = node.reward ?? outcome?.reward ?? null;
@@ -101,7 +108,7 @@ export class Outline {
       class: ["node", on && "on", this.chosen === node.id && "chosen", node.role], role: "treeitem", "aria-selected": String(this.chosen === node.id), "data-node": node.id,
       style: { top: `${this.place.get(node.id) * ROW}px`, "padding-left": `${lanes * LANE + 6}px` }, onclick: () => this.selected(node.id),
     }, h("span", { class: "mark", style: { left: `${this.x(node.id) - 6}px` }, "aria-hidden": "true" }, MARKS[node.role] ?? "●"),
-    h("span", { class: "preview" }, h("span", { class: "quiet" }, `${node.agent !== "agent" ? `${shown(node.agent)} · ` : ""}${node.role} `), shown(node.preview) || (node.copy_of === null ? "" : `copy of node ${node.copy_of}`)),
+    h("span", { class: "preview" }, h("span", { class: "quiet" }, this.replayed(node.id), `${node.agent !== "agent" ? `${shown(node.agent)} · ` : ""}${node.role} `), shown(node.preview) || (node.copy_of === null ? "" : `copy of node ${node.copy_of}`)),
     reward === null ? null : h("span", { class: "badge reward" }, short(reward)));
   }
 }

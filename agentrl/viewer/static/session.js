@@ -4,6 +4,7 @@ import { Conversation } from "./conversation.js";
 import { api, copy, counted, duration, h, link, short } from "./dom.js";
 import { readable, shown, tree } from "./text.js";
 import { Outline } from "./outline.js";
+import { replaysCard } from "./replay.js";
 
 export async function showSession(main, view) {
   const { run, item: id, asked } = view;
@@ -24,10 +25,13 @@ export async function showSession(main, view) {
   const leaf = () => outline.leafBelow(chosen());
   const copies = [["json", "JSON"], ["openai", "OpenAI messages"], ["pytest", "pytest case"]].map(([as, title]) =>
     h("button", { type: "button", onclick: async () => copy(await api("copy", { run, id, as, node: leaf() }), as === "pytest" ? "test_session.py" : "session.json") }, title));
-  const facts = h("div");
+  const facts = h("div"), replays = h("div");
   const side = h("section", { class: "card tree", "aria-label": "Tree" }, h("h2", {}, "Tree"), outline.element);
 
+  const drawReplays = () => replays.replaceChildren(...[replaysCard(view, session, (leaf) => select(leaf, true))].filter(Boolean));
+
   function draw() {
+    drawReplays();
     facts.replaceChildren(about(session, run));
     outline.draw(session);
     side.hidden = session.nodes.length === 0;
@@ -37,19 +41,24 @@ export async function showSession(main, view) {
     h("div", { class: "head" }, h("h1", {}, shown(session.id)), h("span", { class: ["badge", session.status] }, session.status.replace("_", " ")),
       session.group ? h("a", { href: link(["run", run, "group", session.group]) }, "its group") : null, h("span", { class: "grow" }),
       h("span", { class: "quiet" }, "Copy as"), copies),
-    facts, h("div", { class: "split" }, side, conversation.element));
+    facts, replays, h("div", { class: "split" }, side, conversation.element));
+  const goesOn = () => session.status === "open" || Boolean(session.replay.job && !session.replay.job.ended);
+
+  async function refresh() {
+    const fresh = await api("session", { run, id }, view.signal);
+    const grown = fresh.nodes.length !== session.nodes.length || fresh.status !== session.status;
+    session = conversation.session = fresh;
+    view.live(goesOn());
+    if (!grown) return drawReplays();
+    draw();
+    await select(chosen(), false);
+  }
+
+  conversation.replayed = refresh;
   draw();
   if (session.nodes.length) await select(chosen(), asked.has("node"));
-  view.live(session.status === "open");
-  if (session.status === "open") view.every(async () => {
-    const fresh = await api("session", { run, id }, view.signal);
-    if (fresh.nodes.length === session.nodes.length && fresh.status === session.status) return;
-    session = fresh;
-    conversation.session = fresh;
-    view.live(fresh.status === "open");
-    draw();
-    if (!asked.has("node")) await select(newest(), false);
-  });
+  view.live(goesOn());
+  view.every(async () => goesOn() && refresh());
 }
 
 function about(session) {

@@ -1,0 +1,180 @@
+"""`agentrl replay` in a process of its own, started from the viewer's page: one at a time, with a deadline.
+
+A replay loads a model and may start an inference server, so it is kept out of the viewer's process, and can be ended
+with all that it started. What it plays goes into the run's `replays.db`; here are only its output and its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import Field, PositiveInt
+
+from agentrl import processes
+from agentrl.config.sections import Section
+from agentrl.errors import ConfigError
+from agentrl.untrusted import visible_text
+
+MOST_LINES = 200
+LINE = 2000
+"""Characters of a line of output that are kept."""
+GRACE = 15.0
+"""Seconds that an interrupted replay may take to close its engine and sandboxes."""
+READ = 2.0
+"""Seconds that are waited for the last lines of a process that has ended."""
+
+
+class ReplayRequest(Section):
+    """What the page asks for: the settings of `agentrl replay`, and a deadline."""
+
+    turn: PositiveInt
+    n: int = Field(default=1, ge=1, le=64)
+    seed: int | None = Field(default=None, ge=0)
+    model: str | None = Field(default=None, min_length=1, max_length=1000)
+    minutes: float = Field(default=15.0, gt=0, le=24 * 60)
+    """The replay is ended after so long."""
+
+    def words(self) -> Iterator[str]:
+        """The settings as the command takes them."""
+        for name, value in self.model_dump(exclude={"minutes"}, exclude_none=True).items():
+            yield f"{name}={orjson.dumps(value).decode()}"  # in quotes, so that a name like 1e5 stays one
+
+
+@dataclass
+class Job:
+    """A replay under way, or the last one.
+
+    Attributes:
+        place: the run's folder and the session's id.
+        request: what was asked for.
+        process: the command's.
+        began: by the monotonic clock.
+        lines: the last ones that it printed.
+        ended: how it ended; '' while it is under way.
+    """
+
+    place: tuple[Path, str]
+    request: ReplayRequest
+    process: subprocess.Popen[str]
+    began: float = field(default_factory=time.monotonic)
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
+    ended: str = ""
+    seconds: float = 0.0
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def state(self) -> dict[str, Any]:
+        """For the page."""
+        return {
+            "request": self.request.model_dump(),
+            "lines": list(self.lines),
+            "seconds": self.seconds if self.ended else time.monotonic() - self.began,
+            "ended": self.ended,
+        }
+
+
+class Replays:
+    """Starts replays, one at a time, and ends them; safe for several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._job: Job | None = None
+        self._watcher: threading.Thread | None = None
+
+    def start(self, run: Path, session: str, request: ReplayRequest) -> None:
+        """Start a replay.
+
+        Args:
+            run: the run's folder.
+            session: the id of one of its sessions.
+            request: what to replay.
+
+        Raises:
+            ConfigError: one is under way, or the command can't name the session.
+        """
+        if session in ("", "..") or Path(session).name != session:
+            raise ConfigError(f"session {session!r} can't be replayed: its id is no name of a file")
+        with self._lock:
+            if self._job is not None and not self._job.ended:
+                raise ConfigError(
+                    f"a replay of session {self._job.place[1]!r} is under way; cancel it, or wait for its end"
+                )
+            process = subprocess.Popen(
+                [sys.executable, "-m", "agentrl", "replay", str(run / session), *request.words()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"},
+                start_new_session=True,  # Ctrl-C in the viewer's terminal is the viewer's, which ends the replay itself
+            )
+            self._job = job = Job((run, session), request, process)
+            self._watcher = threading.Thread(target=_watch, args=(job,), daemon=True)
+            self._watcher.start()
+
+    def of(self, run: Path, session: str) -> dict[str, Any] | None:
+        """The state of a session's replay, if the last one that was started is of it."""
+        job = self._job
+        return job.state() if job is not None and job.place == (run, session) else None
+
+    def cancel(self, run: Path, session: str) -> None:
+        """End a session's replay; does nothing if none is under way."""
+        job = self._job
+        if job is not None and job.place == (run, session):
+            job.cancelled.set()
+
+    def close(self) -> None:
+        """End what is under way, and wait for its end."""
+        if self._job is not None and self._watcher is not None:
+            self._job.cancelled.set()
+            self._watcher.join(GRACE + 10)
+
+
+def _read(job: Job) -> None:
+    assert job.process.stdout is not None
+    with job.process.stdout as output:
+        for line in iter(lambda: output.readline(LINE), ""):
+            job.lines.append(visible_text(line.rstrip(), keep=""))
+
+
+def _watch(job: Job) -> None:
+    """Wait for the replay's end, its deadline or its cancellation."""
+    until, process = job.began + 60 * job.request.minutes, job.process
+    reader = threading.Thread(target=_read, args=(job,), daemon=True)
+    reader.start()
+    reason = ""
+    while process.poll() is None and not reason:
+        if job.cancelled.wait(0.1):
+            reason = "cancelled"
+        elif time.monotonic() > until:
+            reason = f"ended after {job.request.minutes:g} minutes"
+    if reason:
+        _end(process)
+    code = process.wait()
+    reader.join(READ)  # a descendant that is left may hold the pipe open
+    job.seconds = time.monotonic() - job.began
+    job.ended = reason or ("done" if code == 0 else f"failed with exit code {code}")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Interrupt a process, and kill it with its descendants if it is still there after `GRACE` seconds."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        for pid in (process.pid, *processes.descendants(process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
