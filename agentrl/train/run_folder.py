@@ -13,6 +13,7 @@
     losses.json          the last version that survived each loss of weights; see `sessions.incarnations`
     sessions.db          every session, token for token
     replays.db           sessions that were played again from one of their turns; see `train.replay`
+    notes.db             what people wrote about it in the viewer
     checkpoints/step-N/  the model in Hugging Face format, and trainer/ beside it for resuming
     learning_curve.png   the rewards, step by step
     transcripts/         a few conversations before and after

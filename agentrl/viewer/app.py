@@ -1,7 +1,7 @@
 """The viewer's HTTP interface: JSON for its own page.
 
 Handlers are plain functions, which run in threads: they read files and SQLite. What changes something is a POST of a
-small JSON object (`guard` says from whom): it starts a replay. A run's own files are only read.
+small JSON object (`guard` says from whom): it starts a replay, or writes a note. A run's own files are only read.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from starlette.routing import Route
 from agentrl.errors import AgentRLError, Blame, InvalidInput, UnknownName
 from agentrl.overrides import validate
 from agentrl.sessions.search import search
+from agentrl.sessions.summary import Summary
 from agentrl.untrusted import read_json
 from agentrl.viewer import conversations, health, replayed, series
 from agentrl.viewer.distribution import distribution
 from agentrl.viewer.filters import filters_of
 from agentrl.viewer.guard import Guard
+from agentrl.viewer.notes import RUN, Change, Note
 from agentrl.viewer.replay_process import ReplayRequest, Replays
 from agentrl.viewer.replayed import Replayed
 from agentrl.viewer.runs import Run, Runs
@@ -101,6 +103,7 @@ class Viewer:
             "names": series.names(rows),
             "alarms": health.alarms(rows, settings),
             "evaluation": run.evaluation(),
+            "writable": self._replays is not None,
         }
 
     def series(self, request: Request) -> Any:
@@ -129,15 +132,17 @@ class Viewer:
         }
         if text := given.get("text"):
             found = search(run.database, text, filters, **ordered)
-            return {"rows": _rows(found.rows), "next": found.next, "searched": found.searched}
+            return {"rows": _rows(run, found.rows), "next": found.next, "searched": found.searched}
         page = run.store().find(filters, **ordered)
         total = sum(run.store().counts("status", filters).values()) if ordered["after"] is None else None
-        return {"rows": _rows(page.rows), "next": page.next, "total": total}
+        return {"rows": _rows(run, page.rows), "next": page.next, "total": total}
 
     def facets(self, request: Request) -> Any:
-        """How many sessions there are of each status, phase, environment and blame."""
-        store = self._run(request).store()
-        return {name: {str(key): count for key, count in store.counts(name).items() if key} for name in FACETS}
+        """How many sessions there are of each status, phase, environment, blame and tag."""
+        run = self._run(request)
+        store = run.store()
+        counts = {name: {str(key): count for key, count in store.counts(name).items() if key} for name in FACETS}
+        return {**counts, "tag": run.notes.counts()}
 
     def distribution(self, request: Request) -> Any:
         """How many sessions of each step have which score."""
@@ -154,7 +159,13 @@ class Viewer:
         job = self._replays and self._replays.of(run.path, found.session.id)
         refused = "the viewer only reads" if self._replays is None else conversations.no_replay(run, found.session)
         replays = {"refused": refused, "job": job, "done": found.replays, "values": replayed.values(found.replays)}
-        return {**conversations.head(found), "replay": replays}
+        note = run.notes.of([found.session.id]).get(found.session.id, Note())
+        return {
+            **conversations.head(found),
+            "replay": replays,
+            "note": note.json(),
+            "writable": self._replays is not None,
+        }
 
     def messages(self, request: Request) -> Any:
         """The messages of some of its nodes (`node`, repeated)."""
@@ -191,6 +202,12 @@ class Viewer:
         self._replays.cancel(self._run(request).path, request.query_params.get("id", ""))
         return {}
 
+    def note(self, request: Request, given: dict[str, Any]) -> Any:
+        """Change the note of a session (`id`), or of the run; what is given is a `Change`."""
+        run, id_ = self._run(request), request.query_params.get("id")
+        name = RUN if id_ is None else self._session(request).session.id
+        return run.notes.put(name, validate(given, Change)).json()
+
     # ------------------------------------------------------------------------------------- lookups
 
     def _run(self, request: Request) -> Run:
@@ -215,8 +232,10 @@ class Viewer:
         return found
 
 
-def _rows(summaries: list[Any]) -> list[dict[str, Any]]:
-    return [asdict(summary) for summary in summaries]
+def _rows(run: Run, summaries: list[Summary]) -> list[dict[str, Any]]:
+    """A page of sessions with their notes."""
+    notes = run.notes.of([summary.id for summary in summaries])
+    return [{**asdict(summary), "note": notes.get(summary.id, Note()).json()} for summary in summaries]
 
 
 def _whole(request: Request, name: str, default: int) -> int:
@@ -255,6 +274,7 @@ def _changes(viewer: Viewer) -> list[Route]:
     return [
         Route("/api/replay", _taken(viewer.start_replay), methods=["POST"]),
         Route("/api/replay/cancel", _taken(viewer.cancel_replay), methods=["POST"]),
+        Route("/api/note", _taken(viewer.note), methods=["POST"]),
     ]
 
 

@@ -1,9 +1,10 @@
 """What a request says about sessions, as filters of the store.
 
-    status=truncated&status=agent_error&score=0..0.5&step=40..&task~=9*14&trained=41
+    status=truncated&status=agent_error&score=0..0.5&step=40..&task~=9*14&trained=41&tag=bug
 
 `NAME=` with several values means any of them, `LOW..HIGH` a range whose ends may be left out, `~` contained text, and
-an empty value absence. `trained=N` are the sessions that step N trained on, by the run's ledger.
+an empty value absence. `trained=N` are the sessions that step N trained on, by the run's ledger, and `tag=NAME` those
+that people gave the tag (`notes`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from agentrl.viewer.runs import Run
 
 CONTROL = frozenset({"run", "sort", "descending", "limit", "after", "text", "by"})
 """Parameters that are no filters."""
-TRAINED = "trained"
+TRAINED, TAG = "trained", "tag"
 
 
 def filters_of(run: Run, parameters: Iterable[tuple[str, str]]) -> Filters:
@@ -38,8 +39,11 @@ def filters_of(run: Run, parameters: Iterable[tuple[str, str]]) -> Filters:
     for name, each in values.items():
         if name == TRAINED:
             found["group"] = [group for text in each for group in trained_groups(run, _whole(name, text))]
-        else:
+        elif name != TAG:
             found[name] = _wanted(name, each)
+    if TAG in values:
+        tagged = run.notes.tagged(values[TAG])
+        found["id"] = [id_ for id_ in tagged if id_ in values["id"]] if "id" in values else tagged
     return found
 
 

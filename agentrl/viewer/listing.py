@@ -22,7 +22,7 @@ from agentrl.viewer.series import MetricsFile
 
 DEMO = "demo"
 """The phase of a warm start's demonstrations."""
-FORMS = "COLUMN=VALUE, COLUMN=LOW..HIGH, COLUMN~=TEXT or trained=STEP"
+FORMS = "COLUMN=VALUE, COLUMN=LOW..HIGH, COLUMN~=TEXT, trained=STEP or tag=NAME"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from agentrl.overrides import read_yaml
 from agentrl.sessions.store import Store
 from agentrl.train import lock
 from agentrl.train.resuming import flat
+from agentrl.viewer.notes import Notes
 from agentrl.viewer.origins import Origins
 from agentrl.viewer.series import MetricsFile, thinned
 
@@ -57,6 +58,11 @@ class Run:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stores: dict[str, tuple[int, Store]] = field(default_factory=dict)
     _settings: tuple[int, dict[str, Any]] | None = None
+
+    @cached_property
+    def notes(self) -> Notes:
+        """What people wrote about it and its sessions."""
+        return Notes(self.path)
 
     @cached_property
     def origins(self) -> Origins:
@@ -119,6 +125,7 @@ class Run:
             "spark": thinned([value if isinstance(value, float | int) else None for value in rewards], SPARK),
             "updated": self.updated(),
             "sessions": self.database.exists(),
+            "note": self.notes.one().json(),
         }
 
     def state(self, done: int, steps: Any, evaluated: bool) -> State:

@@ -32,7 +32,7 @@ class ViewConfig(Section):
     hosts: tuple[str, ...] = ()
     """Names under which browsers may ask for it, besides this machine's own and addresses."""
     read_only: bool = False
-    """Nothing can be changed from the page: it starts no replay."""
+    """Nothing can be changed from the page: it starts no replay, and keeps no note."""
 
 
 async def view(root: Path, config: ViewConfig, announce: Callable[[str], object]) -> None:

@@ -2,6 +2,7 @@
 
 import { Chart, COLOURS } from "./chart.js";
 import { api, copy, h, link, short } from "./dom.js";
+import { notesCard } from "./notes.js";
 import { settingsTable } from "./settings.js";
 
 const SECTIONS = [
@@ -139,6 +140,7 @@ export async function showCurves(main, view) {
       state ? h("span", { class: ["state", state.state] }, state.state) : null, legend, h("span", { class: "grow" }),
       h("label", {}, "smooth", slider), h("label", {}, log, "log scale"), by, search,
       h("button", { type: "button", onclick: () => copy(location.href, "link.txt") }, "Copy link")),
+    ...(state ? [notesCard({ run: view.runs[0] }, state.note, about[0].writable)].filter(Boolean) : []),
     ...(names.length ? sections.map((section) => section.element) : [nothing(about)]),
     ...(view.compared ? [h("h2", {}, "Settings"), await settingsTable(view)] : []));
   arrange();

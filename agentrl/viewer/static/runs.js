@@ -1,6 +1,7 @@
 // The list of runs: how each stands, its reward as a sparkline, and which to compare.
 
 import { ago, api, duration, h, link, short, svg } from "./dom.js";
+import { noteLine } from "./notes.js";
 
 const STATES = { running: "●", finished: "✓", stopped: "■", killed: "✕" };
 
@@ -41,7 +42,7 @@ export async function showRuns(main, view) {
         onchange: (event) => choose(run.name, event.target.checked),
       })),
       h("td", {}, h("a", { href: link(["run", run.name]), "data-row": run.name, class: "name" }, run.name),
-        h("div", { class: "quiet small" }, [run.environment, run.model, run.algorithm, run.engine].filter(Boolean).join(" · "))),
+        h("div", { class: "quiet small" }, [run.environment, run.model, run.algorithm, run.engine].filter(Boolean).join(" · ")), noteLine(run.note)),
       h("td", {}, h("span", { class: ["state", run.state] }, h("span", { "aria-hidden": "true" }, STATES[run.state]), run.state)),
       h("td", { class: "number" }, run.kind === "evaluation" ? "evaluation" : `${run.done}${run.steps ? ` / ${run.steps}` : ""}`,
         share === null ? null : h("div", { class: "bar" }, h("div", { style: { width: `${100 * share}%` } })),
@@ -53,7 +54,7 @@ export async function showRuns(main, view) {
 
   function draw() {
     const wanted = search.value.toLowerCase();
-    const shown = runs.filter((run) => [run.name, run.environment, run.model, run.algorithm].join(" ").toLowerCase().includes(wanted));
+    const shown = runs.filter((run) => [run.name, run.environment, run.model, run.algorithm, ...run.note.tags, run.note.text].join(" ").toLowerCase().includes(wanted));
     const focused = document.activeElement?.dataset?.row;
     body.replaceChildren(...shown.map(row));
     if (focused) body.querySelector(`[data-row="${CSS.escape(focused)}"]`)?.focus();

@@ -3,6 +3,7 @@
 import { Conversation } from "./conversation.js";
 import { api, copy, counted, duration, h, link, short } from "./dom.js";
 import { readable, shown, tree } from "./text.js";
+import { notesCard } from "./notes.js";
 import { Outline } from "./outline.js";
 import { replaysCard } from "./replay.js";
 
@@ -25,7 +26,7 @@ export async function showSession(main, view) {
   const leaf = () => outline.leafBelow(chosen());
   const copies = [["json", "JSON"], ["openai", "OpenAI messages"], ["pytest", "pytest case"]].map(([as, title]) =>
     h("button", { type: "button", onclick: async () => copy(await api("copy", { run, id, as, node: leaf() }), as === "pytest" ? "test_session.py" : "session.json") }, title));
-  const facts = h("div"), replays = h("div");
+  const facts = h("div"), replays = h("div"), notes = h("div", {}, notesCard({ run, id }, session.note, session.writable));
   const side = h("section", { class: "card tree", "aria-label": "Tree" }, h("h2", {}, "Tree"), outline.element);
 
   const drawReplays = () => replays.replaceChildren(...[replaysCard(view, session, (leaf) => select(leaf, true))].filter(Boolean));
@@ -41,7 +42,7 @@ export async function showSession(main, view) {
     h("div", { class: "head" }, h("h1", {}, shown(session.id)), h("span", { class: ["badge", session.status] }, session.status.replace("_", " ")),
       session.group ? h("a", { href: link(["run", run, "group", session.group]) }, "its group") : null, h("span", { class: "grow" }),
       h("span", { class: "quiet" }, "Copy as"), copies),
-    facts, replays, h("div", { class: "split" }, side, conversation.element));
+    facts, notes, replays, h("div", { class: "split" }, side, conversation.element));
   const goesOn = () => session.status === "open" || Boolean(session.replay.job && !session.replay.job.ended);
 
   async function refresh() {

@@ -1,6 +1,7 @@
 // The sessions of a run: filters, text search, order, the distribution of scores, and as many rows as are scrolled to.
 
 import { api, copy, counted, duration, h, link, short, svg, whenSeen } from "./dom.js";
+import { noteLine } from "./notes.js";
 import { shown } from "./text.js";
 
 const PAGE = 100;
@@ -9,7 +10,8 @@ const COLUMNS = [ // [column, title, cell]
   ["turns", "Turns", (row) => row.turns], ["tokens", "Tokens", (row) => short(row.tokens)], ["tool_errors", "Tool errors", (row) =>
     (row.tool_calls ? `${row.tool_errors} / ${row.tool_calls}` : "–")], ["duration", "Time", (row) => duration(row.duration)],
 ];
-const CHOICES = ["phase", "status", "blame", "environment"];
+const CHOICES = ["phase", "status", "blame", "environment", "tag"];
+const ALWAYS = ["blame", "tag"]; // shown with one value, too
 const RANGES = [["step", "Steps"], ["score", "Score"], ["turns", "Turns"], ["tokens", "Tokens"]];
 const OWN = new Set(["sort", "descending", "text"]);
 
@@ -86,7 +88,7 @@ export async function showSessions(main, view) {
     const [, , ...rest] = COLUMNS;
     return h("tr", {},
       h("td", {}, h("a", { href: link(["run", run, "session", session.id]), "data-row": session.id, class: "name" }, shown(session.id)),
-        h("div", { class: "small quiet clip" }, shown(session.task), session.group ? [" · ", h("a", { href: link(["run", run, "group", session.group]) }, "group")] : null)),
+        h("div", { class: "small quiet clip" }, shown(session.task), session.group ? [" · ", h("a", { href: link(["run", run, "group", session.group]) }, "group")] : null), noteLine(session.note)),
       h("td", {}, h("span", { class: ["badge", session.status] }, session.status.replace("_", " ")),
         session.error ? h("div", { class: "small error clip", title: shown(session.error) }, shown(session.error)) : null),
       rest.map(([, , cell]) => h("td", { class: "number" }, cell(session))));
@@ -102,14 +104,14 @@ export async function showSessions(main, view) {
   async function choose() {
     const facets = await api("facets", { run }, view.signal);
     known = now = total(facets);
-    selects.push(...CHOICES.filter((name) => Object.keys(facets[name]).length > (name === "blame" ? 0 : 1)).map((name) => [name, choice(name, facets[name])]));
+    selects.push(...CHOICES.filter((name) => Object.keys(facets[name]).length > (ALWAYS.includes(name) ? 0 : 1)).map((name) => [name, choice(name, facets[name])]));
     choices.replaceChildren(...selects.map(([, select]) => select));
     drawFilters();
   }
 
   function choice(name, counts) {
     return h("select", { "aria-label": name, onchange: (event) => change({ [name]: event.target.value || null }) }, h("option", { value: "" }, `any ${name}`),
-      Object.entries(counts).map(([value, number]) => h("option", { value }, `${value.replace("_", " ")} (${number})`)));
+      Object.entries(counts).map(([value, number]) => h("option", { value }, `${shown(name === "tag" ? value : value.replace("_", " "))} (${number})`)));
   }
 
   const ranges = RANGES.map(([name, title]) => {
