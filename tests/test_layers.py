@@ -25,6 +25,7 @@ LAYERS = (
         "garbage",
         "scratch",
         "terminal",
+        "tracing",
         "watchdog",
         "untrusted",
     },

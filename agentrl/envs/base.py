@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Self, TypeVar, overload
 
+from agentrl import tracing
 from agentrl.envs.state import resolved
 from agentrl.errors import EnvError, InvalidInput, StateUnsupported
 from agentrl.tools.registry import ToolRegistry
@@ -245,8 +246,9 @@ class Env:
 
     async def _get_sandbox(self) -> Any:
         if self._sandbox is None:
-            handle = self.open_sandbox()
-            self._sandbox = await handle if inspect.isawaitable(handle) else handle
+            with tracing.span("sandbox"):
+                handle = self.open_sandbox()
+                self._sandbox = await handle if inspect.isawaitable(handle) else handle
         return self._sandbox
 
 

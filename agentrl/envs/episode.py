@@ -19,10 +19,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from agentrl import tracing
 from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.envs.results import count_tools, failed, give_rewards, set_rewards, timed
+from agentrl.envs.results import add_rewards, count_tools, failed, give_rewards, set_rewards, timed
 from agentrl.envs.state import EnvState, EpisodeState
 from agentrl.errors import AgentRLError, Blame, DeadlineExceeded, EnvError, TokenBudgetExceeded
 from agentrl.sessions.conversation import Conversation
@@ -270,15 +271,14 @@ async def converse(
             return _truncate(
                 session, f"a turn was cut off by its token limit (rollout.turn_tokens={limits.turn_tokens})"
             )
-        with timed(session, "env"):
+        with timed(session, "env"), tracing.collected() as seconds, tracing.span("env"):
             result = await _answer(env, _named(node, several=len(players) > 1), deadline)
         if result.reward is not None:
             node.reward = result.reward
-        _add_rewards(session, result.rewards)
+        add_rewards(session, result.rewards)
         session.info.update(result.info)
-        if result.continuation is not None:
-            player.conversation.insert(result.continuation)
-        _send(players, {agent: result.messages, **result.others})
+        inserted = [] if result.continuation is None else [player.conversation.insert(result.continuation)]
+        _note([*inserted, *_send(players, {agent: result.messages, **result.others})], seconds)
         if result.terminated or result.truncated:
             return Status.COMPLETED if result.terminated else _truncate(session, "the environment cut it off")
         agent = result.next or order[(order.index(agent) + 1) % len(order)]
@@ -291,14 +291,15 @@ async def converse(
 
 async def _opened(env: Env, session: Session, players: Mapping[str, Player], middle: Middle | None) -> Middle:
     """Open the episode, or restore its environment; returns where the turns go on."""
-    with timed(session, "env"):
+    with timed(session, "env"), tracing.collected() as seconds, tracing.span("env"):
         if middle is None:
             openings = await calls.openings(env, session.task, seed=session.seed)
-            _send(players, openings)
-            return Middle(None, 0, order=list(openings))
-        if middle.state is not None:
+        elif middle.state is not None:
             await calls.restore(env, middle.state)
-    return middle
+    if middle is not None:
+        return middle
+    _note(_send(players, openings), seconds)
+    return Middle(None, 0, order=list(openings))
 
 
 def episode_state(
@@ -317,19 +318,14 @@ def episode_state(
     )
 
 
-def _send(players: Mapping[str, Player], messages: Mapping[str, Sequence[Message]]) -> None:
-    for agent, own in messages.items():
-        if own:
-            players[agent].conversation.add(own)
+def _send(players: Mapping[str, Player], messages: Mapping[str, Sequence[Message]]) -> list[Node]:
+    return [node for agent, own in messages.items() if own for node in players[agent].conversation.add(own)]
 
 
-def _add_rewards(session: Session, rewards: Mapping[str, float]) -> None:
-    """Add step rewards of the other agents, each to the agent's newest turn."""
-    for agent, reward in rewards.items():
-        own = (node for node in reversed(session.nodes) if node.agent == agent and node.message.role == "assistant")
-        if (newest := next(own, None)) is None:
-            raise EnvError(f"step gave {agent!r} the reward {reward}, but it has had no turn yet")
-        newest.reward = (newest.reward or 0.0) + reward
+def _note(nodes: Sequence[Node], seconds: Mapping[str, float]) -> None:
+    """Keep how long an answer took with its first node; a last answer without any is known by the session's sum."""
+    if nodes:
+        nodes[0].timings = dict(seconds)
 
 
 def _truncate(session: Session, reason: str) -> Status:

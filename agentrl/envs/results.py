@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.errors import AgentRLError, Blame
+from agentrl.errors import AgentRLError, Blame, EnvError
 from agentrl.types import AGENT, Session, Status
 from agentrl.untrusted import safe_text
 
@@ -41,6 +41,19 @@ def set_rewards(session: Session, rewards: calls.Rewards, agents: Sequence[str])
         session.agent_rewards = {agent: rewards.by_agent[agent] for agent in agents}
         given = [reward for reward in session.agent_rewards.values() if reward is not None]
         session.reward = fmean(given) if given else None
+
+
+def add_rewards(session: Session, rewards: Mapping[str, float]) -> None:
+    """Add step rewards of the other agents, each to the agent's newest turn.
+
+    Raises:
+        EnvError: one has had no turn yet.
+    """
+    for agent, reward in rewards.items():
+        own = (node for node in reversed(session.nodes) if node.agent == agent and node.message.role == "assistant")
+        if (newest := next(own, None)) is None:
+            raise EnvError(f"step gave {agent!r} the reward {reward}, but it has had no turn yet")
+        newest.reward = (newest.reward or 0.0) + reward
 
 
 def failed(session: Session, error: AgentRLError) -> None:

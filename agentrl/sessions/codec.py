@@ -87,9 +87,10 @@ def node_from(row: Row, blobs: Mapping[str, bytes]) -> Node:
             reply_id=reply_id,
         )
         data = orjson.loads(turn) if turn else {}
+        node.timings = data.get("timings", {})
         if "copy_of" in data:
             node.copy_of, node.copied_tokens = data["copy_of"], data["copied_tokens"]
-        elif data:
+        elif "sampling" in data:
             node.sampling, node.policy = _sampling(data["sampling"]), data["policy"]
             node.versions = [VersionSpan(*span) for span in data["versions"]]
             node.finish_reason = FinishReason(data["finish_reason"])
@@ -213,13 +214,10 @@ def _from_little(code: str, data: bytes) -> array[Any]:
 
 
 def _turn(node: Node) -> str | None:
-    """How the turn was sampled, or which one it is a copy of, as JSON; None for other nodes."""
-    if node.sampling is None:
-        if node.copy_of is None:
-            return None
-        return orjson.dumps({"copy_of": node.copy_of, "copied_tokens": node.copied_tokens}).decode()
-    return orjson.dumps(
-        {
+    """How the turn was sampled, or which one it is a copy of, and how long it took, as JSON; None for none of these."""
+    data: dict[str, Any] = {}
+    if node.sampling is not None:
+        data = {
             "sampling": node.sampling,
             "policy": node.policy,
             "versions": [span.packed for span in node.versions],
@@ -228,7 +226,11 @@ def _turn(node: Node) -> str | None:
             **({"arrival": node.arrival.packed} if node.arrival else {}),
             **({"engines": node.engines} if node.engines else {}),
         }
-    ).decode()
+    elif node.copy_of is not None:
+        data = {"copy_of": node.copy_of, "copied_tokens": node.copied_tokens}
+    if node.timings:
+        data["timings"] = node.timings
+    return orjson.dumps(data).decode() if data else None
 
 
 def _sampling(data: dict[str, Any]) -> Sampling:

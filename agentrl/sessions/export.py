@@ -87,6 +87,7 @@ def node_dict(node: Node) -> dict[str, Any]:
         "arrival": list(node.arrival.packed) if node.arrival else None,
         "copy_of": node.copy_of,
         "copied_tokens": node.copied_tokens,
+        "timings": node.timings,
     }
 
 
@@ -148,7 +149,7 @@ def _rows(sessions: Iterable[Session]) -> Iterator[dict[str, Any]]:
         }
         for node in session.nodes:
             row = {**node_dict(node), **session_fields, "role": node.message.role}
-            row["attachments"] = list(node.attachments.items())
+            row["attachments"], row["timings"] = list(node.attachments.items()), list(node.timings.items())
             row["message"] = node.message.model_dump_json(exclude_none=True)
             for name in ("versions", "sampling", "tools", "arrival"):
                 row[name] = orjson.dumps(row[name]).decode() if row[name] else None
@@ -174,5 +175,6 @@ def _schema(pa: Any) -> Any:
             pa.field("reward", pa.float64()),
             pa.field("session_reward", pa.float64()),
             pa.field("attachments", pa.map_(pa.string(), pa.binary())),
+            pa.field("timings", pa.map_(pa.string(), pa.float64())),
         ]
     )

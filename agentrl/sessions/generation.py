@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from agentrl import attachments, faults, watchdog
 from agentrl.errors import DeadlineExceeded, EngineError
+from agentrl.tracing import rounded
 from agentrl.types import Chunk, Engine, FinishReason, Sampling, Turn, VersionSpan, collect
 
 T = TypeVar("T")
@@ -66,6 +67,8 @@ async def _attempts(
     """`generate`, whose waits nothing limits here."""
     attempts: list[Turn] = []
     ids = input_ids
+    began = time.monotonic()
+    first: float | None = None
     while True:
         done = sum(len(attempt.token_ids) for attempt in attempts)
         remaining = sampling
@@ -77,6 +80,7 @@ async def _attempts(
         try:
             async for item in stream:
                 watchdog.progress()
+                first = first or time.monotonic()
                 if isinstance(item, Turn):
                     turn = item
                 else:
@@ -101,7 +105,8 @@ async def _attempts(
     turn = joined(attempts)
     if not turn.token_ids:
         raise EngineError(f"request {request_id!r}: the engine generated a turn without tokens")
-    yield turn
+    seconds = {"generation": time.monotonic() - began, "first_token": (first or began) - began}
+    yield replace(turn, timings={**turn.timings, **{name: rounded(value) for name, value in seconds.items()}})
 
 
 def joined(attempts: Sequence[Turn]) -> Turn:
@@ -124,6 +129,7 @@ def joined(attempts: Sequence[Turn]) -> Turn:
         cached_tokens=attempts[0].cached_tokens,
         attachments=attached,
         engines=tuple(dict.fromkeys(name for attempt in attempts for name in attempt.engines)),
+        timings=attempts[0].timings,
     )
 
 

@@ -108,7 +108,7 @@ def add_turn(
         attached=turn.attachments,
         reply_id=reply_id,
     )
-    node.engines = turn.engines
+    node.engines, node.timings = turn.engines, dict(turn.timings)
     return node
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
+from agentrl import tracing
 from agentrl.errors import (
     EnvError,
     InfraError,
@@ -122,7 +123,8 @@ class ToolRegistry:
         """
         self.calls += 1
         try:
-            content = await self._run(call, timeout)
+            with tracing.span("tool"):
+                content = await self._run(call, timeout)
         except (InfraError, EnvError, MissingExtra):
             raise
         except Exception as error:

@@ -115,7 +115,7 @@ class Turn:
     `stopped_by` is the stop token's id or the stop string that ended it. A stop token is part of
     `token_ids` (the model wrote it); a stop string's tokens are as well. `attachments` are, by kind, what
     was recorded of the path's last tokens, up to the turn's own last one (see `agentrl.attachments`). `engines` are, in
-    order, those of a fleet that generated it.
+    order, those of a fleet that generated it. `timings` are seconds (`Node.timings`), of which an engine knows `queue`.
     """
 
     token_ids: tuple[int, ...]
@@ -126,6 +126,7 @@ class Turn:
     cached_tokens: int = 0
     attachments: dict[str, bytes] = field(default_factory=dict)
     engines: tuple[str, ...] = ()
+    timings: dict[str, float] = field(default_factory=dict, compare=False)
 
 
 class PauseMode(StrEnum):

@@ -62,6 +62,10 @@ class Node:
         copied_tokens: for a copy with appended text, how many of the turn's first tokens the copy begins with.
         attachments: what the node carries besides tokens, by kind (see `agentrl.attachments`).
         engines: those of a fleet that generated the turn, in order; empty where there is a single one.
+        timings: seconds. Of a turn: `generation`, from the request to its last token; in it `first_token`, until the
+            first arrived; in that `queue`, before the engine computed anything, where the engine says so. Of the first
+            message of an environment's answer: `env`, the call of `step` or `reset`; in it `tool`, its tools, and
+            `sandbox`, waiting for one. They don't count when nodes are compared.
     """
 
     id: int
@@ -84,6 +88,7 @@ class Node:
     copy_of: int | None = None
     copied_tokens: int | None = None
     engines: tuple[str, ...] = ()
+    timings: dict[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def sampled(self) -> bool:
@@ -109,7 +114,7 @@ class Session:
         agent_rewards: where an environment has several agents, the final reward of each one that the trained or
             evaluated policy plays; `reward` is then their mean. Empty for a single agent.
         counters: event counts (tool errors, branches).
-        timings: seconds by activity.
+        timings: seconds by activity: `total`, until the rewards; in it `env`, the environment; then `reward`.
         info: the environment's own data, from `StepResult.info`.
         branches: where the run forked the session on purpose, each way in which it was continued (`Branch`); `reward`
             and `rewards` are then means over the paths, and status and error those of the first.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from agentrl import tracing
 from agentrl.envs.base import Env, reward
 from agentrl.envs.code.problems import read_problems
 from agentrl.envs.code.reward import SECONDS, code_verdict
@@ -138,7 +139,8 @@ class Code(Env):
     async def _get_sandbox(self) -> Sandbox:
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
-        return await asyncio.shield(self._opening)
+        with tracing.span("sandbox"):
+            return await asyncio.shield(self._opening)
 
     async def _open(self) -> Sandbox:
         spec = SPEC.model_copy(update={"image": self._image})

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from agentrl import tracing
 from agentrl.envs.base import Env, reward
 from agentrl.envs.sandboxes import Supplier, supplier
 from agentrl.envs.swe.changes import Changes
@@ -254,7 +255,8 @@ class Swe(Env):
     async def _get_sandbox(self) -> Sandbox:
         assert self._opening is not None
         began, self._used = time.monotonic(), True
-        sandbox = await asyncio.shield(self._opening)
+        with tracing.span("sandbox"):
+            sandbox = await asyncio.shield(self._opening)
         self.waited += time.monotonic() - began
         return sandbox
 

@@ -11,6 +11,7 @@ from agentrl import attachments
 from agentrl.attachments import routed_experts
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollout.engines.folder import Experts
+from agentrl.tracing import rounded
 from agentrl.types import Chunk, FinishReason, Sampling, Turn, VersionSpan
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class OpenRequest:
     logprobs: list[float] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
     cached: int | None = None
+    queued: float | None = None
     rid: str = ""
     task: asyncio.Task[None] | None = None
     attachments: dict[str, bytes] = field(default_factory=dict)
@@ -92,6 +94,7 @@ class OpenRequest:
             stopped_by=stopped_by,
             cached_tokens=self.cached or 0,
             attachments=attachments.join(self.attachments, {}, self.length - self.attachments_end),
+            timings={} if self.queued is None else {"queue": rounded(self.queued)},
         )
 
 

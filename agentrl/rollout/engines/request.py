@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from agentrl.errors import EngineError
 from agentrl.rollout.engines.arena import Prefix
+from agentrl.tracing import rounded
 from agentrl.types import FinishReason, Sampling, Turn, VersionSpan
 
 
@@ -22,6 +23,8 @@ class Request:
     stops: frozenset[int] = frozenset()
     stop_window: int = 0
     prompt: int = 0
+    submitted: float = 0.0
+    queued: float = 0.0
     computed: int = 0
     cached: int = 0
     row: int = -1
@@ -47,6 +50,7 @@ class Request:
             stopped_by=stopped_by,
             cached_tokens=self.cached,
             attachments=dict(self.attachments),
+            timings={"queue": rounded(self.queued)},
         )
 
 

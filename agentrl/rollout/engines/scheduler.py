@@ -11,6 +11,7 @@ Everything here runs in the engine's worker thread; `LocalEngine` is the only on
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -72,7 +73,7 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Queue a request."""
-        request.prompt = len(request.ids)
+        request.prompt, request.submitted = len(request.ids), time.monotonic()
         request.hashes = chain(request.ids)
         self.waiting.append(request)
 
@@ -143,6 +144,7 @@ class Scheduler:
             elif found.row is not None:
                 self.arena.move(found.row, row, usable)
         request.row, request.computed, request.cached = row, usable, usable
+        request.queued = time.monotonic() - request.submitted
         request.source = found if found is not None and found.kv is not None and usable == found.computed else None
         self.running[row] = request
         if request.sampling is not None:

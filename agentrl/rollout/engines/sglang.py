@@ -128,6 +128,8 @@ class SGLangEngine(ServerEngine):
                 meta = event["meta_info"]
                 if request.cached is None:
                     request.cached = int(meta.get("cached_tokens") or 0)
+                if "forward_entry_time" in meta:  # with engine.server.enable_metrics=true; else queue_time is 0
+                    request.queued = float(meta["queue_time"])
                 new = event.get("output_ids") or []
                 sampled = meta.get("output_token_logprobs") or []
                 if not self._incremental:

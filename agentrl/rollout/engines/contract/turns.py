@@ -25,6 +25,8 @@ async def chunks_add_up_to_the_turn(subject: Subject) -> None:
     expect(tuple(i for c in chunks for i in c.token_ids) == turn.token_ids, "the chunks' tokens are not the turn's")
     expect(tuple(p for c in chunks for p in c.logprobs) == turn.logprobs, "the chunks' logprobs are not the turn's")
     expect(len(turn.token_ids) == len(turn.logprobs), "not one log-probability for each token")
+    told = turn.timings
+    expect(set(told) <= {"queue"} and all(seconds >= 0 for seconds in told.values()), f"it tells the times {told}")
     covered = [place for span in turn.versions for place in range(span.start, span.end)]
     expect(covered == list(range(len(turn.token_ids))), f"version spans {turn.versions} don't cover the turn")
     expect({span.version for span in turn.versions} == {subject.engine.version()}, "a span names another version")
