@@ -7,6 +7,7 @@ arguments are parsed in `agentrl.overrides`; cross-field rules are checked when 
 
 from __future__ import annotations
 
+from agentrl.config.api import ApiConfig
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.engines import (
     START,
@@ -50,6 +51,7 @@ __all__ = [
     "ALGORITHMS",
     "AlgoConfig",
     "AlgoSection",
+    "ApiConfig",
     "Bounds",
     "BranchConfig",
     "BranchSection",

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from agentrl.config.api import ApiConfig
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, PolicyConfig, WeightsSection
 from agentrl.config.rollout import EnvConfig, EvalConfig, RewardSections, RolloutConfig, SandboxConfig
@@ -66,7 +67,9 @@ class RunConfig(Section):
     rewards: RewardSections = Field({})
     """Rewards by name, beside the environment's own; one that has the name of an environment's replaces it."""
     policy: str = "model"
-    """Who acts in `agentrl eval`: model, expert, noop, or a model's name."""
+    """Who acts in `agentrl eval`: model, expert, noop, a model's name, or the URL of an API; see docs/evaluation.md."""
+    api: ApiConfig = ApiConfig()
+    """The API of policy=URL."""
     steps: PositiveInt = 100
     """Steps of reinforcement learning."""
     seed: int = Field(default=0, ge=0)

@@ -15,7 +15,7 @@ from agentrl.rollout.programs import Program
 from agentrl.rollout.progress import Progress
 from agentrl.rollout.stats import Evaluation, evaluate_groups
 from agentrl.rollout.tasks import TaskStream
-from agentrl.types import Group, Session
+from agentrl.types import Group, Session, Task
 
 SCRIPTED: dict[str, Actor] = {"expert": EXPERT, "noop": NOOP}
 """Policies that need no model."""
@@ -38,6 +38,11 @@ def held_out_split(config: RunConfig, env: Env) -> str:
     return split
 
 
+def held_out_tasks(config: RunConfig, env: Env) -> list[Task]:
+    """The tasks that are measured on: `eval.tasks` of the split, or all where there are fewer."""
+    return TaskStream(env, held_out_split(config, env), config.seed).once(config.eval.tasks)
+
+
 async def play_held_out(
     config: RunConfig,
     rollouts: Rollouts,
@@ -46,6 +51,7 @@ async def play_held_out(
     name: str = "evaluation",
     step: int | None = None,
     ended: Callable[[Session], None] = lambda session: None,
+    detail: Callable[[], str] = str,
 ) -> tuple[Evaluation, list[Group]]:
     """Play `eval.tasks` tasks, `eval.n` sessions each; the summary, and the sessions themselves.
 
@@ -57,20 +63,21 @@ async def play_held_out(
         name: what the display calls this evaluation.
         step: how many of the run's steps are done; None outside a run.
         ended: is called with each session that has ended.
+        detail: what the display says beside it.
 
     Raises:
         InfraError: all of them ended in an infrastructure error.
     """
     env = rollouts.make_env()
-    split = held_out_split(config, env)
-    tasks = TaskStream(env, split, config.seed).once(config.eval.tasks)
+    tasks = held_out_tasks(config, env)
     if len(tasks) < config.eval.tasks:
+        split = held_out_split(config, env)
         progress.say(f"{name}: {len(tasks)} tasks, not eval.tasks={config.eval.tasks}: split {split!r} has no more")
 
     attempts = itertools.count()
 
     async def generate() -> list[Group]:
-        with progress.part(name, len(tasks) * config.eval.n) as advance:
+        with progress.part(name, len(tasks) * config.eval.n, detail=detail) as advance:
 
             async def report(session: Session) -> None:
                 ended(session)

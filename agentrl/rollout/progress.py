@@ -17,6 +17,9 @@ class Progress(Protocol):
         """Show a warning."""
 
     def part(
-        self, name: str, total: int = 0, unit: str = "sessions"
+        self, name: str, total: int = 0, unit: str = "sessions", detail: Callable[[], str] = str
     ) -> AbstractContextManager[Callable[[object], None]]:
-        """Show that the block is running; it calls what is yielded once for each of `total` units done."""
+        """Show that the block is running; it calls what is yielded once for each of `total` units done.
+
+        `detail` says something more in a few words, as it is then.
+        """

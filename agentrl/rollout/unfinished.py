@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,7 +19,7 @@ from agentrl.envs import calls
 from agentrl.envs.base import Env, has_state
 from agentrl.envs.state import EnvState, EpisodeState
 from agentrl.errors import AgentRLError, InvalidInput, StateUnsupported
-from agentrl.sessions.query import Between
+from agentrl.sessions.query import Between, Filters
 from agentrl.sessions.recorder import Recorder
 from agentrl.sessions.store import Store
 from agentrl.sessions.summary import Summary
@@ -111,20 +111,32 @@ class LeftSessions:
             version: of the policy that the run continues with. A later one was learned in steps that the run takes
                 again, perhaps on other groups: what it generated is not of the policy whose version it has.
         """
+        for row in self._rows(store, {"phase": ["train", GREEDY], "group_number": Between(first)}):
+            if row.version_max is not None and row.version_max > version:
+                store.delete(row.id)
+                self.counts["lost"] += 1
+            else:
+                self._keep(row)
+
+    def find_evaluated(self, store: Store) -> None:
+        """Find the sessions of an evaluation that an earlier process began, by the same policy."""
+        for row in self._rows(store, {"phase": "eval"}):
+            self._keep(row)
+
+    def _rows(self, store: Store, wanted: Filters) -> Iterator[Summary]:
         self._store = store
         after: str | None = None
         while True:
-            page = store.find({"phase": ["train", GREEDY], "group_number": Between(first)}, limit=10_000, after=after)
-            for row in page.rows:
-                if row.version_max is not None and row.version_max > version:
-                    store.delete(row.id)
-                    self.counts["lost"] += 1
-                    continue
-                known = self._found.get((row.group, row.sample))
-                if known is None or known.attempt < row.attempt:
-                    self._found[row.group, row.sample] = row
+            page = store.find(wanted, limit=10_000, after=after)
+            yield from page.rows
             if (after := page.next) is None:
                 return
+
+    def _keep(self, row: Summary) -> None:
+        """Keep the newest attempt at a session."""
+        known = self._found.get((row.group, row.sample))
+        if known is None or known.attempt < row.attempt:
+            self._found[row.group, row.sample] = row
 
     def begun(self, group: str) -> int | None:
         """The step that a group was begun in, from 0; None where it has no sessions here."""

@@ -6,7 +6,7 @@
     sessions.db      every session, token for token, written while it is played
     transcripts/     a few conversations
 
-Scripted policies (expert, noop) are measured the same way, without a model or torch.
+Scripted policies (expert, noop) and models behind an API are measured the same way, without torch.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 import orjson
 
 from agentrl.config import RunConfig
+from agentrl.config.secrets import without_secrets
 from agentrl.envs import sandboxes
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor
@@ -36,6 +38,7 @@ from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.health import failures, finding, sessions_of
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.programs import Program
+from agentrl.rollout.remote import is_remote, remote_actor
 from agentrl.rollout.stats import Evaluation
 from agentrl.sessions.recorder import Recorder
 from agentrl.sessions.renderers.null import NullRenderer
@@ -44,7 +47,7 @@ from agentrl.train.display import Display
 from agentrl.train.files import write_atomically
 from agentrl.train.pictures import transcripts
 from agentrl.train.run_folder import RunFolder, run_path
-from agentrl.types import Group
+from agentrl.types import Group, Session
 
 SHOWN = 6
 """Conversations in a transcript."""
@@ -58,28 +61,37 @@ IGNORED = {
     "rollout.temperature": "eval.temperature",
 }
 """Settings of training that an evaluation does not use, and the setting to use instead."""
-MODELS_OWN = (
-    *("model", "engine", "fleet", "agent", "agents", "policies", "eval.temperature", "rollout.top_p"),
-    *("eval.top_p", "eval.turn_tokens", "eval.session_tokens"),
-    *("rollout.turn_tokens", "rollout.session_tokens", "rollout.context_tokens"),
+SAMPLING = ("eval.temperature", "rollout.top_p", "eval.top_p", "eval.turn_tokens", "rollout.turn_tokens")
+"""Settings that a model uses, here or behind an API, and a scripted policy does not."""
+ENGINES_OWN = (
+    *("model", "engine", "fleet", "agent", "agents", "policies", "cluster"),
+    *("eval.session_tokens", "rollout.session_tokens", "rollout.context_tokens"),
 )
-"""Settings that only a model uses, and a scripted policy does not."""
+"""Settings that only a model on an engine uses."""
 
 
 def ignored(tree: Mapping[str, Any]) -> dict[str, str]:
     """The settings of a tree that an evaluation would ignore, and why."""
-    policy = tree.get("policy", "model")
+    policy = str(tree.get("policy", "model"))
     found = {}
     for key in _leaves(tree):
-        unused = next((name for name in IGNORED if key == name or key.startswith(f"{name}.")), None)
+        unused = next((name for name in IGNORED if _within(key, (name,))), None)
         if unused is not None:
             instead = f"; an evaluation has {IGNORED[unused]}" if IGNORED[unused] else ""
             found[key] = f"is for training{instead}"
-        elif policy in SCRIPTED and any(key == name or key.startswith(f"{name}.") for name in MODELS_OWN):
+        elif policy in SCRIPTED and _within(key, (*SAMPLING, *ENGINES_OWN, "api")):
             found[key] = f"is for models, and policy={policy} is a script"
+        elif is_remote(policy) and _within(key, ENGINES_OWN):
+            found[key] = f"is for a model on an engine of ours, and policy={policy} is an API; it has api.*"
         elif policy != "model" and key in ("model", "model.name"):
             found[key] = f"names a model, and policy={policy} names one too"
+        elif not is_remote(policy) and _within(key, ("api",)):
+            found[key] = "is for policy=URL"
     return found
+
+
+def _within(key: str, names: Sequence[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def refuse_ignored(tree: Mapping[str, Any]) -> None:
@@ -101,66 +113,150 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 async def evaluate_run(config: RunConfig, display: Display) -> Evaluation:
-    """Measure a policy (a model or a script) on held-out tasks.
+    """Measure a policy (a model, a script, or what an API answers) on held-out tasks.
 
     Raises:
         ConfigError: a setting does not fit.
         InfraError: every session ended in an infrastructure error.
     """
     sandboxes.configure(config.sandbox)
-    make_env = factory(config.env.name, **config.env.kwargs)
-    split = held_out_split(config, make_env())
-    config = config.model_copy(update={"rollout": config.eval.limits(config.rollout)})
-    if config.policy not in ("model", *SCRIPTED):
-        model = config.model.model_copy(update={"name": config.policy})
-        config = config.model_copy(update={"model": model})
-    began = time.monotonic()
-    async with _player(config, make_env, display) as (folder, rollouts, who):
-        display.say(f"evaluating {_label(config)} on {config.env.name}, split {split}, in {folder.path}")
-        kept = set[str]()
-        display.resume_hint = lambda: f"interrupted; {len(kept)} sessions are in {folder.path / 'sessions.db'}"
-        result, groups = await play_held_out(config, rollouts, who, display, ended=lambda s: kept.add(s.id))
-        shown = [session for group in groups[:SHOWN] for session in group.sessions[:1]]
-        transcripts(folder.path / "transcripts" / "eval.md", f"{config.env.name}, {_label(config)}", shown)
-        data = _as_json(config, split, result, groups, time.monotonic() - began)
-        write_atomically(folder.path / "result.json", orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n")
+    config = resolved(config)
+    with _kept(config) as (folder, store), display:
+        async with loaded_policy([config], folder.path, display) as rollouts_of:
+            result, _ = await measure(config, rollouts_of, folder, store, display)
     return result
 
 
+def resolved(config: RunConfig) -> RunConfig:
+    """The configuration with the evaluation's own limits, and with the model that `policy` may name."""
+    config = config.model_copy(update={"rollout": config.eval.limits(config.rollout)})
+    if config.policy in ("model", *SCRIPTED) or is_remote(config.policy):
+        return config
+    return config.model_copy(update={"model": config.model.model_copy(update={"name": config.policy})})
+
+
+Opened = AbstractAsyncContextManager[tuple[Rollouts, Actor | Program]]
+RolloutsOf = Callable[[RunConfig, Store], Opened]
+"""Opens the rollouts of an evaluation by a policy that is loaded, and says who acts in them."""
+
+
 @asynccontextmanager
-async def _player(
-    config: RunConfig, make_env: Callable[[], Env], display: Display
-) -> AsyncIterator[tuple[RunFolder, Rollouts, Actor | Program]]:
-    """The evaluation's folder, its rollouts, and the actor or program."""
+async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Display) -> AsyncIterator[RolloutsOf]:
+    """Load the policy for evaluations of it.
+
+    Args:
+        configs: theirs; the policy's settings are the same in all.
+        folder: where logs go.
+        display: displays progress.
+    """
+    config = configs[0]
     if config.policy in SCRIPTED:
-        policy, name = Policy(NullRenderer()), config.env.name
-        async with rewarded(make_env, config.rewards) as scored:
-            rollouts = Rollouts(scored, policy, config.rollout, config.seed, environment=name)
-            with _kept(config) as (folder, store), display, Recorder(store) as recorder:
-                yield folder, replace(rollouts, recorder=recorder), SCRIPTED[config.policy]
+        yield partial(_without_tokens, SCRIPTED[config.policy])
+        return
+    if is_remote(config.policy):
+        async with remote_actor(config) as actor:
+            yield partial(_without_tokens, actor)
         return
     try:
         from agentrl.train import launch, model_checks, setup
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "torch", "train") from error
     setup.quiet()
-    with TemporaryDirectory() as scratch, _kept(config) as (folder, store), display:
+    played = [(each, _factory(each)) for each in configs]
+    with TemporaryDirectory() as scratch:
         if config.model.name == setup.TINY:
             display.warn(
                 "model=tiny is made for this evaluation and has learned nothing; "
                 "for a trained one use model=runs/NAME/checkpoints/step-…"
             )
         with display.part("loading the model"):
-            base = await launch.base_model(config, make_env, Path(scratch))
+            base = await launch.base_model(config, _factory(config), Path(scratch))
         model_checks.prove_architecture(config, base, display, trains=False)
-        async with launch.player(config, make_env, base, store) as (rollouts, act):
-            with display.part("starting the engine"):
-                await asyncio.gather(*map(started, rollouts.engines))
-            yield folder, rollouts, act(config.rollout)
+        async with launch.loaded(config, played, base, folder) as policy:
+
+            @asynccontextmanager
+            async def rollouts_of(own: RunConfig, store: Store) -> AsyncIterator[tuple[Rollouts, Actor | Program]]:
+                async with launch.playing(policy, own, _factory(own), store) as (rollouts, act):
+                    with display.part("starting the engine"):
+                        await asyncio.gather(*map(started, rollouts.engines))
+                    yield rollouts, act(own.rollout)
+
+            yield rollouts_of
 
 
-def _label(config: RunConfig) -> str:
-    name = config.policy if config.policy in SCRIPTED else config.model.name
+@asynccontextmanager
+async def _without_tokens(
+    actor: Actor, config: RunConfig, store: Store
+) -> AsyncIterator[tuple[Rollouts, Actor | Program]]:
+    """Rollouts of what is no engine: their sessions hold messages."""
+    async with rewarded(_factory(config), config.rewards) as scored:
+        with Recorder(store) as recorder:
+            rollouts = Rollouts(scored, Policy(NullRenderer()), config.rollout, config.seed)
+            yield replace(rollouts, environment=config.env.name, recorder=recorder), actor
+
+
+def _factory(config: RunConfig) -> Callable[[], Env]:
+    return factory(config.env.name, **config.env.kwargs)
+
+
+async def measure(
+    config: RunConfig,
+    rollouts_of: RolloutsOf,
+    folder: RunFolder,
+    store: Store,
+    display: Display,
+    *,
+    name: str = "evaluation",
+    detail: Callable[[], str] = str,
+    ended: Callable[[Session], None] = lambda session: None,
+    about: Mapping[str, Any] | None = None,
+    hint: str = "",
+) -> tuple[Evaluation, dict[str, Any]]:
+    """Play one evaluation, and write its result and some conversations into its folder.
+
+    Args:
+        config: its settings, `resolved`.
+        rollouts_of: opens rollouts by the policy.
+        folder: the evaluation's own; sessions that its store holds already are taken, or continued.
+        store: of its sessions.
+        display: displays progress.
+        name: what the display calls it.
+        detail: what the display says beside it.
+        ended: is called with each session that has ended.
+        about: what `result.json` has besides.
+        hint: what an interrupted one prints besides.
+
+    Returns:
+        The result, and what `result.json` says of it.
+
+    Raises:
+        InfraError: every session ended in an infrastructure error.
+    """
+    split = held_out_split(config, _factory(config)())
+    began = time.monotonic()
+    display.say(f"evaluating {label(config)} on {config.env.name}, split {split}, in {folder.path}")
+    kept = set[str]()
+    display.resume_hint = lambda: f"interrupted; {len(kept)} sessions are in {folder.path / 'sessions.db'}{hint}"
+
+    def keep(session: Session) -> None:
+        kept.add(session.id)
+        ended(session)
+
+    async with rollouts_of(config, store) as (rollouts, who):
+        rollouts.left.find_evaluated(store)
+        result, groups = await play_held_out(config, rollouts, who, display, name, ended=keep, detail=detail)
+    shown = [session for group in groups[:SHOWN] for session in group.sessions[:1]]
+    transcripts(folder.path / "transcripts" / "eval.md", f"{config.env.name}, {label(config)}", shown)
+    data = {**_as_json(config, split, result, groups, time.monotonic() - began), **(about or {})}
+    write_atomically(folder.path / "result.json", orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n")
+    return result, data
+
+
+def label(config: RunConfig) -> str:
+    """What is measured, in words."""
+    if is_remote(config.policy):
+        return f"{config.api.model} at {without_secrets(config.policy)}"
+    name = config.policy if config.policy != "model" else config.model.name
     return f"agent {config.agent!r} with {name}" if config.agent else name
 
 
@@ -187,7 +283,7 @@ def _as_json(
     sessions = sessions_of(groups)
     about = {
         "env": config.env.name,
-        "policy": config.policy if config.policy in SCRIPTED else config.model.name,
+        "policy": label(config),
         "agent": config.agent,
         "split": split,
         "seed": config.seed,

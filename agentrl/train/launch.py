@@ -7,8 +7,9 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.policies import Policy, averaged_policy, frozen_policies
 from agentrl.rollout.programs import Program, serving
 from agentrl.rollout.rerun import RerunRollouts
-from agentrl.rollout.rerun_engine import RerunEngine
+from agentrl.rollout.rerun_engine import Recording, RerunEngine
 from agentrl.rollout.stats import Evaluation
 from agentrl.sessions.recorder import Recorder
 from agentrl.sessions.renderers import get_renderer, strip
@@ -235,50 +236,89 @@ async def player(
 ) -> AsyncIterator[tuple[Rollouts, Callable[[RolloutConfig], Actor | Program]]]:
     """Rollouts on the run's cluster, and a function from limits to what acts in them: the model, or a program."""
     folder = Path(store.path).parent
-    with cluster.opened(config.cluster, folder / "logs") as opened:
-        await asyncio.to_thread(reserve, opened, config, base)
-        async with cluster.while_not_lost(opened.lost), _playing(shared(config, folder), make_env, base, store) as made:
-            yield made
+    config = shared(config, folder)
+    async with (
+        loaded(config, [(config, make_env)], base, folder) as policy,
+        playing(policy, config, make_env, store) as made,
+    ):
+        yield made
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """A policy whose engines are started, or about to be.
+
+    Attributes:
+        policy: it.
+        base: the folder of its model.
+        recorded: what a rerun repeats; None elsewhere.
+    """
+
+    policy: Policy
+    base: Path
+    recorded: Recording | None = None
 
 
 @asynccontextmanager
-async def _playing(
-    config: RunConfig, make_env: Callable[[], Env], base: Path, store: Store
+async def loaded(
+    config: RunConfig, played: Sequence[tuple[RunConfig, Callable[[], Env]]], base: Path, folder: Path
+) -> AsyncIterator[LoadedPolicy]:
+    """The policy of a configuration, on its cluster; its engines are closed in the end.
+
+    Args:
+        config: what names it.
+        played: the environments that it is to play, each with its own limits.
+        base: the folder of its model.
+        folder: where logs go.
+    """
+    with cluster.opened(config.cluster, folder / "logs") as opened:
+        await asyncio.to_thread(reserve, opened, config, base)
+        async with cluster.while_not_lost(opened.lost):
+            renderer = get_renderer(base, config.model.renderer)
+            for own, make_env in played:
+                await preflight.check_room(own, make_env, renderer, base)
+            engine: Engine = make_engines(engine_settings(config), config.fleet, config.weights, base)
+            try:
+                require_recording(config, engine)
+                recorded = recording.load(config, engine) if config.rerun else None
+                if recorded is not None:
+                    engine = RerunEngine(engine, recorded)
+                policy = Policy(renderer, engine, model=base, strip_reasoning=config.model.reasoning == "strip")
+                async with elastic(engine, engine_settings(config), config.fleet, base):
+                    yield LoadedPolicy(policy, base, recorded)
+            finally:
+                await engine.close()
+
+
+@asynccontextmanager
+async def playing(
+    loaded: LoadedPolicy, config: RunConfig, make_env: Callable[[], Env], store: Store
 ) -> AsyncIterator[tuple[Rollouts, Callable[[RolloutConfig], Actor | Program]]]:
-    renderer = get_renderer(base, config.model.renderer)
-    await preflight.check_room(config, make_env, renderer, base)
-    engine: Engine = make_engines(engine_settings(config), config.fleet, config.weights, base)
-    shape = config.rollout
+    """A loaded policy's rollouts on one environment, and a function from limits to what acts in them."""
+    policy, shape = loaded.policy, config.rollout
 
     def model(limits: RolloutConfig) -> Actor:
         return ModelActor(
             Sampling(temperature=limits.temperature, top_p=limits.top_p, max_new_tokens=limits.turn_tokens)
         )
 
-    try:
-        require_recording(config, engine)
-        recorded = recording.load(config, engine) if config.rerun else None
-        if recorded is not None:
-            engine = RerunEngine(engine, recorded)
-        stripping = config.model.reasoning == "strip"
-        policy = Policy(renderer, engine, model=base, strip_reasoning=stripping)
-        async with (
-            frozen_policies(config.policies, config.agents, base, shape) as partners,
-            rewarded(make_env, config.rewards) as scored,
-            elastic(engine, engine_settings(config), config.fleet, base),
-        ):
-            with Recorder(store) as recorder:
-                rollouts = Rollouts(scored, policy, shape, config.seed, partners, config.env.name, recorder)
-                if recorded is not None:
-                    rollouts = RerunRollouts.of(rollouts, recorded)
-                if config.agent is None:
-                    async with in_workers(config, rollouts, base) as placed:
-                        yield placed, model
-                    return
-                async with serving(config.agent, engine, renderer, store, shape, strip_reasoning=stripping) as program:
-                    yield rollouts, lambda _: program
-    finally:
-        await engine.close()
+    async with (
+        frozen_policies(config.policies, config.agents, loaded.base, shape) as partners,
+        rewarded(make_env, config.rewards) as scored,
+    ):
+        with Recorder(store) as recorder:
+            rollouts = Rollouts(scored, policy, shape, config.seed, partners, config.env.name, recorder)
+            if loaded.recorded is not None:
+                rollouts = RerunRollouts.of(rollouts, loaded.recorded)
+            if config.agent is None:
+                async with in_workers(config, rollouts, loaded.base) as placed:
+                    yield placed, model
+                return
+            assert policy.engine is not None
+            async with serving(
+                config.agent, policy.engine, policy.renderer, store, shape, strip_reasoning=policy.strip_reasoning
+            ) as program:
+                yield rollouts, lambda _: program
 
 
 async def base_model(config: RunConfig, make_env: Callable[[], Env], folder: Path) -> Path:

@@ -22,6 +22,7 @@ from agentrl.rollout.engines import check_engine
 from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.evaluation import SCRIPTED, held_out_split
 from agentrl.rollout.filters import FILTERS, PRIORITIES, make_measure
+from agentrl.rollout.remote import check_api, is_remote
 from agentrl.sessions.conversation import Conversation
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.base import Renderer
@@ -81,9 +82,11 @@ def check_evaluation(config: RunConfig) -> None:
         UnknownName: there is none of a name; the message lists what is known.
         ConfigError, InvalidInput, EnvError, MissingExtra: something that is named can't be used here.
     """
-    if config.policy not in SCRIPTED:
-        _check_player(config, config.model.name if config.policy == "model" else config.policy)
     env = make(config.env.name, **config.env.kwargs)
+    if is_remote(config.policy):
+        check_api(config, env)
+    elif config.policy not in SCRIPTED:
+        _check_player(config, config.model.name if config.policy == "model" else config.policy)
     _check_agents(config, env, trains=False)
     _check_tasks(env, held_out_split(config, env))
 

@@ -1,0 +1,133 @@
+"""Anthropic's Messages (https://docs.anthropic.com/en/api/messages)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import anthropic
+
+from agentrl.errors import EngineError, ToolArguments
+from agentrl.rollout.remote.reply import Reply, refusal
+from agentrl.rollout.usage import Usage
+from agentrl.sessions.renderers.base import ToolSchema
+from agentrl.types import FinishReason, FunctionCall, Message, Part, Sampling, ToolCall
+from agentrl.types.messages import parse_arguments
+
+EMPTY = "(empty)"
+"""What stands for a message without text, which the protocol refuses."""
+
+
+class AnthropicMessages:
+    """A client of Anthropic's API, or of a server that speaks it; arguments as in `Chat`."""
+
+    def __init__(self, url: str, model: str, key: str, retries: int, extra: Mapping[str, Any]) -> None:
+        self._url, self._model, self._extra = url, model, dict(extra)
+        self._client = anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=retries)
+
+    async def ask(self, messages: Sequence[Message], tools: Sequence[ToolSchema], sampling: Sampling) -> Reply:
+        """The next message of a conversation; see `Api`."""
+        try:
+            answer: Any = await self._client.post(
+                "/v1/messages", body=self._body(messages, tools, sampling), cast_to=object
+            )
+        except anthropic.APIStatusError as error:
+            raise refusal(error.status_code, self._url, error) from error
+        except anthropic.AnthropicError as error:
+            raise EngineError(f"{self._url}: {type(error).__name__}: {error}") from error
+        try:
+            return read(answer)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise EngineError(f"{self._url} answered with something else than a message: {answer!r:.200}") from error
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._client.close()
+
+    def _body(self, messages: Sequence[Message], tools: Sequence[ToolSchema], sampling: Sampling) -> dict[str, Any]:
+        instructions = [message.text for message in messages if message.role in ("system", "developer")]
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": written(messages),
+            "max_tokens": sampling.max_new_tokens,
+        }
+        if any(instructions):
+            body["system"] = "\n\n".join(filter(None, instructions))
+        if tools:
+            functions = [tool["function"] for tool in tools]
+            body["tools"] = [
+                {"name": f["name"], "description": f.get("description", ""), "input_schema": f["parameters"]}
+                for f in functions
+            ]
+        if sampling.temperature != 1:
+            body["temperature"] = sampling.temperature
+        if sampling.top_p < 1:
+            body["top_p"] = sampling.top_p
+        return body | self._extra
+
+
+def written(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as the protocol has them: roles alternate, and tool results are blocks of a user's message."""
+    spoken = [message for message in messages if message.role not in ("system", "developer")]
+    turns = groupby(spoken, key=lambda message: "assistant" if message.role == "assistant" else "user")
+    return [
+        {"role": role, "content": [block for message in together for block in _blocks(message)]}
+        for role, together in turns
+    ]
+
+
+def _blocks(message: Message) -> Iterator[dict[str, Any]]:
+    if message.role == "tool":
+        yield {"type": "tool_result", "tool_use_id": message.tool_call_id or "", "content": message.text}
+        return
+    for part in message.content if isinstance(message.content, list) else ():
+        if part.image_url is not None:
+            yield _image(part)
+    if message.text.strip() or not (message.tool_calls or isinstance(message.content, list)):
+        yield {"type": "text", "text": message.text if message.text.strip() else EMPTY}
+    for call in message.tool_calls or ():
+        try:
+            arguments = parse_arguments(call)
+        except ToolArguments:
+            arguments = {}
+        yield {"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments}
+
+
+def _image(part: Part) -> dict[str, Any]:
+    url = str((part.image_url or {}).get("url", ""))
+    kind, _, data = url.removeprefix("data:").partition(";base64,")
+    if data:
+        return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
+    return {"type": "image", "source": {"type": "url", "url": url}}
+
+
+def read(answer: Mapping[str, Any]) -> Reply:
+    """The reply in a response's JSON.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: it is none.
+    """
+    text, thinking, calls = [], [], []
+    for block in answer["content"]:
+        match block["type"]:
+            case "text":
+                text.append(block["text"])
+            case "thinking":
+                thinking.append(block["thinking"])
+            case "tool_use":
+                function = FunctionCall(name=block["name"], arguments=json.dumps(block["input"]))
+                calls.append(ToolCall(id=block["id"], function=function))
+    message = Message(
+        role="assistant",
+        content="".join(text) or (None if calls else ""),
+        reasoning_content="".join(thinking) or None,
+        tool_calls=calls or None,
+    )
+    used = answer.get("usage") or {}
+    cached = int(used.get("cache_read_input_tokens") or 0)
+    prompt = int(used.get("input_tokens") or 0) + cached + int(used.get("cache_creation_input_tokens") or 0)
+    cut = answer.get("stop_reason") in ("max_tokens", "model_context_window_exceeded")
+    spent = Usage(prompt, int(used.get("output_tokens") or 0), cached)
+    return Reply(message, FinishReason.LENGTH if cut else FinishReason.STOP, spent)
