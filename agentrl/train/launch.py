@@ -193,9 +193,9 @@ def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
     except Exception as error:
         ours = isinstance(error, OSError) and not isinstance(error, AgentRLError) and error.errno in DISK_FAILED
         named = StoreError(str(error)) if ours else error
-        if isinstance(named, AgentRLError) and folder.checkpoints() and not config.rerun:
+        if isinstance(named, AgentRLError) and folder.has_saved() and not config.rerun:
             named.add_note(f"once that is fixed, {folder.resume_hint()}")
-        elif not config.resume and not folder.checkpoints():
+        elif not config.resume and not folder.has_saved():
             folder.discard()
         if named is error:
             raise

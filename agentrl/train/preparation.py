@@ -6,6 +6,7 @@ A trainer that dies meanwhile is started anew, as one that dies later is (`train
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -144,7 +145,7 @@ def _threads(config: RunConfig, base: Path, trainer: Trainer) -> str | None:
 
 async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], Env], loop: Loop) -> None:
     """The warm start, where there is one, and the checkpoint that reinforcement learning begins from."""
-    warm = config.warm_start
+    warm, saved = config.warm_start, loop.folder.warm_start
     if warm.steps:
         env = make_env()
         tasks = TaskStream(env, setup.demonstration_split(env), config.seed)
@@ -153,10 +154,12 @@ async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[],
 
         async def imitate() -> None:
             budget = config.trainer.token_budget
-            await warmstart.warm_start(loop.trainer, demos, warm, budget, config.seed, loop.display)
+            every = config.checkpoint_every
+            await warmstart.warm_start(loop.trainer, demos, warm, budget, config.seed, loop.display, saved, every)
             loop.trainer.begin(config.algo, config.steps)
 
         await loop.recovering(0, imitate)
         assert loop.recovery is not None
         loop.recovery.imitate = imitate
     await loop.recovering(0, partial(loop.save, 0))
+    shutil.rmtree(saved, ignore_errors=True)

@@ -49,6 +49,7 @@ from agentrl.train.resuming import step_of
 from agentrl.train.trackers import TRACKERS, Trackers
 from agentrl.train.trackers.base import About
 from agentrl.train.trackers.tensorboard import TensorBoard
+from agentrl.train.warmstart import saved_steps
 
 if TYPE_CHECKING:
     from agentrl.train.remote_copy import Uploads
@@ -256,6 +257,15 @@ class RunFolder:
         """Whole checkpoints, oldest first: one whose trainer is still being written is not whole yet."""
         return resuming.whole_checkpoints(self.path)
 
+    @property
+    def warm_start(self) -> Path:
+        """Where the trainer is saved until reinforcement learning has its first checkpoint."""
+        return self.path / "checkpoints" / "warm-start"
+
+    def has_saved(self) -> bool:
+        """Whether there is a checkpoint, or a trainer amid its warm start, to go on from."""
+        return bool(self.checkpoints() or saved_steps(self.warm_start))
+
     def _seal_late_ones(self) -> None:
         """Add the trainers that were written during training to the manifests."""
         for path in self.checkpoints():
@@ -265,7 +275,12 @@ class RunFolder:
     def resume_hint(self) -> str:
         """The command that resumes this run, and the step where it will begin."""
         whole = self.checkpoints()
-        where = f"from step {step_of(whole[-1])}" if whole else "from its beginning (there is no checkpoint yet)"
+        imitated = saved_steps(self.warm_start)
+        where = "from its beginning (there is no checkpoint yet)"
+        if whole:
+            where = f"from step {step_of(whole[-1])}"
+        elif imitated:
+            where = f"from step {imitated} of its warm start"
         return f"resume {where} with:\n  agentrl train resume={self.path}"
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 A model that never gets a reward learns nothing from rewards. The demonstrations are played by the
 same episode driver as rollouts, on tasks of the environment's `demo` split (or `train` where it has none), and
 trained on as forests by the algorithm `sft`. The same trainer then begins its second phase with a fresh
-optimizer.
+optimizer. The trainer is saved as often as later, so that a warm start that was interrupted goes on.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import shutil
+from pathlib import Path
 
 from agentrl.config import AlgoConfig, WarmStartConfig
 from agentrl.envs.episode import DEMONSTRATOR
@@ -65,9 +67,16 @@ async def demonstrations(rollouts: Rollouts, tasks: TaskStream, count: int, disp
 
 
 async def warm_start(
-    trainer: Trainer, demos: list[Session], config: WarmStartConfig, token_budget: int, seed: int, display: Display
+    trainer: Trainer,
+    demos: list[Session],
+    config: WarmStartConfig,
+    token_budget: int,
+    seed: int,
+    display: Display,
+    folder: Path,
+    every: int,
 ) -> None:
-    """Imitate: `config.steps` optimizer steps on the demonstrations.
+    """Imitate: `config.steps` optimizer steps on the demonstrations, but for those that were saved before.
 
     Args:
         trainer: learns; the caller begins its next phase.
@@ -76,15 +85,42 @@ async def warm_start(
         token_budget: tokens of one forest.
         seed: the run's; it decides the order of the demonstrations.
         display: where progress is shown.
+        folder: where the trainer is saved; the caller removes it once the next phase has its checkpoint.
+        every: steps between two such files.
     """
     algo = settings(config)
     algorithm = make_algorithm(algo)
     trainer.begin(algo, config.steps)
-    display.phase("warm start: imitating demonstrations", config.steps, "loss")
+    if done := saved_steps(folder):
+        await asyncio.to_thread(trainer.load, _saved(folder, done))
+        display.say(f"the warm start goes on after its step {done}")
+    display.phase("warm start: imitating demonstrations", config.steps, "loss", done)
     order = random.Random(derive(seed, "warm start"))
     for step in range(config.steps):
         chosen = order.sample(demos, min(config.batch, len(demos)))
+        if step < done:
+            continue
         batch = [Group("demonstrations", chosen[0].task, chosen)]  # one group: what they share is computed once
         forests = pack(batch, algorithm.credit(batch), token_budget, seed=derive(seed, "pack", step))
         metrics = await asyncio.to_thread(trainer.step, forests)
         display.step(metrics, metrics["loss"])
+        if (step + 1) % every == 0 and step + 1 < config.steps:
+            await asyncio.to_thread(_save, trainer, folder, step + 1)
+
+
+def saved_steps(folder: Path) -> int:
+    """The steps of a warm start that its newest saved trainer has behind it; 0 where none is saved."""
+    return max((int(path.name) for path in folder.glob("*") if path.name.isdecimal()), default=0)
+
+
+def _saved(folder: Path, step: int) -> Path:
+    return folder / f"{step:06}"
+
+
+def _save(trainer: Trainer, folder: Path, step: int) -> None:
+    """Save a trainer, and remove those of earlier steps."""
+    folder.mkdir(parents=True, exist_ok=True)
+    trainer.save(_saved(folder, step))
+    for path in folder.iterdir():
+        if path != _saved(folder, step):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()

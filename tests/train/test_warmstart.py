@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from agentrl.sessions.store import Store
 from agentrl.train import warmstart
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.api import configure
+from agentrl.train.backends.torch import TorchTrainer
 from agentrl.types import Message, Session, Task
 from tests.train.trees import as_group, environment_node, sampled_node
 
@@ -80,3 +82,38 @@ def test_a_tiny_model_is_made_from_what_a_demonstrator_says_and_measured_as_ofte
     assert played == {0, 2, 4, 5}
     assert "odd" in (tmp_path / "run" / "model" / "tokenizer.json").read_text()
     assert result.before is not None
+
+
+class Kept(Beginner):
+    """Its demonstrator's answers depend on the task."""
+
+    def demonstrate(self, messages: Sequence[Message]) -> str:
+        return "even" if int(messages[-1].content.rstrip("?")) % 2 == 0 else "odd"
+
+
+@pytest.mark.slow
+def test_an_interrupted_warm_start_goes_on_from_its_last_saved_step_and_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"warm_start.steps": 5, "warm_start.demos": 8, "warm_start.batch": 3, "checkpoint_every": 2}
+    sizes |= {"steps": 1, "eval.tasks": 1, "rollout.groups_per_step": 1, "rollout.group_size": 2}
+    agentrl.train(Kept, run_dir=str(tmp_path / "whole"), **sizes)
+    trained, step = 0, TorchTrainer.step
+
+    def interrupted(self: TorchTrainer, *args: Any, **kwargs: Any) -> dict[str, float]:
+        nonlocal trained
+        trained += 1
+        if trained == 4:
+            raise RuntimeError("killed")
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(TorchTrainer, "step", interrupted)
+    run = tmp_path / "interrupted"
+    with pytest.raises(RuntimeError, match="killed"):
+        agentrl.train(Kept, run_dir=str(run), **sizes)
+    assert [path.name for path in (run / "checkpoints" / "warm-start").iterdir()] == ["000002"]
+    agentrl.train(Kept, resume=str(run), **sizes)
+    assert trained == 4 + 3 + 1, "the third step again, two more, and one of reinforcement learning"
+    assert not (run / "checkpoints" / "warm-start").exists()
+    weights = [(path / "checkpoints/step-000000/model.safetensors").read_bytes() for path in (run, tmp_path / "whole")]
+    assert weights[0] == weights[1]
