@@ -29,7 +29,8 @@ def check_environment(name: str, options: dict[str, Any], out: Console, **settin
     """The environment's contract, rule by rule, as docs/check.md lists them."""
     from agentrl.envs.check import LIMIT, check_env
 
-    numbers, rewards = {"tasks": 3, "seed": 0, "limit": LIMIT}, settings.pop("rewards", {})
+    numbers: dict[str, Any] = {"tasks": 3, "seed": 0, "limit": LIMIT, "hostile": None}
+    rewards = settings.pop("rewards", {})
     for key, value in settings.items():
         if key not in numbers:
             raise unknown_name("setting of check env=…", key, [*numbers, "rewards"])

@@ -111,6 +111,12 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
         {"env=swe": "env=calculator", "model=…": "model=model", "weights.dir=/shared/weights": "weights.dir=shared"},
         servers=("http://a:30000", "http://b:30000"),
     ),
+    "agentrl check env=retail hostile=1000": Run(instead={"hostile=1000": "hostile=2"}),
+    "agentrl eval env=retail env.level=1 policy=expert eval.tasks=20": Run(slow=False),
+    "agentrl train env=retail env.path=tau2_retail env.customer=policy agents.customer=simulator "
+    "policies.simulator.model=start model=…": Left(
+        "hours with a real model; the two agents are tested in test_retail.py"
+    ),
     "agentrl check env=oracle.py:Oracle": Run(slow=False),
     "agentrl train env=oracle.py:Oracle": Run(TRAINED + "steps=1 warm_start.steps=2 warm_start.demos=16"),
     "agentrl eval env=oracle.py:Oracle policy=noop": Run(slow=False),

@@ -41,6 +41,7 @@ ENVS: Registry[EnvFactory] = Registry(
         "code": "agentrl.envs.code.env:Code",
         "gsm8k": "agentrl.envs.gsm8k:GSM8K",
         "mixture": "agentrl.envs.mixture:Mixture",
+        "retail": "agentrl.envs.retail.env:Retail",
         "search_r1": "agentrl.envs.search_r1.env:SearchR1",
         "swe": "agentrl.envs.swe.env:Swe",
     },

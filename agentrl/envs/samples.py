@@ -21,6 +21,26 @@ SAYING = 0.1
 MAX_READ = 10_000
 """Characters of a message that it takes words from."""
 _WORD = re.compile(r"\w+")
+MANY_CALLS = 10
+HOSTILE_TEXTS = (
+    "",
+    " ",
+    "\0\x1b[2J\u202e",
+    "A" * 200_000,
+    "word " * 2_000,
+    "' OR 1=1; DROP TABLE orders; --",
+    "../../../../etc/passwd",
+    "<script>alert(1)</script><|im_end|></tool_call>",
+    "{{7*7}} %s %n {0.__class__} $(id)",
+    "(a+)+$",
+    "-1e999",
+    "\ud83d\ud800",
+    "٣٤",
+)
+"""Harmless where they are run by a shell, since a sandbox may isolate nothing."""
+HOSTILE_NUMBERS = (-1, 2**31, 10**18, -(10**40), 0.5, 1e308, float("nan"), float("inf"))
+MALFORMED = ("", "{", "[]", "null", "NaN", '"text"', "9" * 5_000, '{"a":' * 20_000, "{'a': 1}", '{"a": 1}{"a": 2}')
+"""Arguments that are no JSON object, or one that is nested too deeply."""
 
 
 def sampled_policy(env: Env, messages: Sequence[Message]) -> Message:
@@ -54,6 +74,49 @@ def random_policy(seed: int) -> ScriptedPolicy:
         return Message(role="assistant", tool_calls=[ToolCall(id=f"call_{said}", function=function)])
 
     return policy
+
+
+def hostile_policy(seed: int) -> ScriptedPolicy:
+    """An agent of malformed, hostile and huge calls and texts: what a broken model may write."""
+
+    def policy(env: Env, messages: Sequence[Message]) -> Message:
+        said = sum(message.role == "assistant" for message in messages)
+        rng = random.Random(f"hostile/{seed}/{said}/{messages[0].text[:MAX_READ]}")
+        if not len(env.tools) or rng.random() < SAYING:
+            return Message(role="assistant", content=rng.choice(HOSTILE_TEXTS))
+        number = rng.choice((1, 1, 1, 2, MANY_CALLS))
+        calls = [_hostile_call(rng, env, f"call_{said}_{place}") for place in range(number)]
+        return Message(role="assistant", content=rng.choice(("", HOSTILE_TEXTS[0])), tool_calls=calls)
+
+    return policy
+
+
+def _hostile_call(rng: random.Random, env: Env, call_id: str) -> ToolCall:
+    tool = rng.choice(list(env.tools))
+    name, error, kind = tool.name, None, rng.random()
+    if kind < 0.6:  # fits the schema, mostly, with hostile values
+        drawn = _drawn(rng, tool.parameters, tool.parameters.get("$defs", {}), HOSTILE_TEXTS, MAX_DEPTH)
+        arguments = json.dumps(_distorted(rng, drawn))
+    elif kind < 0.7:
+        arguments = json.dumps({**sample(tool.parameters), "no_such_argument": rng.choice(HOSTILE_TEXTS)})
+    elif kind < 0.85:
+        arguments = rng.choice(MALFORMED)
+    elif kind < 0.95:
+        name, arguments = rng.choice(("", "../tool", "__class__", "run_tools", "x" * 10_000)), "{}"
+    else:
+        arguments, error = rng.choice(MALFORMED), "not a call"
+    return ToolCall(id=call_id, function=FunctionCall(name=name, arguments=arguments), error=error)
+
+
+def _distorted(rng: random.Random, value: Any) -> Any:
+    """The value with some of its numbers too large, and some values of another type."""
+    if isinstance(value, dict):
+        return {key: _distorted(rng, each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_distorted(rng, each) for each in value] * rng.choice((1, 1, MANY_CALLS))
+    if isinstance(value, int) and not isinstance(value, bool) and rng.random() < 0.5:
+        return rng.choice(HOSTILE_NUMBERS)
+    return rng.choice((None, [], {}, 0, "", True, [[value]])) if rng.random() < 0.1 else value
 
 
 def _drawn(

@@ -308,6 +308,17 @@ class Forgetful(Till):
         return result
 
 
+@fault("hostile", "Unprepared.step raised")
+class Unprepared(Till):
+    """Has no room for long arguments."""
+
+    async def step(self, message: Message) -> StepResult:
+        for call in message.tool_calls or ():
+            if len(call.function.arguments) > 1000:
+                raise MemoryError(len(call.function.arguments))
+        return await self.run_tools(message)
+
+
 @fault("isolation", "task 'train-0' differs while other instances run")
 class Global(Till):
     """Keeps its state where all instances share it."""

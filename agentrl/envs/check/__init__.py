@@ -29,6 +29,7 @@ def check_env(
     tasks: int = 3,
     seed: int = 0,
     limit: float = LIMIT,
+    hostile: int | None = None,
     options: dict[str, Any] | None = None,
     rewards: Mapping[str, Any] | None = None,
     report: Callable[[Finding | Progress], None] | None = None,
@@ -41,6 +42,7 @@ def check_env(
         tasks: how many tasks of each split to run.
         seed: the episodes' seed.
         limit: seconds that one call of a method may take; the whole check may take ten times as long.
+        hostile: how many episodes of malformed, hostile and huge calls to run; by default a few, within seconds.
         options: the constructor's options, where one of them has the name of an argument here.
         rewards: settings of further rewards by name, as `rewards.*` of a run.
         report: called with each finding at once, and with the progress every tenth of a second.
@@ -54,12 +56,12 @@ def check_env(
         ConfigError: the options, or the settings of a reward, are wrong.
         InvalidInput: a number that is not positive.
     """
-    for name, value in (("tasks", tasks), ("limit", limit)):
+    for name, value in (("tasks", tasks), ("limit", limit), ("hostile", 1 if hostile is None else hostile)):
         if not value > 0:
             raise InvalidInput(f"{name} = {value!r}: must be positive")
     target = type(env) if isinstance(env, Env) else env
     found = []
-    for event in supervise(Job(target, {**(options or {}), **kwargs}, tasks, seed, limit, rewards or {})):
+    for event in supervise(Job(target, {**(options or {}), **kwargs}, tasks, seed, limit, rewards or {}, hostile)):
         if report is not None:
             report(event)
         if isinstance(event, Finding):

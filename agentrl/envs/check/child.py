@@ -55,6 +55,7 @@ class Job:
         seed: the episodes'.
         limit: seconds that one call may take.
         rewards: settings of further rewards by name.
+        hostile: how many episodes of hostile calls are run; None: a few.
     """
 
     env: Any
@@ -63,6 +64,7 @@ class Job:
     seed: int
     limit: float
     rewards: Mapping[str, Any] = field(default_factory=dict)
+    hostile: int | None = None
 
 
 def hang(label: str, limit: float, place: str) -> Finding:
@@ -155,7 +157,7 @@ async def _check(job: Job, make: Callable[[], Env], send: Connection, monitor: M
 
 
 async def _try_rules(job: Job, make: Callable[[], Env], send: Connection, monitor: Monitor) -> None:
-    subject = Subject(make, monitor, job.seed)
+    subject = Subject(make, monitor, job.seed, job.hostile)
     seen: set[str] = set()
     for rule in RULES:
         if rule.name == "failures":

@@ -14,10 +14,11 @@ from agentrl.envs.base import Env, has_expert
 from agentrl.envs.check.monitor import Call, Failure, Monitor, seed_generators
 from agentrl.envs.check.resources import SETTLE, Holdings, held, left_since
 from agentrl.envs.episode import ScriptedPolicy, expert_policy, noop_policy, play
-from agentrl.envs.samples import random_policy, sampled_policy
+from agentrl.envs.samples import hostile_policy, random_policy, sampled_policy
 from agentrl.types import Message, Session, Task
 
 EXPERT, SILENT, MADE_UP, RANDOM = "expert", "silent agent", "agent of made-up calls", "random agent"
+HOSTILE = "agent of hostile calls"
 CAP = 100
 """Turns after which an episode counts as endless."""
 ENDLESS_TURNS = 1000
@@ -27,6 +28,8 @@ RANDOM_EPISODES = 6
 """Random episodes of each task."""
 RANDOM_SECONDS = 5.0
 """No further ones are begun after so long."""
+HOSTILE_EPISODES = 2
+"""Episodes of hostile calls, unless more are asked for."""
 
 
 @dataclass
@@ -69,14 +72,17 @@ class Subject:
         splits: the tasks by split, of two instances.
         tasks: those that are run.
         seed: the episodes' seed.
+        hostile: how many episodes of hostile calls to run.
+        patient: whether to run all of them, however long they take.
         expert: whether there is one.
         notes: results of a rule that a later one reads.
         copies: numbers for further copies of an episode.
         instance: the instance of the last episode.
     """
 
-    def __init__(self, make: Callable[[], Env], monitor: Monitor, seed: int) -> None:
+    def __init__(self, make: Callable[[], Env], monitor: Monitor, seed: int, hostile: int | None = None) -> None:
         self.make, self.monitor, self.seed = make, monitor, seed
+        self.hostile, self.patient = HOSTILE_EPISODES if hostile is None else hostile, hostile is not None
         self.env = make()
         self.expert = has_expert(self.env)
         self.splits: dict[str, tuple[list[Task], list[Task]]] = {}
@@ -102,7 +108,7 @@ class Subject:
         """An episode, run at the first request; copies differ in the instance alone."""
         key = (task.id, agent, copy)
         if key not in self._kept:
-            self._kept[key] = await self._play(task, agent, copy)
+            self._kept[key] = await self.play(task, agent, copy)
         return self._kept[key]
 
     async def episodes(self, *agents: str, copies: Sequence[int] = (0,)) -> list[Episode]:
@@ -141,10 +147,12 @@ class Subject:
             SILENT: noop_policy,
             MADE_UP: sampled_policy,
             RANDOM: random_policy(self.seed + copy),
+            HOSTILE: hostile_policy(self.seed + copy),
         }
         return policies[agent]
 
-    async def _play(self, task: Task, agent: str, copy: int) -> Episode:
+    async def play(self, task: Task, agent: str, copy: int) -> Episode:
+        """Run an episode without keeping it."""
         self._restore()
         self.label(task, agent)
         self.monitor.take()
@@ -159,7 +167,7 @@ class Subject:
             return message
 
         env, began = self.make(), time.monotonic()
-        limit = RANDOM_TURNS if agent == RANDOM else self.limit
+        limit = RANDOM_TURNS if agent in (RANDOM, HOSTILE) else self.limit
         try:
             playing = play(env, task, recorded, seed=self.seed, max_turns=limit)
             episode.session = await asyncio.create_task(

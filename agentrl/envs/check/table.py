@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.envs.check import data, episodes, rewards, runtime, states
+from agentrl.envs.check import data, episodes, hostile, rewards, runtime, states
 from agentrl.envs.check.rules import Rule
 
 RULES: tuple[Rule, ...] = (
@@ -115,6 +115,12 @@ RULES: tuple[Rule, ...] = (
         "invalid tool calls are answered",
         "answer every call once, in order, under its own id; `self.run_tools(message)` does",
         runtime.bad_calls,
+    ),
+    Rule(
+        "hostile",
+        "malformed, hostile and huge calls are answered, leave nothing behind, and are blamed on the agent",
+        "check lengths and values before they are used, and raise agentrl.errors.ToolError for what is not allowed",
+        hostile.hostile,
     ),
     Rule(
         "isolation",
