@@ -4,12 +4,12 @@ BIN := .venv/bin
 # Two workers; tests/conftest.py says what they take as a whole, most tests first.
 PYTEST := $(BIN)/pytest --numprocesses 2
 
-.PHONY: train test check clients clients-all engines gpu format clean
+.PHONY: train test check clients clients-all adapters engines gpu format clean
 
 train: .venv/installed
 	$(BIN)/agentrl train env=calculator
 
-test: .venv/installed clients .venv-verl/installed .venv-trl-functions/installed
+test: .venv/installed clients adapters .venv-verl/installed .venv-trl-functions/installed
 	$(PYTEST)
 
 check: .venv/installed
@@ -31,6 +31,10 @@ clients-all: .venv/installed .venv-clients/installed
 	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/pip install --quiet --requirement $<
 	touch $@
+
+# The libraries that adapters are tried with, of the versions that go together (500 MB, in seconds).
+adapters: .venv/installed
+	tests/envs/adapters/install.sh
 
 # verl's functions, which ours are compared with: its package alone, beside .venv's torch (25 MB).
 .venv-verl/installed: tests/train/verl/requirements.txt | .venv/installed
@@ -63,4 +67,4 @@ format: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-clients* .venv-sglang .venv-vllm .venv-uv .venv-trl .venv-trl-functions .venv-verl .venv-router .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-clients* .venv-adapters .venv-sglang .venv-vllm .venv-uv .venv-trl .venv-trl-functions .venv-verl .venv-router .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -50,6 +50,7 @@ EXTRAS = {
     "docker": "docker",
     "pyarrow": "parquet",
     "megatron": "megatron",
+    "gymnasium": "gymnasium",
 }
 """Which extra brings what a command may miss."""
 

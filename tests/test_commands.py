@@ -32,7 +32,7 @@ from agentrl.train.setup import complete
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-OTHERS = {"environments.md"}
+OTHERS = {"environments.md", "adapters.md"}
 """Pages whose Python is tested by a module of its own."""
 
 QUICK = "rollout.turn_tokens=8 rollout.max_turns=1 eval.tasks=2 "
@@ -72,6 +72,7 @@ STORE = "tests/sessions/test_integrity.py::test_the_command_line_checks_and_salv
 REPLAY = "tests/train/test_replay.py::test_other_seeds_give_other_sessions_with_a_value_and_are_stored_beside_the_run"
 VERIFY = "tests/train/test_verify.py::test_the_command_ends_with_0_1_or_2"
 TERMINAL = "tests/viewer/test_terminal.py"
+ADAPTERS = "tests/envs/adapters/test_adapters.py"
 REAL = "tests/train/backends/megatron/test_with_sglang.py"
 SERVERS = "engine.python=.venv-sglang/bin/python fleet.engines=2 engine.device=cpu "
 COMMANDS: dict[str, Run | Elsewhere | Left] = {
@@ -125,6 +126,8 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
         "tests/plugins/test_reward_service.py"
         "::test_its_score_counts_beside_the_environments_own_and_a_failed_call_is_repeated"
     ),
+    "agentrl train env=gymnasium:FrozenLake-v1 env.is_slippery=false 'env.actions=[left,down,right,up]' "
+    "env.observe=ansi": Elsewhere(f"{ADAPTERS}::test_a_tiny_model_is_trained_in_an_adapted_environment"),
     "agentrl train env=calculator dry_run=true": Run(slow=False),
     "agentrl train env=calculator trainer=fsdp trainer.ranks=2": Elsewhere(
         "tests/train/backends/fsdp/test_trainer.py"

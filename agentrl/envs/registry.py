@@ -40,6 +40,7 @@ ENVS: Registry[EnvFactory] = Registry(
         "castle": "agentrl.envs.castle:Castle",
         "code": "agentrl.envs.code.env:Code",
         "gsm8k": "agentrl.envs.gsm8k:GSM8K",
+        "gymnasium": "agentrl.envs.adapters.gymnasium:Gymnasium",
         "mixture": "agentrl.envs.mixture:Mixture",
         "retail": "agentrl.envs.retail.env:Retail",
         "search_r1": "agentrl.envs.search_r1.env:SearchR1",
@@ -52,18 +53,29 @@ ENVS: Registry[EnvFactory] = Registry(
 """A package names its environments as entry points of the group `agentrl.envs`: `shop = "my_package.shop:Shop"`."""
 
 register = ENVS.register
+SOURCE = "source"
+"""The constructor's parameter that NAME:SOURCE gives."""
 
 
 def find(name: str | EnvFactory) -> EnvFactory:
-    """The class (or callable) of a name or an import path; `Registry.find` describes the errors."""
-    return ENVS.find(name) if isinstance(name, str) else name
+    """The class (or callable) of a name, NAME:SOURCE, or an import path; `Registry.find` describes the errors."""
+    return ENVS.find(_split(name)[0]) if isinstance(name, str) else name
+
+
+def _split(name: str) -> tuple[str, dict[str, str]]:
+    """A name, and what it gives to the constructor: `gymnasium:CartPole-v1` is `gymnasium` with a source."""
+    first, colon, source = name.partition(":")
+    if colon and first in ENVS.known() and SOURCE in _signature(ENVS.find(first), first).names:
+        return first, {SOURCE: source}
+    return name, {}
 
 
 def make(name: str | EnvFactory, **kwargs: Any) -> Env:
     """A new environment.
 
     Args:
-        name: a known name, path/to/file.py:Class, or a class itself.
+        name: a known name, with a source where it takes one (`gymnasium:CartPole-v1`), path/to/file.py:Class, or a
+            class itself.
         kwargs: its constructor's options.
 
     Raises:
@@ -78,9 +90,12 @@ def factory(name: str | EnvFactory, **kwargs: Any) -> Callable[[], Env]:
     """Like `make`, for many instances: options are checked once, and each call constructs a new one."""
     target = find(name)
     label = name if isinstance(name, str) else getattr(name, "__name__", "environment")
+    given = _split(name)[1] if isinstance(name, str) else {}
+    if both := given.keys() & kwargs.keys():
+        raise ConfigError(f"environment {label!r}: {both.pop()} is given twice, in the name and as a setting")
     signature = _signature(target, label)
     try:
-        checked = signature.check(kwargs)
+        checked = signature.check({**given, **kwargs})
     except ValidationError as error:
         raise ConfigError(f"environment {label!r}: {signature.describe(error, 'env.')}") from None
 

@@ -1,0 +1,314 @@
+"""`env=gymnasium:CartPole-v1`: Gymnasium's environments, and those registered with it, as text and tool calls.
+
+An action is a call of the tool `act`, whose arguments have the action space's JSON schema, or the turn's own text
+(`env.form=text`); the observation is the answer. Rewards, termination and truncation are the environment's own. A task
+is a seed, which its `reset` is given, so that an episode begins and goes on as it does in any other program.
+
+An episode is saved as its seed and its actions, and restored by taking them again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any, Literal, TypeVar
+
+from agentrl.envs.adapters import library
+from agentrl.envs.base import Env
+from agentrl.errors import ConfigError, EnvError, ToolArguments
+from agentrl.imports import load
+from agentrl.tools.schema import shown
+from agentrl.tools.threads import run_in_thread
+from agentrl.tools.tool import Tool
+from agentrl.types import Message, StepResult, Task
+
+T = TypeVar("T")
+EXTRA = "gymnasium"
+ACT = "act"
+EVAL_SEEDS = 2**31
+"""The first seed of the split `eval`; training's begin at 0."""
+EVAL_TASKS = 200
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class Described:
+    """What all instances of an environment have in common."""
+
+    observations: Any
+    actions: Any
+    allowed: str
+    parameters: Mapping[str, Any]
+    max_steps: int | None
+
+
+Key = tuple[str, str]
+_described: dict[Key, Described] = {}
+_idle: defaultdict[Key, list[Any]] = defaultdict(list)
+MAX_IDLE = 256
+"""Environments of a kind that are kept: making one may take longer than an episode."""
+
+
+@atexit.register
+def _close_idle() -> None:
+    for env in chain.from_iterable(_idle.values()):
+        env.close()
+
+
+class Gymnasium(Env):
+    """An environment of Gymnasium, as in env=gymnasium:FrozenLake-v1; see docs/adapters.md."""
+
+    def __init__(
+        self,
+        source: str,
+        form: Literal["tools", "text"] = "tools",
+        actions: tuple[str, ...] = (),
+        observe: Literal["values", "ansi"] = "values",
+        renderer: str | None = None,
+        prompt: str | None = None,
+        digits: int = 4,
+        demonstrator: str | None = None,
+        episodes: int = 1000,
+        idle_reward: float = 0.0,
+        returns: tuple[float, float] = (float("-inf"), float("inf")),
+        quick: bool = True,
+        reuse: bool = True,
+        **options: Any,
+    ) -> None:
+        """Make an environment.
+
+        Args:
+            source: its id, as gymnasium.make takes it: CartPole-v1, or package.module:Name-v0.
+            form: `tools`, an action is a call of the tool `act`; `text`, it is the turn's text.
+            actions: names for the actions of a Discrete space, in order, such as [left,down,right,up].
+            observe: `values`, the observation; `ansi`, Gymnasium's rendering as text.
+            renderer: path/to/file.py:function of the observation and the environment, which returns text.
+            prompt: what stands before the first observation.
+            digits: significant digits of numbers in observations.
+            demonstrator: path/to/file.py:function of the observation and the environment, which returns an action for
+                a warm start to imitate; without one they are random.
+            episodes: tasks of the split `train`, each a seed.
+            idle_reward: of a turn without a valid action.
+            returns: the least and greatest sum of an episode's rewards.
+            quick: false runs the environment in threads: for steps of more than 20 ms.
+            reuse: reset environments for further episodes, instead of making one for each.
+            options: of gymnasium.make.
+        """
+        self._spaces = library("agentrl.envs.adapters.spaces", EXTRA)
+        self.source, self.form, self.names, self.digits = source, form, tuple(map(str, actions)), digits
+        self.episodes, self.idle_reward, self.return_range, self._quick = episodes, idle_reward, returns, quick
+        self._ansi, self._reuse, self._options = observe == "ansi", reuse, dict(options)
+        if self._ansi:
+            self._options["render_mode"] = "ansi"
+        self._renderer = load(renderer, f"env.renderer={renderer!r}") if renderer else None
+        self._demonstrator = load(demonstrator, f"env.demonstrator={demonstrator!r}") if demonstrator else None
+        self._about = _describe(source, self._options)
+        self._check_options()
+        self.max_turns = self._about.max_steps
+        self.prompt = prompt if prompt is not None else f"{source}. Each turn is one action."
+        if form == "tools":
+            self.tools.add(self._tool())
+        else:
+            self.prompt += f" Answer with {self._allowed} and nothing else." if prompt is None else ""
+        self._env: Any = None
+        self._seen: Any = None
+        self._taken: list[Any] = []
+        self._truncated = False
+
+    # ------------------------------------------------------------------ the episode
+
+    def tasks(self, split: str = "train") -> list[dict[str, Any]]:
+        """Seeds: those of `eval` are others than those of `train`."""
+        seeds = range(EVAL_SEEDS, EVAL_SEEDS + EVAL_TASKS) if split == "eval" else range(self.episodes)
+        return [{"id": f"seed-{seed}", "seed": seed} for seed in seeds]
+
+    async def reset(self, task: Task, *, seed: int | None = None) -> str:
+        """Begin with the task's seed."""
+        await self.close()
+        idle = _idle[self._key]
+        self._env = idle.pop() if idle else await self._run(_make, self.source, self._options)
+        self._taken = []
+        self._seen, _ = await self._run(partial(self._env.reset, seed=task["seed"]))
+        return "\n".join(filter(None, (self.prompt, self._text())))
+
+    async def step(self, message: Message) -> StepResult:
+        """Take the message's actions, in order."""
+        if self.form == "text":
+            result = await self._take_text(message.text)
+        elif message.tool_calls:
+            result = await self.run_tools(message)
+        else:
+            result = StepResult([_user(f"Error: each turn is a call of the tool {ACT!r}")])
+        if result.reward is None:
+            result.reward = self.idle_reward
+        if self._truncated:
+            result.terminated, result.truncated = False, True
+        return result
+
+    async def close(self) -> None:
+        """Leave Gymnasium's environment to another episode, or close it."""
+        env, self._env, self._truncated = self._env, None, False
+        if env is None:
+            return
+        if self._reuse and len(_idle[self._key]) < MAX_IDLE:
+            _idle[self._key].append(env)
+        else:
+            await self._run(env.close)
+
+    @property
+    def _key(self) -> Key:
+        return _key(self.source, self._options)
+
+    def state(self) -> dict[str, Any]:
+        """The actions that were taken."""
+        return {"actions": list(self._taken)}
+
+    async def restore(self, task: Task, state: Any) -> None:
+        """Take the same actions again."""
+        await self.reset(task)
+        for action in state["actions"]:
+            await self._take(action)
+
+    def demonstrate(self, messages: Sequence[Message]) -> Message:
+        """The demonstrator's action, or a random one."""
+        space = self._about.actions
+        if self._demonstrator is not None:
+            action = self._demonstrator(self._seen, self._env.unwrapped)
+        else:
+            episode = self._episode[0]["seed"] if self._episode else 0
+            space.seed(hash((episode, len(self._taken))) % EVAL_SEEDS)  # of two integers: the same in every process
+            action = space.sample()
+        value: Any = self.names[int(action) - int(space.start)] if self.names else self._spaces.plain(space, action)
+        if self.form == "text":
+            return Message(role="assistant", content=value if isinstance(value, str) else json.dumps(value))
+        return self.call(ACT, **(value if self._by_name else {"action": value}))
+
+    # ------------------------------------------------------------------ actions
+
+    def _tool(self) -> Tool:
+        schema: Mapping[str, Any] = self._about.parameters
+        if self.names:
+            schema = {"type": "string", "enum": list(self.names)}
+        if not self._by_name:
+            schema = {"type": "object", "properties": {"action": schema}, "required": ["action"]}
+        return Tool(ACT, f"Take an action: {self._allowed}.", schema, self._act, self._read)
+
+    @property
+    def _by_name(self) -> bool:
+        """Whether the parts of an action are the tool's arguments."""
+        return self._about.parameters.get("type") == "object"
+
+    @property
+    def _allowed(self) -> str:
+        return f"one of {', '.join(self.names)}" if self.names else self._about.allowed
+
+    def _read(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        if not self._by_name and set(arguments) != {"action"}:
+            raise ToolArguments(f"the arguments = {shown(arguments)}: allowed: action, {self._allowed}")
+        value = arguments if self._by_name else arguments["action"]
+        self._spaces.read(self._about.actions, value, self.names)
+        return {"value": value}
+
+    async def _act(self, checked: dict[str, Any], _: Any) -> str:
+        reward, over = await self._take(checked["value"])
+        self.earn(reward)
+        if over:
+            self.end()
+        return self._text()
+
+    async def _take_text(self, text: str) -> StepResult:
+        value: Any = text.strip()
+        if not self.names and self._about.parameters.get("type") != "string":
+            try:
+                value = json.loads(value)
+            except ValueError:
+                return StepResult([_user(f"Error: action = {shown(value)}: allowed: {self._allowed}")])
+        try:
+            reward, over = await self._take(value)
+        except ToolArguments as error:
+            return StepResult([_user(f"Error: {error}")])
+        return StepResult([_user(self._text())], reward, terminated=over)
+
+    async def _take(self, value: Any) -> tuple[float, bool]:
+        """Take an action; its reward, and whether the episode is over."""
+        action = self._spaces.read(self._about.actions, value, self.names)
+        try:
+            self._seen, reward, terminated, self._truncated, _ = await self._run(self._env.step, action)
+        except Exception as error:
+            raise EnvError(f"{self.source}: step raised {type(error).__name__}: {error}") from error
+        self._truncated = bool(self._truncated) and not terminated
+        self._taken.append(value)
+        return float(reward), bool(terminated) or self._truncated
+
+    # ------------------------------------------------------------------ observations
+
+    def _text(self) -> str:
+        if self._renderer is not None:
+            found = self._renderer(self._seen, self._env.unwrapped)
+            if not isinstance(found, str):
+                raise EnvError(f"env.renderer returned {shown(found)}, which is no text")
+            return found
+        if self._ansi:
+            return _COLOURS.sub("", str(self._env.render())).strip("\n")
+        text: str = self._spaces.text(self._about.observations, self._seen, self.digits)
+        return text
+
+    async def _run(self, function: Callable[..., T], *args: Any) -> T:
+        return function(*args) if self._quick else await run_in_thread(function, *args)
+
+    def _check_options(self) -> None:
+        """Raise a ConfigError where options don't fit the environment's spaces."""
+        kind, numbers = type(self._about.actions).__name__, self._spaces.numbers(self._about.observations)
+        if self.names and (kind != "Discrete" or len(self.names) != int(self._about.actions.n)):
+            raise ConfigError(
+                f"env.actions={list(self.names)!r}: {self.source} has the actions {self._about.actions}: allowed: a "
+                "name for each action of a Discrete space"
+            )
+        if not self._ansi and self._renderer is None and numbers > self._spaces.MAX_NUMBERS:
+            raise ConfigError(
+                f"{self.source}: an observation has {numbers} numbers, too many to write: name a function that does "
+                "(env.renderer=file.py:function), or show Gymnasium's rendering (env.observe=ansi)"
+            )
+
+
+def _key(source: str, options: Mapping[str, Any]) -> Key:
+    return source, repr(sorted(options.items()))
+
+
+def _make(source: str, options: Mapping[str, Any]) -> Any:
+    """An environment of Gymnasium's; its own checks of each step are left out."""
+    gymnasium = library("gymnasium", EXTRA)
+    try:
+        return gymnasium.make(source, disable_env_checker=True, **options)
+    except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
+        raise ConfigError(f"env=gymnasium:{source}: {error}") from error
+
+
+def _describe(source: str, options: Mapping[str, Any]) -> Described:
+    key = _key(source, options)
+    if key not in _described:
+        spaces, env = library("agentrl.envs.adapters.spaces", EXTRA), _make(source, options)
+        try:
+            modes = env.metadata.get("render_modes", ())
+            if options.get("render_mode") == "ansi" and "ansi" not in modes:
+                raise ConfigError(f"env.observe=ansi: {source} renders {', '.join(modes) or 'nothing'}, and not ansi")
+            _described[key] = Described(
+                observations=env.observation_space,
+                actions=env.action_space,
+                allowed=spaces.described(env.action_space),
+                parameters=spaces.schema(env.action_space),
+                max_steps=env.spec.max_episode_steps if env.spec is not None else None,
+            )
+        finally:
+            env.close()
+    return _described[key]
+
+
+def _user(text: str) -> Message:
+    return Message(role="user", content=text)

@@ -1,0 +1,69 @@
+"""Adapters against the real libraries: the tests in `inside/` run in `.venv-adapters`, which `make adapters` makes.
+
+They want other versions of packages than `.venv` has. Each file there is a module of tests, and is run by a process of
+its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import agentrl
+from tests.conftest import need
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+PACKAGES = ROOT / ".venv-adapters"
+SECONDS = 600
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("file", sorted(path.name for path in (HERE / "inside").glob("*_adapter.py")))
+def test_the_tests_of_an_adapter_pass_beside_its_library(file: str) -> None:
+    need((PACKAGES / "installed").exists(), "the adapters' libraries are not there: make adapters")
+    command = [PACKAGES / "bin" / "python", "-m", "pytest", "-q", "--noconftest", "-c", "pytest.ini", file]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
+    done = subprocess.run(
+        command, cwd=HERE / "inside", env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
+def test_a_tiny_model_is_trained_in_an_adapted_environment(tmp_path: Path) -> None:
+    """The library comes from `.venv-adapters`, and what both have (NumPy) from `.venv`."""
+    need((PACKAGES / "installed").exists(), "the adapters' libraries are not there: make adapters")
+    (site,) = PACKAGES.glob("lib/python*/site-packages")
+    program = f"import sys; sys.path.append({str(site)!r}); from agentrl.cli import main; main()"
+    words = (
+        "train env=gymnasium:FrozenLake-v1 env.is_slippery=false env.actions=[left,down,right,up] env.observe=ansi "
+        "env.max_episode_steps=4 steps=1 warm_start.steps=2 warm_start.demos=8 rollout.groups_per_step=1 "
+        "rollout.group_size=2 eval.tasks=2 weights.probe_tokens=0 weights.start_tokens=0 run_dir=run"
+    )
+    command = [sys.executable, "-c", program, *words.split()]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") >= 1
+
+
+@pytest.mark.parametrize(("name", "extra"), [("gymnasium:CartPole-v1", "gymnasium")])
+def test_a_library_that_is_not_installed_is_named_with_its_extra(name: str, extra: str) -> None:
+    with pytest.raises(agentrl.errors.MissingExtra, match=rf"pip install 'agentrl-platform\[{extra}\]'"):
+        agentrl.make(name)
+
+
+def test_a_source_is_given_in_the_name_or_as_a_setting_and_not_in_both() -> None:
+    with pytest.raises(agentrl.errors.ConfigError, match="source is given twice"):
+        agentrl.make("gymnasium:CartPole-v1", source="CartPole-v1")
+    with pytest.raises(agentrl.errors.ConfigError, match=r"env\.source is missing"):
+        agentrl.make("gymnasium")
+    with pytest.raises(agentrl.errors.UnknownName, match="no module 'calculator'"):
+        agentrl.make("calculator:CartPole-v1")
