@@ -23,6 +23,7 @@ from agentrl.retrieval.commands import app as retrieval
 from agentrl.terminal import err, out, print_lines
 from agentrl.tools.sandbox.commands import app as sandbox
 from agentrl.train.commands import app as records
+from agentrl.train.suite.commands import app as suites
 from agentrl.untrusted import visible_text
 from agentrl.viewer.commands import app as looking
 
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 models = typer.Typer(help="Models that a run can start from.", no_args_is_help=True)
 app.add_typer(records)  # verify, replay
+app.add_typer(suites)  # compare
 app.add_typer(looking)  # view, top, sessions, diff, report
 app.add_typer(models, name="models")
 app.add_typer(sandbox, name="sandbox")
@@ -161,19 +163,33 @@ def doctor(words: Words = None) -> None:
 
 @app.command("eval", cls=_WithSettings)
 def evaluate(words: Words = None, config: File = None) -> None:
-    """Measure a policy without training it: agentrl eval env=NAME model=PATH, or policy=expert, policy=noop."""
+    """Measure a policy without training it: agentrl eval env=NAME model=PATH; policy=expert, noop or an API's URL.
+
+    Several tasks: agentrl eval suite=FILE.yaml model=PATH. Against a baseline: compare=RESULT.json, which ends with 3
+    where the policy is worse (compare.alpha=0.05).
+    """
     from agentrl.overrides import parse_words, read_yaml, typed
     from agentrl.train.api import run_evaluate
     from agentrl.train.evaluate import ignored, refuse_ignored
+    from agentrl.train.run_folder import run_path
     from agentrl.train.setup import complete
+    from agentrl.train.suite.commands import against_baseline, evaluate_suite, take_baseline
 
+    tree = typed(words or (), config)
+    baseline = take_baseline(tree)
+    if "suite" in tree:
+        return evaluate_suite(tree, baseline)
     refuse_ignored(parse_words(words or ()))
     if config and (unused := ignored(read_yaml(config))):
         sections = ", ".join(dict.fromkeys(key.partition(".")[0] for key in unused))
         err.print(f"of {config} an evaluation takes no notice of some settings in: {sections}", soft_wrap=True)
-    result = run_evaluate(complete(typed(words or (), config)), owns_process=True)
+    settings = complete(tree)
+    if baseline is not None and settings.run_dir is None:
+        settings = settings.model_copy(update={"run_dir": str(run_path(settings, "eval-"))})
+    result = run_evaluate(settings, owns_process=True)
     out.print(str(result), highlight=False, markup=False, soft_wrap=True)
     _end(result.worked)
+    against_baseline(Path(settings.run_dir or ""), baseline)
 
 
 def _end(worked: bool) -> None:

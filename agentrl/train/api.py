@@ -8,7 +8,7 @@ agentrl.evaluate("gsm8k", model="runs/gsm8k/checkpoints/step-000100", env={"path
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl import cores
 from agentrl.config import RunConfig
@@ -20,6 +20,10 @@ from agentrl.rollout.stats import Evaluation
 from agentrl.train import interrupt
 from agentrl.train.display import Display
 from agentrl.train.result import TrainResult
+
+if TYPE_CHECKING:
+    from agentrl.train.suite.parts import Suite
+    from agentrl.train.suite.results import Results
 
 
 def train(env: str | type[Env] | None = None, /, *, display: Display | None = None, **settings: Any) -> TrainResult:
@@ -81,6 +85,15 @@ def run_evaluate(config: RunConfig, display: Display | None = None, *, owns_proc
     check_evaluation(config)
     display = display or Display()
     return interrupt.run(evaluate_run(config, display), display.print_resume_hint, owns_process=owns_process)
+
+
+@cores.one_each()
+def run_evaluate_suite(suite: Suite, display: Display | None = None, *, owns_process: bool = False) -> Results:
+    """Measure a policy on a suite (`agentrl.train.suite.parts.read_suite`); `owns_process`: see `interrupt.run`."""
+    from agentrl.train.suite.play import run_suite
+
+    display = display or Display()
+    return interrupt.run(run_suite(suite, display), display.print_resume_hint, owns_process=owns_process)
 
 
 def configure(env: str | type[Env] | None, settings: Mapping[str, Any]) -> RunConfig:

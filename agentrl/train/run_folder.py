@@ -96,8 +96,8 @@ class RunFolder:
         self._lock: RunLock | None = None
 
     @classmethod
-    def create(cls, path: Path, config: RunConfig) -> RunFolder:
-        """A new run's folder, locked.
+    def create(cls, path: Path, config: RunConfig, *, again: bool = False) -> RunFolder:
+        """A new run's folder, locked; or, `again`, that of an evaluation which another process began.
 
         Raises:
             ConfigError: there is a run already, or something that a run would write over, or nothing can be written.
@@ -105,12 +105,12 @@ class RunFolder:
         folder = cls(path)
         try:
             folder._lock = RunLock(path)
-            if (path / "config.yaml").exists():
+            if (path / "config.yaml").exists() and not again:
                 raise ConfigError(
                     f"run_dir={str(path)!r} holds a run already; resume={path} continues it, "
                     "another run_dir starts anew"
                 )
-            if found := [name for name in WRITTEN if (path / name).exists()]:
+            if not again and (found := [name for name in WRITTEN if (path / name).exists()]):
                 raise ConfigError(f"run_dir={str(path)!r} holds {found[0]}, which a run would write over")
             folder.write_settings(config)
         except BaseException as error:

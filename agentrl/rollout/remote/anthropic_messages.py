@@ -36,7 +36,7 @@ class AnthropicMessages:
         except anthropic.APIStatusError as error:
             raise refusal(error.status_code, self._url, error) from error
         except anthropic.AnthropicError as error:
-            raise EngineError(f"{self._url}: {type(error).__name__}: {error}") from error
+            raise EngineError(f"{self._url}: {type(error).__name__}: {error.__cause__ or error}") from error
         try:
             return read(answer)
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -38,7 +38,7 @@ class Chat:
         except openai.APIStatusError as error:
             raise refusal(error.status_code, self._url, error) from error
         except openai.OpenAIError as error:
-            raise EngineError(f"{self._url}: {type(error).__name__}: {error}") from error
+            raise EngineError(f"{self._url}: {type(error).__name__}: {error.__cause__ or error}") from error
         try:
             return read(answer)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

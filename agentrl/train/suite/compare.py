@@ -1,0 +1,138 @@
+"""Two results compared, task by task: by how much the second differs from the first, and whether that is chance.
+
+Tasks are paired by their ids and data. A difference is tested by random signs (`sign_flip_p`), and over the parts of a
+suite p-values are adjusted (Holm), so that a suite of twenty parts does not fail every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from agentrl.errors import ConfigError
+from agentrl.rollout.statistics import holm, sign_flip_p, t_interval
+from agentrl.train.suite.results import Results
+
+ALPHA = 0.05
+
+
+@dataclass(frozen=True)
+class Change:
+    """A task's mean scores."""
+
+    task: str
+    before: float
+    after: float
+
+    @property
+    def difference(self) -> float:
+        """By how much the second is better."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True)
+class PartComparison:
+    """A part of two results.
+
+    Attributes:
+        name: the part's.
+        tasks: how many both have, with the same data.
+        unpaired: how many only one of them has, or whose data changed.
+        before: the mean over the common tasks in the first result; so is `after` in the second.
+        low: with `high`, the 95 % confidence bounds of the mean difference; NaN where there are none.
+        p: the chance of such a difference, or a larger one, between equal policies; adjusted over the parts.
+        changes: the tasks whose mean changed, the greatest loss first.
+    """
+
+    name: str
+    tasks: int
+    unpaired: int
+    before: float
+    after: float
+    low: float
+    high: float
+    p: float
+    changes: Sequence[Change]
+
+    @property
+    def difference(self) -> float:
+        """The mean difference."""
+        return self.after - self.before
+
+    def verdict(self, alpha: float) -> str:
+        """`worse`, `better`, or `` where the difference may be chance."""
+        if self.p >= alpha or not self.difference:
+            return ""
+        return "worse" if self.difference < 0 else "better"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All parts that two results have in common.
+
+    Attributes:
+        names: the two policies.
+        parts: in the order of the second result.
+        missing: parts that only one of them has.
+        alpha: below this p a difference counts.
+    """
+
+    names: tuple[str, str]
+    parts: Sequence[PartComparison]
+    missing: Sequence[str]
+    alpha: float = ALPHA
+
+    @property
+    def worse(self) -> list[str]:
+        """The parts in which the second is worse."""
+        return [part.name for part in self.parts if part.verdict(self.alpha) == "worse"]
+
+
+def compare(before: Results, after: Results, alpha: float = ALPHA) -> Comparison:
+    """Compare a result with an earlier one.
+
+    Raises:
+        ConfigError: they have no task in common.
+    """
+    found = [
+        _part(name, before.parts[name]["scores"], part["scores"])
+        for name, part in after.parts.items()
+        if name in before.parts
+    ]
+    paired = [part for part in found if part.tasks]
+    if not paired:
+        raise ConfigError(
+            f"the results have no task in common (parts {', '.join(before.parts)} and {', '.join(after.parts)})"
+        )
+    adjusted = holm([part.p for part in paired])
+    parts = [replace(part, p=p) for part, p in zip(paired, adjusted, strict=True)]
+    missing = [name for name in {**before.parts, **after.parts} if name not in {part.name for part in paired}]
+    return Comparison((before.policy, after.policy), parts, missing, alpha)
+
+
+def _part(name: str, first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> PartComparison:
+    earlier, later = dict(_means(first)), dict(_means(second))
+    common = [key for key in earlier if key in later]
+    pairs = [Change(key[0], earlier[key], later[key]) for key in common]
+    differences = [pair.difference for pair in pairs]
+    low, high = t_interval(differences if any(differences) else [])  # none changed: nothing says how much they vary
+    return PartComparison(
+        name,
+        tasks=len(pairs),
+        unpaired=len({key[0] for key in {**earlier, **later} if key not in common}),
+        before=fmean(pair.before for pair in pairs) if pairs else 0.0,
+        after=fmean(pair.after for pair in pairs) if pairs else 0.0,
+        low=low,
+        high=high,
+        p=sign_flip_p(differences),
+        changes=sorted((pair for pair in pairs if pair.difference), key=lambda pair: (pair.difference, pair.task)),
+    )
+
+
+def _means(scores: Sequence[Mapping[str, Any]]) -> Iterator[tuple[tuple[str, str], float]]:
+    """By id and data, the mean score of each task that has one."""
+    for task in scores:
+        if task["scores"]:
+            yield (task["task"], task["digest"]), fmean(task["scores"])
