@@ -107,6 +107,9 @@ class RunConfig(Section):
     """The project (W&B, Trackio) or experiment (MLflow) that the run belongs to."""
     mismatch_bound: PositiveFloat = 1e-2
     """A mean |log-probability difference| of engine and trainer over this gives a warning."""
+    record_logprobs: bool = False
+    """Store the trainer's log-probability of each trained token before its step (logprobs.db, 4 bytes a token), for the
+    viewer to show each token's ratio and how far engine and trainer differ. It costs a forward pass of each step."""
     require_provenance: bool = False
     """End the run rather than train on a token whose weights the record does not prove: published, with an engine's
     checksum, and without caches that older weights computed; see docs/runs.md."""

@@ -105,7 +105,7 @@ def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
 def idle(row: Mapping[str, float]) -> dict[str, float]:
     """The shares of a step's time in which the engine generated nothing, and in which the trainer computed nothing."""
     step = row["time/step"]
-    busy = row.get("time/train", 0.0) + row.get("time/values", 0.0)
+    busy = sum(row.get(f"time/{phase}", 0.0) for phase in ("train", "values", "logprobs"))
     return {
         "time/idle_engine": min(row["time/engine_idle"] / step, 1.0),
         "time/idle_trainer": max(1 - busy / step, 0.0),

@@ -29,7 +29,7 @@ from agentrl.rollout.stream import Stream
 from agentrl.rollout.weights.buckets import Weights
 from agentrl.sessions.renderers.base import Parsed
 from agentrl.sessions.renderers.watch import CallWatch
-from agentrl.train import probe, provenance, recorded_steps, resizing
+from agentrl.train import probe, provenance, recorded_steps, resizing, trainer_logprobs
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.backends import Averager, Critic, Rewarder, Trainer
 from agentrl.train.display import Display
@@ -136,6 +136,8 @@ class Loop:
         views, shaped = await self.shape(views, step)
         values = await self.compute_values(views, step)
         forests, credited = await self.credit(views, values, step)
+        if self.config.record_logprobs:
+            await self.record_logprobs(views, step)
         learned = shaped | await self.learn(forests)
         self.algorithm.learned(learned)
         published = {} if again else await self.publish()
@@ -230,6 +232,14 @@ class Loop:
             "pack/sharing": path_tokens(groups, credit) / tokens if tokens else 1.0,
         }
         return forests, packed | staleness(groups, self.trainer.version) | credit.metrics
+
+    async def record_logprobs(self, groups: Sequence[Group], step: int) -> None:
+        """Store the trainer's log-probability of each token that the step may train."""
+        budget, seed = self.config.trainer.token_budget, derive(self.config.seed, "logprobs", step)
+        with self.clock("logprobs"):
+            async with asleep(self.engine):
+                found = await asyncio.to_thread(per_token, groups, self.trainer.logprobs, budget, seed)
+            trainer_logprobs.write(self.folder.path, step + 1, self.trainer.version, found)
 
     async def learn(self, forests: Sequence[Forest]) -> dict[str, float]:
         """Take the optimizer's steps; a batch without any signal takes none, but counts for the schedule."""

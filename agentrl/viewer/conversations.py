@@ -15,7 +15,9 @@ from agentrl.overrides import read_yaml
 from agentrl.sessions import tree
 from agentrl.sessions.codec import pack_ids
 from agentrl.sessions.export import session_dict
+from agentrl.train import trainer_logprobs
 from agentrl.types import MAIN, Message, Node, Session, Status
+from agentrl.viewer.origins import credited
 from agentrl.viewer.replayed import Replayed
 from agentrl.viewer.runs import Run
 
@@ -123,7 +125,8 @@ def messages(session: Session, ids: Sequence[int]) -> list[dict[str, Any]]:
 def tokens(run: Run, session: Session, id_: int) -> dict[str, Any]:
     """A node's tokens as columns (id, text, log-probability: None where not sampled, mask, policy version) and origin.
 
-    Texts are None where the run's tokenizer is not at hand, or another policy spoke.
+    Texts are None where the run's tokenizer is not at hand, or another policy spoke; `trainer`, the trainer's
+    log-probabilities before the step that trained them, is None where they were not recorded (`record_logprobs`).
     """
     node = tree.get(session, id_)
     tokenizer = _tokenizer(run) if node.policy in (None, MAIN) else None
@@ -139,7 +142,18 @@ def tokens(run: Run, session: Session, id_: int) -> dict[str, Any]:
         "version": versions,
         "position": tree.position(session, id_),
         "origin": run.origins.of(session, node) if node.sampled else None,
+        "trainer": _trainer(run, session, node) if node.sampled else None,
     }
+
+
+def _trainer(run: Run, session: Session, node: Node) -> dict[str, Any] | None:
+    """The trainer's log-probabilities of a turn, None at tokens that are not trained, with their step and version."""
+    found = trainer_logprobs.last_of(run.path, *credited(session, node))
+    if found is None:
+        return None
+    pairs = zip(found.logprobs, node.trainable, strict=True)
+    logps = [logp if trained else None for logp, trained in pairs]
+    return {"step": found.step, "version": found.version, "logp": logps}
 
 
 def _tokenizer(run: Run) -> HFTokenizer | None:

@@ -18,6 +18,14 @@ import orjson
 from agentrl.types import Node, Session
 
 
+def credited(session: Session, node: Node) -> tuple[str, int]:
+    """The session and the node as which credit counts a turn: its agent's own, where each agent has a reward."""
+    if not session.agent_rewards:
+        return session.id, node.id
+    own = [each.id for each in session.nodes if each.agent == node.agent]  # as `Session.by_agent` numbers them
+    return f"{session.id}/{node.agent}", own.index(node.id)
+
+
 @dataclass
 class Origins:
     """A provenance file that another process may be writing; safe for several threads.
@@ -40,13 +48,14 @@ class Origins:
 
         Weights that the record does not have are None; a step's credit is a list of [advantage, weight].
         """
+        name, number = credited(session, node)
         with self._lock:
-            lines = self._lines(session.id)
+            lines = self._lines(name)
             weights = [self._weights.get((span.version, span.incarnation)) for span in node.versions]
         trained = []
         for row in lines:
             step, used = row["step"], row["trained"]
-            if shares := used["credit"].get(session.id, {}).get(str(node.id)):
+            if shares := used["credit"].get(name, {}).get(str(number)):
                 credit = [share[:2] for share in shares]
                 trained.append({"step": step, "version": used["version"], "forests": used["forests"], "credit": credit})
         sampling = {} if node.sampling is None else asdict(node.sampling)

@@ -3,7 +3,7 @@
 import { api, duration, h, link, short, svg } from "./dom.js";
 
 const WIDTH = 1200, LEFT = 110, RIGHT = 10, ROW = 22, AREA = 60, BAR = 9, MOST_LANES = 60;
-const COLOURS = { rollout: "--c0", reference: "--c3", values: "--c5", pack: "--c7", train: "--c1", publish: "--c2", publish_average: "--c6", eval: "--c4", step: "--c7" };
+const COLOURS = { rollout: "--c0", reference: "--c3", values: "--c5", pack: "--c7", logprobs: "--c3", train: "--c1", publish: "--c2", publish_average: "--c6", eval: "--c4", step: "--c7" };
 
 export async function showTimeline(main, view) {
   const { run, asked } = view;

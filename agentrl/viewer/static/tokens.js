@@ -3,7 +3,8 @@
 import { h, short } from "./dom.js";
 import { shown } from "./text.js";
 
-const KINDS = { logp: "log-probability", trained: "mask", version: "policy version", advantage: "advantage" };
+const KINDS = { logp: "log-probability", trained: "mask", version: "policy version", advantage: "advantage", ratio: "ratio", difference: "engine–trainer difference" };
+const UNRECORDED = "the run did not record the trainer's log-probabilities (record_logprobs=true)";
 const MOST = 20000;
 
 /** A view of a message's tokens (columns, see the server's `tokens`); the address keeps what colours them. */
@@ -13,7 +14,11 @@ export function tokenView(columns, view) {
     paint();
   } }, Object.entries(KINDS).map(([value, title]) => h("option", { value }, title)));
   kind.value = view.asked.get("colour") ?? "logp";
-  const advantage = meanAdvantage(columns.origin);
+  const advantage = meanAdvantage(columns.origin), trainer = columns.trainer;
+  /** The trainer's log-probability minus the engine's; null where either is not known. */
+  const gap = (at) => (trainer && trainer.logp[at] !== null && columns.logp[at] !== null ? trainer.logp[at] - columns.logp[at] : null);
+  /** The same, where both had the same weights. */
+  const difference = (at) => (trainer && columns.version[at] === trainer.version ? gap(at) : null);
   const note = h("span", { class: "quiet small" }), facts = h("div", { class: "small facts-line", "aria-live": "polite" }, "Point at a token, or move with the arrow keys.");
   const count = Math.min(columns.id.length, MOST);
   const spans = Array.from({ length: count }, (_, at) => h("span", { class: "token", tabindex: at ? -1 : 0, onmouseenter: () => tell(at), onfocus: () => tell(at) }, text(columns, at)));
@@ -28,18 +33,23 @@ export function tokenView(columns, view) {
   function tell(at) {
     const logp = columns.logp[at];
     facts.textContent = [`token ${columns.position + at} of its path`, `id ${columns.id[at]}`, logp === null ? "not sampled" : `log p ${short(logp)} (p ${short(Math.exp(logp))})`,
-      columns.trained[at] ? "trained" : "not trained", columns.version[at] === null ? null : `version ${columns.version[at]}`].filter(Boolean).join(" · ");
+      columns.trained[at] ? "trained" : "not trained", columns.version[at] === null ? null : `version ${columns.version[at]}`,
+      gap(at) === null ? null : `trainer's log p ${short(trainer.logp[at])}, ratio ${short(Math.exp(gap(at)))}${difference(at) === null ? "" : `, difference ${short(difference(at))}`}`].filter(Boolean).join(" · ");
   }
 
   function paint() {
     const versions = [...new Set(columns.version.filter((version) => version !== null))];
+    const differences = spans.map((_, at) => difference(at)).filter((each) => each !== null), widest = Math.max(...differences.map(Math.abs), 1e-9);
     spans.forEach((span, at) => {
       const colour = { logp: () => columns.logp[at] !== null && heat(columns.logp[at]), trained: () => columns.trained[at] && "var(--goodsoft)",
         advantage: () => columns.trained[at] && advantage !== null && `color-mix(in srgb, var(${advantage < 0 ? "--bad" : "--good"}) ${Math.round(Math.min(Math.abs(advantage), 1.5) * 30)}%, transparent)`,
+        ratio: () => gap(at) !== null && signed(gap(at), 0.5), difference: () => difference(at) !== null && signed(difference(at), widest),
         version: () => columns.version[at] !== null && `color-mix(in srgb, var(--c${versions.indexOf(columns.version[at]) % 8}) 22%, transparent)` }[kind.value]();
       span.style.setProperty("background", colour || "transparent");
     });
-    note.textContent = { logp: "redder: less likely", trained: "green: trained on", advantage: advantage === null ? "no step trained on it" : `mean advantage ${short(advantage)}`, version: versions.length ? `versions ${versions.join(", ")}` : "not sampled" }[kind.value];
+    note.textContent = { logp: "redder: less likely", trained: "green: trained on", advantage: advantage === null ? "no step trained on it" : `mean advantage ${short(advantage)}`, version: versions.length ? `versions ${versions.join(", ")}` : "not sampled",
+      ratio: trainer ? `of the trainer's probability (version ${trainer.version}, before step ${trainer.step}) to the engine's; green: over 1, red: under 1` : UNRECORDED,
+      difference: !trainer ? UNRECORDED : differences.length ? `the trainer's log p minus the engine's, at most ${short(widest)} nats; green: the trainer's is larger` : `older weights than the trainer's version ${trainer.version} drew all of it: see the ratio` }[kind.value];
   }
 
   paint();
@@ -69,6 +79,11 @@ function origin({ origin: known, version }) {
     ["Sampling", given.map(([name, value]) => `${name} ${Array.isArray(value) ? value.map(String).map(shown).join(" ") : shown(value)}`).join(", ")],
     ["Trained", known.trained.length ? known.trained.map((each) => `in step ${each.step} on version ${each.version}, ${each.credit.map(([value, weight]) => `advantage ${short(value)} of weight ${short(weight)}`).join(" and ")}`).join("; ") : "by no step so far"]];
   return h("dl", { class: "facts small" }, rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+}
+
+/** Green above 0, red below, full at `whole` on either side. */
+function signed(value, whole) {
+  return `color-mix(in srgb, var(${value < 0 ? "--bad" : "--good"}) ${Math.round(Math.min(Math.abs(value) / whole, 1) * 50)}%, transparent)`;
 }
 
 /** From none at probability 1 to full at about 0.2 %. */

@@ -1,0 +1,40 @@
+"""The trainer's log-probabilities beside a run: what is written is read, and a resumed run begins before it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.sessions import tree
+from agentrl.train import trainer_logprobs
+from agentrl.train.trainer_logprobs import TurnLogprobs
+from agentrl.types import Message, Session, Task
+from agentrl.viewer.origins import credited
+
+
+def test_the_newest_step_that_trained_a_turn_is_read_and_later_steps_are_dropped_on_resuming(tmp_path: Path) -> None:
+    assert trainer_logprobs.last_of(tmp_path, "a", 1) is None
+    trainer_logprobs.drop_after(tmp_path, 0)
+    assert not list(tmp_path.iterdir())
+    trainer_logprobs.write(tmp_path, 1, 0, {("a", 1): [0.0, -0.5, -(2.0**-20)], ("b", 1): [-1.0]})
+    trainer_logprobs.write(tmp_path, 2, 1, {("a", 1): [0.0, -0.25, -1e-3]})
+    trainer_logprobs.write(tmp_path, 2, 1, {("a", 1): [0.0, -0.125, 0.0]})  # the step was trained again
+    assert trainer_logprobs.last_of(tmp_path, "a", 1) == TurnLogprobs(2, 1, [0.0, -0.125, 0.0])
+    trainer_logprobs.drop_after(tmp_path, 1)
+    assert trainer_logprobs.last_of(tmp_path, "a", 1) == TurnLogprobs(1, 0, [0.0, -0.5, -(2.0**-20)])
+    assert trainer_logprobs.last_of(tmp_path, "b", 1) == TurnLogprobs(1, 0, [-1.0])
+    assert trainer_logprobs.last_of(tmp_path, "b", 2) is None
+
+
+@given(agents=st.lists(st.sampled_from("xyz"), min_size=1, max_size=12), rewarded=st.booleans())
+def test_a_turn_is_found_under_the_names_by_which_credit_counts_it(agents: list[str], rewarded: bool) -> None:
+    session = Session("s", Task(id="t"))
+    for number, agent in enumerate(agents):
+        tree.add(session, None, Message(role="user", content=""), [number], agent=agent)
+    session.agent_rewards = dict.fromkeys("xyz", 1.0) if rewarded else {}
+    views = {view.id: view for view in session.by_agent()}
+    for node in session.nodes:
+        name, number = credited(session, node)
+        assert views[name].nodes[number].token_ids == node.token_ids
