@@ -1,7 +1,7 @@
 """Where roles run: on this machine, or on the nodes of a Ray cluster. See `base.py` for the contract.
 
 `opened` chooses the cluster of a run; `current` is the one that roles are started on, this machine where none is open.
-Only `agentrl.cluster.ray` imports Ray.
+Only `agentrl.cluster.ray` and its `ray_groups` import Ray.
 """
 
 from __future__ import annotations

@@ -62,6 +62,7 @@ class Role:
         resources: what it occupies.
         threads: CPU threads of the process; None leaves it to the environment.
         environment: environment variables beside this process's.
+        colocated: its GPUs are those of the trainer, which it takes turns with, where places were reserved like that.
     """
 
     kind: str
@@ -71,6 +72,7 @@ class Role:
     resources: Resources = Resources()
     threads: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    colocated: bool = False
 
     def __str__(self) -> str:
         return self.name or self.kind

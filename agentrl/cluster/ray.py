@@ -41,6 +41,8 @@ try:
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    from agentrl.cluster.ray_groups import gpus_of_trainer, in_bundle, taken
 except ModuleNotFoundError as error:
     raise missing_extra("ray", "ray") from error
 
@@ -211,9 +213,9 @@ class RayCluster(Cluster):
         self._require_room(role)
         if self._reserved is not None:
             group, bundles = self._reserved
-            if (number := bundles.take(role.kind, self._alive())) is not None:
-                release = partial(bundles.free, role.kind, number)
-                return self._start(role, _in_bundle(group, number), release, bundles.node(number))
+            if (number := bundles.take(role.kind, self._alive(), role.colocated)) is not None:
+                role, release = bundles.started_in(number, role), partial(bundles.free, number)
+                return self._start(role, in_bundle(group, number), release, bundles.node(number))
         return self._start(role, "SPREAD")
 
     def spawn_together(self, roles: Sequence[Role], together: int) -> list[Worker]:
@@ -239,7 +241,7 @@ class RayCluster(Cluster):
             if not left and ray.is_initialized() and not self.lost.done():
                 remove_placement_group(group)
 
-        return [self._start(role, _in_bundle(group, i // together), release) for i, role in enumerate(roles)]
+        return [self._start(role, in_bundle(group, i // together), release) for i, role in enumerate(roles)]
 
     def _start(self, role: Role, strategy: Strategy, release: Release = None, node: str = "") -> Worker:
         number, wanted = self._count[role.kind], role.resources
@@ -271,7 +273,7 @@ class RayCluster(Cluster):
         """Take all places of an assignment at once, as one placement group; roles are started there from now on.
 
         A place is a bundle, which Ray keeps on one node: that of the assignment. Where a place's node has died, its
-        role is started wherever there is room.
+        role is started wherever there is room. A colocated engine's bundle has no GPU: it uses those of the trainer's.
 
         Args:
             assignment: a place for each unit, on the nodes of `nodes`.
@@ -281,22 +283,11 @@ class RayCluster(Cluster):
 
         Raises:
             ConfigError: it was not; nothing is taken.
+            InfraError: a node does not say which GPUs are the trainer's.
         """
         ids = {node_name(node["NodeManagerAddress"], node["NodeID"]): node["NodeID"] for node in _ray.nodes()}
-        bundles = [bundle(roles[unit.role].times(members.get(unit.role, 1))) for unit in assignment.places]
-        where = [{"ray.io/node-id": ids[unit.node]} for unit in assignment.places]
-        group = placement_group(bundles, strategy="SPREAD", bundle_label_selector=where)
-        if not group.wait(timeout):
-            remove_placement_group(group)
-            asked = "; ".join(f"{number} x {role} ({roles[role]})" for role, number in assignment.counts().items())
-            free = ", ".join(
-                f"{amount:g} {name}" for name, amount in sorted(_ray.available_resources().items()) if is_ours(name)
-            )
-            raise ConfigError(
-                f"the cluster did not have all that the run takes free within {timeout:g} s (cluster.place_timeout). "
-                f"Asked: {asked}. There: {described(self.nodes())}. Free now, in all: {free or 'nothing'}"
-            )
-        self._reserved = group, Bundles(assignment, members)
+        group = taken(assignment, roles, members, ids, timeout, described(self.nodes()))
+        self._reserved = group, Bundles(assignment, members, gpus_of_trainer(group, assignment))
 
     def _gone(self, node: str) -> str:
         """Why nothing can be started on a node; '' where it can. An empty name is a node that Ray chooses."""
@@ -355,8 +346,3 @@ def _join(address: str | None) -> None:
                     f"cluster=ray: Ray did not start on this machine, {STARTS} times: {brief(str(error))}; the machine "
                     "may be too busy, or short of memory or disk (its logs are in /tmp/ray/session_latest/logs)"
                 ) from None
-
-
-def _in_bundle(group: PlacementGroup, number: int) -> PlacementGroupSchedulingStrategy:
-    """How an actor is put into a bundle."""
-    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)

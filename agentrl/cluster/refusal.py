@@ -131,7 +131,8 @@ def _sharing(wanted: Wanted, number: int) -> Wanted:
 
 def _layout_setting(wanted: Wanted) -> str:
     if wanted.layout == "mixed":
-        return f"layout=mixed with {wanted.shared} colocated engines"
+        number = wanted.shared
+        return f"layout=mixed with {number} colocated engines (fleet.colocated=true fleet.colocated_engines={number})"
     return f"layout={wanted.layout} (fleet.colocated={str(wanted.layout == 'colocated').lower()})"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SerializeAsAny
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
 
 from agentrl.config.sections import NAMED, Device, Dtype, OfPlugin, Section
 
@@ -53,6 +53,8 @@ class FleetConfig(Section):
     """Running servers to attach to, an engine for each; overrides fleet.engines."""
     colocated: bool = False
     """The engines' servers share the trainer's GPUs: they release their memory while it trains."""
+    colocated_engines: PositiveInt | None = None
+    """With fleet.colocated=true: how many of the engines do; the others have GPUs of their own. None: all of them."""
     max_imbalance: PositiveInt = 8
     """A session moves to another engine (without its cached prefix) where its own has this many requests more."""
     stall_timeout: PositiveFloat = 60.0
@@ -69,6 +71,26 @@ class FleetConfig(Section):
     """How often an engine is restarted before it is given up."""
     regain_restart_after: PositiveFloat = 600.0
     """Seconds without a failure after which an engine regains one restart."""
+
+    @property
+    def shared(self) -> int:
+        """How many engines are on the trainer's GPUs, the first ones."""
+        return (self.colocated_engines or self.count) if self.colocated else 0
+
+    @property
+    def count(self) -> int:
+        """How many engines there are at the start."""
+        return len(self.urls) or self.engines
+
+    @model_validator(mode="after")
+    def _some_are_colocated(self) -> FleetConfig:
+        number = self.colocated_engines
+        if number is not None and not (self.colocated and number <= self.count):
+            raise ValueError(
+                f"fleet.colocated_engines={number} needs fleet.colocated=true, and as many engines at least: "
+                f"fleet.colocated={str(self.colocated).lower()}, fleet.engines={self.count}"
+            )
+        return self
 
 
 class WeightsConfig(Section):

@@ -137,20 +137,15 @@ class RunConfig(Section):
         self.eval.limits(self.rollout)
         if self.eval.weights == "averaged":
             self._averages_can_be_evaluated()
-        if self.fleet.colocated and self.cluster.name != "local":
-            raise ValueError(
-                f"fleet.colocated=true needs cluster=local: with cluster={self.cluster.name} a GPU belongs to one "
-                "worker, so engines have GPUs of their own; use fleet.colocated=false"
-            )
         if self.trainer.token_budget < self.rollout.turn_tokens:
             raise ValueError(
                 f"trainer.token_budget={self.trainer.token_budget} must hold a turn: "
                 f"at least rollout.turn_tokens={self.rollout.turn_tokens}"
             )
-        if self.rollout.staleness and self.fleet.colocated:
+        if self.rollout.staleness and self.fleet.shared == self.fleet.count:
             raise ValueError(
                 f"rollout.staleness={self.rollout.staleness} generates while the trainer learns, and with "
-                "fleet.colocated=true engines sleep meanwhile"
+                "fleet.colocated=true engines sleep meanwhile; fleet.colocated_engines leaves others that don't"
             )
         if self.cluster.environments:
             for unsupported in ("agent", "policies", "rerun"):

@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.cluster import Cluster, Node, Resources
 from agentrl.cluster.inventory import on_gpus, reserved
 from agentrl.cluster.placement import Demand, Layout, Wanted, place
-from agentrl.config import RunConfig
+from agentrl.config import FleetConfig, RunConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.engines import ENGINES
 from agentrl.rollout.engines.server_settings import ServerConfig
@@ -34,19 +34,21 @@ class Asked:
         units: how many units each role has; a unit is on one node.
         members: how many workers a unit is.
         layout: how trainer and engines share GPUs.
+        colocated: with layout=mixed, how many engines are on the trainer's GPUs.
     """
 
     roles: Mapping[str, Resources]
     units: Mapping[str, int]
     members: Mapping[str, int]
-    layout: Layout
+    layout: Layout = "disaggregated"
+    colocated: int | None = None
 
     def wanted(self, memory: float = 0.0) -> Wanted:
         """For the placement; `memory` is what a trainer's rank needs on its GPU, in GiB."""
         trainer, engine, workers = (self._demand(role) for role in ("trainer", "engine", "environments"))
         if trainer.gpus:
             trainer = Demand(trainer.role, trainer.count, trainer.gpus, trainer.cpus, memory, trainer.custom)
-        return Wanted(trainer, engine, (workers,), self.layout)
+        return Wanted(trainer, engine, (workers,), self.layout, self.colocated)
 
     def _demand(self, role: str) -> Demand:
         unit = self.roles[role].times(self.members[role])
@@ -95,8 +97,15 @@ def asked(config: RunConfig, split: Split, nodes: Sequence[Node]) -> Asked:
         {role: reserved(role, resources, config.cluster.resources) for role, resources in own.items()},
         units,
         {"trainer": split.tensor, "engine": 1, "environments": 1},
-        "colocated" if config.fleet.colocated and units["engine"] else "disaggregated",
+        *layout_of_fleet(config.fleet if units["engine"] else FleetConfig()),
     )
+
+
+def layout_of_fleet(fleet: FleetConfig) -> tuple[Layout, int | None]:
+    """The layout that a fleet's settings choose, and how many engines of a mixed one are on the trainer's GPUs."""
+    if fleet.shared in (0, fleet.count):
+        return "colocated" if fleet.shared else "disaggregated", None
+    return "mixed", fleet.shared
 
 
 def reserve(cluster: Cluster, config: RunConfig, model: Path) -> None:
@@ -105,10 +114,12 @@ def reserve(cluster: Cluster, config: RunConfig, model: Path) -> None:
     Without that setting, on a cluster that was there before it, a run that does not fit waits for nodes to join, and
     says so. The Ray that is started for one run gets no more nodes.
 
+    Colocated engines need their places beside the trainer's, so that these are taken in any case.
+
     Raises:
         ConfigError: it does not fit on the nodes, or is not free in time.
     """
-    timeout = config.cluster.place_timeout
+    timeout = config.cluster.place_timeout or (config.cluster.start_timeout if config.fleet.shared else None)
     if config.cluster.name != "ray":
         return
     from agentrl.cluster.ray import RayCluster

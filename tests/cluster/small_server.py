@@ -49,4 +49,4 @@ else:
             self.server = Server("small", [sys.executable, __file__, str(port)], log=Path(str(self.config.log)))
             return f"http://127.0.0.1:{port}"
 
-    ENGINE = ServerPlugin(SmallEngine, ("sglang",), SGLangEngine.supported)
+    ENGINE = ServerPlugin(SmallEngine, ("sglang",), SGLangEngine.supported, sleep_option="enable_memory_saver")

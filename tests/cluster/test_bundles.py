@@ -7,6 +7,7 @@ from collections import Counter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentrl.cluster import Resources, Role
 from agentrl.cluster.assignment import Assignment, Place
 from agentrl.cluster.bundles import Bundles
 
@@ -37,7 +38,7 @@ def test_a_place_holds_as_many_as_it_has_room_for_and_none_on_a_dead_node(
                 assert ours.node(number) in alive
                 inside.append((role, number))
         elif inside:
-            ours.free(*inside.pop(which % len(inside)))
+            ours.free(inside.pop(which % len(inside))[1])
         held = Counter(inside)
         assert all(count <= room[role] for (role, _), count in held.items())
         for each in ROLES:
@@ -49,8 +50,8 @@ def test_a_place_holds_as_many_as_it_has_room_for_and_none_on_a_dead_node(
 def test_consecutive_workers_fill_a_place_before_the_next_one() -> None:
     ours = bundles([("trainer", "a"), ("trainer", "b")], 2)
     assert [ours.take("trainer", set(NODES)) for _ in range(5)] == [0, 0, 1, 1, None]
-    ours.free("trainer", 1)
-    ours.free("trainer", 0)
+    ours.free(1)
+    ours.free(0)
     assert [ours.take("trainer", set(NODES)) for _ in range(2)] == [0, 1]
 
 
@@ -59,3 +60,18 @@ def test_workers_that_share_places_otherwise_find_none() -> None:
     assert ours.available("trainer", 2, {"a"}) == 2
     assert ours.available("trainer", 4, {"a"}) == 0
     assert ours.available("gateway", 1, {"a"}) == 0
+
+
+def test_a_colocated_engine_finds_its_own_places_and_the_gpus_of_the_trainers_places_on_its_node() -> None:
+    trainer = Place("trainer", 0, "a", (0, 1)), Place("trainer", 1, "a", (2, 3)), Place("trainer", 2, "b", (0, 1))
+    engines = Place("engine", 1, "a", (4, 5)), Place("engine", 0, "a", (1, 2), colocated=True)
+    ours = Bundles(Assignment((*trainer, *engines)), {}, {0: ("5", "7"), 1: ("0", "2"), 2: ("1", "3")})
+    role = Role("engine", "module:Class", resources=Resources(cpus=1, gpus=2), environment={"A": "b"})
+    assert ours.take("engine", set(NODES), colocated=True) == 4
+    assert ours.take("engine", set(NODES), colocated=True) is None
+    inside = ours.started_in(4, role)
+    assert (inside.resources, inside.environment) == (Resources(cpus=1), {"A": "b", "CUDA_VISIBLE_DEVICES": "7,0"})
+    assert ours.take("engine", set(NODES)) == 3
+    assert ours.started_in(3, role) == role
+    ours.free(4)
+    assert ours.take("engine", set(NODES), colocated=True) == 4

@@ -23,7 +23,6 @@ from agentrl.errors import ConfigError
 from agentrl.rollout.engines import make_engine
 from agentrl.rollout.engines.server_settings import ServerConfig
 from agentrl.rollout.fleet import make_engines
-from agentrl.train.setup import complete
 from agentrl.types import Sampling, Turn, collect
 from tests.cluster.test_run import run
 from tests.cluster.test_server import alive, until
@@ -119,12 +118,6 @@ async def test_what_a_node_lacks_for_a_server_is_told_with_the_setting(ray_nodes
         engine = make_engine(ServerConfig(name="sglang", device="cpu", python="/nowhere/python"), folder)
         with pytest.raises(ConfigError, match=r"engine\.python='/nowhere/python' is no interpreter"):
             await engine.start()  # type: ignore[attr-defined]
-
-
-def test_colocated_engines_are_refused_on_a_cluster() -> None:
-    settings = {"env": "calculator", "cluster": "ray", "engine": "sglang", "fleet": {"colocated": True}}
-    with pytest.raises(ConfigError, match=r"fleet\.colocated=true needs cluster=local"):
-        complete(settings)
 
 
 # ---------------------------------------------------------------------------------- what reaches a server

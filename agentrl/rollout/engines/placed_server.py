@@ -108,6 +108,7 @@ class PlacedServer:
                 name=f"engine={name}",
                 resources=Resources(gpus=ranks if config.device == "cuda" else 0),
                 threads=config.threads,
+                colocated=config.colocated,
             )
         )
 
@@ -156,8 +157,8 @@ class PlacedServer:
 
 
 def on_nodes(config: ServerConfig) -> ServerConfig:
-    """The settings of a server on the cluster's nodes: `engine.device=auto` goes by what they have."""
-    if config.device != "auto":
+    """The settings of a server on a cluster's nodes: `engine.device=auto` goes by what they have."""
+    if config.device != "auto" or config.url is not None or cluster.current().name == "local":
         return config
     chosen = "cuda" if on_gpus(config.device, cluster.current().nodes()) else "cpu"
     return config.model_copy(update={"device": chosen})

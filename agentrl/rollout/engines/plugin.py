@@ -150,4 +150,4 @@ class ServerPlugin(FactoryPlugin):
             return super().sleeping(config)  # type: ignore[no-any-return]
         if options.platform(config) == "cpu":
             raise ConfigError(f"fleet.colocated=true: engine={config.name} has no GPU memory to give back on a CPU")
-        return config.model_copy(update={"server": {self.sleep_option: True, **config.server}})
+        return config.model_copy(update={"colocated": True, "server": {self.sleep_option: True, **config.server}})

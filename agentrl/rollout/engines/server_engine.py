@@ -88,8 +88,7 @@ class ServerEngine(RemoteEngine):
     def __init__(self, path: Path, config: ServerConfig | None = None, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(path, config or ServerConfig(name=self.name))
         placed = self.config.url is None and cluster.current().name != "local"
-        if placed:
-            self.config = on_nodes(self.config)
+        self.config = on_nodes(self.config)
         self.platform = options.platform(self.config)
         if self.config.routed_experts and self.platform == "cpu" and self.config.url is None:
             raise ConfigError(
@@ -110,6 +109,11 @@ class ServerEngine(RemoteEngine):
             cache_block=self._cache_block(),
         )
         self._id, self._count = uuid.uuid4().hex[:12], 0
+
+    @property
+    def node(self) -> str:  # type: ignore[override]
+        """The cluster's node that its server is on."""
+        return self.server.worker.node if isinstance(self.server, PlacedServer) else ""
 
     # -------------------------------------------------------------------------------- what a server says
 

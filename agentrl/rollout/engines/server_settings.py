@@ -31,3 +31,5 @@ class ServerConfig(EngineConfig):
     """Seconds in which a server must have loaded its model."""
     stream_tokens: PositiveInt = 8
     """Tokens that a server sends at a time; fewer arrive more evenly, more cost less."""
+    colocated: bool = False
+    """It takes turns with the trainer on the trainer's GPUs; fleet.colocated sets it."""

@@ -11,6 +11,7 @@ from agentrl.config import EngineConfig, FleetConfig, WeightsConfig
 from agentrl.rollout.engines import ENGINES, make_engine
 from agentrl.rollout.engines.managed import managed
 from agentrl.rollout.engines.options import platform
+from agentrl.rollout.engines.placed_server import on_nodes
 from agentrl.rollout.engines.server_settings import ServerConfig
 from agentrl.rollout.weights import is_direct, make_publisher
 from agentrl.types import Engine
@@ -27,9 +28,12 @@ def make_engines(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfi
         ConfigError: engines are to give memory back that can't.
     """
     plugin = ENGINES.find(engine.name)
-    if fleet.colocated:
-        engine = plugin.sleeping(engine)
-    configs = divided(engine, fleet, base)
+    if isinstance(engine, ServerConfig):
+        engine = on_nodes(engine)
+    configs = [
+        plugin.sleeping(config) if number < fleet.shared else config
+        for number, config in enumerate(divided(engine, fleet, base))
+    ]
     if plugin.in_process(engine) and fleet.engines == 1 and is_direct(weights, engine):
         return make_engine(configs[0], base)
     from agentrl.rollout.fleet.fleet import Fleet
@@ -86,7 +90,7 @@ async def started(engine: Engine | None) -> None:
 
 @asynccontextmanager
 async def asleep(engine: Engine) -> AsyncIterator[None]:
-    """Meanwhile a colocated fleet's GPU memory is the trainer's; new weights must follow. Other engines go on."""
+    """Meanwhile the GPU memory of colocated engines is the trainer's; new weights must follow. Other engines go on."""
     shared = managed(engine)
     if not shared.colocated:
         yield

@@ -54,17 +54,19 @@ class Fleet(ManagedEngine):
     def __init__(self, makers: Sequence[Callable[[], Engine]], publisher: Publisher, config: FleetConfig) -> None:
         if not makers:
             raise InvalidInput("a fleet needs at least one engine")
-        self.config, self.publisher, self.colocated = config, publisher, config.colocated
+        self.config, self.publisher, self.colocated = config, publisher, config.shared > 0
         self.outcome: Outcome | None = None
         self._affinity = Affinity(config.max_imbalance)
         self._failing = FailingRequests(config.max_attempts)
         self._roster = Roster(config, self._catch_up, self._affinity.forget)
-        engines = [self._roster.add(make, engine).engine for make, engine in zip(makers, built(makers), strict=True)]
-        self._capabilities = agreed([engine.capabilities for engine in engines])
+        members = [self._roster.add(make, engine) for make, engine in zip(makers, built(makers), strict=True)]
+        for member in members[: config.shared]:
+            member.colocated = True
+        self._capabilities = agreed([member.engine.capabilities for member in members])
         if publisher.mode not in self._capabilities.pause_modes:
             modes = ", ".join(sorted(self._capabilities.pause_modes))
             raise ConfigError(f"weights.mode={publisher.mode}: these engines can't; allowed: {modes}")
-        self._version = min(engine.version() for engine in engines)
+        self._version = min(member.engine.version() for member in members)
         self._paused = False
         self._aborted: dict[str, int] = {}
 
@@ -301,17 +303,34 @@ class Fleet(ManagedEngine):
         await self._roster.notify()
 
     async def sleep(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
-        """Pause and give accelerator memory back, for a trainer on the same devices."""
-        await self.pause(PauseMode.ABORT)
-        for member in self._running():
-            member.updating = True
-            await member.receiver.flush()
-            await member.receiver.sleep(tags)
+        """Have the colocated engines give their memory back, for a trainer on the same devices; the others go on.
+
+        Their requests finish first with weights.mode=drain, where a turn is of one version; else others continue them.
+        """
+        self._roster.begin()
+        if self._roster.gpus_free.is_set():  # those that are lost later wait for it to be started anew
+            await self._roster.wait(*_RUNNING)
+            self._roster.gpus_free.clear()
+        awake = [member for member in self._running() if member.colocated and not member.asleep]
+        for member in awake:
+            await self._roster.set(member, State.OUTDATED)
+        await asyncio.gather(*(self._put_to_sleep(member, tags) for member in awake))
+
+    async def _put_to_sleep(self, member: Member, tags: Sequence[str]) -> None:
+        mode = PauseMode.DRAIN if self.publisher.mode is PauseMode.DRAIN else PauseMode.ABORT
+        try:
+            async with asyncio.timeout(self.publisher.timeout):
+                await member.sleep(mode, tags)
+        except TimeoutError:
+            await self._roster.lose(member, f"it kept its memory for {self.publisher.timeout:g} s (weights.timeout)")
+        except EngineError as error:
+            await self._roster.lose(member, f"it did not give its memory back: {error}")
 
     async def wake(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
         """Take the memory again. Weights come back empty: what must come next is `publish`, which ends the pause."""
         for member in self._running():
-            await member.receiver.wake(tags)
+            await member.wake(tags)
+        self._roster.gpus_free.set()
 
     def _running(self) -> list[Member]:
         return list(self._roster.in_state(*_RUNNING).values())

@@ -74,6 +74,9 @@ class Member:
         name: what errors and `Fleet.engines` call it.
         engine: the engine, which this member closes.
         config: deadlines.
+
+    Attributes:
+        colocated: it is on the trainer's GPUs, and sleeps while the trainer computes.
     """
 
     def __init__(self, name: str, engine: Engine, config: FleetConfig) -> None:
@@ -81,7 +84,7 @@ class Member:
         self.state, self.reason, self.served = State.STARTING, "", False  # whether it ever came into use
         self.restarts = self.starts = 0
         self.open: set[Ticket] = set()
-        self.paused, self.updating = False, False
+        self.paused, self.updating, self.colocated = False, False, False
         self.progress = time.monotonic()
         self.set_engine(engine)
 
@@ -89,7 +92,7 @@ class Member:
         """Start anew with another engine."""
         self.engine, self.managed = engine, managed(engine)
         self.receiver = self.managed.receiver
-        self.paused = self.updating = False
+        self.paused = self.updating = self.asleep = False
         self.failed_requests: set[bytes] = set()  # the requests that failed in a row
         self.failures, self.turns, self.starts = 0, 0, self.starts + 1
         self.progress = self.since = time.monotonic()
@@ -243,6 +246,21 @@ class Member:
         await self.engine.resume()
         self.paused = self.updating = False
         self.progress = time.monotonic()
+
+    async def sleep(self, mode: PauseMode, tags: Sequence[str]) -> None:
+        """Pause, and give its accelerator memory back."""
+        await self.pause(mode)
+        for ticket in list(self.open):  # on its way to the engine while that paused
+            ticket.inbox.put_nowait(ticket.aborted())
+        await self.receiver.flush()
+        await self.receiver.sleep(tags)
+        self.asleep = True
+
+    async def wake(self, tags: Sequence[str]) -> None:
+        """Take the memory again, if it sleeps; its weights come with the next publication."""
+        if self.asleep:
+            await self.receiver.wake(tags)
+            self.asleep = False
 
 
 class UpdateTarget:

@@ -49,6 +49,7 @@ class Roster:
         changed: notified whenever a member's state or its requests change.
         moving: held while versions change, so that no member comes into use half-way.
         lost: how often a member was lost.
+        gpus_free: set while the trainer does not compute on the GPUs that it shares with colocated members.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class Roster:
         self.config, self._catch_up, self._on_lost = config, catch_up, on_lost
         self.members: dict[str, Member] = {}
         self.changed, self.moving = asyncio.Condition(), asyncio.Lock()
+        self.gpus_free = asyncio.Event()
+        self.gpus_free.set()
         self.lost, self.closed, self._begun, self._numbers = 0, False, False, 0
         self._makers: dict[str, MakeEngine] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -223,6 +226,8 @@ class Roster:
         while member.restarts < self._restarts(member) and member.name in self._makers:
             await asyncio.sleep(min(2.0**member.restarts - 1, _BACKOFF))
             member.restarts += 1
+            if member.colocated:
+                await self.gpus_free.wait()
             try:
                 built = await asyncio.to_thread(self._makers[member.name])
                 engine = await built if inspect.isawaitable(built) else built

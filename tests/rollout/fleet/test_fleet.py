@@ -401,6 +401,7 @@ async def test_a_deadline_is_kept_while_no_engine_is_ready(fleet: Fleet) -> None
 
 async def test_a_fleet_that_sleeps_admits_nothing_until_new_weights_have_come(fleet: Fleet, folder: Path) -> None:
     await fleet.start()
+    colocate(fleet, *fleet.engines)
     await fleet.sleep()  # for a critic's values
     await fleet.wake()
     early = asyncio.create_task(turn(fleet, tokens=4))
@@ -410,6 +411,45 @@ async def test_a_fleet_that_sleeps_admits_nothing_until_new_weights_have_come(fl
     assert not early.done()
     await fleet.publish(read_snapshot(folder), 6)
     assert {span.version for span in (await early).versions} == {6}
+
+
+async def test_while_a_colocated_engine_sleeps_the_others_take_its_requests(fleet: Fleet, folder: Path) -> None:
+    await fleet.start()
+    fleet.publisher.mode = PauseMode.ABORT
+    first, *others = fleet.engines
+    colocate(fleet, first)
+    turns = [asyncio.create_task(turn(fleet, f"s{i}/0", tokens=100)) for i in range(8)]
+    await until(lambda: bool(fleet.engines[first].open))
+    await fleet.sleep()
+    await until(lambda: not fleet.engines[first].open)
+    assert [len(each.token_ids) for each in await asyncio.gather(*turns)] == [100] * 8
+    assert set((await turn(fleet, tokens=4)).engines) <= set(others)
+    await fleet.wake()
+    assert set((await turn(fleet, tokens=4)).engines) <= set(others)  # its weights are not there yet
+    await fleet.publish(read_snapshot(folder), 6)
+    assert set(fleet._roster.in_state(State.READY)) == {first, *others}
+
+
+async def test_a_colocated_engine_that_dies_while_it_sleeps_starts_once_the_trainer_has_left_the_gpus(
+    fleet: Fleet, folder: Path
+) -> None:
+    await fleet.start()
+    first = next(iter(fleet.engines))
+    colocate(fleet, first)
+    await fleet.sleep()
+    await fleet._roster.lose(fleet.engines[first], "it died")
+    await asyncio.sleep(0.5)
+    assert fleet.engines[first].state is State.LOST
+    await fleet.sleep()  # the trainer died as well, and learns again
+    await fleet.wake()
+    await fleet.publish(read_snapshot(folder), 6)
+    await until(lambda: fleet.engines[first].state is State.READY)
+    assert fleet.engines[first].engine.version() == 6
+
+
+def colocate(fleet: Fleet, *names: str) -> None:
+    for name in names:
+        fleet.engines[name].colocated = True
 
 
 async def test_a_callers_mistake_is_no_engines_fault(fleet: Fleet) -> None:

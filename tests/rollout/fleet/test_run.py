@@ -80,8 +80,9 @@ def test_engines_that_disagree_with_the_trainer_stop_the_run(tmp_path: Path, mon
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sleeping", [None, 1])
 def test_a_colocated_fleet_sleeps_while_the_trainer_learns_and_no_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeping: int | None
 ) -> None:
     """In front of engines in this process, which have nothing to give back: what is told to them, and when."""
     told: list[str] = []
@@ -100,10 +101,12 @@ def test_a_colocated_fleet_sleeps_while_the_trainer_learns_and_no_longer(
     tell(EngineReceiver, "wake", "wake")
     tell(LocalEngine, "publish", "publish")
     monkeypatch.setattr(LocalPlugin, "sleeping", lambda self, engine: engine)
-    settings = {**SMALL, "fleet": {"engines": 2, "colocated": True}, "run_dir": str(tmp_path / "run")}
+    fleet = {"engines": 2, "colocated": True, "colocated_engines": sleeping}
+    settings = {**SMALL, "fleet": fleet, "run_dir": str(tmp_path / "run")}
     result = agentrl.train(Babble, display=quiet(), **settings)
     assert [row["version"] for row in result.metrics] == [1.0, 2.0]
-    step = ["sleep", "sleep", "learn", "wake", "wake", "publish", "publish"]
+    count = sleeping or 2
+    step = ["sleep"] * count + ["learn"] + ["wake"] * count + ["publish"] * 2
     assert told == [*step, *step]
 
 
