@@ -39,6 +39,7 @@ ENVS: Registry[EnvFactory] = Registry(
         "calculator": "agentrl.envs.calculator:Calculator",
         "castle": "agentrl.envs.castle:Castle",
         "code": "agentrl.envs.code.env:Code",
+        "data_analysis": "agentrl.envs.data_analysis.env:DataAnalysis",
         "gsm8k": "agentrl.envs.gsm8k:GSM8K",
         "gymnasium": "agentrl.envs.adapters.gymnasium:Gymnasium",
         "kuhn_poker": "agentrl.envs.games.kuhn_poker:KuhnPoker",

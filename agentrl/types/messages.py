@@ -120,7 +120,7 @@ class StepResult:
 
 
 def parse_arguments(call: ToolCall) -> dict[str, Any]:
-    """A call's arguments as a mapping.
+    """A call's arguments as a mapping, without lone surrogates, which no file or database takes.
 
     Raises:
         ToolArguments: they are not a JSON object.
@@ -129,6 +129,8 @@ def parse_arguments(call: ToolCall) -> dict[str, Any]:
 
     try:
         value = json.loads(call.function.arguments or "{}")
+        if "\\ud" in call.function.arguments.casefold():  # may be half of a pair, written as an escape
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits
         raise ToolArguments(f"arguments of {call.function.name!r} are not valid JSON: {error}") from None
     if not isinstance(value, dict):

@@ -74,6 +74,22 @@ async def test_arguments_that_are_no_json_object_of_numbers_are_answered(text: s
     assert registry.failures == {ToolFailure.ARGUMENTS: 1}
 
 
+async def test_half_a_surrogate_pair_that_is_written_as_an_escape_reaches_no_tool():
+    """It reached them, and what they stored could be encoded by no file, database or state."""
+    got: list[str] = []
+    registry = ToolRegistry()
+
+    @registry.add
+    def note(text: str) -> str:
+        """Note a text."""
+        got.append(text)
+        return text
+
+    await registry.run(call("note", '{"text": "a\\ud800b"}'))
+    await registry.run(call("note", '{"text": "\\uD83D\\uDE00"}'))
+    assert got == ["a?b", "\N{GRINNING FACE}"]
+
+
 async def test_a_malformed_call_is_answered_with_the_parsers_words_even_under_a_known_name():
     registry = ToolRegistry([double])
     assert await answer(registry, "double", {"n": 1}, "unbalanced braces") == "Error: unbalanced braces"

@@ -39,7 +39,7 @@ class Game(Env):
 
     name = ""
     draw = 0.5
-    agents = ("first", "second")
+    agents: tuple[str, ...] = ("first", "second")
 
     def __init__(self) -> None:
         self.turn = self.agents[0]

@@ -106,7 +106,7 @@ class LiarsDice(Game):
     def likelihood(self, bid: tuple[int, int], own: list[int]) -> float:
         """The probability that a bid holds, given one's own dice and fair other ones."""
         others, missing = self.total - len(own), bid[0] - own.count(bid[1])
-        return sum(comb(others, k) * 5 ** (others - k) for k in range(max(missing, 0), others + 1)) / 6**others
+        return float(sum(comb(others, k) * 5 ** (others - k) for k in range(max(missing, 0), others + 1)) / 6**others)
 
     def position(self) -> dict[str, Any]:
         """Dice and bids."""

@@ -1,0 +1,1 @@
+"""`env=data_analysis`: questions about data, answered with SQL and a file reader."""
