@@ -16,6 +16,7 @@ LAYERS = (
         "overrides",
         "attachments",
         "imports",
+        "logs",
         "registry",
         "cores",
         "native",

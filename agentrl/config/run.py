@@ -105,6 +105,9 @@ class RunConfig(Section):
     """host:port at which metrics=[prometheus] answers GET /metrics; port 0 takes a free one."""
     metrics_project: str = "agentrl"
     """The project (W&B, Trackio) or experiment (MLflow) that the run belongs to."""
+    tracing: str | None = Field(default=None, pattern=r"^https?://[^\s/]+")
+    """A collector that gets OpenTelemetry spans of turns, tools and steps over OTLP/HTTP, such as http://127.0.0.1:4318;
+    None: there are no spans; see docs/metrics.md."""
     mismatch_bound: PositiveFloat = 1e-2
     """A mean |log-probability difference| of engine and trainer over this gives a warning."""
     record_logprobs: bool = False

@@ -41,3 +41,15 @@ def hidden(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from hidden(value, f"{prefix}{key}.")
         elif value == HIDDEN or (isinstance(value, list) and HIDDEN in value):
             yield f"{prefix}{key}"
+
+
+def secret_values(value: Any, name: str = "") -> Iterator[str]:
+    """The secrets in a tree of settings."""
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from secret_values(below, str(key))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from secret_values(item, name)
+    elif is_secret(name, value):
+        yield value

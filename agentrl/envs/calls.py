@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentrl import faults
+from agentrl import faults, tracing
 from agentrl.envs.base import Env, reward_methods
 from agentrl.envs.state import EnvState, plain, resolved
 from agentrl.errors import AgentRLError, EnvError, InvalidInput, nearest
@@ -337,7 +337,7 @@ async def compute_rewards(env: Env, session: Session) -> Rewards:
     sums: dict[str, float] = {}
     for mark, method in reward_methods(env):
         where = f"reward {mark.name!r} of {type(env.unwrapped).__name__}"
-        with _blamed(env, mark.name):
+        with _blamed(env, mark.name), tracing.span("reward", reward=mark.name):
             given = await resolved(method(session))
             await faults.async_point("env.reward")
             each: dict[str, tuple[Any, tuple[str, ...]]]

@@ -259,39 +259,40 @@ async def converse(
     agent, known = middle.agent or order[0], middle.known
     turns = min((limit for limit in (limits.max_turns, env.max_turns) if limit is not None), default=MAX_TURNS)
     for turn in range(middle.turn, turns):
-        if before_turn is not None and known is None:
-            await before_turn(turn, agent, order)
-        player, deadline = players[agent], time.monotonic() + limits.turn_timeout
-        try:
-            node = known or await player.actor.act(player.conversation, env, turn, deadline)
-        except TokenBudgetExceeded as error:
-            return _truncate(session, str(error))
-        known = None
-        if node.finish_reason is FinishReason.LENGTH:
-            return _truncate(
-                session, f"a turn was cut off by its token limit (rollout.turn_tokens={limits.turn_tokens})"
-            )
-        with timed(session, "env"), tracing.collected() as seconds, tracing.span("env"):
-            result = await _answer(env, _named(node, several=len(players) > 1), deadline)
-        if result.reward is not None:
-            node.reward = result.reward
-        add_rewards(session, result.rewards)
-        session.info.update(result.info)
-        inserted = [] if result.continuation is None else [player.conversation.insert(result.continuation)]
-        _note([*inserted, *_send(players, {agent: result.messages, **result.others})], seconds)
-        if result.terminated or result.truncated:
-            return Status.COMPLETED if result.terminated else _truncate(session, "the environment cut it off")
-        agent = result.next or order[(order.index(agent) + 1) % len(order)]
-        if not players[agent].conversation.messages:
-            raise EnvError(
-                f"{type(env.unwrapped).__name__}.step: it is {agent!r}'s turn, which has no message to answer"
-            )
+        with tracing.scope(turn=turn + 1), tracing.span("turn", agent=agent):
+            if before_turn is not None and known is None:
+                await before_turn(turn, agent, order)
+            player, deadline = players[agent], time.monotonic() + limits.turn_timeout
+            try:
+                node = known or await player.actor.act(player.conversation, env, turn, deadline)
+            except TokenBudgetExceeded as error:
+                return _truncate(session, str(error))
+            known = None
+            if node.finish_reason is FinishReason.LENGTH:
+                return _truncate(
+                    session, f"a turn was cut off by its token limit (rollout.turn_tokens={limits.turn_tokens})"
+                )
+            with timed(session, "env"), tracing.collected() as seconds, tracing.span("env", method="step"):
+                result = await _answer(env, _named(node, several=len(players) > 1), deadline)
+            if result.reward is not None:
+                node.reward = result.reward
+            add_rewards(session, result.rewards)
+            session.info.update(result.info)
+            inserted = [] if result.continuation is None else [player.conversation.insert(result.continuation)]
+            _note([*inserted, *_send(players, {agent: result.messages, **result.others})], seconds)
+            if result.terminated or result.truncated:
+                return Status.COMPLETED if result.terminated else _truncate(session, "the environment cut it off")
+            agent = result.next or order[(order.index(agent) + 1) % len(order)]
+            if not players[agent].conversation.messages:
+                raise EnvError(
+                    f"{type(env.unwrapped).__name__}.step: it is {agent!r}'s turn, which has no message to answer"
+                )
     return _truncate(session, f"all {turns} turns were taken (max_turns)")
 
 
 async def _opened(env: Env, session: Session, players: Mapping[str, Player], middle: Middle | None) -> Middle:
     """Open the episode, or restore its environment; returns where the turns go on."""
-    with timed(session, "env"), tracing.collected() as seconds, tracing.span("env"):
+    with timed(session, "env"), tracing.collected() as seconds, tracing.span("env", method="reset"):
         if middle is None:
             openings = await calls.openings(env, session.task, seed=session.seed)
         elif middle.state is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import time
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from agentrl import cluster, processes
+from agentrl import cluster, processes, tracing
 from agentrl.cluster import Address, Connection, Resources, Role, connect
 from agentrl.cluster.calls import Listener
 from agentrl.config import RolloutConfig, RunConfig
@@ -29,12 +30,14 @@ from agentrl.envs.registry import factory
 from agentrl.envs.rewards import rewarded
 from agentrl.errors import DeadlineExceeded, EngineError, InfraError
 from agentrl.rollout.environment_workers import Left, Workers
-from agentrl.rollout.groups import Deadline, Restored, Rollouts
+from agentrl.rollout.groups import Deadline, Rollouts
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.programs import Program
+from agentrl.rollout.unfinished import Restored
 from agentrl.sessions.renderers import get_renderer
 from agentrl.types import Capabilities, Chunk, Engine, Health, PauseMode, Sampling, Session, Turn
 
+logger = logging.getLogger(__name__)
 OVERTIME = 60.0
 """Seconds beyond a session's own deadline, after which its worker is given up."""
 HEALTH_SECONDS = 60.0
@@ -136,9 +139,17 @@ class EnvironmentRole:
         base: the folder of the model, for its tokenizer.
         address: where the run's engines are called.
         capabilities: the engines'.
+        traces: where spans are sent.
     """
 
-    def __init__(self, config: RunConfig, base: Path, address: Address, capabilities: Capabilities) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        base: Path,
+        address: Address,
+        capabilities: Capabilities,
+        traces: tracing.Destination | None = None,
+    ) -> None:
         sandboxes.configure(config.sandbox)
         self._config, self._make_env = config, factory(config.env.name, **config.env.kwargs)
         self._engine = DistantEngine(address, capabilities)
@@ -147,6 +158,8 @@ class EnvironmentRole:
         self._policy = Policy(renderer, self._engine, model=base, strip_reasoning=stripping)
         self._open, self._opening = AsyncExitStack(), asyncio.Lock()
         self._rollouts: Rollouts | None = None
+        if traces is not None:
+            self._open.enter_context(tracing.exported(*traces, logger.warning))
 
     async def play(self, session: Session, actor: Actor, limits: RolloutConfig, left: Left) -> Session:
         """Play one attempt at a session; see `Rollouts._play`."""
@@ -197,7 +210,7 @@ async def in_workers(config: RunConfig, rollouts: Rollouts, base: Path) -> Async
         role = Role(
             "environments",
             "agentrl.rollout.environments:EnvironmentRole",
-            (config, Path(folder), address, capabilities),
+            (config, Path(folder), address, capabilities, tracing.destination()),
             name="environments",
             resources=Resources(cpus=CPUS),
         )

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from agentrl import tracing
 from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.envs.episode import Actor, Middle, Player, ScriptedActor, episode_state, run_episode
-from agentrl.envs.state import EpisodeState
+from agentrl.envs.episode import Actor, Player, ScriptedActor, episode_state, run_episode
 from agentrl.errors import EngineError
 from agentrl.rollout.branching import play_forked
 from agentrl.rollout.fork_rules import ForkRule, make_rule
@@ -27,7 +27,7 @@ from agentrl.rollout.policies import Partners, Policy
 from agentrl.rollout.programs import Program
 from agentrl.rollout.seeds import derive
 from agentrl.rollout.slots import Slots
-from agentrl.rollout.unfinished import Left, LeftSessions, StateSaver, restored
+from agentrl.rollout.unfinished import Left, LeftSessions, Restored, StateSaver, restored
 from agentrl.sessions import tree
 from agentrl.sessions.codec import make_storable
 from agentrl.sessions.conversation import Conversation
@@ -298,6 +298,16 @@ class Rollouts:
     async def _play(
         self, session: Session, actor: Actor | Program, deadline: Deadline | None, restored: Restored | None
     ) -> Session:
+        """Play a session, in a trace of its own."""
+        about: dict[str, Any] = {"group": session.group, "phase": session.phase, "step": (session.step or 0) + 1}
+        with tracing.scope(session=session.id), tracing.span("session", root=True, **about):
+            session = await self._played(session, actor, deadline, restored)
+            tracing.note(status=session.status, turns=session.turns)
+            return session
+
+    async def _played(
+        self, session: Session, actor: Actor | Program, deadline: Deadline | None, restored: Restored | None
+    ) -> Session:
         env = restored.env if restored is not None else self.make_env().for_task(session.task)
         if isinstance(actor, Program):
             return await actor.play(env, session, self._limits(deadline))
@@ -343,23 +353,6 @@ class Rollouts:
         if self.recorder is not None:
             chosen = _RecordedActor(chosen, self.recorder)
         return Player(conversation, chosen, rewarded=not policy.frozen)
-
-
-@dataclass(frozen=True)
-class Restored:
-    """An episode of an earlier process: its environment, and where it stands."""
-
-    env: Env
-    state: EpisodeState
-
-    def heads(self, session: Session) -> dict[str, int]:
-        """The node in which each agent's conversation ends; the turn after the state included."""
-        return self.state.heads | {node.agent: node.id for node in session.nodes[self.state.nodes :]}
-
-    def middle(self, session: Session) -> Middle:
-        """Where the episode goes on."""
-        state = self.state
-        return Middle(None, state.turn, state.agent, state.order, next(iter(session.nodes[state.nodes :]), None))
 
 
 @dataclass(frozen=True)

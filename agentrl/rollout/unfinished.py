@@ -17,6 +17,7 @@ from typing import Literal
 
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_state
+from agentrl.envs.episode import Middle
 from agentrl.envs.state import EnvState, EpisodeState
 from agentrl.errors import AgentRLError, InvalidInput, StateUnsupported
 from agentrl.sessions.query import Between, Filters
@@ -189,6 +190,23 @@ def rewound(session: Session, state: EpisodeState) -> Session:
     session.status, session.error, session.ended = Status.OPEN, None, None
     session.rewards, session.reward, session.counters = {}, None, dict(state.counters)
     return session
+
+
+@dataclass(frozen=True)
+class Restored:
+    """An episode of an earlier process: its environment, and where it stands."""
+
+    env: Env
+    state: EpisodeState
+
+    def heads(self, session: Session) -> dict[str, int]:
+        """The node in which each agent's conversation ends; the turn after the state included."""
+        return self.state.heads | {node.agent: node.id for node in session.nodes[self.state.nodes :]}
+
+    def middle(self, session: Session) -> Middle:
+        """Where the episode goes on."""
+        state = self.state
+        return Middle(None, state.turn, state.agent, state.order, next(iter(session.nodes[state.nodes :]), None))
 
 
 async def restored(env: Env, state: EpisodeState) -> bool:

@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from agentrl import attachments, faults, watchdog
+from agentrl import attachments, faults, tracing, watchdog
 from agentrl.errors import DeadlineExceeded, EngineError
-from agentrl.tracing import rounded
 from agentrl.types import Chunk, Engine, FinishReason, Sampling, Turn, VersionSpan, collect
 
 T = TypeVar("T")
@@ -106,7 +105,11 @@ async def _attempts(
     if not turn.token_ids:
         raise EngineError(f"request {request_id!r}: the engine generated a turn without tokens")
     seconds = {"generation": time.monotonic() - began, "first_token": (first or began) - began}
-    yield replace(turn, timings={**turn.timings, **{name: rounded(value) for name, value in seconds.items()}})
+    timings = turn.timings | {name: tracing.rounded(value) for name, value in seconds.items()}
+    tokens = {"prompt_tokens": len(input_ids), "cached_tokens": turn.cached_tokens, "tokens": len(turn.token_ids)}
+    session = request_id.partition("/")[0]
+    tracing.record("generate", began, session=session, attempts=len(attempts), finish=turn.finish_reason, **tokens)
+    yield replace(turn, timings=timings)
 
 
 def joined(attempts: Sequence[Turn]) -> Turn:

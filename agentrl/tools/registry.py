@@ -123,7 +123,7 @@ class ToolRegistry:
         """
         self.calls += 1
         try:
-            with tracing.span("tool"):
+            with tracing.span("tool", tool=call.function.name):
                 content = await self._run(call, timeout)
         except (InfraError, EnvError, MissingExtra):
             raise

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from agentrl import watchdog
+from agentrl import logs, watchdog
 from agentrl.train.panel import Panel, Progress, step_line
 from agentrl.untrusted import visible_text
 
@@ -60,13 +60,18 @@ class Display:
         if self._live:
             self._live.__exit__(kind, error, trace)
 
-    def say(self, text: str, style: str = "") -> None:
+    def say(self, text: str) -> None:
         """Print a line."""
+        logs.shown.info(text)
+        self._print(text)
+
+    def _print(self, text: str, style: str = "") -> None:
         self.console.print(Text(visible_text(text), style), soft_wrap=self._live is None)
 
     def warn(self, text: str) -> None:
         """Print a warning."""
-        self.say(f"warning: {text}", "yellow")
+        logs.shown.warning(text)
+        self._print(f"warning: {text}", "yellow")
 
     def print_resume_hint(self) -> None:
         """Print how to resume an interrupted run; may be called from any thread."""

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from agentrl import cluster, cores, faults, garbage, watchdog
+from agentrl import cluster, cores, faults, garbage, logs, tracing, watchdog
 from agentrl.config import START, RolloutConfig, RunConfig
+from agentrl.config.secrets import secret_values
 from agentrl.envs import sandboxes
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor
@@ -71,6 +72,8 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
         Store(folder.path / "sessions.db") as store,
         display,
         watchdog.Watchdog(folder.path, config.watchdog.timeout, partial(_hung, config, display)),
+        logs.written(folder.path / logs.NAME, folder.path.name, secret_values(config.model_dump())),
+        tracing.exported(config.tracing, {"agentrl.run": folder.path.name}, display.warn),
     ):
         return await _train(config, make_env, folder, store, display)
 

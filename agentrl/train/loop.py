@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from agentrl import faults
+from agentrl import faults, tracing
 from agentrl.config import RunConfig
 from agentrl.errors import AgentRLError, brief
 from agentrl.rollout.filters import FILTERS, make_measure
@@ -32,6 +30,7 @@ from agentrl.sessions.renderers.watch import CallWatch
 from agentrl.train import probe, provenance, recorded_steps, resizing, trainer_logprobs
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.backends import Averager, Critic, Rewarder, Trainer
+from agentrl.train.clock import Clock
 from agentrl.train.display import Display
 from agentrl.train.forest import Forest
 from agentrl.train.packing import pack_credited, path_tokens
@@ -57,7 +56,7 @@ class Loop:
     state: RunState
     folder: RunFolder
     display: Display
-    clock: Clock = field(default_factory=lambda: Clock())
+    clock: Clock = field(default_factory=Clock)
     health: Health = field(default_factory=Health)
     measure: Callable[[int], Awaitable[Evaluation]] | None = None
     stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
@@ -74,19 +73,24 @@ class Loop:
         async with self.stream:
             try:
                 for step in range(start, self.config.steps):
-                    self.clock = Clock()
-                    groups = await unless(self.stop_requested, self.generate(step))
-                    await faults.async_point("groups.taken")
-                    trained = await self.recovering(step, partial(self.train, groups, step))
-                    await faults.async_point("step.published")
-                    measured = await self.evaluate(step + 1)
-                    fresh = self.stream.published(groups)
-                    self.record(step + 1, fresh, trained | measured)
-                    await self.recovering(step + 1, partial(self.checkpoint, step + 1))
-                    await resizing.resize(self, step + 1)
+                    with tracing.span("step", root=True, step=step + 1):
+                        await self.take_step(step)
             except Stopped:
                 await self.save(step)
                 raise
+
+    async def take_step(self, step: int) -> None:
+        """Take one step; `step` counts from 0."""
+        self.clock = Clock()
+        groups = await unless(self.stop_requested, self.generate(step))
+        await faults.async_point("groups.taken")
+        trained = await self.recovering(step, partial(self.train, groups, step))
+        await faults.async_point("step.published")
+        measured = await self.evaluate(step + 1)
+        fresh = self.stream.published(groups)
+        self.record(step + 1, fresh, trained | measured)
+        await self.recovering(step + 1, partial(self.checkpoint, step + 1))
+        await resizing.resize(self, step + 1)
 
     @property
     def stream(self) -> Stream:
@@ -359,25 +363,3 @@ async def unless(stop_requested: asyncio.Event, work: Coroutine[Any, Any, T]) ->
         for task in (doing, waiting):
             task.cancel()
         await asyncio.gather(doing, waiting, return_exceptions=True)
-
-
-class Clock:
-    """Seconds by phase, since its creation."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._phases: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        """Time a phase."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self._phases[phase] = self._phases.get(phase, 0.0) + time.monotonic() - began
-
-    def metrics(self) -> dict[str, float]:
-        """time/<phase> for each, time/step for the whole, and time/ended: now, in seconds since 1970."""
-        phases = {f"time/{name}": seconds for name, seconds in self._phases.items()}
-        return {**phases, "time/step": time.monotonic() - self._began, "time/ended": time.time()}

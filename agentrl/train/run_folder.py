@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 import orjson
 import yaml
 
-from agentrl import faults
+from agentrl import faults, logs
 from agentrl.config import RunConfig
 from agentrl.config.secrets import without_secrets
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
@@ -64,7 +64,7 @@ WRITTEN = (
     *("sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db-count"),
     *("replays.db", "replays.db-wal", "replays.db-shm", "replays.db-count"),
     *(trainer_logprobs.NAME, f"{trainer_logprobs.NAME}-wal", f"{trainer_logprobs.NAME}-shm"),
-    *("tensorboard", "trackers", "transcripts", "model", ".model.partial", "checkpoints", faults.LOG),
+    *("tensorboard", "trackers", "transcripts", "model", ".model.partial", "checkpoints", faults.LOG, logs.NAME),
 )
 """What a run, or an evaluation, writes into its folder beside its settings."""
 

@@ -61,10 +61,12 @@ class Slow(DiceEngine):
             yield replace(item, timings={"queue": 0.005}) if isinstance(item, Turn) else item
 
 
+LIMITS = RolloutConfig(tool_timeout=20, turn_timeout=30, timeout=60)
+
+
 async def played(store: Store, engine: DiceEngine) -> Session:
-    limits = RolloutConfig(tool_timeout=20, turn_timeout=30, timeout=60)
     with Recorder(store) as recorder:
-        rollouts = Rollouts(Looking, Policy(LetterRenderer(), engine), limits, 1, recorder=recorder)
+        rollouts = Rollouts(Looking, Policy(LetterRenderer(), engine), LIMITS, 1, recorder=recorder)
         actor = ModelActor(Sampling(max_new_tokens=64))
         (group,) = await rollouts.collect([Task(id="t", data={})], actor, phase="train", n=1)
     return group.sessions[0]
