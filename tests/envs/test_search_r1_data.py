@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from agentrl.cli import app
 from agentrl.envs.episode import expert_policy, play
 from agentrl.envs.search_r1.env import SearchR1
-from agentrl.envs.search_r1.squad import choose_demonstrations, sentence_parts, two_hops
+from agentrl.envs.search_r1.squad import choose_demonstrations, sentence_parts, two_hops, with_gaps
 from agentrl.retrieval import build, open_index
 from agentrl.rollout.stats import rollout_metrics
 from agentrl.types import Group, Message, Session, Task
@@ -80,6 +80,46 @@ def test_a_question_of_two_hops_names_neither_the_joining_answer_nor_its_own() -
     assert joined["question"] == "X is the answer to: Who led the Norse? In which lands did X settle?"
     assert (joined["golden_answers"], joined["hops"]) == (["Neustria"], 2)
     assert joined["steps"] == [["Who led the Norse?", "Rollo"], ["In which lands did Rollo settle?", "Neustria"]]
+
+
+def test_a_gap_is_a_name_or_number_that_its_passage_has_once_and_the_same_ones_are_chosen_each_time() -> None:
+    text = "In 911 Rollo met Charles the Simple, near Rouen. Rollo was baptised. There were 30 Norse, or 30 Danes."
+    made = {row["golden_answers"][0]: row["question"] for row in with_gaps(text, "n")}
+    assert made == {
+        "911": "What is X: In X Rollo met Charles the Simple, near Rouen?",
+        "Charles the Simple": "What is X: In 911 Rollo met X, near Rouen?",
+        "Rouen": "What is X: In 911 Rollo met Charles the Simple, near X?",
+        "Norse": "What is X: There were 30 X, or 30 Danes?",
+        "Danes": "What is X: There were 30 Norse, or 30 X?",
+    }
+    assert list(with_gaps(text, "n")) == list(with_gaps(text, "n"))
+
+
+@given(st.text("ab XY1,.'-\n", max_size=80))
+def test_a_question_with_its_gap_filled_is_a_part_of_the_passage(text: str) -> None:
+    text = " ".join(text.split())
+    for each in with_gaps(text, "n"):
+        asked = each["question"].removeprefix("What is X: ").removesuffix("?")
+        assert any(
+            f"{asked[: match.start()]}{each['golden_answers'][0]}{asked[match.end() :]}" in text
+            for match in re.finditer("X", asked)
+        )
+
+
+def test_prepare_demonstrates_gaps_of_training_paragraphs_beside_the_questions(tmp_path: Path) -> None:
+    def article(count: int) -> dict[str, Any]:
+        texts = [f"In town{n} they say that Count{n} and Duke{n} came." for n in range(count)]
+        return {"title": "Normans", "paragraphs": [{"context": text, "qas": []} for text in texts]}
+
+    (tmp_path / "squad.json").write_text(json.dumps({"data": [article(40)]}))
+    command = ["search-r1", "prepare", str(tmp_path / "squad.json"), "--out", str(tmp_path / "data"), "--gaps", "2"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    env = SearchR1(data=tmp_path / "data")
+    demonstrated = [task["answers"][0] for task in env.tasks("demo")]
+    numbers = [re.sub(r"[^\d]", "", each) for each in demonstrated]
+    held_out = {str(n) for n in range(40)} - set(numbers)
+    assert 3 <= len(held_out) <= 16, "gaps of held-out paragraphs are not demonstrated"
+    assert len(demonstrated) == 2 * len(set(numbers))
 
 
 def test_prepare_adds_questions_of_two_hops_where_it_is_told_to(tmp_path: Path) -> None:

@@ -23,6 +23,10 @@ def prepare(
     two_hops: Annotated[
         bool, typer.Option("--two-hops", help="Add questions that need the answer of another one.")
     ] = False,
+    gaps: Annotated[
+        int,
+        typer.Option(min=0, help="Demonstrate up to so many gaps to fill of each training passage, too."),
+    ] = 0,
 ) -> None:
     """Write corpus, questions and the BM25 index that env=search_r1 uses."""
     from agentrl.envs.search_r1.data import FOLDER
@@ -30,12 +34,11 @@ def prepare(
     from agentrl.retrieval import build
 
     folder = (out or FOLDER).expanduser()
-    passages, train, held_out = prepare_squad(squad, folder, words, hops=two_hops)
+    passages, train, held_out = prepare_squad(squad, folder, words, hops=two_hops, gaps=gaps)
     build(folder / "corpus.jsonl", folder / "bm25")
     demos = choose_demonstrations(folder)
     typer.echo(
-        f"{passages} passages, {train} questions to train on ({demos} of them to demonstrate), {held_out} held out, "
-        f"in {folder}"
+        f"{passages} passages, {train} questions to train on, {demos} to demonstrate, {held_out} held out, in {folder}"
     )
 
 

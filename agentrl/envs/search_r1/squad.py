@@ -3,6 +3,9 @@
 A question of two hops is made of two of SQuAD's as MuSiQue's are (Trivedi et al., arXiv:2108.00573): where the answer
 of one is named in another, about another paragraph, the name is replaced by a letter, and the first question says what
 the letter stands for. Its row has the searches that lead to the answer, for demonstrations (`steps`).
+
+A few hundred questions teach a small model these questions' answers rather than how to find an answer. So training
+passages can be demonstrated with a gap as well: which name or number stands where a sentence says X.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +23,33 @@ from agentrl.retrieval import open_index
 
 EVAL_SHARE = 5
 """Of SQuAD's paragraphs one in this many, with all its questions, is held out."""
+GAPS = "gaps.jsonl"
+"""Questions of training passages for demonstrations alone."""
 LONGEST = 8
 """Words of an answer that SQuAD's questions may have here: longer ones are no match for exact match."""
 NAME = 4
 """Characters, at least, of an answer that joins two questions."""
+GAP_WORDS = 12
+"""Words of a sentence, at most, on each side of its gap."""
+_NAME = r"[A-Z][\w'-]*(?: (?:of |the )*[A-Z][\w'-]*)*"
+_GAP = re.compile(rf"(?<=\w )(?:{_NAME}|\d[\d,.]*\d|\d)(?=[ ,;.)])")
+"""A name or a number, not at a sentence's beginning, where any word has a capital."""
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
 
 Row = dict[str, Any]
 
 
-def prepare_squad(squad: Path, folder: Path, words: int | None = None, *, hops: bool = False) -> tuple[int, int, int]:
+def prepare_squad(
+    squad: Path, folder: Path, words: int | None = None, *, hops: bool = False, gaps: int = 0
+) -> tuple[int, int, int]:
     """Write corpus and questions of a file in SQuAD 2.0's format.
 
     Args:
         squad: the file.
-        folder: where `corpus.jsonl`, `train.jsonl` and `eval.jsonl` go.
+        folder: where `corpus.jsonl`, `train.jsonl`, `eval.jsonl` and perhaps `gaps.jsonl` go.
         words: paragraphs are split between sentences into passages of at most so many; None leaves them whole.
         hops: add questions of two hops.
+        gaps: how many questions with a gap to make of each training passage, for demonstrations.
 
     Returns:
         How many passages, training questions and held-out questions there are.
@@ -45,14 +58,17 @@ def prepare_squad(squad: Path, folder: Path, words: int | None = None, *, hops: 
         ConfigError: the file is not in that format.
     """
     passages: list[Row] = []
+    missing: list[Row] = []
     paragraphs: dict[bool, list[list[Row]]] = {False: [], True: []}
     try:
         for article in json.loads(squad.read_text(encoding="utf-8"))["data"]:
             for paragraph in article["paragraphs"]:
                 title, text = article["title"].replace("_", " "), " ".join(paragraph["context"].split())
-                for part in sentence_parts(text, words):
-                    passages.append({"id": str(len(passages)), "contents": f'"{title}"\n{part}'})
                 held_out = _digest(f'"{title}"\n{text}') % EVAL_SHARE == 0
+                for part in sentence_parts(text, words):
+                    if not held_out:
+                        missing += islice(with_gaps(part, f"{article['title']}-{len(passages)}"), gaps)
+                    passages.append({"id": str(len(passages)), "contents": f'"{title}"\n{part}'})
                 paragraphs[held_out].append(_questions(paragraph, article["title"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{str(squad)!r} is not a file in SQuAD 2.0's format: {error!r}") from None
@@ -60,7 +76,27 @@ def prepare_squad(squad: Path, folder: Path, words: int | None = None, *, hops: 
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in (("corpus", passages), ("train", train), ("eval", held)):
         write_rows(folder / f"{name}.jsonl", rows)
+    (folder / GAPS).unlink(missing_ok=True)
+    if missing:
+        write_rows(folder / GAPS, missing)
     return len(passages), len(train), len(held)
+
+
+def with_gaps(passage: str, name: str) -> Iterator[Row]:
+    """Questions for the names and numbers of a passage that it has once, in an order that depends on the passage alone.
+
+    Args:
+        passage: the text.
+        name: begins the questions' ids.
+    """
+    sentences = _SENTENCE.split(passage)
+    found = [(sentence, match) for sentence in sentences for match in _GAP.finditer(sentence)]
+    once = [(sentence, match) for sentence, match in found if len(_whole(match[0]).findall(passage)) == 1]
+    for sentence, match in sorted(once, key=lambda each: _digest(f"{each[0]}{each[1].start()}")):
+        before, after = sentence[: match.start()].split()[-GAP_WORDS:], sentence[match.end() :].split()[:GAP_WORDS]
+        closing = "" if match.end() == len(sentence) or sentence[match.end()] == " " else after.pop(0)
+        text = " ".join([*before, f"X{closing}", *after]).rstrip(".")
+        yield {"id": f"{name}-{match.start()}", "question": f"What is X: {text}?", "golden_answers": [match[0]]}
 
 
 def two_hops(paragraphs: Sequence[Sequence[Row]]) -> Iterator[Row]:
@@ -102,7 +138,7 @@ def _whole(name: str) -> re.Pattern[str]:
 
 
 def choose_demonstrations(folder: Path, retriever: str = "bm25") -> int:
-    """Write `demo.jsonl`: the training questions whose answers are in the first passages that their searches find.
+    """Write `demo.jsonl`: questions of training paragraphs whose answers are in the first passages that searches find.
 
     Demonstrations of the others would answer what no passage says, and so teach a model to invent.
 
@@ -113,7 +149,8 @@ def choose_demonstrations(folder: Path, retriever: str = "bm25") -> int:
     Returns:
         How many there are; where there is none, no file is written, and all training questions are demonstrated.
     """
-    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    files = [file for file in (folder / "train.jsonl", folder / GAPS) if file.exists()]
+    rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     index, chosen = open_index(folder / retriever), []
     for row in rows:
         steps = row.get("steps") or [[row["question"], row["golden_answers"][0]]]
