@@ -60,6 +60,9 @@ class Counter:
     def process(self) -> int:
         return os.getpid()
 
+    def gpus(self) -> str:
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
     async def add_at(self, address: Address, number: int) -> int:
         """Call another worker directly."""
         other = connect(address)

@@ -1,25 +1,35 @@
-"""Layouts on real Ray nodes, one of which declares GPUs: what is placed, and what is refused."""
+"""Layouts on real Ray nodes, one of which declares GPUs: who shares which, who sleeps, and what is refused."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from agentrl import cluster
-from agentrl.config import RunConfig
+from agentrl.cluster import Resources, Role
+from agentrl.config import RunConfig, WeightsConfig
 from agentrl.errors import ConfigError
 from agentrl.overrides import validate
+from agentrl.rollout.fleet import make_engines
+from agentrl.rollout.fleet.fleet import Fleet
+from agentrl.rollout.fleet.member import State
 from agentrl.train.placing import reserve
 from agentrl.train.plan.dry_run import described
 from agentrl.train.plan.step import Rates
 from tests.cluster.conftest import add_node
-from tests.cluster.test_servers import folder
+from tests.cluster.test_servers import folder, generated
+from tests.rollout.fleet.test_fleet import until
 
 __all__ = ["folder"]
 pytestmark = pytest.mark.timeout(900)
+LONG = 300.0
+RANK = Role("trainer", "tests.cluster.roles:Counter", (0,), threads=1, resources=Resources(gpus=1))
 
 
 def layout(address: str = "auto", **fleet: Any) -> RunConfig:
@@ -40,6 +50,62 @@ def gpus(ray_nodes: Any) -> Iterator[str]:
     node = add_node(ray_nodes, num_cpus=4, num_gpus=4)
     yield ray_nodes.address
     ray_nodes.remove_node(node, False)
+
+
+def seen(process: int) -> set[str]:
+    """The GPUs that a process sees."""
+    variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    (found,) = (each for each in variables if each.startswith(b"CUDA_VISIBLE_DEVICES="))
+    return set(found.decode().partition("=")[2].split(","))
+
+
+async def servers(fleet: Fleet) -> list[int]:
+    """The process of each engine's server."""
+    return [await generated(member.engine) for member in fleet.engines.values()]
+
+
+def calls(logs: Path) -> list[list[str]]:
+    """What each server was asked for, of what this is about, in order."""
+    kinds = ("_occupation", "from_disk", "continue_generation")
+    return [[word for word in log.read_text().split() if word.endswith(kinds)] for log in logs.glob("engine-*.log")]
+
+
+@pytest.mark.slow
+async def test_a_colocated_engine_is_on_the_trainers_gpus_and_sleeps_while_the_others_go_on(
+    gpus: str, folder: Path, tmp_path: Path
+) -> None:
+    config = layout(gpus, engines=2, colocated=True, colocated_engines=1)
+    with cluster.opened(config.cluster, tmp_path) as opened:
+        reserve(opened, config, folder)
+        (rank,) = opened.spawn_together([RANK], 1)
+        rank.wait_ready(LONG)
+        of_trainer = {rank.run("gpus", timeout=LONG)}
+        fleet = make_engines(config.engine, config.fleet, WeightsConfig(verify=False), folder)
+        assert isinstance(fleet, Fleet)
+        await fleet.start()
+        before = await servers(fleet)
+        colocated, apart = map(seen, before)
+        assert (len(colocated), len(apart)) == (1, 1)
+        assert colocated == of_trainer != apart
+        assert {member.managed.node for member in fleet.engines.values()} == {rank.node}
+
+        for process in before:
+            os.kill(process, signal.SIGKILL)
+        await until(lambda: all(m.starts == 2 and m.state is State.READY for m in fleet.engines.values()))
+        after = await servers(fleet)
+        assert list(map(seen, after)) == [colocated, apart]
+
+        await fleet.sleep()
+        assert {await generated(fleet) for _ in range(3)} == {after[1]}
+        await fleet.wake()
+        assert await generated(fleet) == after[1]
+        await fleet.publish([("weight", torch.zeros(1))], 1)
+        assert set(fleet._roster.in_state(State.READY)) == set(fleet.engines)
+        await fleet.close()
+        rank.shutdown()
+    taking_turns = ["/release_memory_occupation", "/resume_memory_occupation"]
+    loading = ["/update_weights_from_disk", "/continue_generation"]
+    assert sorted(calls(tmp_path)) == sorted([[], [], loading, [*taking_turns, *loading]])
 
 
 def test_a_layout_that_the_nodes_have_no_room_for_is_refused_and_a_dry_run_shows_the_places_of_one_that_fits(
