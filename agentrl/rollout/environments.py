@@ -33,6 +33,7 @@ from agentrl.rollout.environment_workers import Left, Workers
 from agentrl.rollout.groups import Deadline, Rollouts
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.programs import Program
+from agentrl.rollout.prompts import Continued, ForgottenPrompt, PromptReceiver, PromptSender
 from agentrl.rollout.unfinished import Restored
 from agentrl.sessions.renderers import get_renderer
 from agentrl.types import Capabilities, Chunk, Engine, Health, PauseMode, Sampling, Session, Turn
@@ -49,13 +50,18 @@ class EngineAccess:
     """An engine's calls for other processes; deadlines are in seconds from now, since clocks differ."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._engine, self._prompts = engine, PromptReceiver()
 
     async def generate(
-        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, seconds: float | None
+        self, caller: str, request_id: str, prompt: Continued, sampling: Sampling, seconds: float | None
     ) -> AsyncIterator[Chunk | Turn]:
-        """See `Engine.generate`."""
+        """See `Engine.generate`.
+
+        Raises:
+            ForgottenPrompt: the whole prompt is needed.
+        """
         deadline = None if seconds is None else time.monotonic() + seconds
+        input_ids = self._prompts.restored(f"{caller}/{session_of(request_id)}", prompt).tolist()
         async with aclosing(self._engine.generate(request_id, input_ids, sampling, deadline)) as items:  # type: ignore[type-var]
             async for item in items:
                 yield item
@@ -80,6 +86,7 @@ class DistantEngine:
     def __init__(self, address: Address, capabilities: Capabilities) -> None:
         self._address, self.capabilities = address, capabilities
         self._connection: Connection | None = None
+        self._prompts, self._name = PromptSender(), secrets.token_hex(8)
 
     @property
     def _calls(self) -> Connection:
@@ -94,10 +101,14 @@ class DistantEngine:
         seconds = None if deadline is None else deadline - time.monotonic()
         if seconds is not None and seconds <= 0:
             raise DeadlineExceeded(f"request {request_id!r} came after its deadline")
-        items = self._calls.stream("generate", request_id, list(input_ids), sampling, seconds, timeout=seconds)
-        async with aclosing(items):
-            async for item in items:
-                yield item
+        for whole in (False, True):
+            prompt = self._prompts.shortened(session_of(request_id), input_ids, whole=whole)
+            items = self._calls.stream("generate", self._name, request_id, prompt, sampling, seconds, timeout=seconds)
+            with contextlib.suppress(ForgottenPrompt):  # before anything was generated
+                async with aclosing(items):
+                    async for item in items:
+                        yield item
+                    return
 
     async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Log-probability of each token given those before it."""
@@ -129,6 +140,11 @@ class DistantEngine:
         """Close the connection."""
         if self._connection is not None:
             self._connection.close()
+
+
+def session_of(request_id: str) -> str:
+    """The session that a request is of."""
+    return request_id.partition("/")[0]
 
 
 class EnvironmentRole:
