@@ -109,13 +109,10 @@ def condition(filters: Filters) -> tuple[str, list[Any]]:
     """The filters as an SQL expression and its parameters."""
     parts, values = ["1"], list[Any]()
     for name, wanted in filters.items():
-        if name == "agent":
-            parts.append("EXISTS (SELECT 1 FROM json_each(agents) WHERE value = ?)")
-            values.append(str(wanted))
-            continue
-        expression, names = _expression(name)
+        of_agents = name == "agent"
+        expression, names = ("value", []) if of_agents else _expression(name)
         for part, given in _tests(expression, wanted):
-            parts.append(part)
+            parts.append(f"EXISTS (SELECT 1 FROM json_each(agents) WHERE {part})" if of_agents else part)
             values += [*names, *given]
     return " AND ".join(parts), values
 

@@ -56,6 +56,7 @@ def head(found: Replayed) -> dict[str, Any]:
             {"head": b.head, "start": b.start, "end": b.end, "status": b.status.value, "reward": b.reward}
             for b in found.tree.branches
         ],
+        "recorded": len(session.nodes),
         "nodes": [{**_outline(node), "turn": turns.get(node.id)} for node in found.tree.nodes],
     }
 
@@ -99,6 +100,7 @@ def _outline(node: Node) -> dict[str, Any]:
         "temperature": node.sampling.temperature if node.sampling else None,
         "reward": node.reward,
         "copy_of": node.copy_of,
+        "timings": node.timings,
     }
 
 

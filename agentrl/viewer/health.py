@@ -202,6 +202,24 @@ def stale(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
         )
 
 
+def stale_caches(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
+    """Tokens that follow keys and values of older weights."""
+    mixed, length, count = (
+        _last(rows, name) for name in ("tokens/after_switch", "sessions/trained_tokens", "sessions/count")
+    )
+    in_place = settings.get("weights.mode") == "in_place"  # all other modes compute them again
+    if in_place and mixed and length and count and mixed / (length * count) > 0.2:
+        yield Alarm(
+            Level.WARNING,
+            "Caches are of older weights",
+            f"In {_span(rows)} {mixed / (length * count):.0%} of the sampled tokens came after a publication within "
+            "their turn (weights.mode=in_place): keys and values before them are those of older weights.",
+            "Where mismatch/abs_mean grows with it, take another weights.mode: all others compute them again.",
+            "tokens/after_switch",
+            _steps(rows),
+        )
+
+
 def idle(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
     """Devices that wait for each other."""
     engine, trainer = _last(rows, "time/idle_engine") or 0.0, _last(rows, "time/idle_trainer") or 0.0
@@ -266,5 +284,17 @@ def _gain(rows: Sequence[Row], name: str) -> float:
 
 Rule = Callable[[Sequence[Row], dict[str, Any]], Iterator[Alarm]]
 RULES: tuple[Rule, ...] = (
-    *(mismatch, failures, no_signal, truncations, entropy, tool_calls, stale, idle, one_component, length),
+    *(
+        mismatch,
+        failures,
+        no_signal,
+        truncations,
+        entropy,
+        tool_calls,
+        stale,
+        stale_caches,
+        idle,
+        one_component,
+        length,
+    ),
 )

@@ -15,9 +15,12 @@ import pytest
 
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.listener import address, listening, served
+from agentrl.sessions.store import Store
 from agentrl.viewer.app import create_app
+from agentrl.viewer.notes import Change, Notes
+from agentrl.viewer.replay_process import Replays
 from tests.conftest import need
-from tests.viewer.recorded import write_run
+from tests.viewer.recorded import HOSTILE, replayed, write_run
 
 SECONDS = 60
 """A busy machine takes long to begin."""
@@ -25,9 +28,13 @@ SECONDS = 60
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs of other learning rates."""
+    """Two runs of other learning rates; a session of the first has a note, tags and a replay."""
     folder = tmp_path_factory.mktemp("runs")
-    write_run(folder / "first")
+    first = write_run(folder / "first")
+    Notes(first).put("train-5.0-0", Change(text=HOSTILE, tags=("odd", HOSTILE[:40])))
+    with Store(first / "sessions.db", read_only=True) as recorded, Store(first / "replays.db") as replays:
+        session = recorded.load("train-5.0-0")
+        replays.save(replayed(session, "@2.1", session.nodes[:3], HOSTILE, reward=0.5))
     write_run(folder / "below" / "slow", lr=4e-4, hostile=False)
     return folder
 
@@ -58,8 +65,8 @@ def viewing(folder: Path, **options: Any) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def url(runs: Path) -> Iterator[str]:
-    """A viewer of both runs."""
-    with viewing(runs) as found:
+    """A viewer of both runs, whose page may change things."""
+    with contextlib.closing(Replays()) as replays, viewing(runs, replays=replays) as found:
         yield found
 
 

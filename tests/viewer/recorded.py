@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +159,17 @@ def spoken(session: Session, after: Node, message: Message, version: int, length
     logps = tuple(-0.05 * (1 + (place * 7 + after.id) % 40) for place in range(length))
     drawn = Turn(tuple(range(10, 10 + length)), logps, (VersionSpan(version, 0, length),), FinishReason.STOP)
     return tree.add_turn(session, after.id, [1, 2], drawn, Sampling(), message)
+
+
+def replayed(
+    recorded: Session, suffix: str, nodes: Sequence[Node], words: str = "", reward: float | None = None
+) -> Session:
+    """A replay as `agentrl replay` stores it: with these nodes, and a last turn where words are given."""
+    session = replace(recorded, id=f"{recorded.id}{suffix}", phase="replay", nodes=list(nodes), status=Status.COMPLETED)
+    if words:
+        spoken(session, nodes[-1], Message(role="assistant", content=words), 1, length=5)
+        session.reward = reward
+    return session
 
 
 def write_long(folder: Path, nodes: int) -> Path:

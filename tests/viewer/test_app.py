@@ -138,6 +138,15 @@ async def test_text_is_found_in_contents_reasoning_and_arguments_and_not_in_the_
     assert found["next"] is None
 
 
+async def test_the_choices_of_a_filter_are_counted_as_the_filter_finds_them(runs: Path) -> None:
+    facets = await asked(runs, "facets", run="first")
+    assert set(facets) == {"status", "phase", "environment", "blame", "agent", "tag"}
+    for name, values in facets.items():
+        for value, count in values.items():
+            found = await asked(runs, "sessions", run="first", limit=1, **{name: value})
+            assert found["total"] == count, f"{name}={value}"
+
+
 async def test_the_distribution_counts_every_scored_session_once(runs: Path) -> None:
     found = await asked(runs, "distribution", run="first", phase="train")
     rows = await asked(runs, "sessions", run="first", phase="train", limit=1)

@@ -28,6 +28,7 @@ VIEWS = (
     "#/run/first/health",
     "#/run/first/settings",
     "#/run/first/session/forked-0.0-0",
+    "#/run/first/session/train-5.0-0",
     "#/run/first/group/train-30.0",
     "#/compare?run=first&run=below%2Fslow",
 )
@@ -36,6 +37,14 @@ VIEWS = (
 async def opened(page: Any, url: str, view: str) -> None:
     await page.goto(f"{url}/{view}")
     await page.wait_for_selector("main[data-shown]")
+
+
+async def opened_whole(page: Any, url: str, view: str) -> None:
+    """With the form of a replay and the tokens of a turn, where there are any."""
+    await opened(page, url, view)
+    for name in ("Replay turn 1", "Tokens of message 3"):
+        if await page.get_by_role("button", name=name).count():
+            await page.get_by_role("button", name=name).first.click()
 
 
 async def saved_bytes(saved: Any) -> bytes:
@@ -172,6 +181,11 @@ async def test_a_group_shows_where_its_sessions_part(page: Any, url: str) -> Non
 async def test_what_a_model_or_tool_wrote_is_text_and_can_do_nothing(page: Any, url: str) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
+    await opened(page, url, "#/run/first/sessions?group=train-5.0")
+    await page.locator(".chip", has_text=HOSTILE[:20]).wait_for()
+    await page.get_by_role("link", name="train-5.0-0").click()
+    await page.locator(".replays").wait_for()
+    assert await page.get_by_label("Note", exact=True).input_value() == HOSTILE
     await opened(page, url, "#/run/first/sessions?group=hostile")
     await page.locator("tbody a.name").click()
     await page.locator('[data-message="2"]').wait_for()
@@ -214,7 +228,7 @@ async def test_a_list_is_walked_by_keys_and_no_view_is_wider_than_a_telephone(pa
     await page.get_by_role("heading", name=name).wait_for()
     await page.set_viewport_size({"width": 360, "height": 740})
     for view in VIEWS:
-        await opened(page, url, view)
+        await opened_whole(page, url, view)
         assert await page.evaluate("document.documentElement.scrollWidth") <= 360, view
 
 
@@ -233,7 +247,7 @@ async def test_names_and_contrast_pass_axe_in_both_themes(page: Any, url: str) -
 
     for theme in ("light", "dark"):
         for view in VIEWS:
-            await opened(page, url, view)
+            await opened_whole(page, url, view)
             await page.evaluate("theme => document.documentElement.dataset.theme = theme", theme)
             violations = (await Axe().run(page)).response["violations"]
             found = {each["id"]: each["nodes"][0]["html"] for each in violations}

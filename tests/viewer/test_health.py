@@ -14,6 +14,7 @@ from agentrl.viewer.runs import Runs
 from tests.viewer.recorded import write_run
 
 STEPS = 30
+SETTINGS = {"mismatch_bound": 0.01, "weights.mode": "in_place"}
 HEALTHY = {
     "reward/mean": 0.5,
     "reward/correct": 0.4,
@@ -31,6 +32,8 @@ HEALTHY = {
     "time/idle_engine": 0.2,
     "time/idle_trainer": 0.5,
     "sessions/trained_tokens": 100.0,
+    "sessions/count": 8.0,
+    "tokens/after_switch": 10.0,
 }
 ILL = {
     "Engine and trainer disagree": {"mismatch/abs_mean": 0.02},
@@ -42,6 +45,7 @@ ILL = {
     "Most tool calls fail": {"count/tool_errors": 30.0},
     "Tools are no longer called": {"count/tool_calls": 1.0, "count/tool_errors": 0.0},
     "Groups grow too old": {"stream/discarded_stale": 4.0},
+    "Caches are of older weights": {"tokens/after_switch": 300.0},
     "Engines are idle": {"time/idle_engine": 0.9},
     "The trainer is idle": {"time/idle_trainer": 0.99},
     "One component earns the reward": {"reward/form": 0.9, "reward/mean": 1.3},
@@ -55,14 +59,14 @@ def rows(later: dict[str, float]) -> list[dict[str, Any]]:
 
 
 def test_a_healthy_run_and_one_without_steps_raise_nothing() -> None:
-    assert alarms(rows({}), {"mismatch_bound": 0.01}) == []
+    assert alarms(rows({}), SETTINGS) == []
     assert alarms([], {}) == []
     assert alarms([{"step": 1}], {}) == []
 
 
 @pytest.mark.parametrize("title", ILL)
 def test_each_alarm_is_raised_by_what_it_is_about_and_alone(title: str) -> None:
-    (found,) = alarms(rows(ILL[title]), {"mismatch_bound": 0.01})
+    (found,) = alarms(rows(ILL[title]), SETTINGS)
     assert found["title"] == title
     assert found["metric"] in rows({})[0]
     assert found["reason"]
@@ -72,7 +76,7 @@ def test_each_alarm_is_raised_by_what_it_is_about_and_alone(title: str) -> None:
 def test_the_sessions_of_an_alarm_are_found_by_its_filters(tmp_path: Path) -> None:
     run = Runs(write_run(tmp_path / "run", hostile=False)).get("run")
     for ill in ILL.values():
-        for alarm in alarms(rows(ill), {"mismatch_bound": 0.01}):
+        for alarm in alarms(rows(ill), SETTINGS):
             if alarm["sessions"] is not None:
                 run.store().find(filters_of(run, alarm["sessions"].items()))
     (failing,) = alarms(rows(ILL["Infrastructure failures"]), {})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.sessions.store import Store
-from agentrl.types import Message, Session, Status
 from agentrl.viewer import replay_process
 from agentrl.viewer.replay_process import ReplayRequest, Replays
-from tests.viewer.recorded import spoken, write_run
+from tests.viewer.recorded import replayed, write_run
 from tests.viewer.test_app import client
 
 OWN = {"origin": "http://127.0.0.1"}
@@ -166,12 +164,3 @@ async def test_replays_are_branches_that_leave_the_recorded_path_where_they_diff
     mean = ((recorded.score or 0.0) + 0.5) / 2
     assert [(each["turn"], each["mean"], each["n"]) for each in found["replay"]["values"]] == [(2, mean, 2)]
     assert len(whole["nodes"]) == 4
-
-
-def replayed(recorded: Session, suffix: str, nodes: list[Any], words: str = "", reward: float | None = None) -> Session:
-    """A replay as `agentrl replay` stores it: with these nodes, and a last turn where words are given."""
-    session = replace(recorded, id=f"{recorded.id}{suffix}", phase="replay", nodes=list(nodes), status=Status.COMPLETED)
-    if words:
-        spoken(session, nodes[-1], Message(role="assistant", content=words), 1, length=5)
-        session.reward = reward
-    return session

@@ -110,7 +110,7 @@ export class Chart {
 
   hover(point) {
     this.point = point;
-    this.mark.replaceChildren();
+    this.mark?.replaceChildren(); // none is there before the first drawing
     this.tip.hidden = point === null;
     if (!point) return;
     const { at, index } = point, chosen = this.curves[at], x = chosen.x[index];

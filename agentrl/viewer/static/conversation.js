@@ -3,6 +3,7 @@
 import { api, counted, h, short, whenSeen } from "./dom.js";
 import { json, readable, shown, tree } from "./text.js";
 import { replayForm } from "./replay.js";
+import { timingLine } from "./timings.js";
 import { tokenView } from "./tokens.js";
 
 const BATCH = 40;
@@ -79,7 +80,7 @@ export class Conversation {
       h("header", {}, h("b", {}, message.role), node.agent === "agent" ? null : h("span", {}, shown(node.agent)), message.name ? h("code", {}, shown(message.name)) : null,
         node.copy_of === null ? null : h("span", { class: "badge" }, `copy of node ${node.copy_of}`),
         node.finish === "length" ? h("span", { class: "badge truncated" }, "cut by a limit") : null,
-        node.reward === null ? null : h("span", { class: "badge" }, `reward ${short(node.reward)}`), h("span", { class: "grow" }),
+        node.reward === null ? null : h("span", { class: "badge" }, `reward ${short(node.reward)}`), h("span", { class: "grow" }), timingLine(node.timings),
         node.sampled ? h("span", { class: "quiet small" }, [`mean log p ${short(node.logp)}`, `version ${[...new Set(node.versions)].join(", ")}`, node.trained ? null : "not trained",
           node.temperature === 1 ? null : `temperature ${node.temperature}`].filter(Boolean).join(" · ")) : null, this.again(node), button),
       text);

@@ -7,7 +7,7 @@ import { shown } from "./text.js";
 export function notesCard(parameters, note, writable) {
   if (!writable && !note.text && !note.tags.length) return null;
   const tags = h("span", { class: "chips" });
-  const text = h("textarea", { rows: 2, "aria-label": "Note", placeholder: "Note", maxlength: 10000, readonly: !writable, oninput: () => (save.hidden = text.value === note.text) });
+  const text = h("textarea", { rows: note.text ? 2 : 1, "aria-label": "Note", placeholder: "Note", maxlength: 10000, readonly: !writable, oninput: () => (save.hidden = text.value === note.text) });
   const add = h("input", { type: "text", class: "tag-input", placeholder: "Add a tag", "aria-label": "Add a tag", maxlength: 40, hidden: !writable });
   const trouble = h("span", { class: "error", role: "alert" });
   const save = h("button", { hidden: true }, "Save");

@@ -32,7 +32,7 @@ export function replaysCard(view, session, open) {
   const { job, done, values } = session.replay;
   if (!job && !done.length) return null;
   return h("section", { class: "card replays", "aria-label": "Replays" }, h("h2", {}, "Replays"), job ? progress(view, session, job) : null,
-    done.length ? h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["Turn", "Seed", "Model", "Ended", "Turns", "Score", ""].map((title) => h("th", {}, title)))),
+    done.length ? h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["Turn", "Seed", "Model", "Ended", "Turns", "Score", "Messages"].map((title) => h("th", {}, title)))),
       h("tbody", {}, done.map((each) => row(each, open))))) : null,
     values.map((each) => h("p", { class: "small" }, `Value of turn ${each.turn}${each.model ? ` with ${shown(each.model)}` : ""}: ${short(each.mean)} ± ${short(each.error)}, mean and standard error of ${counted(each.n, "replay")}.`)));
 }
@@ -42,7 +42,7 @@ function row(each, open) {
   return h("tr", {}, h("td", {}, each.turn), h("td", {}, each.seed ?? "as recorded"), h("td", {}, each.model ? shown(each.model) : ""),
     h("td", {}, h("span", { class: ["badge", each.status] }, each.status.replace("_", " ")), each.error ? h("span", { class: "small error" }, ` ${shown(each.error)}`) : null),
     h("td", {}, each.turns), h("td", {}, short(each.score)),
-    h("td", {}, each.leaf === null ? null : h("button", { type: "button", onclick: () => open(each.leaf) }, same ? "the recorded session again, bit for bit" : `Show its ${counted(each.own, "message")}`)));
+    h("td", {}, each.leaf === null ? null : h("button", { type: "button", onclick: () => open(each.leaf) }, same ? "the recorded session again, bit for bit" : `Show its ${counted(each.own, "own message")}`)));
 }
 
 function progress(view, session, job) {

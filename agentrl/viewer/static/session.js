@@ -6,6 +6,7 @@ import { readable, shown, tree } from "./text.js";
 import { notesCard } from "./notes.js";
 import { Outline } from "./outline.js";
 import { replaysCard } from "./replay.js";
+import { sums } from "./timings.js";
 
 export async function showSession(main, view) {
   const { run, item: id, asked } = view;
@@ -64,7 +65,7 @@ export async function showSession(main, view) {
 
 function about(session) {
   const rewards = Object.entries(session.rewards);
-  const times = Object.entries(session.timings).sort((a, b) => b[1] - a[1]);
+  const times = Object.entries(sums(session)).sort((a, b) => b[1] - a[1]);
   const total = Math.max(...times.map(([, value]) => value));
   const data = Object.keys(session.task.data).length ? h("details", {}, h("summary", {}, "Task"), tree(session.task.data)) : null;
   const info = Object.keys(session.info).length ? h("details", {}, h("summary", {}, "Info"), tree(session.info)) : null;

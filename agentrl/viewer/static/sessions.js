@@ -10,9 +10,9 @@ const COLUMNS = [ // [column, title, cell]
   ["turns", "Turns", (row) => row.turns], ["tokens", "Tokens", (row) => short(row.tokens)], ["tool_errors", "Tool errors", (row) =>
     (row.tool_calls ? `${row.tool_errors} / ${row.tool_calls}` : "–")], ["duration", "Time", (row) => duration(row.duration)],
 ];
-const CHOICES = ["phase", "status", "blame", "environment", "tag"];
+const CHOICES = ["phase", "status", "blame", "environment", "agent", "tag"];
 const ALWAYS = ["blame", "tag"]; // shown with one value, too
-const RANGES = [["step", "Steps"], ["score", "Score"], ["turns", "Turns"], ["tokens", "Tokens"]];
+const RANGES = [["step", "Steps"], ["score", "Score"], ["turns", "Turns"], ["tokens", "Tokens"], ["version_max", "Version"]];
 const OWN = new Set(["sort", "descending", "text"]);
 
 export async function showSessions(main, view) {
