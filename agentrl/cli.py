@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from rich.markup import escape
 from rich.table import Column, Table
 
+from agentrl.envs.commands import app as datasets
 from agentrl.envs.search_r1.commands import app as search_r1
 from agentrl.envs.swe.commands import app as swe
 from agentrl.errors import AgentRLError, Blame, ConfigError, missing_extra
@@ -37,6 +38,7 @@ app = typer.Typer(
 models = typer.Typer(help="Models that a run can start from.", no_args_is_help=True)
 app.add_typer(records)  # verify, replay
 app.add_typer(suites)  # compare
+app.add_typer(datasets)  # decontaminate
 app.add_typer(looking)  # view, top, sessions, diff, report
 app.add_typer(models, name="models")
 app.add_typer(sandbox, name="sandbox")

@@ -1,23 +1,33 @@
-"""One file of a data set from the Hugging Face hub, as JSONL in the cache.
+"""Data sets of the Hugging Face hub: one file as JSONL in the cache, or any files streamed.
 
-Plain HTTP and pyarrow are enough: the `datasets` library would add a hundred megabytes to read one table. The file is
-written to a temporary name and renamed, so that an interrupted download leaves no partial file.
+Plain HTTP and pyarrow are enough: the `datasets` library would add a hundred megabytes to read one table. A cached file
+is written to a temporary name and renamed, so that an interrupted download leaves no partial file.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import quote
 
 import orjson
 
 from agentrl.errors import EnvError, missing_extra
 
+if TYPE_CHECKING:
+    import httpx
+
 HUB = "https://huggingface.co"
 TIMEOUT = 60.0
 """Seconds for connecting, and for each chunk of the response."""
 MAX_BYTES = 2 << 30
+SCHEME = "hf://"
+READ_BYTES = 1 << 20
+"""Bytes of a request for a part of a file."""
 CACHE = Path("~/.cache/agentrl/datasets")
 
 
@@ -73,3 +83,98 @@ def _download(url: str, to: Path) -> None:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = f"{type(error).__name__}: {error}"
         raise EnvError(f"{url} can't be fetched ({reason}); give a local file instead (env.path=…)") from error
+
+
+def is_hub(path: str) -> bool:
+    """Whether a path names a data set of the hub: hf://OWNER/NAME."""
+    return path.startswith(SCHEME)
+
+
+def list_files(repo: str, *, endpoint: str = HUB) -> list[str]:
+    """The paths of a data set's files.
+
+    Raises:
+        EnvError: the hub can't be reached, or has no such data set.
+    """
+    url: str | None = f"{endpoint}/api/datasets/{repo}/tree/main?recursive=true"
+    found: list[str] = []
+    while url is not None:
+        response = _get(url)
+        try:
+            found += [entry["path"] for entry in response.json() if entry["type"] == "file"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise EnvError(f"{url} answered with something else than a list of files: {error}") from None
+        url = response.links.get("next", {}).get("url")
+    return found
+
+
+def open_file(repo: str, file: str, *, endpoint: str = HUB) -> BinaryIO:
+    """A file of a data set, of which only the parts that are read are transferred.
+
+    Raises:
+        EnvError: the hub can't be reached, or has no such file.
+    """
+    return io.BufferedReader(RangeFile(f"{endpoint}/datasets/{repo}/resolve/main/{quote(file)}"), READ_BYTES)
+
+
+class RangeFile(io.RawIOBase):
+    """A file behind a URL, read by ranges of bytes.
+
+    Args:
+        url: of a server that answers requests for ranges.
+
+    Raises:
+        EnvError: it can't be reached, or knows no ranges.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url, self._at = url, 0
+        whole = _get(url, {"Range": "bytes=0-0"}).headers.get("Content-Range", "").rpartition("/")[2]
+        if not whole.isdecimal():
+            raise EnvError(f"{url} can't be read in parts; download it, and give the file")
+        self._size = int(whole)
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """True."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next read begins."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place."""
+        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence])
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer with what follows; how many bytes that were, 0 at the end."""
+        size = min(len(buffer), self._size - self._at)
+        if size <= 0:
+            return 0
+        data = _get(self._url, {"Range": f"bytes={self._at}-{self._at + size - 1}"}).content
+        if len(data) != size:
+            raise EnvError(f"{self._url} answered with {len(data)} bytes, not {size}")
+        buffer[:size] = data
+        self._at += size
+        return size
+
+
+def _get(url: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
+    import httpx
+
+    token = os.environ.get("HF_TOKEN")
+    given = {**(headers or {}), **({"Authorization": f"Bearer {token}"} if token else {})}
+    try:
+        response = httpx.get(url, headers=given, timeout=TIMEOUT, follow_redirects=True)
+        response.raise_for_status()
+    except httpx.HTTPStatusError as error:
+        raise EnvError(f"{url} answered {error.response.status_code}; give a local file instead") from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise EnvError(f"{url} can't be fetched ({reason}); give a local file instead") from error
+    return response

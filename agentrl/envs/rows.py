@@ -1,60 +1,118 @@
-"""Rows of data sets, from JSONL or Parquet files, and the tasks that environments make of them."""
+"""Rows of data sets, from JSONL, JSON, CSV or Parquet files, and the tasks that environments make of them."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from agentrl.errors import ConfigError, missing_extra
 from agentrl.types import Task
 
 MakeTask = Callable[[Mapping[str, Any], int], Task]
 """Makes a task of a row and the number of its line; ValueError, TypeError or KeyError say that the row is none."""
+ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+"""What the names of data files end in; any other file is read as JSONL."""
+BATCH = 8192
+"""Rows of a Parquet file that are in memory at a time."""
+CELL_CHARS = 1 << 24
+"""Characters of a CSV file's cell; Python's own limit is 131,072, which long documents exceed."""
 
 
 def read_rows(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a file whose name ends in `.parquet`, or of a JSONL file, each with its line, or its row, from 1.
+    """The rows of a file, each with its line, or its number, from 1; see `parse_rows`.
 
     Raises:
-        ConfigError: there is no such file, or it is neither.
+        ConfigError: there is no such file, or it is not what its name says.
         MissingExtra: pyarrow is not installed.
     """
     chosen = Path(path).expanduser()
     if not chosen.is_file():
         raise ConfigError(f"path = {str(path)!r}: there is no such file")
-    if chosen.suffix == ".parquet":
-        yield from enumerate(_parquet(chosen), 1)
+    with chosen.open("rb") as file:
+        yield from parse_rows(str(chosen), file)
+
+
+def parse_rows(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of an open file, by what its name ends in (`ENDINGS`).
+
+    Raises:
+        ConfigError: it is not what its name says.
+        MissingExtra: pyarrow is not installed.
+    """
+    try:
+        match Path(name).suffix:
+            case ".parquet":
+                yield from enumerate(_parquet(name, file), 1)
+            case ".csv" | ".tsv":
+                yield from _csv(name, io.TextIOWrapper(file, "utf-8-sig", newline=""))
+            case ".json":
+                yield from _json(name, file)
+            case _:
+                yield from _jsonl(name, io.TextIOWrapper(file, "utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: not UTF-8: {error}") from None
+
+
+def _jsonl(name: str, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            words = f"{name}, line {number}: not a JSON object: {error}; give a .jsonl, .json, .csv or .parquet file"
+            raise ConfigError(words) from None
+        if not isinstance(row, dict):
+            raise ConfigError(f"{name}, line {number}: not a JSON object: {line.strip()[:80]}")
+        yield number, row
+
+
+def _json(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A list of objects; several published sets have an object in each line behind that ending."""
+    text = file.read().decode("utf-8-sig")
+    if not text.lstrip().startswith("["):
+        yield from _jsonl(name, io.StringIO(text))
         return
-    with chosen.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                words = f"{chosen}, line {number}: not a JSON object: {error}; give a .jsonl or a .parquet file"
-                raise ConfigError(words) from None
-            if not isinstance(row, dict):
-                raise ConfigError(f"{chosen}, line {number}: not a JSON object: {line.strip()[:80]}")
-            yield number, row
+    try:
+        rows = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}: not JSON: {error}") from None
+    if not all(isinstance(row, dict) for row in rows):
+        raise ConfigError(f"{name}: a list of objects is expected")
+    yield from enumerate(rows, 1)
 
 
-def _parquet(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows, a batch in memory at a time: a training set of Search-R1 has 170,000."""
+def _csv(name: str, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    csv.field_size_limit(max(csv.field_size_limit(), CELL_CHARS))
+    reader = csv.DictReader(lines, delimiter="\t" if name.endswith(".tsv") else ",", strict=True)
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise ConfigError(f"{name}, line {reader.line_num}: its values are not as many as the columns")
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise ConfigError(f"{name}, line {reader.line_num}: {error}") from None
+
+
+def _parquet(name: str, opened: BinaryIO) -> Iterator[dict[str, Any]]:
+    """The rows, a batch in memory at a time; of a file that is streamed no more than a row group is transferred."""
     try:
         import pyarrow
         import pyarrow.parquet as parquet
     except ImportError:
         raise missing_extra("pyarrow", "parquet") from None
     try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(8192):
-                yield from batch.to_pylist()
+        with parquet.ParquetFile(opened) as file:
+            for group in range(file.num_row_groups):  # asked for together, all would be read ahead
+                for batch in file.iter_batches(BATCH, row_groups=[group]):
+                    yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
-        raise ConfigError(f"{path}: not a readable Parquet file: {error}") from None
+        raise ConfigError(f"{name}: not a readable Parquet file: {error}") from None
 
 
 def read_tasks(path: Path, task: MakeTask, what: str) -> tuple[Task, ...]:

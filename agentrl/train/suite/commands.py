@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import Field
+from rich.console import Console
+from rich.table import Table
 
 from agentrl.config import NAMED, Section
 from agentrl.errors import ConfigError
@@ -14,6 +16,8 @@ from agentrl.overrides import Tree, validate
 from agentrl.terminal import err, out, print_lines
 
 app = typer.Typer()
+PLAIN_WIDTH = 200
+"""Columns of a table that is written into a file or a pipe."""
 WORSE = 3
 """The exit code where a policy is worse than its baseline; other failures end with 1, mistakes with 2."""
 
@@ -55,7 +59,7 @@ def evaluate_suite(tree: Tree, baseline: CompareConfig | None) -> None:
     suite = read_suite(str(tree.pop("suite")), tree)
     results = run_evaluate_suite(suite, owns_process=True)
     folder = results.path or Path()
-    out.print(table(results))
+    _show(table(results))
     print_lines([f"results: {folder} (result.json, result.md, result.png); `agentrl view {folder}` shows the sessions"])
     if not results.worked:
         broken = ", ".join(name for name, part in results.parts.items() if not part["worked"])
@@ -84,6 +88,11 @@ def compare(
         raise typer.Exit(WORSE)
 
 
+def _show(found: Table) -> None:
+    """Print a table, as wide as it is where no terminal shows it."""
+    (out if out.is_terminal else Console(width=PLAIN_WIDTH)).print(found)
+
+
 def _compared(before: Any, after: Any, alpha: float, as_markdown: bool = False) -> list[str]:
     """Print a comparison; the parts that are worse."""
     from agentrl.train.suite import report
@@ -94,7 +103,7 @@ def _compared(before: Any, after: Any, alpha: float, as_markdown: bool = False) 
     if as_markdown:
         typer.echo(report.comparison_markdown(found), nl=False)
     else:
-        out.print(report.comparison_table(found))
+        _show(report.comparison_table(found))
         print_lines(report.comparison_lines(found))
     if found.worse:
         err.print(f"worse than the baseline: {', '.join(found.worse)}", markup=False, soft_wrap=True)

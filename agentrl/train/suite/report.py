@@ -127,7 +127,7 @@ def _passes(passes: Mapping[str, float]) -> str:
 
 
 def _table(head: Sequence[str], found: Iterator[tuple[str, ...]], title: str) -> Table:
-    columns = [Column(name, justify="left" if place == 0 else "right") for place, name in enumerate(head)]
+    columns = [Column(name, justify="right" if place else "left", no_wrap=True) for place, name in enumerate(head)]
     shown = Table(*columns, title=Text(visible_text(title, keep="")), title_justify="left", box=None, pad_edge=False)
     for row in found:
         shown.add_row(*(Text(visible_text(cell, keep="")) for cell in row))

@@ -1,0 +1,158 @@
+"""A data set as a user names it: a file, a folder in Hugging Face's layout, or one of the hub, and what of it is taken.
+
+A folder's files belong to the split whose name is a word of their path (`data/train-00000-of-00002.parquet`,
+`test.jsonl`). Where there is none for `eval`, a tenth of the other rows is held out, by a hash of their content, so the
+order of a file does not matter. Files of the hub are streamed: what is not read is not transferred.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from agentrl.envs import hub
+from agentrl.envs.rows import ENDINGS, parse_rows
+from agentrl.errors import ConfigError, nearest
+from agentrl.imports import load
+
+Row = Mapping[str, Any]
+WORDS = {
+    "train": (("train", "training"),),
+    "eval": (("eval", "evaluation"), ("test", "testing"), ("validation", "valid", "val", "dev")),
+}
+"""The words in files' paths that make them a split's; of `eval` the first ones that there are."""
+EVAL_WORDS = {word for words in WORDS["eval"] for word in words}
+HELD_OUT = 10
+"""One row in this many belongs to `eval`, where no file does."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Rows of a data set.
+
+    Attributes:
+        path: a file, a folder, or hf://OWNER/NAME.
+        columns: names of our own for columns: {"question": "problem"}; `a.b` is inside a column.
+        where: which rows are taken: by column a value, a list of values, or bounds {"min": 1, "max": 5}; or a function
+            of the row, path/to/file.py:NAME.
+        config: which of its configurations, a folder within it.
+        endpoint: the hub's address.
+    """
+
+    path: str
+    columns: Mapping[str, str] = field(default_factory=dict)
+    where: Mapping[str, Any] | str | None = None
+    config: str = ""
+    endpoint: str = hub.HUB
+
+    def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The rows of `train` or `eval`, each with its place in words, for messages.
+
+        Raises:
+            ConfigError: there are no files, one is not what its name says, or a column is missing.
+            EnvError: the hub can't be reached.
+            MissingExtra: pyarrow is not installed.
+        """
+        files = self._files()
+        named = _of_split(files, split)
+        shared = not _of_split(files, "eval")  # then the same files have both splits
+        chosen = named or _of_split(files, "train") or [name for name in files if not _words(name) & EVAL_WORDS]
+        if not chosen:
+            raise ConfigError(f"env.path = {self.path!r}: it has no files for the split {split!r}")
+        yield from self._read(chosen, lambda row: not shared or held_out(row) == (split == "eval"))
+
+    def every_row(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """All rows, whatever split they are of; else as `rows`."""
+        yield from self._read(self._files(), lambda row: True)
+
+    def _read(self, names: list[str], belongs: Callable[[Row], bool]) -> Iterator[tuple[str, dict[str, Any]]]:
+        kept = self._condition()
+        for name in names:
+            with closing(self._open(name)) as file:
+                for number, row in parse_rows(name, file):
+                    if not belongs(row):
+                        continue
+                    place = f"{name}, row {number}"
+                    row = self._renamed(row, place)
+                    if kept(row):
+                        yield place, row
+
+    def _files(self) -> list[str]:
+        if hub.is_hub(self.path):
+            found = hub.list_files(self.path.removeprefix(hub.SCHEME), endpoint=self.endpoint)
+        elif (folder := Path(self.path).expanduser()).is_dir():
+            found = [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
+        elif folder.is_file():
+            return [folder.name]
+        else:
+            raise ConfigError(f"env.path = {self.path!r}: there is no such file or folder")
+        data = sorted(name for name in found if name.endswith(ENDINGS) and not Path(name).name.startswith("."))
+        chosen = [name for name in data if not self.config or self.config in Path(name).parent.parts]
+        if not chosen:
+            configs = sorted({part for name in data for part in Path(name).parent.parts})
+            hint = f" of env.config = {self.config!r} (there are {', '.join(configs) or 'none'})" if self.config else ""
+            raise ConfigError(f"env.path = {self.path!r}: there are no {', '.join(ENDINGS)} files{hint}")
+        return chosen
+
+    def _open(self, name: str) -> BinaryIO:
+        if hub.is_hub(self.path):
+            return hub.open_file(self.path.removeprefix(hub.SCHEME), name, endpoint=self.endpoint)
+        folder = Path(self.path).expanduser()
+        return (folder / name if folder.is_dir() else folder).open("rb")
+
+    def _renamed(self, row: dict[str, Any], place: str) -> dict[str, Any]:
+        return row | {ours: _value(row, theirs, place) for ours, theirs in self.columns.items()}
+
+    def _condition(self) -> Callable[[Row], bool]:
+        if self.where is None:
+            return lambda row: True
+        if isinstance(self.where, str):
+            function: Callable[[Row], bool] = load(self.where, f"env.where={self.where!r}")
+            return function
+        wanted = dict(self.where)
+        return lambda row: all(_fits(_value(row, name, "env.where"), value) for name, value in wanted.items())
+
+
+def held_out(row: Row) -> bool:
+    """Whether a row belongs to `eval`, where no file does."""
+    data = json.dumps(row, sort_keys=True, default=str).encode()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest()) % HELD_OUT == 0
+
+
+def _of_split(files: list[str], split: str) -> list[str]:
+    for words in WORDS[split]:
+        if chosen := [name for name in files if _words(name) & set(words)]:
+            return chosen
+    return []
+
+
+def _words(path: str) -> set[str]:
+    return set(re.split(r"[^a-z]+", path.lower()))
+
+
+def _value(row: Row, name: str, place: str) -> Any:
+    found: Any = row
+    for part in [name] if name in row else name.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            guess = nearest(name, list(row))
+            hint = f"; did you mean {guess!r}?" if guess else ""
+            raise ConfigError(f"{place}: there is no column {name!r}{hint} (columns: {', '.join(row)})")
+        found = found[part]
+    return found
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, Mapping):
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            return False
+        return float(wanted.get("min", "-inf")) <= number <= float(wanted.get("max", "inf"))
+    allowed = wanted if isinstance(wanted, list | tuple) else [wanted]
+    return value in allowed or str(value) in map(str, allowed)  # a CSV file has text alone

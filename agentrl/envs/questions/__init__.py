@@ -1,0 +1,1 @@
+"""Question sets in their published formats: `env=questions`."""

@@ -1,0 +1,172 @@
+"""`env=questions`: a published question set, answered in one turn and checked by what kind of answer it has."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from agentrl.envs import hub
+from agentrl.envs.base import Env, reward
+from agentrl.envs.dataset import Dataset
+from agentrl.envs.overlap import Overlap
+from agentrl.envs.questions import latex
+from agentrl.envs.questions.formats import Grading, Question, question
+from agentrl.envs.search_r1.scoring import exact_match, f1
+from agentrl.errors import ConfigError
+from agentrl.types import Message, Session, Task
+
+INSTRUCTIONS = {
+    Grading.MATH: "Solve the problem step by step. End with the answer in \\boxed{}.",
+    Grading.EXACT: 'Answer the question in a few words, behind "Answer:".',
+    Grading.CHOICE: 'Think step by step, then end with "Answer:" and the letter of the right choice.',
+}
+_ANSWER = re.compile(r"answer(?:\s+is)?\s*:?\**\s*(.+)", re.IGNORECASE)
+_LETTER = re.compile(r"\W*(?:\\text\{)?\(?([A-Za-z])\)?(?![A-Za-z])")
+
+
+class Questions(Env):
+    """A published question set from a file, a folder or the hub, checked by its answers.
+
+    Args:
+        path: a .jsonl, .json, .csv or .parquet file, a folder with files for its splits, or hf://OWNER/NAME.
+        eval_path: another one for the split `eval`; without it `path` has both, or a tenth is held out.
+        columns: names for columns, such as env.columns.question=prompt and env.columns.answer=target.
+        where: which rows: env.where.level=[4,5], env.where.year.min=2024, or path/to/file.py:function.
+        config: which configuration of the data set, a folder in it.
+        grading: math, exact or choice; None is what suits the columns.
+        instructions: the system message; None is the grading's own.
+        decontaminate: leave out training questions that share a run of so many words with an eval question; 0: none.
+        endpoint: the hub's address.
+    """
+
+    max_turns = 1
+
+    def __init__(
+        self,
+        path: str,
+        eval_path: str | None = None,
+        columns: dict[str, str] | None = None,
+        where: dict[str, Any] | str | None = None,
+        config: str = "",
+        grading: str | None = None,
+        instructions: str | None = None,
+        decontaminate: int = 0,
+        endpoint: str = hub.HUB,
+    ) -> None:
+        if grading is not None and grading not in set(Grading):
+            raise ConfigError(f"env.grading = {grading!r}: allowed are {', '.join(Grading)}")
+        if decontaminate < 0:
+            raise ConfigError(f"env.decontaminate = {decontaminate}: must be 0 or more (words)")
+        for key, value in (("path", path), ("eval_path", eval_path)):
+            if value is not None and not hub.is_hub(value) and not Path(value).expanduser().exists():
+                raise ConfigError(f"env.{key} = {value!r}: there is no such file or folder")
+        common: dict[str, Any] = {"columns": columns or {}, "where": where, "config": config, "endpoint": endpoint}
+        self.sets: dict[str, dict[str, Any]] = {
+            "train": {"path": path, **common},
+            "eval": {"path": eval_path or path, **common},
+        }
+        self.separate = eval_path is not None
+        self.grading, self.instructions, self.decontaminate = grading, instructions, decontaminate
+        self._question = Question("", (), Grading.EXACT)
+
+    def tasks(self, split: str = "train") -> list[Task]:
+        """The split's questions, in the files' order."""
+        tasks = self._read(split)
+        if split == "train" and self.decontaminate:
+            overlap = Overlap((task["question"] for task in self._read("eval")), self.decontaminate)
+            tasks = [task for task in tasks if not overlap.shared(task["question"])]
+        return tasks
+
+    def _read(self, split: str) -> list[Task]:
+        settings = self.sets[split]
+        spec = json.dumps({**settings, "split": split, "grading": self.grading, "whole": self.separate})
+        return list(_tasks(spec, _stamp(settings["path"])))
+
+    def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
+        """The instructions and the question."""
+        grading = Grading(task["grading"])
+        self._question = Question(task["question"], tuple(task["answers"]), grading)
+        words = INSTRUCTIONS[grading] if self.instructions is None else self.instructions
+        opening = [Message(role="system", content=words)] if words else []
+        return [*opening, Message(role="user", content=task["question"])]
+
+    def brief(self, task: Task) -> Task:
+        """The question, without its answers."""
+        return Task(id=task.id, data={"question": task["question"]})
+
+    def state(self) -> None:
+        """Nothing but the task."""
+
+    def restore(self, task: Task, state: None) -> None:
+        """Continue with the task."""
+        self.reset(task)
+
+    @reward
+    def correct(self, session: Session) -> float:
+        """1 where the answer is a right one."""
+        return float(right(session.answer, self._question))
+
+    @reward(weight=0.0)
+    def f1(self, session: Session) -> float | None:
+        """The words in common with a right answer; it does not count, and is None where answers are not texts."""
+        if self._question.grading is not Grading.EXACT:
+            return None
+        return f1(_stated(session.answer), self._question.answers)
+
+    def expert(self, messages: Sequence[Message]) -> str:
+        """The first right answer."""
+        answer = self._question.answers[0]
+        return f"\\boxed{{{answer}}}" if self._question.grading is Grading.MATH else f"Answer: {answer}"
+
+
+def right(text: str, asked: Question) -> bool:
+    """Whether a text answers a question rightly."""
+    if asked.grading is Grading.MATH:
+        said = latex.stated(text)
+        return said is not None and any(latex.equal(said, answer) for answer in asked.answers)
+    if asked.grading is Grading.CHOICE:
+        letter = _LETTER.match(latex.boxed(text) or _stated(text))
+        return letter is not None and letter[1].upper() in asked.answers
+    return bool(exact_match(_stated(text), asked.answers))
+
+
+def _stated(text: str) -> str:
+    """What stands behind the last "Answer:"; the whole text where nothing does."""
+    said = _ANSWER.findall(text)
+    return str(said[-1]).strip().strip("*").rstrip(".") if said else text.strip()
+
+
+@lru_cache(maxsize=16)
+def _tasks(spec: str, stamp: Any) -> tuple[Task, ...]:
+    """The questions of a set; read again where `stamp`, the files' times, has changed."""
+    settings = json.loads(spec)
+    split, grading, whole = settings.pop("split"), settings.pop("grading"), settings.pop("whole")
+    data = Dataset(**settings)
+    rows = data.every_row() if whole else data.rows(split)
+    found = tuple(_made(rows, Grading(grading) if grading else None))
+    if not found:
+        raise ConfigError(f"env.path = {data.path!r}: it holds no questions for the split {split!r}")
+    return found
+
+
+def _made(rows: Iterator[tuple[str, Mapping[str, Any]]], grading: Grading | None) -> Iterator[Task]:
+    for place, row in rows:
+        try:
+            asked = question(row, grading)
+        except ValueError as error:
+            raise ConfigError(f"{place}: {error} (columns: {', '.join(map(str, row))})") from None
+        name = next((row[key] for key in ("unique_id", "task_id", "id", "ID") if row.get(key)), place)
+        data = {"question": asked.text, "answers": list(asked.answers), "grading": asked.grading.value}
+        yield Task(id=str(name), data=data)
+
+
+def _stamp(path: str) -> Any:
+    if hub.is_hub(path):
+        return None
+    place = Path(path).expanduser()
+    files = place.rglob("*") if place.is_dir() else [place]
+    return tuple(sorted((str(file), file.stat().st_mtime_ns) for file in files if file.is_file()))

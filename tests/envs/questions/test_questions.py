@@ -1,0 +1,230 @@
+"""Published question sets: every format is read, and answers are compared as the published scorers do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.envs.base import Env
+from agentrl.envs.check import check_env
+from agentrl.envs.episode import play
+from agentrl.envs.questions import latex
+from agentrl.envs.questions.env import right
+from agentrl.envs.questions.formats import Grading, Question, question
+from agentrl.envs.registry import make
+from agentrl.errors import ConfigError
+from agentrl.types import Task
+
+ROWS: dict[str, tuple[dict[str, Any], tuple[str, ...], Grading]] = {
+    "gsm8k": ({"question": "q", "answer": "It is 2+2=4.\n#### 4"}, ("4",), Grading.MATH),
+    "math": (
+        {"problem": "q", "level": "Level 5", "type": "Algebra", "solution": r"so $\boxed{\frac{1}{2}}$."},
+        (r"\frac{1}{2}",),
+        Grading.MATH,
+    ),
+    "math-500": ({"problem": "q", "solution": r"\boxed{3}", "answer": "3", "unique_id": "a/1"}, ("3",), Grading.MATH),
+    "aime": ({"ID": "2024-I-1", "Problem": "q", "Answer": 204}, ("204",), Grading.MATH),
+    "nq": (
+        {"question": "q", "answer": ["14 December 1972 UTC", "December 1972"]},
+        ("14 December 1972 UTC", "December 1972"),
+        Grading.EXACT,
+    ),
+    "search_r1": ({"question": "q", "golden_answers": ["Paris"], "answer": None}, ("Paris",), Grading.EXACT),
+    "triviaqa": (
+        {"question": "q", "answer": {"value": "Paris", "aliases": ["Paris", "City of Light"]}},
+        ("Paris", "City of Light"),
+        Grading.EXACT,
+    ),
+    "popqa": ({"question": "q", "possible_answers": '["politician", "pol"]'}, ("politician", "pol"), Grading.EXACT),
+    "hotpotqa": ({"question": "q", "answer": "yes"}, ("yes",), Grading.EXACT),
+    "mmlu": ({"question": "q", "choices": ["w", "x", "y", "z"], "answer": 2}, ("C",), Grading.CHOICE),
+    "arc": (
+        {"question": "q", "choices": {"text": ["w", "x"], "label": ["1", "2"]}, "answerKey": "2"},
+        ("B",),
+        Grading.CHOICE,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_of_a_published_set_is_read(name: str) -> None:
+    row, answers, grading = ROWS[name]
+    found = question(row)
+    assert (found.answers, found.grading) == (answers, grading)
+    assert found.text.startswith("q")
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"text": "q"}, "neither `question` nor `problem`"),
+        ({"question": "q"}, "no answer"),
+        ({"problem": "q", "solution": "none"}, "no answer"),
+        ({"question": "q", "choices": ["a"], "answer": 0}, "a list of 2 to 26"),
+        ({"question": "q", "choices": ["a", "b"], "answer": 2}, "none of its 2 choices"),
+        ({"question": "q", "choices": ["a", "b"], "answer": "long"}, "none of its 2 choices"),
+    ],
+)
+def test_a_row_without_a_question_or_an_answer_is_refused(row: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        question(row)
+
+
+EQUAL = [
+    ("0.5", r"\frac{1}{2}"),
+    (r"\frac12", "1/2"),
+    (r"\dfrac{3}{4}", r"\frac{3}{4}"),
+    ("1,000", "1000"),
+    (r"$\frac{1}{2}$", "0.5"),
+    (r"-\frac{1}{2}", "-0.5"),
+    ("(1, 2)", "(1,2)"),
+    (r"\left(1,\frac{1}{2}\right)", "(1, 0.5)"),
+    (r"\{1, 2\}", r"\{2, 1\}"),
+    ("x = 5", "5"),
+    (r"\text{(A)}", "(A)"),
+    ("2.0", "2"),
+    (r"[0,\infty)", r"\left[0, \infty\right)"),
+    ("x^2+1", "x^2 + 1"),
+]
+UNEQUAL = [
+    ("0.5", "0.25"),
+    ("(1, 2)", "(2, 1)"),
+    ("(1, 2)", "[1, 2]"),
+    (r"\{1, 2\}", r"\{1, 3\}"),
+    ("12", "1"),
+    ("-3", "3"),
+    ("x+1", "x-1"),
+    ("(1,2,3)", "(1,2)"),
+]
+
+
+@pytest.mark.parametrize(("said", "wanted"), EQUAL)
+def test_answers_that_mean_the_same_are_equal(said: str, wanted: str) -> None:
+    assert latex.equal(said, wanted)
+    assert latex.equal(wanted, said)
+
+
+@pytest.mark.parametrize(("said", "wanted"), UNEQUAL)
+def test_other_answers_are_not(said: str, wanted: str) -> None:
+    assert not latex.equal(said, wanted)
+
+
+def test_verdicts_are_those_of_math_verify() -> None:
+    """Where no algebra is needed; the published scorer is not one of our dependencies."""
+    published = pytest.importorskip("math_verify")
+    for pairs, verdict in ((EQUAL, True), (UNEQUAL, False)):
+        for said, wanted in pairs:
+            one, other = (
+                published.parse(rf"\boxed{{{text.strip('$')}}}", parsing_timeout=None) for text in (wanted, said)
+            )
+            assert published.verify(one, other, timeout_seconds=None) == verdict, (said, wanted)
+
+
+@given(st.fractions(max_denominator=999), st.booleans())
+def test_a_fraction_is_itself_in_every_notation(value: Any, short: bool) -> None:
+    above, below = value.numerator, value.denominator
+    sign = "-" if above < 0 else ""
+    written = rf"{sign}\{'d' if short else ''}frac{{{abs(above)}}}{{{below}}}"
+    assert latex.equal(written, f"{above}/{below}")
+    assert latex.number(latex.normalize(written)) == value
+
+
+@given(st.text(max_size=200), st.text(max_size=60))
+def test_no_text_breaks_the_comparison_and_nothing_is_equal_to_no_answer(said: str, wanted: str) -> None:
+    for grading in Grading:
+        assert right(said, Question("q", (wanted,), grading)) in (True, False)
+    assert not latex.equal("", wanted) or not latex.normalize(wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (r"First \boxed{1}, then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        ("so 3+4=7\n#### 7", "7"),
+        ("The final answer is $x=3$.", "x=3"),
+        ("I get 12, no, 1,300", "1,300"),
+        (r"\boxed{1", "1"),
+        ("nothing", None),
+    ],
+)
+def test_the_stated_answer_is_the_last_one_that_is_marked(text: str, said: str | None) -> None:
+    assert latex.stated(text) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "correct"),
+    [
+        ("Answer: B", True),
+        ("Answer: (b)", True),
+        (r"\boxed{B}", True),
+        ("B", True),
+        ("Answer: A", False),
+        ("Both", False),
+    ],
+)
+def test_a_choice_is_made_by_its_letter(text: str, correct: bool) -> None:
+    assert right(text, Question("q", ("B",), Grading.CHOICE)) is correct
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    def row(n: int, level: int) -> dict[str, Any]:
+        return {"problem": f"What is {n} plus one, said slowly?", "answer": str(n + 1), "level": level}
+
+    rows = [row(n, n % 5) for n in range(60)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    other = [
+        {"problem": f"What is {n} plus one, said slowly?", "answer": str(n + 1), "level": 1} for n in range(55, 70)
+    ]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in other))
+    return tmp_path
+
+
+def env(path: Path, **settings: Any) -> Env:
+    return make("questions", path=str(path), **settings)
+
+
+async def test_the_expert_is_right_in_every_format_and_silence_is_not(tmp_path: Path) -> None:
+    for name, (row, _, _) in ROWS.items():
+        (tmp_path / "test.jsonl").write_text(json.dumps(row) + "\n")
+        own = env(tmp_path / "test.jsonl")
+        (task,) = own.tasks("eval")
+        assert isinstance(task, Task)
+        session = await play(own, task)
+        assert session.rewards["correct"] == 1.0, name
+        assert "answers" not in own.brief(task).data
+
+
+def test_training_questions_that_are_in_the_evaluation_are_left_out_where_that_is_asked_for(folder: Path) -> None:
+    assert len(list(env(folder).tasks("train"))) == 60
+    clean = [task["question"] for task in env(folder, decontaminate=6).tasks("train")]  # type: ignore[index]
+    assert len(clean) == 55
+    assert len(list(env(folder, where={"level": {"max": 1}}).tasks("train"))) == 24
+
+
+def test_the_environment_keeps_its_contract(folder: Path) -> None:
+    assert check_env("questions", path=str(folder), decontaminate=6) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"grading": "maths"}, "allowed are math, exact, choice"),
+        ({"decontaminate": -1}, "must be 0 or more"),
+        ({"eval_path": "nowhere.jsonl"}, "there is no such file or folder"),
+    ],
+)
+def test_wrong_settings_are_refused(folder: Path, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        env(folder, **settings)
+
+
+def test_a_row_of_no_format_is_named_with_its_columns(tmp_path: Path) -> None:
+    (tmp_path / "test.jsonl").write_text('{"text": "q"}\n')
+    with pytest.raises(ConfigError, match=r"test.jsonl, row 1: it has neither .*\(columns: text\)"):
+        env(tmp_path).tasks("eval")
