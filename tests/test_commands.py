@@ -113,6 +113,9 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
         servers=("http://a:30000", "http://b:30000"),
     ),
     "agentrl check env=retail hostile=1000": Run(instead={"hostile=1000": "hostile=2"}),
+    "agentrl eval env=text_adventure env.level=3 policy=expert eval.tasks=4": Run(
+        instead={"env.level=3": "env.level=1"}, slow=False
+    ),
     "agentrl eval env=data_analysis env.level=3 policy=expert eval.tasks=20": Run(slow=False),
     "agentrl eval env=liars_dice env.players=3 env.dice=2 policy=expert eval.tasks=20": Run(slow=False),
     "agentrl eval env=retail env.level=1 policy=expert eval.tasks=20": Run(slow=False),

@@ -51,6 +51,7 @@ ENVS: Registry[EnvFactory] = Registry(
         "questions": "agentrl.envs.questions.env:Questions",
         "search_r1": "agentrl.envs.search_r1.env:SearchR1",
         "swe": "agentrl.envs.swe.env:Swe",
+        "text_adventure": "agentrl.envs.text_adventure:TextAdventure",
     },
     accept=_accept,
     default=_is_env,
