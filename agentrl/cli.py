@@ -55,6 +55,9 @@ EXTRAS = {
     "pyarrow": "parquet",
     "megatron": "megatron",
     "gymnasium": "gymnasium",
+    "textarena": "textarena",
+    "mcp": "mcp",
+    "langchain_core": "langchain",
 }
 """Which extra brings what a command may miss."""
 
@@ -64,6 +67,7 @@ PLUGINS = (
     "agentrl.train.algorithms:ALGORITHMS",
     "agentrl.train.policy_losses:LOSSES",
     "agentrl.envs.rewards:REWARDS",
+    "agentrl.tools.sources:SOURCES",
     "agentrl.rollout.weights:TRANSPORTS",
     "agentrl.rollout.samplers:SAMPLERS",
     "agentrl.rollout.fork_rules:FORK_RULES",

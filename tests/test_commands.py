@@ -131,6 +131,13 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
         "tests/plugins/test_reward_service.py"
         "::test_its_score_counts_beside_the_environments_own_and_a_failed_call_is_repeated"
     ),
+    "agentrl train env=calculator tools.files.name=mcp "
+    'tools.files.command="npx -y @modelcontextprotocol/server-filesystem ."': Left(
+        "it fetches a server from npm; tests/envs/adapters/inside/tools_adapter.py runs one of Python's"
+    ),
+    "agentrl train env=textarena:TicTacToe-v0": Left(
+        "the library is not in .venv; tests/envs/adapters/inside/textarena_adapter.py plays the game"
+    ),
     "agentrl train env=gymnasium:FrozenLake-v1 env.is_slippery=false 'env.actions=[left,down,right,up]' "
     "env.observe=ansi": Elsewhere(f"{ADAPTERS}::test_a_tiny_model_is_trained_in_an_adapted_environment"),
     "agentrl train env=calculator dry_run=true": Run(slow=False),

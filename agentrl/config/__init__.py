@@ -35,6 +35,7 @@ from agentrl.config.rollout import (
 )
 from agentrl.config.run import RunConfig, WatchdogConfig
 from agentrl.config.sections import NAMED, Device, Dtype, Fraction, OfPlugin, Section
+from agentrl.config.tools import ToolConfig, ToolSection, ToolSections
 from agentrl.config.training import (
     ALGORITHMS,
     AlgoConfig,
@@ -80,6 +81,9 @@ __all__ = [
     "SandboxConfig",
     "Section",
     "ShapingConfig",
+    "ToolConfig",
+    "ToolSection",
+    "ToolSections",
     "TrainerConfig",
     "TrainerSection",
     "WEIGHTS",

@@ -11,6 +11,7 @@ from agentrl.config.cluster import ClusterConfig
 from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, PolicyConfig, WeightsSection
 from agentrl.config.rollout import EnvConfig, EvalConfig, RewardSections, RolloutConfig, SandboxConfig
 from agentrl.config.sections import NAMED, Section
+from agentrl.config.tools import ToolSections
 from agentrl.config.training import ALGORITHMS, AlgoSection, TrainerSection, WarmStartConfig
 from agentrl.types import MAIN
 
@@ -66,6 +67,8 @@ class RunConfig(Section):
     """Which policy plays which of an environment's agents; `main`, which is trained, plays those not named here."""
     rewards: RewardSections = Field({})
     """Rewards by name, beside the environment's own; one that has the name of an environment's replaces it."""
+    tools: ToolSections = Field({})
+    """Tools by name, beside the environment's own: MCP servers, OpenAPI services, functions; see docs/tools.md."""
     policy: str = "model"
     """Who acts in `agentrl eval`: model, expert, noop, a model's name, or the URL of an API; see docs/evaluation.md."""
     api: ApiConfig = ApiConfig()

@@ -17,7 +17,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from agentrl import tracing
 from agentrl.envs.state import resolved
@@ -25,6 +25,9 @@ from agentrl.errors import EnvError, InvalidInput, StateUnsupported
 from agentrl.tools.registry import ToolRegistry
 from agentrl.tools.tool import mark_of
 from agentrl.types import AGENT, FunctionCall, Message, StepResult, Task, ToolCall
+
+if TYPE_CHECKING:
+    from agentrl.envs.added_tools import AddedTools
 
 F = TypeVar("F", bound=Callable[..., Any])
 Messages = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
@@ -72,6 +75,7 @@ class Env:
     _called: int = 0
     _episode: tuple[Task, int | None] | None = None
     _added_rewards: tuple[FinalReward, ...] = ()
+    _added_tools: AddedTools | None = None
     _constructed: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:

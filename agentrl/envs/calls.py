@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentrl import faults, tracing
+from agentrl.envs.added_tools import add_tools
 from agentrl.envs.base import Env, reward_methods
 from agentrl.envs.state import EnvState, plain, resolved
 from agentrl.errors import AgentRLError, EnvError, InvalidInput, nearest
@@ -239,6 +240,7 @@ async def state(env: Env) -> EnvState:
         EnvError: its code failed or gave something that can't be stored, or no episode has begun.
     """
     task, seed = _episode(env)
+    _refuse_added_state(env)
     data = await state_data(env)
     return EnvState(env._identity(), env.version, task, seed, data, _counters(env))
 
@@ -267,6 +269,7 @@ async def fork(env: Env) -> Env:
         EnvError: its code failed, or gave no other instance.
     """
     task, seed = _episode(env)
+    _refuse_added_state(env)
     with _blamed(env, "fork"):
         other = await resolved(env.fork())
         if not isinstance(other, Env) or other.unwrapped is env.unwrapped:
@@ -274,7 +277,14 @@ async def fork(env: Env) -> Env:
     _continue(other, task, seed, _counters(env))
     other.tools.timeout = env.tools.timeout
     other.unwrapped._added_rewards = env.unwrapped._added_rewards
+    if (added := env.unwrapped._added_tools) is not None:
+        add_tools(other, added.sources)
     return other
+
+
+def _refuse_added_state(env: Env) -> None:
+    if env.unwrapped._added_tools is not None:
+        env.unwrapped._added_tools.refuse_state(env.unwrapped)
 
 
 async def state_data(env: Env) -> Any:
@@ -321,6 +331,8 @@ async def close(env: Env) -> None:
         finally:
             if sandbox is not None and hasattr(sandbox, "close"):
                 await resolved(sandbox.close())
+            if inner._added_tools is not None:
+                await inner._added_tools.close()
 
 
 async def compute_rewards(env: Env, session: Session) -> Rewards:

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from agentrl.envs import calls
+from agentrl.envs.added_tools import add_tools
 from agentrl.envs.base import Env
 from agentrl.envs.registry import factory, find
 from agentrl.errors import ConfigError, EnvError
@@ -62,7 +63,10 @@ class Mixture(Env):
 
     def for_task(self, task: Task) -> Env:
         """A new instance of the environment that a task is from."""
-        return self.parts[task.environment].make()
+        part = self.parts[task.environment].make()
+        if self._added_tools is not None:
+            add_tools(part, self._added_tools.sources)
+        return part
 
     def reset(self, task: Task, *, seed: int | None = None) -> str:
         """Refuse: a task is for an instance of its own environment."""

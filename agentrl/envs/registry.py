@@ -50,6 +50,7 @@ ENVS: Registry[EnvFactory] = Registry(
         "retail": "agentrl.envs.retail.env:Retail",
         "questions": "agentrl.envs.questions.env:Questions",
         "search_r1": "agentrl.envs.search_r1.env:SearchR1",
+        "textarena": "agentrl.envs.adapters.textarena:TextArena",
         "swe": "agentrl.envs.swe.env:Swe",
         "text_adventure": "agentrl.envs.text_adventure:TextAdventure",
     },

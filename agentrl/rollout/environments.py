@@ -25,6 +25,7 @@ from agentrl.cluster import Address, Connection, Resources, Role, connect
 from agentrl.cluster.calls import Listener
 from agentrl.config import RolloutConfig, RunConfig
 from agentrl.envs import sandboxes
+from agentrl.envs.added_tools import with_tools
 from agentrl.envs.episode import Actor
 from agentrl.envs.registry import factory
 from agentrl.envs.rewards import rewarded
@@ -183,7 +184,8 @@ class EnvironmentRole:
         async with self._opening:
             if self._rollouts is None:
                 config = self._config
-                make_env = await self._open.enter_async_context(rewarded(self._make_env, config.rewards))
+                equipped = await self._open.enter_async_context(with_tools(self._make_env, config.tools))
+                make_env = await self._open.enter_async_context(rewarded(equipped, config.rewards))
                 self._rollouts = Rollouts(make_env, self._policy, config.rollout, config.seed)
         return await self._rollouts.limited(limits, apart=False)._play(session, actor, deadline, None)
 

@@ -228,7 +228,12 @@ def _plain(value: Any) -> Any:
 
 def _clean(text: str) -> str:
     """Text that can be stored: without lone surrogates, and bounded."""
-    if len(text) > MAX_RESULT_CHARS:
-        half = MAX_RESULT_CHARS // 2
-        text = f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"  # see LEFT_OUT
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return cut(text, MAX_RESULT_CHARS).encode("utf-8", "replace").decode("utf-8")
+
+
+def cut(text: str, limit: int) -> str:
+    """The text without the middle, where it is longer than `limit` characters; `LEFT_OUT` finds the cut."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[len(text) - half :]}"

@@ -27,6 +27,7 @@ import orjson
 from agentrl.config import RunConfig
 from agentrl.config.secrets import without_secrets
 from agentrl.envs import sandboxes
+from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor
 from agentrl.envs.registry import factory
@@ -176,7 +177,10 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
 
             @asynccontextmanager
             async def rollouts_of(own: RunConfig, store: Store) -> AsyncIterator[tuple[Rollouts, Actor | Program]]:
-                async with launch.playing(policy, own, _factory(own), store) as (rollouts, act):
+                async with (
+                    with_tools(_factory(own), own.tools) as make_env,
+                    launch.playing(policy, own, make_env, store) as (rollouts, act),
+                ):
                     with display.part("starting the engine"):
                         await asyncio.gather(*map(started, rollouts.engines))
                     yield rollouts, act(own.rollout)
@@ -189,7 +193,7 @@ async def _without_tokens(
     actor: Actor, config: RunConfig, store: Store
 ) -> AsyncIterator[tuple[Rollouts, Actor | Program]]:
     """Rollouts of what is no engine: their sessions hold messages."""
-    async with rewarded(_factory(config), config.rewards) as scored:
+    async with with_tools(_factory(config), config.tools) as make_env, rewarded(make_env, config.rewards) as scored:
         with Recorder(store) as recorder:
             rollouts = Rollouts(scored, Policy(NullRenderer()), config.rollout, config.seed)
             yield replace(rollouts, environment=config.env.name, recorder=recorder), actor

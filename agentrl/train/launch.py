@@ -17,6 +17,7 @@ from agentrl import cluster, cores, faults, garbage, logs, tracing, watchdog
 from agentrl.config import START, RolloutConfig, RunConfig
 from agentrl.config.secrets import secret_values
 from agentrl.envs import sandboxes
+from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor
 from agentrl.envs.registry import factory
@@ -75,7 +76,8 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
         logs.written(folder.path / logs.NAME, folder.path.name, secret_values(config.model_dump())),
         tracing.exported(config.tracing, {"agentrl.run": folder.path.name}, display.warn),
     ):
-        return await _train(config, make_env, folder, store, display)
+        async with with_tools(make_env, config.tools) as equipped:
+            return await _train(config, equipped, folder, store, display)
 
 
 def _hung(config: RunConfig, display: Display, seconds: float, file: Path) -> None:

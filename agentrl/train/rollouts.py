@@ -25,6 +25,7 @@ from rich.console import Console
 
 from agentrl.config import RunConfig
 from agentrl.envs import sandboxes
+from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
 from agentrl.envs.registry import factory
 from agentrl.errors import ConfigError, InvalidInput, missing_extra
@@ -119,7 +120,8 @@ class RolloutRun:
         config, display = self.config, self._display
         setup.quiet()
         sandboxes.configure(config.sandbox)
-        make_env = factory(config.env.name, **config.env.kwargs)
+        plain = factory(config.env.name, **config.env.kwargs)
+        make_env = await stack.enter_async_context(with_tools(plain, config.tools))
         folder = Path(stack.enter_context(TemporaryDirectory()))
         self.model = await launch.base_model(config, make_env, folder)
         model_checks.prove_architecture(config, self.model, display, trains=False)

@@ -19,7 +19,7 @@ from tests.conftest import need
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 PACKAGES = ROOT / ".venv-adapters"
-SECONDS = 600
+SECONDS = 900
 
 
 @pytest.mark.slow
@@ -54,7 +54,9 @@ def test_a_tiny_model_is_trained_in_an_adapted_environment(tmp_path: Path) -> No
     assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") >= 1
 
 
-@pytest.mark.parametrize(("name", "extra"), [("gymnasium:CartPole-v1", "gymnasium")])
+@pytest.mark.parametrize(
+    ("name", "extra"), [("gymnasium:CartPole-v1", "gymnasium"), ("textarena:TicTacToe-v0", "textarena")]
+)
 def test_a_library_that_is_not_installed_is_named_with_its_extra(name: str, extra: str) -> None:
     with pytest.raises(agentrl.errors.MissingExtra, match=rf"pip install 'agentrl-platform\[{extra}\]'"):
         agentrl.make(name)

@@ -1,0 +1,168 @@
+"""`env=textarena:TicTacToe-v0`: TextArena's games, for one player or for several that take turns.
+
+Players are agents, each with a conversation of its own: what the game shows a player is sent before its next turn. A
+turn's text is the action. The game's own rewards, from -1 to 1, are given at its end to each player's newest turn.
+
+TextArena's games draw from Python's global random generator. Here each episode has a state of that generator to
+itself, set for the length of a call, so that episodes of one process don't change each other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from agentrl.envs.adapters import library
+from agentrl.envs.base import Env
+from agentrl.errors import ConfigError, unknown_name
+from agentrl.types import AGENT, Message, StepResult, Task
+
+EXTRA = "textarena"
+EVAL_SEEDS = 2**31
+"""The first seed of the split `eval`; training's begin at 0."""
+EVAL_TASKS = 200
+MAX_PLAYERS = 16
+
+
+class TextArena(Env):
+    """A game of TextArena, as in env=textarena:TicTacToe-v0; see docs/adapters.md."""
+
+    return_range = (-1.0, 1.0)
+
+    def __init__(self, source: str, players: int | None = None, episodes: int = 1000, **options: Any) -> None:
+        """Make a game.
+
+        Args:
+            source: its id, as textarena.make takes it.
+            players: how many play; by default the fewest that the game takes.
+            episodes: tasks of the split `train`, each a seed.
+            options: of textarena.make.
+        """
+        self.source, self.episodes, self._options = source, episodes, dict(options)
+        count = _players(source, tuple(sorted(options.items())), players)
+        self.agents = (AGENT,) if count == 1 else tuple(f"player_{number}" for number in range(count))
+        self._game: Any = None
+        self._taken: list[str] = []
+        self._random: Any = None
+        self._spoke: set[int] = set()
+
+    def tasks(self, split: str = "train") -> list[dict[str, Any]]:
+        """Seeds: those of `eval` are others than those of `train`."""
+        seeds = range(EVAL_SEEDS, EVAL_SEEDS + EVAL_TASKS) if split == "eval" else range(self.episodes)
+        return [{"id": f"seed-{seed}", "seed": seed} for seed in seeds]
+
+    def reset(self, task: Task, *, seed: int | None = None) -> Any:
+        """Begin a game; each player's opening, beginning with the one whose turn it is."""
+        self._taken, self._spoke = [], set()
+        self._random = random.Random(task["seed"]).getstate()
+        with self._own_random():
+            self._game = _make(self.source, self._options)
+            self._game.reset(num_players=len(self.agents), seed=task["seed"])
+        first = self._player
+        order = [(first + offset) % len(self.agents) for offset in range(len(self.agents))]
+        openings = {self.agents[player]: self._news(player) or self.source for player in order}
+        return openings if len(self.agents) > 1 else openings[AGENT]
+
+    def step(self, message: Message) -> StepResult:
+        """Play the turn's text."""
+        player = self._player
+        self._taken.append(message.text)
+        self._spoke.add(player)
+        with self._own_random():
+            over, _ = self._game.step(message.text)
+            rewards = self._game.close()[0] or {} if over else {}
+        if over:
+            others = {self.agents[other]: float(rewards.get(other, 0.0)) for other in self._spoke - {player}}
+            return StepResult(reward=float(rewards.get(player, 0.0)), rewards=others, terminated=True)
+        return self._turn(player, self._player)
+
+    def state(self) -> dict[str, Any]:
+        """The actions that were taken."""
+        return {"actions": list(self._taken)}
+
+    def restore(self, task: Task, state: Any) -> None:
+        """Play them again."""
+        self.reset(task)
+        for text in state["actions"]:
+            self.step(Message(role="assistant", content=text))
+
+    def _turn(self, player: int, following: int) -> StepResult:
+        """What the player whose turn it is now sees."""
+        news = [Message(role="user", content=self._news(following) or "It is your turn.")]
+        if following == player:
+            return StepResult(news, next=None if len(self.agents) == 1 else self.agents[player])
+        return StepResult(others={self.agents[following]: news}, next=self.agents[following])
+
+    def _news(self, player: int) -> str:
+        """What the game has shown a player since its last turn, without its own action."""
+        state = self._state
+        shown, state.observations[player] = state.observations[player], []
+        kinds = library("textarena", EXTRA).core.ObservationType
+        lines = []
+        for sender, text, kind in shown:
+            if kind is kinds.PROMPT:
+                lines.append(text)
+            elif not (sender == player and kind is kinds.PLAYER_ACTION):
+                lines.append(f"[{state.role_mapping.get(sender, f'Player {sender}')}] {text}")
+        return "\n".join(lines).strip()
+
+    @property
+    def _player(self) -> int:
+        return int(self._state.current_player_id)
+
+    @property
+    def _state(self) -> Any:
+        """The game's state, below its wrappers."""
+        game = self._game
+        while hasattr(game, "env"):
+            game = game.env
+        return game.state
+
+    @contextmanager
+    def _own_random(self) -> Iterator[None]:
+        before = random.getstate()
+        random.setstate(self._random)
+        try:
+            yield
+        finally:
+            self._random = random.getstate()
+            random.setstate(before)
+
+
+def _make(source: str, options: dict[str, Any]) -> Any:
+    textarena = library("textarena", EXTRA)
+    if source not in textarena.envs.registration.ENV_REGISTRY:
+        raise unknown_name("game of TextArena", source, _families(textarena.envs.registration.ENV_REGISTRY, source))
+    try:
+        return textarena.make(source, **options)
+    except (TypeError, ImportError) as error:
+        raise ConfigError(f"env=textarena:{source}: {error}") from error
+
+
+def _families(known: Any, source: str) -> list[str]:
+    """Ids without the many variants of other games than the one that was meant."""
+    return [name for name in known if name.count("-") == 1 or name.startswith(source.partition("-")[0])]
+
+
+@lru_cache(maxsize=64)
+def _players(source: str, options: tuple[tuple[str, Any], ...], wanted: int | None) -> int:
+    """How many play: as many as are wanted, or the fewest that the game takes.
+
+    Raises:
+        ConfigError: the game doesn't take so many.
+    """
+    before, refusal = random.getstate(), ""
+    try:
+        for players in range(1, MAX_PLAYERS + 1) if wanted is None else (wanted,):
+            try:
+                _make(source, dict(options)).reset(num_players=players, seed=0)
+            except AssertionError as error:
+                refusal = str(error)
+            else:
+                return players
+    finally:
+        random.setstate(before)
+    raise ConfigError(f"env=textarena:{source} env.players={wanted}: {refusal or 'not a number of players it takes'}")

@@ -1,0 +1,235 @@
+"""The tools of an MCP server, as a process that speaks over its standard streams, or at a URL (streamable HTTP).
+
+Each episode has a connection of its own, made at its first call: a server's state (a browser, a folder, a cart) is then
+one episode's. `shared=true` has one connection for a run, for servers without state. Each is opened and closed in one
+task, since the library's scopes must be left by the task that entered them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from agentrl.config import ToolConfig
+from agentrl.errors import ConfigError, DeadlineExceeded, InfraError, ToolError, missing_extra
+from agentrl.tools.sources import OpenTools, ToolSource
+from agentrl.tools.tool import Tool
+
+END_SECONDS = 8.0
+"""A server that does not end when its input does is killed by the library; a connection gets this long in all."""
+SHOWN_LOG = 2000
+"""Characters of a server's standard error that a message repeats."""
+MAX_PAGES = 50
+
+
+class McpConfig(ToolConfig):
+    """Settings of `tools.NAME=mcp`."""
+
+    command: str | None = None
+    """The server as a command line; it runs in no shell."""
+    url: str | None = None
+    """Or its address (streamable HTTP)."""
+    env: dict[str, str] = Field({})
+    """Environment variables of the command, besides a few such as PATH and HOME."""
+    cwd: str | None = None
+    """The command's working directory."""
+    headers: dict[str, str] = Field({})
+    """Headers of each request to the URL, such as Authorization."""
+    shared: bool = False
+    """One connection for a whole run, not one for each episode."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> McpConfig:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("an MCP server has either a `command` or a `url`")
+        return self
+
+
+class Connection:
+    """A connection to a server, opened by the first call."""
+
+    def __init__(self, config: McpConfig) -> None:
+        self._config = config
+        self._task: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[Any] | None = None
+        self._closing = asyncio.Event()
+        self._log = ""
+
+    @property
+    def used(self) -> bool:
+        """Whether a call was made."""
+        return self._task is not None
+
+    async def client(self) -> Any:
+        """The library's client.
+
+        Raises:
+            InfraError: the server can't be started or reached, or has ended.
+            DeadlineExceeded: it did not answer in time.
+        """
+        if self._task is None:
+            self._ready = asyncio.get_running_loop().create_future()
+            self._task = asyncio.create_task(self._run())
+        assert self._ready is not None
+        done, _ = await asyncio.wait(
+            {self._ready, self._task}, timeout=self._config.start_timeout, return_when="FIRST_COMPLETED"
+        )
+        if not done:
+            raise DeadlineExceeded(f"{self._where} did not answer within {self._config.start_timeout:g} s{self._log}")
+        if self._task.done():
+            error = self._task.exception()
+            raise InfraError(f"{self._where} has ended: {_words(error) if error else 'closed'}{self._log}") from error
+        return self._ready.result()
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """Call a tool; its answer as text.
+
+        Raises:
+            ToolError: the server says that it is an error.
+            InfraError: the connection failed.
+        """
+        from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED
+
+        client = await self.client()
+        try:
+            result = await client.call_tool(name, arguments)
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED:
+                raise InfraError(f"{self._where} has ended in a call of {name!r}{self._log}") from error
+            raise ToolError(error.message) from error
+        except OSError as error:
+            raise InfraError(f"{self._where}: {_words(error)}") from error
+        text = "\n".join(_text(block) for block in result.content)
+        if result.is_error:
+            raise ToolError(text or f"{name} failed")
+        return text
+
+    async def close(self) -> None:
+        """End the connection, and the server where it is a process."""
+        self._closing.set()
+        if self._task is None:
+            return
+        await asyncio.wait({self._task}, timeout=END_SECONDS)
+        self._task.cancel()
+        await asyncio.wait({self._task}, timeout=END_SECONDS)
+
+    @property
+    def _where(self) -> str:
+        return f"the MCP server {self._config.command or self._config.url!r}"
+
+    async def _run(self) -> None:
+        from mcp import Client
+
+        assert self._ready is not None
+        with tempfile.TemporaryFile("w+", errors="replace") as log:
+            try:
+                async with AsyncExitStack() as stack:
+                    transport = await self._transport(stack, log)
+                    client = await stack.enter_async_context(Client(transport))
+                    self._ready.set_result(client)
+                    await self._closing.wait()
+            finally:
+                with contextlib.suppress(OSError):
+                    log.seek(0)
+                    said = log.read()[-SHOWN_LOG:].strip()
+                    self._log = f"; it wrote: {said}" if said else ""
+
+    async def _transport(self, stack: AsyncExitStack, log: Any) -> Any:
+        config = self._config
+        if config.command is not None:
+            from mcp import StdioServerParameters, stdio_client
+
+            program, *args = shlex.split(config.command)
+            return stdio_client(StdioServerParameters(command=program, args=args, env=config.env, cwd=config.cwd), log)
+        import httpx2
+        from mcp.client.streamable_http import streamable_http_client
+        from mcp.shared._httpx_utils import create_mcp_http_client
+
+        unlimited = httpx2.Timeout(None)  # calls and the start have deadlines of their own
+        http = await stack.enter_async_context(create_mcp_http_client(config.headers, unlimited))
+        return streamable_http_client(str(config.url), http_client=http)
+
+
+class Mcp(ToolSource):
+    """The tools of an MCP server."""
+
+    settings: ClassVar[type[ToolConfig]] = McpConfig
+    config: McpConfig
+    _first: Connection | None = None
+
+    async def start(self) -> Sequence[Tool]:
+        """List the server's tools, by a connection that is kept where it is shared.
+
+        Raises:
+            MissingExtra: mcp is not installed.
+            ConfigError: the server can't be started or reached.
+        """
+        try:
+            import mcp  # noqa: F401
+        except ModuleNotFoundError:
+            raise missing_extra("mcp", "mcp") from None
+        self._first = Connection(self.config)
+        try:
+            client = await self._first.client()
+        except InfraError as error:
+            raise ConfigError(str(error)) from error
+        found: list[Tool] = []
+        cursor: str | None = None
+        for _ in range(MAX_PAGES):
+            page = await client.list_tools(cursor=cursor)
+            found += [Tool(tool.name, tool.description or "", tool.input_schema, _unopened) for tool in page.tools]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        if not self.config.shared:
+            await self._first.close()
+        return found
+
+    def open(self, tools: Sequence[Tool]) -> OpenTools:
+        """Tools that call a connection of their own, or the shared one."""
+        if self.config.shared:
+            assert self._first is not None
+            return OpenTools([_bound(tool, self._first) for tool in tools])
+        own = Connection(self.config)
+        return OpenTools([_bound(tool, own) for tool in tools], own.close, lambda: own.used)
+
+    async def close(self) -> None:
+        """Close the shared connection."""
+        if self._first is not None:
+            await self._first.close()
+
+
+def _bound(tool: Tool, connection: Connection) -> Tool:
+    async def invoke(arguments: dict[str, Any], _: Any) -> str:
+        return await connection.call(tool.name, arguments)
+
+    return replace(tool, invoke=invoke)
+
+
+async def _unopened(arguments: dict[str, Any], _: Any) -> Any:
+    raise AssertionError("a listed tool is called by what `open` gives")
+
+
+def _text(block: Any) -> str:
+    """A block of an answer as text; what is no text is named by its kind."""
+    if block.type == "text":
+        return str(block.text)
+    if block.type == "resource" and hasattr(block.resource, "text"):
+        return str(block.resource.text)
+    return f"[{block.type}{' ' + block.mime_type if getattr(block, 'mime_type', None) else ''}]"
+
+
+def _words(error: BaseException) -> str:
+    """What an error says; of a group, its first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
