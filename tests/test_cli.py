@@ -113,6 +113,14 @@ def test_envs_lists_the_built_in_worlds_and_their_options() -> None:
     assert all(name in text for name in ("calculator", "castle", "gsm8k", "env.max_steps"))
 
 
+def test_envs_of_one_name_shows_what_scripted_agents_get() -> None:
+    text = agentrl("envs", "env=text_adventure", "n=2").stdout
+    rows = {line.split()[1]: line.split()[3] for line in text.splitlines() if line.count("│") == 6}
+    assert (rows["expert"], rows["silent"]) == ("1.000", "0.000")
+    assert float(rows["random"]) < 1
+    assert "n=TASKS" in agentrl("envs", "env=castle", "n=0").stderr
+
+
 @pytest.mark.slow
 def test_check_says_that_a_good_environment_keeps_its_contract_and_what_a_bad_one_breaks(tmp_path: Path) -> None:
     good = agentrl("check", "env=calculator", "env.max_steps=2", "env.seed=3", "tasks=1", "seed=1", "limit=300")

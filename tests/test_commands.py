@@ -112,6 +112,8 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
         {"env=swe": "env=calculator", "model=…": "model=model", "weights.dir=/shared/weights": "weights.dir=shared"},
         servers=("http://a:30000", "http://b:30000"),
     ),
+    "agentrl envs": Run(slow=False),
+    "agentrl envs env=retail env.level=2 n=20": Run(instead={"n=20": "n=2"}, slow=False),
     "agentrl check env=retail hostile=1000": Run(instead={"hostile=1000": "hostile=2"}),
     "agentrl eval env=text_adventure env.level=3 policy=expert eval.tasks=4": Run(
         instead={"env.level=3": "env.level=1"}, slow=False

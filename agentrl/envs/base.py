@@ -60,6 +60,7 @@ class Env:
             it as content (no reasoning or tool calls are parsed), and may continue it (`StepResult.continuation`).
         return_range: the least and the greatest sum that the step rewards of an episode can have.
         version: of its rules and of what `state` returns; a state is restored only where it is the same.
+        needs: what it needs besides agentrl, in words, such as "Docker"; `agentrl envs` shows it.
     """
 
     agents: tuple[str, ...] = (AGENT,)
@@ -68,6 +69,7 @@ class Env:
     stop_strings: tuple[str, ...] = ()
     return_range: tuple[float, float] = (0.0, 1.0)
     version: str = "1"
+    needs: str = ""
 
     _earned: float | None = None
     _over: bool = False

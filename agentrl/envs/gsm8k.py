@@ -72,6 +72,8 @@ class GSM8K(Env):
 
     max_turns = 16
 
+    needs = "a file, or the Hugging Face hub"
+
     def __init__(
         self,
         path: str | Path | None = None,

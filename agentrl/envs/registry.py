@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import docstring_parser
 from pydantic import ValidationError
 
-from agentrl.envs.base import Env, has_expert
+from agentrl.envs.base import Env, has_expert, reward_methods
 from agentrl.errors import AgentRLError, ConfigError, EnvError, InvalidInput
 from agentrl.registry import Registry
 from agentrl.tools.schema import Parameter, Signature
@@ -129,7 +129,15 @@ def factory(name: str | EnvFactory, **kwargs: Any) -> Callable[[], Env]:
 
 @dataclass(frozen=True)
 class EnvInfo:
-    """One line of `agentrl envs`; `error` says why a known name can't be used, and is '' otherwise."""
+    """One line of `agentrl envs`.
+
+    Attributes:
+        error: why a known name can't be used; "" otherwise.
+        max_turns: of an instance with its default options, as are `tools` and `rewards`; None where it has no limit, or
+            can't be made without options.
+        rewards: the names of those that count; none where steps are rewarded.
+        needs: what it needs besides agentrl, in words.
+    """
 
     name: str
     description: str = ""
@@ -137,6 +145,10 @@ class EnvInfo:
     expert: bool = False
     options: tuple[Parameter, ...] = field(default=())
     error: str = ""
+    max_turns: int | None = None
+    tools: tuple[str, ...] = ()
+    rewards: tuple[str, ...] = ()
+    needs: str = ""
 
 
 def list_envs() -> list[EnvInfo]:
@@ -153,11 +165,15 @@ def describe(name: str | EnvFactory) -> EnvInfo:
         options = _signature(target, label).parameters
     except AgentRLError as error:
         return EnvInfo(label, error=str(error))
-    splits: tuple[str, ...] = ()
-    expert = False
+    info = EnvInfo(label, lines[0] if lines else "", options=options)
     if isinstance(target, type) and issubclass(target, Env):
-        splits, expert = target.splits, has_expert(target)
-    return EnvInfo(label, lines[0] if lines else "", splits, expert, options)
+        info = replace(info, splits=target.splits, expert=has_expert(target), needs=target.needs)
+    try:
+        env = make(target)
+    except AgentRLError:  # it can't be made without options
+        return info
+    rewards = tuple(mark.name for mark, _ in reward_methods(env) if mark.weight)
+    return replace(info, max_turns=env.max_turns, tools=tuple(env.tools.names), rewards=rewards)
 
 
 def _signature(target: EnvFactory, label: str) -> Signature:

@@ -180,6 +180,9 @@ def test_the_list_says_what_a_user_wants_to_know():
     assert (options["min_steps"].default, options["min_steps"].type_name) == (2, "int")
     assert "shortest" in options["min_steps"].description
     assert describe(Shop).name == "Shop"
+    assert (infos["calculator"].tools, infos["calculator"].rewards) == (("calculator",), ("correct",))
+    assert (infos["castle"].max_turns, infos["castle"].rewards) == (120, ())
+    assert "Docker" in infos["swe"].needs
 
 
 @pytest.mark.parametrize("name", ["", "a:b", "a/b"])

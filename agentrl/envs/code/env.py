@@ -41,6 +41,8 @@ class Code(Env):
         remote: a remote execution service that runs the tests, such as http://HOST:8080/run_code.
     """
 
+    needs = "Docker, or sandbox=subprocess"
+
     def __init__(
         self,
         path: str | None = None,

@@ -76,6 +76,8 @@ class SearchR1(Env):
     splits = ("train", "eval", "demo")
     version = "1"
 
+    needs = "a data folder: agentrl search-r1 prepare"
+
     def __init__(
         self,
         data: str | Path = FOLDER,

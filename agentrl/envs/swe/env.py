@@ -63,6 +63,8 @@ class Swe(Env):
         """An environment of the given form; `repair` has a class of its own."""
         return Repair(form, **options) if form == "repair" and cls is Swe else super().__new__(cls)
 
+    needs = "Docker"
+
     def __init__(
         self,
         form: Literal["full", "repair"] = "full",
