@@ -115,6 +115,7 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl envs": Run(slow=False),
     "agentrl envs env=retail env.level=2 n=20": Run(instead={"n=20": "n=2"}, slow=False),
     "agentrl check env=retail hostile=1000": Run(instead={"hostile=1000": "hostile=2"}),
+    "agentrl eval env=math_tools env.level=4 policy=expert eval.tasks=20": Run(slow=False),
     "agentrl eval env=text_adventure env.level=3 policy=expert eval.tasks=4": Run(
         instead={"env.level=3": "env.level=1"}, slow=False
     ),
