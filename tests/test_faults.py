@@ -186,7 +186,7 @@ exec "$1" -m agentrl train resume="$DISK/run"
 def test_a_run_whose_disk_is_really_full_says_so_and_is_resumed_once_there_is_room(tmp_path: Path) -> None:
     unshare = ["unshare", "--map-root-user", "--mount"]
     need(not subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode, "no user namespaces")
-    train = [sys.executable, "-m", "agentrl", "train", "env=calculator", "warm_start.steps=2", "warm_start.demos=64"]
+    train = [sys.executable, "-m", "agentrl", "train", "env=calculator", "warm_start.steps=1", "warm_start.demos=64"]
     sizes = ["rollout.groups_per_step=2", "rollout.group_size=2", "eval.tasks=1", "steps=3", "checkpoint_every=1"]
     environment = {
         **os.environ,

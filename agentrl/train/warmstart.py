@@ -16,7 +16,7 @@ from pathlib import Path
 
 from agentrl.config import AlgoConfig, WarmStartConfig
 from agentrl.envs.episode import DEMONSTRATOR
-from agentrl.errors import EnvError
+from agentrl.errors import EnvError, StoreError, TrainerError
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.health import failures, finding, sessions_of, with_retries
 from agentrl.rollout.seeds import derive
@@ -118,9 +118,25 @@ def _saved(folder: Path, step: int) -> Path:
 
 
 def _save(trainer: Trainer, folder: Path, step: int) -> None:
-    """Save a trainer, and remove those of earlier steps."""
-    folder.mkdir(parents=True, exist_ok=True)
-    trainer.save(_saved(folder, step))
-    for path in folder.iterdir():
-        if path != _saved(folder, step):
+    """Save a trainer, and remove those of earlier steps.
+
+    Raises:
+        StoreError: it can't be written (the disk is full); the one before it stays.
+    """
+    saved = _saved(folder, step)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        trainer.save(saved)
+    except TrainerError:
+        raise
+    except Exception as error:
+        _remove_all(folder, _saved(folder, saved_steps(folder)))
+        free = shutil.disk_usage(folder.parent).free >> 20
+        raise StoreError(f"can't save the warm start's step {step} in {saved} ({free:,} MiB free): {error}") from error
+    _remove_all(folder, saved)
+
+
+def _remove_all(folder: Path, but: Path) -> None:
+    for path in folder.glob("*"):
+        if path != but:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

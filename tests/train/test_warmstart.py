@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import agentrl
 from agentrl.config import WarmStartConfig
 from agentrl.envs import has_demonstrator, has_expert
+from agentrl.errors import StoreError
 from agentrl.sessions.store import Store
 from agentrl.train import warmstart
 from agentrl.train.algorithms import make_algorithm
@@ -117,3 +119,23 @@ def test_an_interrupted_warm_start_goes_on_from_its_last_saved_step_and_ends_wit
     assert not (run / "checkpoints" / "warm-start").exists()
     weights = [(path / "checkpoints/step-000000/model.safetensors").read_bytes() for path in (run, tmp_path / "whole")]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_amid_a_warm_start_is_named_and_what_was_saved_before_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = TorchTrainer.save
+
+    def full(self: TorchTrainer, path: Path) -> None:
+        if path.name == "000002":
+            path.with_name(f"{path.name}.partial").write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(self, path)
+
+    monkeypatch.setattr(TorchTrainer, "save", full)
+    sizes = {"warm_start.steps": 3, "warm_start.demos": 4, "warm_start.batch": 2, "checkpoint_every": 1}
+    with pytest.raises(StoreError, match=r"warm start's step 2 .*No space left") as refused:
+        agentrl.train(Kept, run_dir=str(tmp_path / "run"), **sizes)
+    assert "from step 1 of its warm start" in refused.value.__notes__[0]
+    assert [path.name for path in (tmp_path / "run/checkpoints/warm-start").iterdir()] == ["000001"]
