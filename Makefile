@@ -32,7 +32,7 @@ clients-all: .venv/installed .venv-clients/installed
 	.venv-clients/bin/pip install --quiet --requirement $<
 	touch $@
 
-# The libraries that adapters are tried with, of the versions that go together (500 MB, in seconds).
+# The libraries that adapters are tried with, of the versions that go together (200 MB, in seconds).
 adapters: .venv/installed
 	tests/envs/adapters/install.sh
 

@@ -46,6 +46,7 @@ ENVS: Registry[EnvFactory] = Registry(
         "instructions": "agentrl.envs.instructions.env:Instructions",
         "kuhn_poker": "agentrl.envs.games.kuhn_poker:KuhnPoker",
         "liars_dice": "agentrl.envs.games.liars_dice:LiarsDice",
+        "harbor": "agentrl.envs.adapters.harbor:Harbor",
         "math_tools": "agentrl.envs.math_tools:MathTools",
         "mixture": "agentrl.envs.mixture:Mixture",
         "negotiation": "agentrl.envs.games.negotiation:Negotiation",

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import agentrl
+from agentrl.envs import calls
+from agentrl.envs.swe import harbor, library
 from tests.conftest import need
 
 HERE = Path(__file__).parent
@@ -69,3 +71,24 @@ def test_a_source_is_given_in_the_name_or_as_a_setting_and_not_in_both() -> None
         agentrl.make("gymnasium")
     with pytest.raises(agentrl.errors.UnknownName, match="no module 'calculator'"):
         agentrl.make("calculator:CartPole-v1")
+
+
+def test_a_folder_in_harbors_format_is_named_by_itself(tmp_path: Path) -> None:
+    for task in library.builtin()[:3]:
+        harbor.write(task, tmp_path / "tasks" / task.id)
+    named, given = (
+        agentrl.make(f"harbor:{tmp_path / 'tasks'}", steps=7),
+        agentrl.make("swe", path=str(tmp_path / "tasks")),
+    )
+    assert list(calls.tasks(named)) == list(calls.tasks(given))
+    assert named.max_turns == 7
+    args, options = named._constructed
+    assert list(calls.tasks(type(named)(*args, **options))) == list(calls.tasks(given)), "what a fork makes"
+    with pytest.raises(agentrl.errors.ConfigError, match="there is no such folder"):
+        agentrl.make(f"harbor:{tmp_path / 'nowhere'}")
+    with pytest.raises(agentrl.errors.ConfigError, match="stepz"):
+        agentrl.make(f"harbor:{tmp_path / 'tasks'}", stepz=7)
+    (tmp_path / "old" / "one").mkdir(parents=True)
+    (tmp_path / "old" / "one" / "task.yaml").write_text("instruction: x")
+    with pytest.raises(agentrl.errors.ConfigError, match="before version 2"):
+        agentrl.make(f"harbor:{tmp_path / 'old'}")

@@ -1,0 +1,39 @@
+"""`env=harbor:FOLDER`: tasks in Harbor's format, Terminal-Bench 2's among them, by the environment `swe`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from agentrl.envs.swe.env import Swe
+from agentrl.errors import ConfigError
+
+
+class Harbor(Swe):
+    """A folder of tasks in Harbor's format, as in env=harbor:my-tasks; options are those of env=swe."""
+
+    def __new__(cls, source: str, **options: Any) -> Any:
+        """Note the arguments, with which `fork` makes another instance."""
+        env = super().__new__(cls)
+        env._constructed = (source,), options
+        return env
+
+    def __init__(self, source: str, **options: Any) -> None:
+        """Read the tasks.
+
+        Args:
+            source: a folder of tasks, or of one: task.toml, instruction.md, environment/, tests/, solution/.
+            options: of env=swe.
+
+        Raises:
+            ConfigError: there is no such folder, or its tasks are in Terminal-Bench's earlier format.
+        """
+        folder = Path(source).expanduser()
+        if not folder.is_dir():
+            raise ConfigError(f"env=harbor:{source}: there is no such folder")
+        if any(folder.glob("task.yaml")) or any(folder.glob("*/task.yaml")):
+            raise ConfigError(
+                f"env=harbor:{source}: task.yaml is Terminal-Bench's format before version 2: allowed: Harbor's, with "
+                "a task.toml in each task"
+            )
+        super().__init__(path=source, **options)
