@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,24 @@ class ByFolder(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
     """Give xdist the shares. Its own `--dist loadgroup` (3.8) does nothing under pytest 9.2, which loses the groups."""
     return ByFolder(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Replace lone surrogates in what a test printed and logged: a report that can't be sent ends the whole run."""
+    report = yield
+    report.sections = [(name, text.encode(errors="replace").decode()) for name, text in report.sections]
+    if report.longrepr is not None and not _can_be_sent(str(report.longrepr)):
+        report.longrepr = str(report.longrepr).encode(errors="replace").decode()
+    return report
+
+
+def _can_be_sent(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def need(available: bool, reason: str) -> None:
