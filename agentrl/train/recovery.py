@@ -3,7 +3,7 @@
 It continues from the newest checkpoint and trains again, in order, on the groups of the steps since, as the session
 store has them: with a deterministic trainer its weights are then the same, bit for bit. Engines, groups under way and
 groups that wait to be trained are not touched. Before the first checkpoint is whole it begins as the run did, and
-imitates the same demonstrations again.
+imitates the same demonstrations again, from the step where that was last saved.
 """
 
 from __future__ import annotations
