@@ -2,13 +2,16 @@
 
 from agentrl.envs.base import Env, has_demonstrator, has_expert, has_fork, has_state, reward
 from agentrl.envs.calls import Rewards, compute_rewards
+from agentrl.envs.fixtures import Credit, Fixture
 from agentrl.envs.registry import EnvInfo, describe, factory, find, list_envs, make, register
 from agentrl.envs.state import EnvState
 
 __all__ = [
+    "Credit",
     "Env",
     "EnvInfo",
     "EnvState",
+    "Fixture",
     "Rewards",
     "compute_rewards",
     "describe",

@@ -28,11 +28,14 @@ from agentrl.types import AGENT, FunctionCall, Message, StepResult, Task, ToolCa
 
 if TYPE_CHECKING:
     from agentrl.envs.added_tools import AddedTools
+    from agentrl.envs.fixtures import Fixture
+    from agentrl.envs.sub_agents import SubAgents
 
 F = TypeVar("F", bound=Callable[..., Any])
 Messages = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
 """What an environment may return for messages: text (a user message), a message, a dict, or a list of them."""
 MARK = "__agentrl_reward__"
+_JSON = json.JSONEncoder(ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,9 @@ class Env:
     Attributes:
         agents: their names. Each agent of several sees only its own messages; a message that `step` is given has the
             agent that wrote it as its `name`.
+        simultaneous: whether the agents move at once, in rounds: their turns are generated concurrently, and none sees
+            another's of the same round.
+        teams: names of teams, and their members; a reward of a team is that of each member.
         max_turns: assistant turns of all agents together, after which the episode is cut off; None: as the run has it.
         splits: the splits that `tasks` knows.
         stop_strings: what ends a turn besides its end token. With any, the agent writes plain text: `step` gets all of
@@ -64,6 +70,8 @@ class Env:
     """
 
     agents: tuple[str, ...] = (AGENT,)
+    simultaneous: bool = False
+    teams: Mapping[str, tuple[str, ...]] = {}
     max_turns: int | None = None
     splits: tuple[str, ...] = ("train", "eval")
     stop_strings: tuple[str, ...] = ()
@@ -78,6 +86,7 @@ class Env:
     _episode: tuple[Task, int | None] | None = None
     _added_rewards: tuple[FinalReward, ...] = ()
     _added_tools: AddedTools | None = None
+    _sub_agents: SubAgents | None = None
     _constructed: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -98,7 +107,7 @@ class Env:
         """Begin an episode and return its opening messages; `seed` decides all that is random in it.
 
         With several agents: a mapping from each agent to its own. They take turns in that order, beginning with the
-        first, unless `StepResult.next` says otherwise.
+        first, unless they move at once (`simultaneous`) or `StepResult.next` says otherwise.
         """
         raise NotImplementedError(f"{type(self).__name__} has no reset(task, seed=…)")
 
@@ -139,6 +148,21 @@ class Env:
         It may be written without an expert: one that is sometimes rewarded is enough.
         """
         return self.expert(messages)
+
+    def fixtures(self) -> Iterable[Fixture]:
+        """Answers that must get full, partial or no credit: tests of the rewards, which `check_env` plays.
+
+        Optional.
+        """
+        return ()
+
+    def critic_view(self, agent: str) -> Sequence[float] | Awaitable[Sequence[float]]:
+        """What a centralised critic sees before a turn of `agent`, besides the agent's own tokens, as numbers.
+
+        Optional. They may tell what the agent does not know; no agent and no engine gets them. There are as many each
+        time, which is `algo.value_view`; the critic is linear in them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no critic_view(agent)")
 
     def open_sandbox(self) -> Any | Awaitable[Any]:
         """The sandbox that tools marked `sandbox=True` get; called once an episode, when first needed."""
@@ -202,7 +226,7 @@ class Env:
     def call(self, name: str, /, **arguments: Any) -> Message:
         """An assistant message that calls one tool; experts write it."""
         self._called += 1
-        function = FunctionCall(name=name, arguments=json.dumps(arguments, ensure_ascii=False))
+        function = FunctionCall(name=name, arguments=_JSON.encode(arguments))
         return Message(role="assistant", tool_calls=[ToolCall(id=f"call_{self._called}", function=function)])
 
     async def run_tools(self, message: Message) -> StepResult:
@@ -217,6 +241,31 @@ class Env:
             if self._over:
                 break
         return StepResult(answers, reward=self._earned, terminated=self._over or not answers)
+
+    async def spawn(
+        self, messages: Messages, *, tools: Sequence[str] = (), max_turns: int = 8, name: str = "sub-agent"
+    ) -> str:
+        """Let the agent whose turn it is do a part of the task in a conversation of its own; tools and `step` call it.
+
+        Its turns are trained with the agent's reward. They count against the deadlines of the tool and the turn that
+        they are a part of, and against the session's tokens.
+
+        Args:
+            messages: what it is told; it sees nothing else.
+            tools: the names of the environment's tools that it has.
+            max_turns: its assistant turns.
+            name: in the session its turns are of the agent "AGENT/name".
+
+        Returns:
+            The text of its first message without tool calls.
+
+        Raises:
+            ToolError: it came to no end.
+            EnvError: no step is under way, or there is no such tool, or one of a sub-agent's tools called it.
+        """
+        if self._sub_agents is None:
+            raise EnvError(f"{type(self).__name__}.spawn: sub-agents begin within a step of an episode")
+        return await self._sub_agents.run(messages, tools, max_turns, name)
 
     async def snapshot_sandbox(self) -> dict[str, Any] | None:
         """The files of the sandbox that `open_sandbox` gave, for `state`; None where no tool has used it yet."""
@@ -275,7 +324,7 @@ def reward(
     """Let this method, called with the finished session, give a final reward.
 
     Returning None gives none: a session without any reward is not trained on. Where an environment has several agents
-    a mapping gives each one its own reward, and a number is the reward of all of them.
+    a mapping gives each one, or each team (`Env.teams`), its own reward, and a number is the reward of all of them.
 
     Args:
         function: what to mark, when used without parentheses.
@@ -339,6 +388,12 @@ def has_demonstrator(env: Env | type[Env]) -> bool:
     """Whether a warm start has something to imitate: a demonstrator, or the expert in its place."""
     cls = env if isinstance(env, type) else type(env.unwrapped)
     return has_expert(cls) or cls.demonstrate is not Env.demonstrate
+
+
+def has_critic_view(env: Env | type[Env]) -> bool:
+    """Whether an environment tells a critic more than its agents know."""
+    cls = env if isinstance(env, type) else type(env.unwrapped)
+    return cls.critic_view is not Env.critic_view
 
 
 def has_state(env: Env | type[Env]) -> bool:

@@ -34,6 +34,7 @@ from itertools import count, product
 from typing import Any
 
 from agentrl.envs.base import Env, reward
+from agentrl.envs.fixtures import Credit, Fixture
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools.calculator import evaluate, show
 from agentrl.tools.tool import tool
@@ -160,6 +161,16 @@ class Calculator(Env):
             return amount
         sign, number = steps[len(results)]
         return self.call("calculator", expression=f"{amount}{sign}{number}")
+
+    def fixtures(self) -> Iterator[Fixture]:
+        """The last number counts, in whatever words."""
+        story = ["A jar holds 12 shells. Multiply by 7.", "Lose 15.", QUESTION]
+        task = Task(id="shells", data={"story": story, "start": 12, "steps": [["*", 7], ["-", 15]], "answer": 69})
+        yield Fixture(task, "69", Credit.FULL)
+        yield Fixture(task, "There are 69.0 shells.", Credit.FULL, "the answer in a sentence")
+        yield Fixture(task, "69, or 70", Credit.NONE, "two answers")
+        yield Fixture(task, [self.call("calculator", expression="12*7"), "84"], Credit.NONE, "answered too early")
+        yield Fixture(task, "", Credit.NONE, "silence")
 
     def demonstrate(self, messages: Sequence[Message]) -> str | Message:
         """The expert, which one time in `HURRY` answers before the story has ended."""

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import fmean
+from types import TracebackType
 from typing import Any
 
 from pydantic import ValidationError
 
 from agentrl import faults, tracing
+from agentrl.attachments import critic_view as attached_view
 from agentrl.envs.added_tools import add_tools
 from agentrl.envs.base import Env, reward_methods
+from agentrl.envs.fixtures import Fixture
 from agentrl.envs.state import EnvState, plain, resolved
 from agentrl.errors import AgentRLError, EnvError, InvalidInput, nearest
 from agentrl.tools.registry import ToolFailure
@@ -45,22 +48,36 @@ watch: ContextVar[Callable[[Env, str], AbstractContextManager[None]] | None] = C
 """Entered around every call of an environment's method, with the method's name, where it is set: `check_env` does."""
 
 
-@contextmanager
-def _blamed(env: Env, method: str) -> Iterator[None]:
-    where = f"{type(env.unwrapped).__name__}.{method}"
-    watching = watch.get()
-    try:
-        with watching(env, method) if watching is not None else nullcontext():
-            yield
-    except AgentRLError:
-        raise
-    except ValidationError as error:
-        words = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise EnvError(f"{where} gave something that is not a message: {words}") from error
-    except NotImplementedError as error:
-        raise EnvError(str(error) or f"{where} is not implemented") from error
-    except (Exception, SystemExit) as error:  # exit() would end the run
-        raise EnvError(f"{where} raised {type(error).__name__}: {error}") from error
+class _blamed(AbstractContextManager[None]):
+    """The block is a call of an environment's method: what it raises is the environment's fault.
+
+    Raises:
+        EnvError: in place of everything that is no `AgentRLError`.
+    """
+
+    def __init__(self, env: Env, method: str) -> None:
+        self._env, self._method = env, method
+
+    def __enter__(self) -> None:
+        watching = watch.get()
+        self._watched = None if watching is None else watching(self._env, self._method)
+        if self._watched is not None:
+            self._watched.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watched is not None:
+            self._watched.__exit__(kind, error, trace)
+        if not isinstance(error, Exception | SystemExit) or isinstance(error, AgentRLError):
+            return
+        where = f"{type(self._env.unwrapped).__name__}.{self._method}"
+        if isinstance(error, ValidationError):
+            words = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise EnvError(f"{where} gave something that is not a message: {words}") from error
+        if isinstance(error, NotImplementedError):
+            raise EnvError(str(error) or f"{where} is not implemented") from error
+        raise EnvError(f"{where} raised {type(error).__name__}: {error}") from error  # exit() would end the run
 
 
 def tasks(env: Env, split: str = "train", start: int = 0) -> Iterator[Task]:
@@ -80,6 +97,19 @@ def task(env: Env, split: str, index: int, value: Any) -> Task:
     _check_split(env, split)
     with _blamed(env, "tasks"):
         return _as_task(env, split, index, value)
+
+
+def fixtures(env: Env) -> Iterator[tuple[Task, Fixture]]:
+    """The environment's fixtures, each with its task; tasks without an id get "fixture-<index>".
+
+    Raises:
+        EnvError: its code failed, or gave something that is no fixture.
+    """
+    with _blamed(env, "fixtures"):
+        for index, fixture in enumerate(env.fixtures()):
+            if not isinstance(fixture, Fixture):
+                raise EnvError(f"{type(env.unwrapped).__name__}.fixtures gave {shown(fixture)}, which is no Fixture")
+            yield _as_task(env, "fixture", index, fixture.task), fixture
 
 
 def _check_split(env: Env, split: str) -> None:
@@ -154,6 +184,14 @@ def _known(env: Env, agent: Any, where: str) -> str:
     return str(agent)
 
 
+def _members(env: Env, who: Any, where: str) -> tuple[str, ...]:
+    """The agents that a reward is of: a team's, or one."""
+    team = env.unwrapped.teams.get(who)
+    if team is None:
+        return (_known(env, who, where),)
+    return tuple(_known(env, agent, f"{type(env.unwrapped).__name__}.teams[{who!r}]") for agent in team)
+
+
 def _text_only(messages: list[Message], where: str) -> list[Message]:
     for message in messages:
         for part in message.content if isinstance(message.content, list) else ():
@@ -191,7 +229,11 @@ async def step(env: Env, message: Message) -> StepResult:
             raise EnvError(f"{name}.step returned {shown(result)}, not a StepResult")
         result.messages = _text_only(as_messages(result.messages), f"{name}.step")
         result.others = _by_agent(env, result.others, f"{name}.step")
-        for agent in (*result.rewards, *([] if result.next is None else [result.next])):
+        if isinstance(result.next, str):
+            result.next = (result.next,)
+        if result.next is not None and (not result.next or len({*result.next}) < len(result.next)):
+            raise EnvError(f"{name}.step gave next={shown(result.next)}; expected an agent, or several different ones")
+        for agent in (*result.rewards, *(result.next or ())):
             _known(env, agent, f"{name}.step")
     for reward in (result.reward, *result.rewards.values()):
         if reward is not None and not math.isfinite(reward):
@@ -199,6 +241,8 @@ async def step(env: Env, message: Message) -> StepResult:
     if result.continuation is not None and (result.messages or not env.stop_strings):
         why = "messages as well" if result.messages else "it has no stop_strings"
         raise EnvError(f"{name}.step gave a continuation, but {why}")
+    if result.fresh and not result.messages:
+        raise EnvError(f"{name}.step gave no messages for the agent to go on with alone (StepResult.fresh)")
     goes_on = result.messages or result.continuation is not None
     if len(env.agents) == 1 and not (goes_on or result.terminated or result.truncated):
         raise EnvError(f"{name}.step gave no messages and did not end: the agent has nothing to answer")
@@ -223,6 +267,19 @@ async def demonstrate(env: Env, messages: Sequence[Message]) -> Message:
     """
     with _blamed(env, "demonstrate"):
         return _assistant(env, "demonstrate", await resolved(env.demonstrate(list(messages))))
+
+
+async def critic_view(env: Env, agent: str) -> bytes:
+    """What a critic sees before a turn of `agent`, as an attachment of the turn.
+
+    Raises:
+        EnvError: its code failed, or gave something else than finite numbers.
+    """
+    with _blamed(env, "critic_view"):
+        numbers = [float(number) for number in await resolved(env.critic_view(agent))]
+        if not all(map(math.isfinite, numbers)):
+            raise EnvError(f"{type(env.unwrapped).__name__}.critic_view gave numbers that are not finite: {numbers}")
+        return attached_view.pack(numbers)
 
 
 def _assistant(env: Env, method: str, value: Any) -> Message:
@@ -307,12 +364,13 @@ def _episode(env: Env) -> tuple[Task, int | None]:
 
 def _counters(env: Env) -> dict[str, Any]:
     failures = {kind.value: number for kind, number in env.tools.failures.items()}
-    return {"calls": env.tools.calls, "failures": failures, "expert_calls": env.unwrapped._called}
+    called = env.unwrapped._called
+    return {"calls": env.tools.calls, "failures": failures, "silent": env.tools.silent, "expert_calls": called}
 
 
 def _continue(env: Env, task: Task, seed: int | None, counters: Mapping[str, Any]) -> None:
     env.unwrapped._episode, env.unwrapped._called = (task, seed), counters["expert_calls"]
-    env.tools.calls = counters["calls"]
+    env.tools.calls, env.tools.silent = counters["calls"], counters.get("silent", 0)
     env.tools.failures.clear()
     env.tools.failures.update({ToolFailure(kind): number for kind, number in counters["failures"].items()})
 
@@ -354,7 +412,7 @@ async def compute_rewards(env: Env, session: Session) -> Rewards:
             await faults.async_point("env.reward")
             each: dict[str, tuple[Any, tuple[str, ...]]]
             if isinstance(given, Mapping) and len(env.agents) > 1:
-                each = {f"{mark.name}/{agent}": (value, (_known(env, agent, where),)) for agent, value in given.items()}
+                each = {f"{mark.name}/{who}": (value, _members(env, who, where)) for who, value in given.items()}
             else:
                 each = {mark.name: (given, env.agents)}
             numbers = {name: (_number(v, where), agents) for name, (v, agents) in each.items() if v is not None}

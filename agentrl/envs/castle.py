@@ -19,6 +19,7 @@ from itertools import count, pairwise
 from typing import Any, Literal
 
 from agentrl.envs.base import Env
+from agentrl.envs.fixtures import Credit, Fixture
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools.tool import tool
 from agentrl.types import Message, StepResult, Task
@@ -200,6 +201,17 @@ class Castle(Env):
         name, arguments = self._world.next_call()
         return self.call(name, **arguments)
 
+    def fixtures(self) -> Iterator[Fixture]:
+        """All of the shortest solution, its beginning up to what is picked up first, and nothing."""
+        task = next(self.tasks())
+        solution = list(solve(build(self.width, self.height, self.locks, task["number"])))
+        calls = [self.call(name, **arguments) for name, arguments in solution]
+        yield Fixture(task, calls, Credit.FULL, "the shortest solution")
+        if self.locks:
+            first = [name for name, _ in solution].index("take") + 1
+            yield Fixture(task, calls[:first], Credit.PARTIAL, "the first key")
+        yield Fixture(task, "", Credit.NONE, "silence")
+
     def _door(self, direction: str) -> tuple[Edge, Room]:
         for name, other in self._world.neighbours(self._world.here):
             if name == direction:
@@ -235,11 +247,15 @@ def build(width: int, height: int, locks: int, number: int) -> World:
 
 def solution_length(world: World) -> int:
     """Calls that the expert needs; the world itself is left as it is."""
+    return sum(1 for _ in solve(world))
+
+
+def solve(world: World) -> Iterator[tuple[str, dict[str, str]]]:
+    """The expert's calls, tool and arguments; the world itself is left as it is."""
     world = World(world.here, world.doors, dict(world.locked), dict(world.items), list(world.bag))
-    steps = 0
     while CROWN not in world.bag:
-        steps += 1
         name, arguments = world.next_call()
+        yield name, arguments
         if name == "take":
             world.bag.append(world.items.pop(world.here))
             continue
@@ -248,7 +264,6 @@ def solution_length(world: World) -> int:
             del world.locked[frozenset((world.here, other))]
         else:
             world.here = other
-    return steps
 
 
 def _draw(rng: random.Random, width: int, height: int, locks: int) -> World | None:

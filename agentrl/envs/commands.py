@@ -1,17 +1,113 @@
-"""The command about data sets: `agentrl decontaminate`."""
+"""The commands about environments and data sets: `agentrl envs|init|play|decontaminate`."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Column, Table
 
 from agentrl.errors import ConfigError
-from agentrl.terminal import print_lines
+from agentrl.terminal import out, print_lines
 
 app = typer.Typer()
+LISTED_TASKS = 3
+"""Tasks of each environment that its agents play for the list of all."""
+Words = Annotated[list[str] | None, typer.Argument(help="Settings as key=value.", show_default=False)]
+
+
+@app.command()
+def envs(words: Words = None) -> None:
+    """List the environments, or play one with its expert, a random and a silent agent: agentrl envs env=NAME n=10.
+
+    The list has the mean rewards that the expert and a random agent get in 3 tasks, measured as it is made, where an
+    environment needs nothing besides agentrl.
+    """
+    from agentrl.overrides import parse_words
+
+    tree = parse_words(words or ())
+    if not tree:
+        _list_environments()
+        return
+    subject, n = tree.pop("env", None), tree.pop("n", 10)
+    if subject is None or tree or isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ConfigError("agentrl envs takes env=NAME, env.KEY=VALUE, and n=TASKS, a whole number above 0")
+    options = dict(subject) if isinstance(subject, dict) else {"name": subject}
+    _measure_environment(str(options.pop("name", "")), options, n)
+
+
+def _list_environments() -> None:
+    from agentrl.envs.reference import references
+    from agentrl.envs.registry import list_envs
+
+    table = Table(Column("name", no_wrap=True), "turns", "about", show_lines=True)
+    for env in list_envs():
+        played = references(env.name, {}, LISTED_TASKS) if env.ready else []
+        parts = {
+            "tools": env.tools,
+            "rewards": env.rewards or (() if env.error else ("of steps",)),
+            "scores": [f"{each.agent} {each.reward:.2f}" for each in played if each.reward is not None],
+            "needs": (env.needs,) if env.needs else (),
+            "outdated": (f"use {env.newer}",) if env.newer else (),
+            "splits": env.splits,
+            "options": [f"env.{option.name}" for option in env.options],
+        }
+        about = f"[red]{escape(env.error)}[/]" if env.error else escape(env.description)
+        lines = [f"[dim]{key}:[/] {escape(', '.join(values))}" for key, values in parts.items() if values]
+        expert = [] if env.expert or env.error else ["[dim]no expert[/]"]
+        turns = "" if env.max_turns is None else str(env.max_turns)
+        table.add_row(env.name, turns, "\n".join([about, *lines, *expert]))
+    out.print(table)
+
+
+def _measure_environment(name: str, options: dict[str, Any], n: int) -> None:
+    from agentrl.envs.reference import references
+
+    table = Table("agent", "mean reward", "mean turns", "failed calls", "episodes", title=escape(name))
+    for each in references(name, options, n):
+        reward = "none" if each.reward is None else f"{each.reward:.3f}"
+        table.add_row(each.agent, reward, f"{each.turns:.1f}", f"{each.tool_errors:.0%}", str(each.episodes))
+    out.print(table)
+
+
+@app.command()
+def init(
+    name: Annotated[str, typer.Argument(help="The package's name, such as my-env.")],
+    parent: Annotated[Path, typer.Option("--in", help="The folder to make it in.")] = Path(),
+) -> None:
+    """Make an installable package with an environment, its tests, data and CI file: agentrl init my-env."""
+    from agentrl.envs.init import init_package
+
+    folder = init_package(name, parent)
+    print_lines(
+        [
+            f"{folder} has an environment that works; change it in {folder / name.replace('-', '_') / 'env.py'}. Next:",
+            f"pip install -e '{folder}[test]'",
+            f"agentrl check env={name}",
+            f"agentrl play env={name}",
+        ]
+    )
+
+
+@app.command()
+def play(words: Words = None) -> None:
+    """Play an episode yourself, with the tools that a model has: agentrl play env=NAME; the session is kept.
+
+    task= (an index or an id), split=, seed=, player= (which agent you are), run_dir= (where the session goes).
+    """
+    from agentrl.envs.play import game_of, play_in_terminal
+    from agentrl.overrides import parse_words
+
+    game = game_of(parse_words(words or ()))
+    session = play_in_terminal(game, print_lines)
+    rewards = ", ".join(f"{key} {value:g}" for key, value in session.rewards.items())
+    score = "no reward" if session.score is None else f"reward {session.score:g}"
+    why = f": {session.error}" if session.error else ""
+    print_lines([f"{session.status}{why}; {score}{f' ({rewards})' if rewards else ''}, {session.turns} turns"])
+    print_lines([f"the session is {session.id} in {game.folder}: agentrl view {game.folder}"])
 
 
 @app.command()

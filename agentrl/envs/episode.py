@@ -2,11 +2,11 @@
 
 The same loop runs for every actor (a model, a script, an expert) and purpose (training, evaluation, a demonstration,
 `check`): in `converse` an agent's actor writes a message and the environment answers, until one of them is done or a
-limit is reached. Several agents take turns, each in a conversation of its own: what the environment does
-not send to an agent, that agent does not see. `run_episode` is that loop with deadlines and error handling, for
-rollouts; `play` needs neither model nor tokens. An error's `blame` decides the status: the agent's
-is AGENT_ERROR and may still be rewarded; the infrastructure's is INFRA_ERROR, which gets no reward at all; the user's
-(a bug in the environment) stops the run, since a retry would fail in the same way. A user's agent program runs its own
+limit is reached (`turns`). Several agents take turns, or move at once, each in a conversation of its own: what the
+environment does not send to an agent, that agent does not see. `run_episode` is that loop with deadlines and error
+handling, for rollouts; `play` needs neither model nor tokens. An error's `blame` decides the status: the agent's is
+AGENT_ERROR and may still be rewarded; the infrastructure's is INFRA_ERROR, which gets no reward at all; the user's (a
+bug in the environment) stops the run, since a retry would fail in the same way. A user's agent program runs its own
 loop; see `rollout.programs`.
 """
 
@@ -23,13 +23,14 @@ from agentrl import tracing
 from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.envs.results import add_rewards, count_tools, failed, give_rewards, set_rewards, timed
+from agentrl.envs.results import count_tools, environment_call, failed, give_rewards, set_rewards, timed
 from agentrl.envs.state import EnvState, EpisodeState
-from agentrl.errors import AgentRLError, Blame, DeadlineExceeded, EnvError, TokenBudgetExceeded
+from agentrl.envs.turns import answers, following, moves, note, send
+from agentrl.errors import AgentRLError, Blame, EnvError, TokenBudgetExceeded
 from agentrl.sessions.conversation import Conversation
 from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.sessions.turn_generator import TurnGenerator
-from agentrl.types import FinishReason, Message, Node, Session, Status, StepResult, Task
+from agentrl.types import FinishReason, Message, Node, Session, Status, Task
 
 NO_DEADLINES = RolloutConfig(turn_timeout=1e8, timeout=1e9)
 """Limits without deadlines."""
@@ -53,16 +54,30 @@ class Actor(Protocol):
         ...
 
 
+def nothing_to_record() -> None:
+    """Sessions of which nothing is kept before their end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Player:
     """One agent in an episode: its conversation, which begins at a root of its own, and what writes its messages.
 
     `rewarded`: whether the session's reward counts this agent's; a policy that is not trained plays for the others.
+    `viewed`: whether its turns carry what the environment tells a critic. `record` is called when the session has new
+    turns.
     """
 
     conversation: Conversation
     actor: Actor
     rewarded: bool = True
+    viewed: bool = True
+    record: Callable[[], None] = nothing_to_record
+
+    async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
+        """Add the next turn to a conversation of this agent; arguments and errors as in `Actor.act`."""
+        node = await self.actor.act(conversation, env, turn, deadline)
+        self.record()
+        return node
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +87,20 @@ class Middle:
     Attributes:
         state: the environment's; None where it is restored in the instance already.
         turn: how many turns were taken before.
-        agent: whose turn it is; None is the first one's.
+        agents: whose turns come next; None is the beginning's.
         order: the agents in the order in which they take turns; None where there is one.
-        known: the next turn, where the session has it already: it is answered, and not generated.
+        known: their turns, where the session has them already: they are answered, and not generated.
     """
 
     state: EnvState | None
     turn: int
-    agent: str | None = None
+    agents: Sequence[str] | None = None
     order: Sequence[str] | None = None
-    known: Node | None = None
+    known: Sequence[Node] = ()
 
 
-BeforeTurn = Callable[[int, str, Sequence[str]], Awaitable[None]]
-"""Called before each turn with its number, whose it is, and the order of the agents."""
+BeforeTurn = Callable[[int, Sequence[str], Sequence[str]], Awaitable[None]]
+"""Called before each turn with its number, whose it is, and the order of the agents; once for turns at once."""
 
 ScriptedPolicy = Callable[[Env, Sequence[Message]], Message | Awaitable[Message]]
 """Given the environment and the conversation so far, the next assistant message."""
@@ -256,62 +271,61 @@ async def converse(
     """
     middle = await _opened(env, session, players, middle)
     order = list(middle.order or players)
-    agent, known = middle.agent or order[0], middle.known
+    agents, known, turn = middle.agents or following(env, order), middle.known, middle.turn
     turns = min((limit for limit in (limits.max_turns, env.max_turns) if limit is not None), default=MAX_TURNS)
-    for turn in range(middle.turn, turns):
-        with tracing.scope(turn=turn + 1), tracing.span("turn", agent=agent):
-            if before_turn is not None and known is None:
-                await before_turn(turn, agent, order)
-            player, deadline = players[agent], time.monotonic() + limits.turn_timeout
+    while turn + len(agents) <= turns:
+        with tracing.scope(turn=turn + 1), tracing.span("turn", agent=", ".join(agents)):
+            if before_turn is not None and not known:
+                await before_turn(turn, agents, order)
+            deadline = time.monotonic() + limits.turn_timeout
             try:
-                node = known or await player.actor.act(player.conversation, env, turn, deadline)
+                nodes = known or await moves(env, [players[agent] for agent in agents], turn, deadline)
             except TokenBudgetExceeded as error:
                 return _truncate(session, str(error))
-            known = None
-            if node.finish_reason is FinishReason.LENGTH:
+            known = ()
+            if any(node.finish_reason is FinishReason.LENGTH for node in nodes):
                 return _truncate(
                     session, f"a turn was cut off by its token limit (rollout.turn_tokens={limits.turn_tokens})"
                 )
-            with timed(session, "env"), tracing.collected() as seconds, tracing.span("env", method="step"):
-                result = await _answer(env, _named(node, several=len(players) > 1), deadline)
-            if result.reward is not None:
-                node.reward = result.reward
-            add_rewards(session, result.rewards)
-            session.info.update(result.info)
-            inserted = [] if result.continuation is None else [player.conversation.insert(result.continuation)]
-            _note([*inserted, *_send(players, {agent: result.messages, **result.others})], seconds)
+            result = await answers(env, session, players, nodes, turn, deadline)
             if result.terminated or result.truncated:
                 return Status.COMPLETED if result.terminated else _truncate(session, "the environment cut it off")
-            agent = result.next or order[(order.index(agent) + 1) % len(order)]
-            if not players[agent].conversation.messages:
+            turn += len(agents)
+            agents = result.next or following(env, order, agents[-1])
+            if silent := [agent for agent in agents if not players[agent].conversation.messages]:
                 raise EnvError(
-                    f"{type(env.unwrapped).__name__}.step: it is {agent!r}'s turn, which has no message to answer"
+                    f"{type(env.unwrapped).__name__}.step: it is {silent[0]!r}'s turn, which has no message to answer"
                 )
     return _truncate(session, f"all {turns} turns were taken (max_turns)")
 
 
 async def _opened(env: Env, session: Session, players: Mapping[str, Player], middle: Middle | None) -> Middle:
     """Open the episode, or restore its environment; returns where the turns go on."""
-    with timed(session, "env"), tracing.collected() as seconds, tracing.span("env", method="reset"):
+    with environment_call(session, "reset") as seconds:
         if middle is None:
             openings = await calls.openings(env, session.task, seed=session.seed)
         elif middle.state is not None:
             await calls.restore(env, middle.state)
     if middle is not None:
         return middle
-    _note(_send(players, openings), seconds)
+    note(send(players, openings), seconds)
     return Middle(None, 0, order=list(openings))
 
 
 def episode_state(
-    session: Session, players: Mapping[str, Player], turn: int, agent: str, order: Sequence[str], env: EnvState
+    session: Session,
+    players: Mapping[str, Player],
+    turn: int,
+    agents: Sequence[str],
+    order: Sequence[str],
+    env: EnvState,
 ) -> EpisodeState:
     """The state of an episode before a turn, given its environment's; arguments as for `BeforeTurn`."""
     heads = {name: player.conversation.head for name, player in players.items()}
     return EpisodeState(
         env,
         turn,
-        agent,
+        list(agents),
         list(order),
         {name: head.id for name, head in heads.items() if head is not None},
         [node.reward for node in session.nodes],
@@ -319,32 +333,6 @@ def episode_state(
     )
 
 
-def _send(players: Mapping[str, Player], messages: Mapping[str, Sequence[Message]]) -> list[Node]:
-    return [node for agent, own in messages.items() if own for node in players[agent].conversation.add(own)]
-
-
-def _note(nodes: Sequence[Node], seconds: Mapping[str, float]) -> None:
-    """Keep how long an answer took with its first node; a last answer without any is known by the session's sum."""
-    if nodes:
-        nodes[0].timings = dict(seconds)
-
-
 def _truncate(session: Session, reason: str) -> Status:
     session.error = reason
     return Status.TRUNCATED
-
-
-def _named(node: Node, *, several: bool) -> Message:
-    """The message as `step` gets it: with several agents, `name` is the one that wrote it."""
-    return node.message.model_copy(update={"name": node.agent}) if several else node.message
-
-
-async def _answer(env: Env, message: Message, deadline: float) -> StepResult:
-    try:
-        async with asyncio.timeout(deadline - time.monotonic()):
-            return await calls.step(env, message)
-    except AgentRLError:
-        raise
-    except TimeoutError:
-        name = type(env.unwrapped).__name__
-        raise DeadlineExceeded(f"{name}.step did not answer within rollout.turn_timeout") from None

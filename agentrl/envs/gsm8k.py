@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from agentrl.envs.base import Env, reward
+from agentrl.envs.fixtures import Credit, Fixture
 from agentrl.envs.hub import HUB, dataset_file
 from agentrl.envs.rows import read_tasks
 from agentrl.errors import ConfigError, ToolError
@@ -159,6 +160,16 @@ class GSM8K(Env):
         """1 where the answer ends with one #### and a number; None where that is not rewarded."""
         before, marker, after = session.answer.partition("####")
         return float(bool(before.strip()) and bool(_FORM.fullmatch(marker + after))) if self.reward_form else None
+
+    def fixtures(self) -> Iterator[Fixture]:
+        """The final number counts; with `reward_form`, its form is worth a little by itself."""
+        data = {"question": "Ann has 1000 pens and buys 200. How many?", "answer": "1000+200=1200\n#### 1,200"}
+        task = Task(id="pens", data=data)
+        yield Fixture(task, "1000+200=1200\n#### 1200", Credit.FULL)
+        yield Fixture(task, "1000+200=1200\n#### $1,200.00", Credit.FULL)
+        form = Credit.PARTIAL if self.reward_form else Credit.NONE
+        yield Fixture(task, "1000+20=1020\n#### 1020", form, "a wrong number in the right form")
+        yield Fixture(task, "There is no answer.", Credit.NONE)
 
     def expert(self, messages: Sequence[Message]) -> str | Message:
         """The annotated calculations, one call each, then the worked answer without its annotations."""

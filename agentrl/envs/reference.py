@@ -1,4 +1,4 @@
-"""What `agentrl envs env=NAME` measures: the rewards of the expert, of a random agent, and of one that says nothing."""
+"""What `agentrl envs` measures: the rewards of the expert, of a random agent, and of one that says nothing."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ called: a typing mistake on the command line is answered with what is allowed.
 from __future__ import annotations
 
 import inspect
+import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +17,7 @@ import docstring_parser
 from pydantic import ValidationError
 
 from agentrl.envs.base import Env, has_expert, reward_methods
-from agentrl.errors import AgentRLError, ConfigError, EnvError, InvalidInput
+from agentrl.errors import AgentRLError, ConfigError, EnvError, InvalidInput, UnknownName
 from agentrl.registry import Registry
 from agentrl.tools.schema import Parameter, Signature
 
@@ -40,9 +42,11 @@ ENVS: Registry[EnvFactory] = Registry(
         "castle": "agentrl.envs.castle:Castle",
         "code": "agentrl.envs.code.env:Code",
         "data_analysis": "agentrl.envs.data_analysis.env:DataAnalysis",
+        "document_search": "agentrl.envs.document_search.env:DocumentSearch",
         "function_calls": "agentrl.envs.function_calls:FunctionCalls",
         "gsm8k": "agentrl.envs.gsm8k:GSM8K",
         "gymnasium": "agentrl.envs.adapters.gymnasium:Gymnasium",
+        "inspect": "agentrl.envs.adapters.inspect:Inspect",
         "instructions": "agentrl.envs.instructions.env:Instructions",
         "kuhn_poker": "agentrl.envs.games.kuhn_poker:KuhnPoker",
         "liars_dice": "agentrl.envs.games.liars_dice:LiarsDice",
@@ -50,12 +54,17 @@ ENVS: Registry[EnvFactory] = Registry(
         "math_tools": "agentrl.envs.math_tools:MathTools",
         "mixture": "agentrl.envs.mixture:Mixture",
         "negotiation": "agentrl.envs.games.negotiation:Negotiation",
+        "openenv": "agentrl.envs.adapters.openenv:OpenEnv",
         "questions": "agentrl.envs.questions.env:Questions",
         "retail": "agentrl.envs.retail.env:Retail",
         "search_r1": "agentrl.envs.search_r1.env:SearchR1",
         "textarena": "agentrl.envs.adapters.textarena:TextArena",
         "swe": "agentrl.envs.swe.env:Swe",
+        "terminal": "agentrl.envs.terminal.env:Terminal",
         "text_adventure": "agentrl.envs.text_adventure:TextAdventure",
+        "verifiers": "agentrl.envs.adapters.verifiers:Verifiers",
+        "web_forms": "agentrl.envs.web.forms.env:WebForms",
+        "web_shop": "agentrl.envs.web.shop.env:WebShop",
     },
     accept=_accept,
     default=_is_env,
@@ -66,17 +75,58 @@ ENVS: Registry[EnvFactory] = Registry(
 register = ENVS.register
 SOURCE = "source"
 """The constructor's parameter that NAME:SOURCE gives."""
+_VERSIONED = re.compile(r"(.+)-v(\d+)")
+_log = logging.getLogger(__name__)
+_warned: set[str] = set()
 
 
 def find(name: str | EnvFactory) -> EnvFactory:
-    """The class (or callable) of a name, NAME:SOURCE, or an import path; `Registry.find` describes the errors."""
-    return ENVS.find(_split(name)[0]) if isinstance(name, str) else name
+    """The class (or callable) of a name, NAME:SOURCE, or an import path; `Registry.find` describes the errors.
+
+    A name without its version is the newest one: `shop` is `shop-v2` where there are `shop-v1` and `shop-v2`. An older
+    one is found with a warning. `NAME-vN` is also an environment without versions in its name whose `version` is N.
+    """
+    return _found(_split(name)[0]) if isinstance(name, str) else name
+
+
+def versions(name: str) -> dict[int, str]:
+    """The known names of an environment's versions, such as {1: "shop-v1", 2: "shop-v2"} of `shop`, oldest first."""
+    matches = (_VERSIONED.fullmatch(known) for known in ENVS.known())
+    found = {int(match[2]): match[0] for match in matches if match and match[1] == name}
+    return dict(sorted(found.items()))
+
+
+def newest(name: str) -> str:
+    """The name of an environment's newest version; the name itself where it has none."""
+    match = _VERSIONED.fullmatch(name)
+    return list(versions(match[1] if match else name).values() or [name])[-1]
+
+
+def _found(name: str) -> EnvFactory:
+    known = ENVS.known()
+    match = None if ":" in name or "/" in name else _VERSIONED.fullmatch(name)
+    if name in known:
+        if newest(name) != name and match and name not in _warned:
+            _warned.add(name)
+            _log.warning("env=%s is outdated: the newest version is %s", name, newest(name))
+        return ENVS.find(name)
+    if match is None:
+        return ENVS.find(newest(name))
+    if match[1] not in known:
+        if there := versions(match[1]):
+            raise UnknownName(f"there is no environment {name!r} (versions: {', '.join(there.values())})")
+        return ENVS.find(name)
+    target = ENVS.find(match[1])
+    version = getattr(target, "version", None)
+    if version != match[2]:
+        raise UnknownName(f"there is no environment {name!r}: {match[1]!r} has the version {version}")
+    return target
 
 
 def _split(name: str) -> tuple[str, dict[str, str]]:
     """A name, and what it gives to the constructor: `gymnasium:CartPole-v1` is `gymnasium` with a source."""
     first, colon, source = name.partition(":")
-    if colon and first in ENVS.known() and SOURCE in _signature(ENVS.find(first), first).names:
+    if colon and newest(first) in ENVS.known() and SOURCE in _signature(_found(first), first).names:
         return first, {SOURCE: source}
     return name, {}
 
@@ -140,6 +190,8 @@ class EnvInfo:
             can't be made without options.
         rewards: the names of those that count; none where steps are rewarded.
         needs: what it needs besides agentrl, in words.
+        ready: whether it is one of ours that can be played as it is: it needs nothing and no options.
+        newer: the name of its newest version, where this is an older one; "" otherwise.
     """
 
     name: str
@@ -152,6 +204,8 @@ class EnvInfo:
     tools: tuple[str, ...] = ()
     rewards: tuple[str, ...] = ()
     needs: str = ""
+    ready: bool = False
+    newer: str = ""
 
 
 def list_envs() -> list[EnvInfo]:
@@ -163,12 +217,13 @@ def describe(name: str | EnvFactory) -> EnvInfo:
     """What a user may want to know about an environment before using it."""
     label = name if isinstance(name, str) else getattr(name, "__name__", "environment")
     try:
-        target = find(name)
+        target = ENVS.find(name) if name in ENVS.known() else find(name)
         lines = (inspect.getdoc(target) or "").strip().splitlines()
         options = _signature(target, label).parameters
     except AgentRLError as error:
         return EnvInfo(label, error=str(error))
-    info = EnvInfo(label, lines[0] if lines else "", options=options)
+    newer = newest(label) if newest(label) != label and _VERSIONED.fullmatch(label) else ""
+    info = EnvInfo(label, lines[0] if lines else "", options=options, newer=newer)
     if isinstance(target, type) and issubclass(target, Env):
         info = replace(info, splits=target.splits, expert=has_expert(target), needs=target.needs)
     try:
@@ -176,7 +231,8 @@ def describe(name: str | EnvFactory) -> EnvInfo:
     except AgentRLError:  # it can't be made without options
         return info
     rewards = tuple(mark.name for mark, _ in reward_methods(env) if mark.weight)
-    return replace(info, max_turns=env.max_turns, tools=tuple(env.tools.names), rewards=rewards)
+    ready = type(env).__module__.startswith("agentrl.") and not info.needs
+    return replace(info, max_turns=env.max_turns, tools=tuple(env.tools.names), rewards=rewards, ready=ready)
 
 
 def _signature(target: EnvFactory, label: str) -> Signature:

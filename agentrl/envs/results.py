@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from statistics import fmean
+from types import TracebackType
 
+from agentrl import tracing
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.errors import AgentRLError, Blame, EnvError
@@ -39,6 +41,7 @@ def set_rewards(session: Session, rewards: calls.Rewards, agents: Sequence[str])
     session.rewards, session.reward = rewards.values, rewards.total
     if rewards.by_agent:
         session.agent_rewards = {agent: rewards.by_agent[agent] for agent in agents}
+        session.partner_rewards = {agent: own for agent, own in rewards.by_agent.items() if agent not in agents}
         given = [reward for reward in session.agent_rewards.values() if reward is not None]
         session.reward = fmean(given) if given else None
 
@@ -65,11 +68,13 @@ def failed(session: Session, error: AgentRLError) -> None:
 
 
 def count_tools(env: Env, session: Session) -> None:
-    """Count, in the session, the environment's tool calls and how they failed."""
+    """Count, in the session, the environment's tool calls, how they failed, and those that nothing was answered to."""
     session.count("tool_calls", env.tools.calls)
     session.count("tool_errors", sum(env.tools.failures.values()))
     for kind, number in env.tools.failures.items():
         session.count(f"tool_errors/{kind.value}", number)
+    if env.tools.silent:
+        session.count("tool_silent", env.tools.silent)
 
 
 @contextmanager
@@ -80,3 +85,26 @@ def timed(session: Session, name: str) -> Iterator[None]:
         yield
     finally:
         session.timings[name] = session.timings.get(name, 0.0) + time.monotonic() - began
+
+
+class environment_call(AbstractContextManager[dict[str, float]]):
+    """The block is a call of the environment; gives its timings (`Node.timings`), complete at the block's end."""
+
+    def __init__(self, session: Session, method: str) -> None:
+        self._session, self._method = session, method
+
+    def __enter__(self) -> dict[str, float]:
+        self._collected = tracing.collected()
+        self._seconds = self._collected.__enter__()
+        self._seconds["began"], self._began = tracing.rounded(time.time()), time.monotonic()
+        self._span = tracing.span("env", method=self._method)
+        self._span.__enter__()
+        return self._seconds
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._span.__exit__(kind, error, trace)
+        self._collected.__exit__()
+        timings = self._session.timings
+        timings["env"] = timings.get("env", 0.0) + time.monotonic() - self._began

@@ -1,24 +1,29 @@
-"""Rows of data sets, from JSONL, JSON, CSV or Parquet files, and the tasks that environments make of them."""
+"""Rows of data sets, from JSONL, JSON, CSV (gzipped or not) or Parquet files, and the tasks made of them."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from agentrl.errors import ConfigError, missing_extra
 from agentrl.types import Task
 
 MakeTask = Callable[[Mapping[str, Any], int], Task]
 """Makes a task of a row and the number of its line; ValueError, TypeError or KeyError say that the row is none."""
-ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+TEXTS = (".jsonl", ".json", ".csv", ".tsv")
+ENDINGS = (*TEXTS, ".parquet", *(f"{ending}.gz" for ending in TEXTS))
 """What the names of data files end in; any other file is read as JSONL."""
 BATCH = 8192
 """Rows of a Parquet file that are in memory at a time."""
+MMLU = ("question", "A", "B", "C", "D", "answer")
+"""The columns of MMLU's own CSV files, which don't name them: a first line that ends in a letter is a question."""
 CELL_CHARS = 1 << 24
 """Characters of a CSV file's cell; Python's own limit is 131,072, which long documents exceed."""
 
@@ -44,18 +49,23 @@ def parse_rows(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]
         ConfigError: it is not what its name says.
         MissingExtra: pyarrow is not installed.
     """
+    plain = name.removesuffix(".gz")
+    if plain != name:
+        file = cast(BinaryIO, gzip.GzipFile(fileobj=file))
     try:
-        match Path(name).suffix:
+        match Path(plain).suffix:
             case ".parquet":
                 yield from enumerate(_parquet(name, file), 1)
             case ".csv" | ".tsv":
-                yield from _csv(name, io.TextIOWrapper(file, "utf-8-sig", newline=""))
+                yield from _csv(name, io.TextIOWrapper(file, "utf-8-sig", newline=""), plain.endswith(".tsv"))
             case ".json":
                 yield from _json(name, file)
             case _:
                 yield from _jsonl(name, io.TextIOWrapper(file, "utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name}: not UTF-8: {error}") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ConfigError(f"{name}: not a gzip file: {error}") from None
 
 
 def _jsonl(name: str, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -73,24 +83,30 @@ def _jsonl(name: str, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any
 
 
 def _json(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    """A list of objects; several published sets have an object in each line behind that ending."""
+    """A list of objects, as it is or as `data` of an object, or one object; or an object in each line, as in JSONL."""
     text = file.read().decode("utf-8-sig")
-    if not text.lstrip().startswith("["):
-        yield from _jsonl(name, io.StringIO(text))
-        return
     try:
         rows = json.loads(text)
     except ValueError as error:
+        if not text.lstrip().startswith("["):
+            yield from _jsonl(name, io.StringIO(text))
+            return
         raise ConfigError(f"{name}: not JSON: {error}") from None
-    if not all(isinstance(row, dict) for row in rows):
+    if isinstance(rows, dict):
+        rows = next((value for key, value in rows.items() if key.lower() == "data" and isinstance(value, list)), [rows])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigError(f"{name}: a list of objects is expected")
     yield from enumerate(rows, 1)
 
 
-def _csv(name: str, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _csv(name: str, lines: Iterator[str], tabs: bool) -> Iterator[tuple[int, dict[str, Any]]]:
     csv.field_size_limit(max(csv.field_size_limit(), CELL_CHARS))
-    reader = csv.DictReader(lines, delimiter="\t" if name.endswith(".tsv") else ",", strict=True)
+    reader = csv.DictReader(lines, delimiter="\t" if tabs else ",", strict=True)
     try:
+        first = list(reader.fieldnames or ())
+        if len(first) == len(MMLU) and first[-1] in MMLU[1:-1]:
+            reader.fieldnames = MMLU
+            yield reader.line_num, dict(zip(MMLU, first, strict=True))
         for row in reader:
             if None in row or None in row.values():
                 raise ConfigError(f"{name}, line {reader.line_num}: its values are not as many as the columns")

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from agentrl import tracing
 from agentrl.config import SandboxConfig
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.tools.sandbox import Sandbox, SandboxSpec, Snapshot
@@ -105,10 +106,12 @@ class Supplier:
         """A sandbox that was not used since it was created or emptied, and the seconds waited for it."""
         began = time.monotonic()
         acquiring = asyncio.run_coroutine_threadsafe(self.pool.acquire(spec, WAIT), sandbox_loop())
+        waiting = asyncio.wrap_future(acquiring)
         try:
-            sandbox = await asyncio.shield(asyncio.wrap_future(acquiring))
+            sandbox = await asyncio.shield(waiting)
         except asyncio.CancelledError:
             acquiring.add_done_callback(self._release_late)
+            waiting.add_done_callback(_ignore_failure)
             raise
         self.leased.add(sandbox.id)
         return sandbox, time.monotonic() - began
@@ -168,6 +171,57 @@ class Supplier:
         raise AssertionError("unreachable")
 
 
+class Lease:
+    """One episode's sandbox: acquired at its first use, and released at the episode's end.
+
+    Args:
+        name: the backend's.
+        spec: of the sandbox.
+    """
+
+    def __init__(self, name: str, spec: SandboxSpec) -> None:
+        self._name, self._spec = name, spec
+        self._opening: asyncio.Task[Sandbox] | None = None
+
+    @property
+    def used(self) -> bool:
+        """Whether there is a sandbox, or it is being made ready."""
+        return self._opening is not None
+
+    async def get(self, set_up: Callable[[Sandbox], Awaitable[None]] | None = None) -> Sandbox:
+        """The sandbox.
+
+        Args:
+            set_up: called with it before its first use.
+
+        Raises:
+            ConfigError: sandboxes of this kind can't be created here.
+            SandboxError: creating it or `set_up` failed.
+        """
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open(set_up))
+        with tracing.span("sandbox"):
+            return await asyncio.shield(self._opening)
+
+    async def _open(self, set_up: Callable[[Sandbox], Awaitable[None]] | None) -> Sandbox:
+        pool = supplier(self._name)
+        await pool.check(self._spec)
+        sandbox, _ = await pool.acquire(self._spec)
+        try:
+            if set_up is not None:
+                await set_up(sandbox)
+        except BaseException:
+            await asyncio.shield(pool.release(sandbox))
+            raise
+        return sandbox
+
+    async def release(self) -> None:
+        """Return the sandbox, if there is one; harmless the second time."""
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            await supplier(self._name).release_opened(opening)
+
+
 def configure(config: SandboxConfig) -> None:
     """Set whether sandboxes are reused from now on."""
     global _reuse
@@ -218,3 +272,9 @@ def _close_at_exit() -> None:
     """Remove all sandboxes at the interpreter's exit, while threads still run."""
     with contextlib.suppress(Exception):
         asyncio.run_coroutine_threadsafe(close_all(), sandbox_loop()).result(EXIT_SECONDS)
+
+
+def _ignore_failure(waiting: asyncio.Future[Sandbox]) -> None:
+    """Take note of an error that nobody waits for any more; asyncio would print its traceback."""
+    if not waiting.cancelled():
+        waiting.exception()

@@ -73,7 +73,7 @@ class EpisodeState:
     Attributes:
         env: the environment's.
         turn: how many turns the agents have taken.
-        agent: whose turn it is.
+        agents: whose turns come next; several move at once.
         order: the agents in the order in which they take turns.
         heads: the last node of each agent's conversation.
         rewards: the step reward of each of the session's nodes.
@@ -82,7 +82,7 @@ class EpisodeState:
 
     env: EnvState
     turn: int
-    agent: str
+    agents: list[str]
     order: list[str]
     heads: dict[str, int]
     rewards: list[float | None]

@@ -20,6 +20,7 @@ import orjson
 
 from agentrl.envs import calls
 from agentrl.envs.base import Env
+from agentrl.envs.state import resolved
 from agentrl.errors import InvalidInput
 from agentrl.tools.registry import ToolRegistry
 from agentrl.types import Message, StepResult, Task
@@ -38,7 +39,7 @@ class Wrapper(Env):
         self.env = env
         self.agents, self.max_turns, self.stop_strings = env.agents, env.max_turns, env.stop_strings
         self.splits, self.return_range = env.splits, env.return_range
-        self.version = env.version
+        self.version, self.simultaneous = env.version, env.simultaneous
 
     def __getattr__(self, name: str) -> Any:
         if name == "env":  # before __init__: nothing to delegate to
@@ -102,6 +103,11 @@ class Wrapper(Env):
     async def demonstrate(self, messages: Sequence[Message]) -> Message:
         """The next message of the wrapped environment's demonstrator."""
         return await calls.demonstrate(self.env, messages)
+
+    async def critic_view(self, agent: str) -> Sequence[float]:
+        """What the wrapped environment tells a critic."""
+        numbers: Sequence[float] = await resolved(self.env.critic_view(agent))
+        return numbers
 
     def _identity(self) -> str:
         return f"{type(self).__name__}({self.env._identity()})"

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from agentrl.errors import AgentRLError
 from agentrl.retrieval.index import open_index
-from agentrl.retrieval.server import serve
+from agentrl.retrieval.server import REFUSED, serve
 
 
 def _end_with_input() -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):  # not by `sys.stdin`, whose lock would be in the way when the process ends first
+        pass
     os._exit(0)
 
 
@@ -34,7 +35,8 @@ def main() -> None:
     try:
         index = open_index(given.index)
     except AgentRLError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(REFUSED)
     serve(index, socket.socket(fileno=given.fd), cached=given.cached, timeout=given.timeout)
 
 

@@ -56,7 +56,9 @@ class Client:
             RetrievalError: the server did not answer properly within the time.
         """
         deadline, pause = time.monotonic() + self.timeout, FIRST_PAUSE
-        asked = [query[:MAX_QUERY] for query in queries]
+        asked = [
+            query[:MAX_QUERY].encode(errors="replace").decode() for query in queries
+        ]  # half a surrogate pair is no text
         shared, alone = self._own()
         send = shared if self.shared else alone
         while True:
@@ -87,6 +89,11 @@ class Client:
         return self._senders[loop]
 
 
+def _as_text(query: str) -> str:
+    """The same with a question mark for each half of a surrogate pair, which models write in JSON's escapes."""
+    return query.encode(errors="replace").decode()
+
+
 async def _post(http: httpx.AsyncClient, url: str, queries: list[str], topk: int) -> list[list[Passage]]:
     """One request.
 
@@ -95,11 +102,11 @@ async def _post(http: httpx.AsyncClient, url: str, queries: list[str], topk: int
     """
     body = orjson.dumps({"queries": queries, "topk": topk, "return_scores": True})
     response = await http.post(url, content=body, headers={"content-type": "application/json"})
-    return _read(response.raise_for_status().content, len(queries))
+    return _read(response.raise_for_status().content, len(queries), topk)
 
 
-def _read(content: bytes, count: int) -> list[list[Passage]]:
-    """A response's passages.
+def _read(content: bytes, count: int, topk: int) -> list[list[Passage]]:
+    """A response's passages, the first `topk` of each query: some servers give as many as they were set to.
 
     Raises:
         ValueError, KeyError, TypeError: it is not a list of passages for each of `count` queries.
@@ -107,7 +114,7 @@ def _read(content: bytes, count: int) -> list[list[Passage]]:
     result: Any = orjson.loads(content)["result"]
     if not isinstance(result, list) or len(result) != count:
         raise ValueError(f"expected results of {count} queries")
-    return [[_passage(item) for item in hits] for hits in result]
+    return [[_passage(item) for item in hits[:topk]] for hits in result]
 
 
 def _passage(item: Any) -> Passage:

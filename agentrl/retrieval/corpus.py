@@ -1,18 +1,21 @@
 """A corpus: one passage a line of a JSONL file, read at random through an array of offsets.
 
 A line is an object with `contents` (its first line is the title, as in the corpus of Search-R1) and `id`, which may be
-left out: it is then the line's number. The file itself stays on disk and is memory-mapped.
+left out: it is then the passage's place in the file, from 0. Empty lines count for nothing. The file itself stays on
+disk and is memory-mapped.
 """
 
 from __future__ import annotations
 
+import codecs
 import hashlib
-import json
 import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from agentrl.errors import ConfigError
 
@@ -74,7 +77,7 @@ def scan(path: Path, progress: Progress = silent) -> tuple[list[int], str]:
 
 def _passage(line: bytes, path: Path, number: int) -> Passage:
     try:
-        row = json.loads(line)
+        row = orjson.loads(line.removeprefix(codecs.BOM_UTF8))
         contents = row["contents"]
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{path}, line {number}: not a JSON object with contents: {error!r}") from None

@@ -66,6 +66,7 @@ class Encoder:
         if self.prefixes:
             texts = [("query: " if query else "passage: ") + text for text in texts]
         ids = self._tokenizer(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
+        ids = [each or [self._tokenizer.pad_token_id] for each in ids]  # an empty query
         order = sorted(range(len(ids)), key=lambda place: len(ids[place]))  # batches of equal lengths: little padding
         vectors = torch.empty(len(ids), self.dimension)
         for start in range(0, len(order), BATCH):

@@ -27,6 +27,8 @@ from agentrl.retrieval.index import Index
 CACHED = 50_000
 """Results that are kept."""
 TIMEOUT = 30.0
+REFUSED = 3
+"""The exit status of a server that can't open its index: another one could not either."""
 MAX_BODY, MAX_QUERIES, MAX_QUERY, MAX_TOPK = 4 << 20, 1024, 10_000, 200
 """Limits of a request: bytes, queries, characters of a query, and passages for each."""
 

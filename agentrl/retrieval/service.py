@@ -22,7 +22,7 @@ from pathlib import Path
 from agentrl import processes
 from agentrl.errors import RetrievalError, brief
 from agentrl.retrieval.index import read_manifest
-from agentrl.retrieval.server import CACHED, TIMEOUT, listen
+from agentrl.retrieval.server import CACHED, REFUSED, TIMEOUT, listen
 from agentrl.tools.threads import in_forked_child
 
 logger = logging.getLogger(__name__)
@@ -126,8 +126,8 @@ class Service:
                 return
             early = early + 1 if time.monotonic() - began < SOON else 0
             what = f"the retrieval server of {self.index} ended with {code}: {self._output()}"
-            if early > RESTARTS:
-                self._failed = f"{what} (it was started {early} times in a row)"
+            if early > RESTARTS or code == REFUSED:
+                self._failed = f"{what} (it was started {early} times in a row)" if early > 1 else what
                 logger.error(self._failed)
                 return
             logger.warning("%s; it is started again", what)

@@ -8,11 +8,12 @@ that begins with "Error:", while InfraError, EnvError and MissingExtra pass thro
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT = 30.0
 MAX_RESULT_CHARS = 100_000
 """A longer result is cut in the middle."""
+UNKNOWN = "(unknown)"
+"""The name in traces of what a model called and is no tool: it may be any text."""
 LEFT_OUT = re.compile(r"\n\[… (\d+) characters left out …\]\n")
 """The note at the cut."""
 _PARTS = TypeAdapter(list[Part])
@@ -62,6 +65,7 @@ class ToolRegistry:
         timeout: seconds a call may take where neither the call nor the tool says less.
         calls: how many calls were run, failures included.
         failures: how many of them failed, by kind.
+        silent: how many were answered with nothing.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class ToolRegistry:
         self.timeout = timeout
         self.calls = 0
         self.failures: Counter[ToolFailure] = Counter()
+        self.silent = 0
         self._sandbox = sandbox
         self._tools: dict[str, Tool] = {}
         for item in tools:
@@ -122,9 +127,11 @@ class ToolRegistry:
             InfraError: the infrastructure failed (a sandbox died …); EnvError and MissingExtra pass as well.
         """
         self.calls += 1
+        known = call.function.name if call.function.name in self._tools else UNKNOWN
         try:
-            with tracing.span("tool", tool=call.function.name):
+            with tracing.span("tool", tool=known):
                 content = await self._run(call, timeout)
+            self.silent += not content
         except (InfraError, EnvError, MissingExtra):
             raise
         except Exception as error:
@@ -142,7 +149,13 @@ class ToolRegistry:
         tool = self._find(call.function.name)
         arguments = tool.check(parse_arguments(call))
         seconds = min(limit for limit in (timeout, tool.timeout, self.timeout) if limit is not None)
-        return _content(await _bounded(tool, arguments, self._sandbox, seconds))
+        result = self._in_sandbox(tool, arguments) if tool.sandbox else _begun(tool, arguments)
+        return _content(await _bounded(tool.name, result, seconds) if inspect.isawaitable(result) else result)
+
+    async def _in_sandbox(self, tool: Tool, arguments: dict[str, Any]) -> Any:
+        assert self._sandbox is not None  # `add` has made sure
+        result = tool.invoke(arguments, await self._sandbox())
+        return await result if inspect.isawaitable(result) else result
 
     def _find(self, name: str) -> Tool:
         if name in self._tools:
@@ -152,13 +165,22 @@ class ToolRegistry:
         raise UnknownTool(f"there is no tool {name!r}{hint} (tools: {', '.join(self._tools) or 'none'})")
 
 
-async def _bounded(tool: Tool, arguments: dict[str, Any], sandbox: SandboxProvider | None, seconds: float) -> Any:
-    """Run a tool up to its deadline; a coroutine that ignores its cancellation is not awaited."""
+def _begun(tool: Tool, arguments: dict[str, Any]) -> Any:
+    """What a tool without a sandbox gives: its result, or an awaitable of it."""
+    try:
+        return tool.invoke(arguments, None)
+    except SystemExit as error:  # would end the event loop
+        raise RuntimeError(f"the tool called exit({error.code!r})") from None
+    except asyncio.CancelledError:  # would be taken for the session's
+        raise RuntimeError("the tool cancelled itself") from None
+
+
+async def _bounded(name: str, result: Awaitable[Any], seconds: float) -> Any:
+    """Await a tool's result up to its deadline; a coroutine that ignores its cancellation is not awaited."""
 
     async def work() -> Any:
         try:
-            handle = await sandbox() if tool.sandbox and sandbox is not None else None
-            return await tool.invoke(arguments, handle)
+            return await result
         except SystemExit as error:  # would end the event loop
             raise RuntimeError(f"the tool called exit({error.code!r})") from None
 
@@ -170,7 +192,7 @@ async def _bounded(tool: Tool, arguments: dict[str, Any], sandbox: SandboxProvid
             task.cancel()
     if not done:
         task.add_done_callback(_swallow)
-        raise ToolTimeout(f"{tool.name!r} took longer than {seconds:g} s")
+        raise ToolTimeout(f"{name!r} took longer than {seconds:g} s")
     if task.cancelled():
         raise RuntimeError("the tool cancelled itself")
     return task.result()

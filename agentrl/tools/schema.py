@@ -98,7 +98,7 @@ class Signature:
                 raise InvalidInput(f"{where}: parameter {str(parameter)!r} can't be given by name; spell it out")
         return cls(tuple(parameters), is_open)
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The parameters' names, in order."""
         return [parameter.name for parameter in self.parameters]

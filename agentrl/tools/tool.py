@@ -75,7 +75,8 @@ class Tool:
         name: its name for the model.
         description: its description for the model.
         parameters: its arguments as a JSON schema.
-        invoke: called with checked arguments, and the sandbox where it needs one (else None).
+        invoke: called with checked arguments, and the sandbox where it needs one (else None); gives the result, or an
+            awaitable of it.
         check: turns the decoded JSON object into what `invoke` takes; raises ToolArguments where it does not fit.
         timeout: seconds a call may take, or None.
         sandbox: whether `invoke` needs one.
@@ -84,7 +85,7 @@ class Tool:
     name: str
     description: str
     parameters: Mapping[str, Any]
-    invoke: Callable[[dict[str, Any], Any], Awaitable[Any]]
+    invoke: Callable[[dict[str, Any], Any], Any]
     check: Callable[[dict[str, Any]], dict[str, Any]] = dict
     timeout: float | None = None
     sandbox: bool = False
@@ -108,14 +109,14 @@ class Tool:
             except ValidationError as error:
                 raise ToolArguments(mark.signature.describe(error)) from None
 
-        async def invoke(checked: dict[str, Any], sandbox: Any) -> Any:
-            given = {**checked, SANDBOX: sandbox} if mark.sandbox else checked
-            if mark.quick or inspect.iscoroutinefunction(function):
-                result = function(**given)
-            else:
-                result = await run_in_thread(function, **given)
+        def here(checked: dict[str, Any], sandbox: Any) -> Any:
+            return function(**checked, **({SANDBOX: sandbox} if mark.sandbox else {}))
+
+        async def in_thread(checked: dict[str, Any], sandbox: Any) -> Any:
+            result = await run_in_thread(here, checked, sandbox)
             return await result if inspect.isawaitable(result) else result
 
+        invoke = here if mark.quick or inspect.iscoroutinefunction(function) else in_thread
         return cls(mark.name, mark.description, mark.parameters, invoke, check, mark.timeout, mark.sandbox)
 
 

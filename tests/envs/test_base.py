@@ -133,6 +133,27 @@ async def test_tool_failures_are_counted_in_the_session():
     assert (session.turns, session.counters["tool_calls"], session.counters["tool_errors/refused"]) == (2, 2, 2)
 
 
+async def test_tool_calls_that_are_answered_with_nothing_are_counted_in_the_session():
+    class Mute(Counter):
+        @agentrl.tool
+        def note(self, text: str) -> str:
+            """Repeat.
+
+            Args:
+                text: what.
+            """
+            return text
+
+    texts = iter(["", "a", ""])
+    said = lambda env, messages: env.call("note", text=next(texts))  # noqa: E731
+    session = await play(Mute(), Task(id="t", data={"goal": 3}), said, max_turns=3)
+    assert (session.counters["tool_calls"], session.counters["tool_errors"], session.counters["tool_silent"]) == (
+        3,
+        0,
+        2,
+    )
+
+
 def test_tasks_get_ids_of_their_own():
     assert [task.id for task in calls.tasks(Counter())] == ["train-0", "small"]
     assert [task.id for task in calls.tasks(Counter(), "eval", 0)] == ["eval-0", "small"]

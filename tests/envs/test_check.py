@@ -17,12 +17,13 @@ from pydantic import BaseModel, Field
 
 import agentrl
 from agentrl.envs.base import Env
-from agentrl.envs.check import Finding, Progress, check_env
+from agentrl.envs.check import Finding, Measured, Progress, check_env
 from agentrl.envs.check.monitor import LoopClock
 from agentrl.envs.check.table import RULES
 from agentrl.envs.samples import sample
 from agentrl.errors import ConfigError, InvalidInput, UnknownName
 from agentrl.tools import Tool
+from tests.envs import faulty_envs
 from tests.envs.broken_envs import FAULTS, Basket, Till
 from tests.envs.hanging_envs import HANGING
 from tests.envs.honest_envs import HONEST
@@ -31,6 +32,8 @@ SOON = 1.0
 """Seconds after which a call counts as hanging here."""
 MORE_TASKS = ("expert", "ranges", "isolation")
 """Rules that need more than one task of each split to see the fault."""
+BY_NAME = ("other_process",)
+"""Rules that need the environment's name."""
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "check.md"
 
 
@@ -85,12 +88,15 @@ def test_a_config_error_of_a_class_that_only_the_checked_file_has_is_raised_as_a
 @pytest.mark.parametrize(("env", "rule", "words"), FAULTS, ids=[f"{rule}-{env.__name__}" for env, rule, _ in FAULTS])
 @pytest.mark.slow
 def test_each_fault_is_found_under_its_rule(env: type[Env], rule: str, words: str):
-    found = check_env(env, tasks=3 if rule in MORE_TASKS else 1)
+    target = f"{env.__module__}:{env.__name__}" if rule in BY_NAME else env
+    found = check_env(target, tasks=3 if rule in MORE_TASKS else 1)
     assert [finding for finding in found if finding.rule == rule and words in finding.message], found
 
 
 def test_every_rule_has_an_environment_that_breaks_it():
+    assert faulty_envs.__name__ in {env.__module__ for env, _, _ in FAULTS}
     assert {rule for _, rule, _ in FAULTS} == {rule.name for rule in RULES} | {"make"}
+    assert len(RULES) >= 40
 
 
 @pytest.mark.parametrize(("env", "words"), HANGING, ids=lambda value: getattr(value, "__name__", ""))
@@ -140,12 +146,25 @@ def test_progress_is_reported_while_a_check_runs():
         def reset(self, task: Any, *, seed: int | None = None) -> Any:
             time.sleep(1000)
 
-    events: list[Finding | Progress] = []
+    events: list[Finding | Measured | Progress] = []
     check_env(Waiting, limit=SOON, report=events.append)
     doing = [event for event in events if isinstance(event, Progress) and "Waiting.reset" in event.doing]
     assert doing
     assert doing[-1].seconds > 0
     assert [event.rule for event in events if isinstance(event, Finding)] == ["hang"]
+
+
+def test_a_turn_and_an_instance_are_measured():
+    events: list[Finding | Measured | Progress] = []
+
+    class Large(Till):
+        def __init__(self) -> None:
+            self.table = bytearray(2**20)
+
+    check_env(Large, tasks=1, report=events.append)
+    (measured,) = [event for event in events if isinstance(event, Measured)]
+    assert measured.turn_ms > 0
+    assert 2**20 < measured.instance_bytes < 2**21
 
 
 def test_one_bug_is_reported_once():

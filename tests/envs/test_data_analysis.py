@@ -37,17 +37,22 @@ def counted(words: str, shop: Shop) -> Any:
     data = tables(shop)
     product = {row["id"]: row for row in data["products"]}
     region = {row["id"]: row["region"] for row in data["customers"]}
-    if found := re.search(r"sales were there in month (\d+)", words):
-        return sum(int(row["day"].split("-")[1]) == int(found[1]) for row in data["sales"])
+    period = re.search(r"month (\d+) to month (\d+)", words)
+    first, last = (int(period[1]), int(period[2])) if period else (1, 12)
+    sales = [row for row in data["sales"] if first <= int(row["day"].split("-")[1]) <= last]
+    if "how many sales were there" in words:
+        return len(sales)
     if found := re.search(r"in all, in sales of more than (\d) units", words):
-        return sum(row["quantity"] for row in data["sales"] if row["quantity"] > int(found[1]))
+        return sum(row["quantity"] for row in sales if row["quantity"] > int(found[1]))
+    if found := re.search(r"products cost more than (\d+)", words):
+        return sum(row["price"] > int(found[1]) for row in data["products"])
     if found := re.search(r"revenue .* of the category (\w+) in the region (\w+)", words):
-        chosen = [r for r in data["sales"] if region[r["customer_id"]] == found[2]]
+        chosen = [r for r in sales if region[r["customer_id"]] == found[2]]
         chosen = [r for r in chosen if product[r["product_id"]]["category"] == found[1]]
         return sum(r["quantity"] * product[r["product_id"]]["price"] for r in chosen)
-    if found := re.search(r"lost to sales that came back because they were ([\w ]+)\?", words):
+    if found := re.search(r"lost to those that came back because they were ([\w ]+)\?", words):
         back = {int(line.split(",")[0]) for line in shop.lines[1:] if line.endswith(f",{found[1]}")}
-        return sum(r["quantity"] * product[r["product_id"]]["price"] for r in data["sales"] if r["id"] in back)
+        return sum(r["quantity"] * product[r["product_id"]]["price"] for r in sales if r["id"] in back)
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import sys
@@ -49,11 +50,29 @@ def test_a_csv_file_is_read_as_it_was_written(rows: list[dict[str, str]]) -> Non
         ("x.jsonl", b"[1]\n", "line 1: not a JSON object"),
         ("x.jsonl", b"\xff\xfe\n", "not UTF-8"),
         ("x.parquet", b"PAR1", "not a readable Parquet file"),
+        ("x.jsonl.gz", b"[1]", "not a gzip file"),
+        ("x.jsonl.gz", gzip.compress(b'{"a": 1}', mtime=0)[:-4], "not a gzip file"),
     ],
 )
 def test_a_file_that_is_not_what_its_name_says_is_named_with_the_line(name: str, data: bytes, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         list(parse_rows(name, io.BytesIO(data)))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("x.json", b'[{"a": "1"}, {"a": "2"}]'),
+        ("x.json", b'{"Version": 1.0, "Data": [{"a": "1"}, {"a": "2"}]}'),
+        ("x.json", b'{"a": "1"}\n{"a": "2"}\n'),
+        ("x.csv", b"a\n1\n2\n"),
+        ("x.tsv", b"a\tb\n1\t\n2\t\n"),
+        ("x.jsonl", b'{"a": "1"}\n\n{"a": "2"}'),
+    ],
+)
+def test_every_form_of_a_text_file_is_read_gzipped_or_not(name: str, data: bytes) -> None:
+    for file, content in ((name, data), (f"{name}.gz", gzip.compress(data))):
+        assert [row["a"] for _, row in parse_rows(file, io.BytesIO(content))] == ["1", "2"]
 
 
 def test_a_cell_may_be_longer_than_pythons_own_limit(tmp_path: Path) -> None:
@@ -91,7 +110,7 @@ def test_a_folders_files_belong_to_the_split_whose_name_is_in_their_path(tmp_pat
         rows(tmp_path, "train", config="de")
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.permutations(range(40)))
 def test_without_a_file_for_eval_a_tenth_is_held_out_whatever_the_order(tmp_path: Path, order: list[int]) -> None:
     write(tmp_path, rows_jsonl=[{"n": n} for n in order])

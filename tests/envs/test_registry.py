@@ -10,6 +10,7 @@ import pytest
 
 import agentrl
 from agentrl import registry
+from agentrl.envs import registry as registry_of_environments
 from agentrl.envs.base import Env
 from agentrl.envs.registry import ENVS, describe, factory, find, list_envs, make, register
 from agentrl.errors import ConfigError, EnvError, InvalidInput, UnknownName
@@ -196,3 +197,60 @@ def test_a_name_that_would_look_like_a_file_is_refused(name: str):
 def test_the_public_functions_are_these():
     assert agentrl.make is make
     assert agentrl.register is register
+
+
+# ------------------------------------------------------------------------------------------------ versions
+
+
+class OldShop(Shop):
+    version = "1"
+
+
+class NewShop(Shop):
+    version = "2"
+
+
+@pytest.fixture
+def shops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two versions of an environment, as an installed package names them."""
+    points = [EntryPoint(f"kiosk-v{n}", f"tests.envs.test_registry:{name}", "agentrl.envs") for n, name in VERSIONS]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "agentrl.envs" else [])
+    monkeypatch.setattr(registry_of_environments, "_warned", set())
+
+
+VERSIONS = [(2, "OldShop"), (10, "NewShop")]
+
+
+@pytest.mark.usefixtures("shops")
+def test_a_name_without_a_version_is_the_newest_one(caplog: pytest.LogCaptureFixture):
+    assert isinstance(make("kiosk"), NewShop)
+    assert isinstance(make("kiosk-v10"), NewShop)
+    assert caplog.messages == []
+
+
+@pytest.mark.usefixtures("shops")
+def test_an_outdated_version_is_made_with_one_warning_that_names_the_newest(caplog: pytest.LogCaptureFixture):
+    assert isinstance(make("kiosk-v2"), OldShop)
+    assert isinstance(make("kiosk-v2"), OldShop)
+    assert caplog.messages == ["env=kiosk-v2 is outdated: the newest version is kiosk-v10"]
+
+
+@pytest.mark.usefixtures("shops")
+def test_the_list_marks_outdated_versions_and_warns_of_none(caplog: pytest.LogCaptureFixture):
+    newer = {info.name: info.newer for info in list_envs()}
+    assert (newer["kiosk-v2"], newer["kiosk-v10"], newer["calculator"]) == ("kiosk-v10", "", "")
+    assert caplog.messages == []
+
+
+@pytest.mark.usefixtures("shops")
+def test_a_version_that_is_not_there_is_refused_with_those_that_are():
+    with pytest.raises(UnknownName, match=r"no environment 'kiosk-v3' \(versions: kiosk-v2, kiosk-v10\)"):
+        make("kiosk-v3")
+    with pytest.raises(UnknownName, match="nothing-v1"):
+        make("nothing-v1")
+
+
+def test_a_version_may_be_asked_of_an_environment_without_one_in_its_name():
+    assert type(make("calculator-v1")) is type(make("calculator"))
+    with pytest.raises(UnknownName, match="no environment 'calculator-v7': 'calculator' has the version 1"):
+        make("calculator-v7")

@@ -204,9 +204,9 @@ async def test_a_policy_that_plays_the_customer_knows_the_scenario_and_the_agent
     asks = await calls.step(env, Message(role="assistant", content="Cancel it.", name="customer"))
     assert [message.text for message in asks.others["agent"]] == ["Cancel it."]
     looks = await calls.step(env, env.call("list_all_product_types").model_copy(update={"name": "agent"}))
-    assert (looks.next, looks.messages[0].role) == ("agent", "tool")
+    assert (looks.next, looks.messages[0].role) == (("agent",), "tool")
     answers = await calls.step(env, Message(role="assistant", content="No.", name="agent"))
-    assert (answers.next, answers.others["customer"][0].text) == ("customer", "No.")
+    assert (answers.next, answers.others["customer"][0].text) == (("customer",), "No.")
     ends = await calls.step(env, Message(role="assistant", content="###STOP###", name="customer"))
     assert ends.terminated
     session = await play(make("retail", customer="policy"), task)

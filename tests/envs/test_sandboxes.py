@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,6 +64,26 @@ async def test_each_sandbox_is_used_once_where_the_run_says_so(made: list[Any]) 
 async def test_a_sandbox_proved_empty_is_used_again_by_default(made: list[Any]) -> None:
     sandboxes.configure(SandboxConfig())
     assert len(set(await _sessions(5))) < 5
+
+
+async def test_an_episode_that_ended_while_it_waited_leaves_no_traceback_behind(made: list[Any]) -> None:
+    """`agentrl check env=swe` printed "the pool is closed", with its traceback, for each such episode."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    supplier = sandboxes.supplier("docker")
+    supplier.pool.total = 0  # there is never one
+    waiting = asyncio.create_task(supplier.acquire(SandboxSpec()))
+    while not any(pool.waiting for pool in supplier.pool._pools.values()):  # noqa: ASYNC110 - of another loop
+        await asyncio.sleep(0.01)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await supplier.pool.close()
+    del waiting
+    for _ in range(3):
+        await asyncio.sleep(0.01)
+        gc.collect()
+    assert complaints == []
 
 
 def test_a_wrong_choice_is_named_with_what_is_allowed() -> None:

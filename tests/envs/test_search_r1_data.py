@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from agentrl.cli import app
 from agentrl.envs.episode import expert_policy, play
 from agentrl.envs.search_r1.env import SearchR1
 from agentrl.envs.search_r1.squad import choose_demonstrations, sentence_parts, two_hops, with_gaps
-from agentrl.retrieval import build, open_index
+from agentrl.retrieval import build
 from agentrl.rollout.stats import rollout_metrics
 from agentrl.types import Group, Message, Session, Task
+from tests.envs.in_process_index import InProcess
 
 PASSAGES = (
     "Vikings\nRollo led the Norse for many years",
@@ -82,7 +84,7 @@ def test_a_question_of_two_hops_names_neither_the_joining_answer_nor_its_own() -
     assert joined["steps"] == [["Who led the Norse?", "Rollo"], ["In which lands did Rollo settle?", "Neustria"]]
 
 
-def test_a_gap_is_a_name_or_number_that_its_passage_has_once_and_the_same_ones_are_chosen_each_time() -> None:
+def test_a_gap_is_a_name_number_or_long_word_that_its_passage_has_once_and_the_same_ones_are_chosen_each_time() -> None:
     text = "In 911 Rollo met Charles the Simple, near Rouen. Rollo was baptised. There were 30 Norse, or 30 Danes."
     made = {row["golden_answers"][0]: row["question"] for row in with_gaps(text, "n")}
     assert made == {
@@ -91,6 +93,7 @@ def test_a_gap_is_a_name_or_number_that_its_passage_has_once_and_the_same_ones_a
         "Rouen": "What is X: In 911 Rollo met Charles the Simple, near X?",
         "Norse": "What is X: There were 30 X, or 30 Danes?",
         "Danes": "What is X: There were 30 Norse, or 30 X?",
+        "baptised": "What is X: Rollo was X?",
     }
     assert list(with_gaps(text, "n")) == list(with_gaps(text, "n"))
 
@@ -106,7 +109,7 @@ def test_a_question_with_its_gap_filled_is_a_part_of_the_passage(text: str) -> N
         )
 
 
-def test_prepare_demonstrates_gaps_of_training_paragraphs_beside_the_questions(tmp_path: Path) -> None:
+def test_questions_for_a_gap_of_held_out_paragraphs_are_neither_trained_on_nor_demonstrated(tmp_path: Path) -> None:
     def article(count: int) -> dict[str, Any]:
         texts = [f"In town{n} they say that Count{n} and Duke{n} came." for n in range(count)]
         return {"title": "Normans", "paragraphs": [{"context": text, "qas": []} for text in texts]}
@@ -114,12 +117,16 @@ def test_prepare_demonstrates_gaps_of_training_paragraphs_beside_the_questions(t
     (tmp_path / "squad.json").write_text(json.dumps({"data": [article(40)]}))
     command = ["search-r1", "prepare", str(tmp_path / "squad.json"), "--out", str(tmp_path / "data"), "--gaps", "2"]
     assert CliRunner().invoke(app, command).exit_code == 0
-    env = SearchR1(data=tmp_path / "data")
-    demonstrated = [task["answers"][0] for task in env.tasks("demo")]
-    numbers = [re.sub(r"[^\d]", "", each) for each in demonstrated]
-    held_out = {str(n) for n in range(40)} - set(numbers)
-    assert 3 <= len(held_out) <= 16, "gaps of held-out paragraphs are not demonstrated"
-    assert len(demonstrated) == 2 * len(set(numbers))
+
+    def towns(env: SearchR1, split: str) -> Counter[str]:
+        return Counter(re.sub(r"[^\d]", "", task["answers"][0]) for task in env.tasks(split))
+
+    env = SearchR1(data=tmp_path / "data", questions=tmp_path / "data" / "eval_gaps.jsonl")
+    trained, held_out = towns(env, "train"), towns(env, "eval")
+    assert towns(env, "demo") == trained
+    assert 3 <= len(held_out) <= 16
+    assert not set(trained) & set(held_out)
+    assert trained + held_out == Counter({str(n): 2 for n in range(40)})
 
 
 def test_prepare_adds_questions_of_two_hops_where_it_is_told_to(tmp_path: Path) -> None:
@@ -137,16 +144,6 @@ def test_prepare_adds_questions_of_two_hops_where_it_is_told_to(tmp_path: Path) 
         env = SearchR1(data=tmp_path / "data")
         hops[len(flags)] = sorted(task["hops"] for task in env.tasks("train"))
     assert hops == {0: [1, 1], 1: [1, 1, 2]}
-
-
-class InProcess:
-    """The data folder's index, searched without a server."""
-
-    def __init__(self, data: Path) -> None:
-        self.index = open_index(data / "bm25")
-
-    async def search(self, queries: Sequence[str], topk: int) -> Any:
-        return self.index.search(queries, topk)
 
 
 def make(data: Path, **options: Any) -> SearchR1:

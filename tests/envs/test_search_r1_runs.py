@@ -23,7 +23,7 @@ from agentrl.rollout.agents import load_agent
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.health import sessions_of
 from agentrl.rollout.policies import Policy
-from agentrl.rollout.programs import Program
+from agentrl.rollout.programs import ServedProgram
 from agentrl.sessions import tree
 from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.types import Session, Status, Task
@@ -64,7 +64,9 @@ async def test_a_plain_client_loop_searches_and_answers_token_for_token(data: Pa
     async with serve(engine) as served:
         env = SearchR1(data=data)
         session = Session("s", env.tasks()[2], seed=1)
-        program = Program(served.gateway, served.url, load_agent(f"{EXAMPLE}:agent"))
+        program = ServedProgram(
+            str(EXAMPLE), gateway=served.gateway, url=served.url, user_agent=load_agent(f"{EXAMPLE}:agent")
+        )
         await program.play(env, session, RolloutConfig())
     assert (session.status, session.error) == (Status.COMPLETED, None)
     names = ("correct", "exact", "searches", "retrieved")

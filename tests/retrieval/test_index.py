@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.retrieval import DenseOptions, build, open_index
 from agentrl.retrieval.bm25 import BLOCK, BM25Shard
+from agentrl.retrieval.dense import DenseShard
 from tests.retrieval.conftest import write
 
 
@@ -95,6 +98,31 @@ def test_the_best_are_those_of_a_whole_sort_whatever_block_they_are_in(tmp_path:
             assert shard.search([query], topk) == [[(scores[place], place) for place in ranked[:topk]]]
 
 
+def test_empty_lines_missing_titles_equal_ids_and_any_script_are_passages_as_well(tmp_path: Path) -> None:
+    rows = [
+        "\ufeff" + json.dumps({"contents": "first with a mark"}),
+        "",
+        '{"id": "x", "contents": "T\\nüber 日本"}',
+        "  ",
+    ]
+    rows += ['{"id": "x", "contents": "T\\nsame id"}', '{"id": 7, "contents": "\\nuntitled"}\r']
+    rows += [json.dumps({"contents": "huge\n" + "word " * 100_000}), '{"contents": "no end of line"}']
+    (tmp_path / "c.jsonl").write_bytes("\n".join(rows).encode())
+    build(tmp_path / "c.jsonl", tmp_path / "index")
+    index = open_index(tmp_path / "index")
+    found = {
+        query: index.search([query], 2)[0] for query in ("mark", "日本", "ÜBER", "same", "untitled", "huge", "end")
+    }
+    assert {query: [hit.id for hit in hits] for query, hits in found.items()} == {
+        "mark": ["0"], "日本": ["x"], "ÜBER": ["x"], "same": ["x"], "untitled": ["7"], "huge": ["4"], "end": ["5"]
+    }  # fmt: skip
+    assert [(found[query][0].title, found[query][0].body[:8]) for query in ("untitled", "same", "end")] == [
+        ("", "untitled"),
+        ("T", "same id"),
+        ("no end of line", ""),
+    ]
+
+
 def test_a_passage_without_any_term_has_a_place_too(tmp_path: Path) -> None:
     build(write(tmp_path / "c.jsonl", ["!", "?", "word here"]), tmp_path / "index", shard=2)
     assert [hit.id for hit in open_index(tmp_path / "index").search(["here"], 3)[0]] == ["p2"]
@@ -117,7 +145,13 @@ def test_a_changed_corpus_or_index_is_refused_by_name(tmp_path: Path, small: Pat
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [("{}", "line 1"), ("[1]", "line 1"), ('{"contents": " "}', "not empty"), ("", "no passages")],
+    [
+        ("{}", "line 1"),
+        ("[1]", "line 1"),
+        ('{"contents": " "}', "not empty"),
+        ("", "no passages"),
+        ('{"contents": "half a \\ud800 pair"}', "line 1.*surrogate"),  # no answer with it could be written
+    ],
 )
 def test_a_corpus_that_is_none_is_refused(tmp_path: Path, line: str, words: str) -> None:
     (tmp_path / "c.jsonl").write_text(line)
@@ -147,6 +181,21 @@ def test_dense_search_finds_what_brute_force_finds(tmp_path: Path, encoder: Path
         best = sorted(row, reverse=True)[:5]
         assert [hit.score for hit in hits] == pytest.approx(best, abs=1e-5) if faiss == "flat" else hits
         assert all(hit.score == pytest.approx(row[int(hit.id[1:])], abs=1e-5) for hit in hits)
+    assert len(index.search([""], 5)[0]) == 5, "a query without a token is a query"
+
+
+def test_flat_search_ranks_as_brute_force_does(tmp_path: Path) -> None:
+    faiss = pytest.importorskip("faiss")
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((3000, 24), dtype=np.float32)
+    queries = rng.standard_normal((200, 24), dtype=np.float32)
+    index = faiss.IndexFlatIP(24)
+    index.add(vectors)
+    faiss.write_index(index, str(tmp_path / "vectors.faiss"))
+    scores = queries @ vectors.T
+    for hits, row in zip(DenseShard(tmp_path, 3000).search(queries, 10), scores, strict=True):
+        assert [place for _, place in hits] == np.argsort(-row, kind="stable")[:10].tolist()
+        assert [score for score, _ in hits] == pytest.approx(np.sort(row)[::-1][:10].tolist(), rel=1e-4)
 
 
 @pytest.mark.slow

@@ -132,6 +132,24 @@ async def test_a_server_that_is_killed_is_started_again_at_the_same_address(runn
         os.kill(running.pid, 0)
 
 
+def wait_until_given_up(service: Service) -> None:
+    for _ in range(600):
+        service.check()
+        time.sleep(0.1)
+
+
+def test_a_server_whose_corpus_changed_says_so_and_is_not_started_again(index: Path, small: Path) -> None:
+    small.write_text(small.read_text() + "more")
+    service = Service(index)
+    try:
+        with pytest.raises(RetrievalError, match=r"ended with 3: error: .*corpus\.jsonl is not the file") as error:
+            wait_until_given_up(service)
+    finally:
+        service.close()
+    assert "Fatal" not in str(error.value)
+    assert service.restarts == 0
+
+
 def test_a_service_without_an_index_is_a_wrong_setting(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is none"):
         Service(tmp_path / "nothing")
@@ -168,6 +186,10 @@ async def closes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         responds(b'{"result": [[{"document": {"id": "1"}}]]}'),
         responds(b'{"result": [[{"document": {"contents": 3}}]]}'),
         responds(b'{"result": [[{"document": {"contents": "a"}, "score": "x"}]]}'),
+        responds(b'{"result": [[{"document": {"contents": "a"}, "score": NaN}]]}'),
+        responds(b'{"result": [[], []]}'),
+        responds(b'{"result": [null]}'),
+        responds(b'{"result": [["a"]]}'),
         hangs,
         closes,
     ],
@@ -240,9 +262,18 @@ async def test_concurrent_searches_share_a_request_and_a_query_that_is_refused_f
         assert len(requests) <= 2
         asked = (client.search([query], 1) for query in ("one", "refused", "x" * 20_000))
         one, refused, long = await asyncio.gather(*asked, return_exceptions=True)
+        half = await client.search(["half a \ud83d pair"], 1)
     assert isinstance(one, list)
     assert one[0][0].contents == "one"
     assert isinstance(refused, RetrievalError)
     assert "answered 400" in str(refused)
     assert isinstance(long, list)
     assert len(long[0][0].contents) == 10_000, "the server would refuse more"
+    assert half[0][0].contents == "half a ? pair", "no text, and as such no server's fault"
+
+
+async def test_of_a_server_that_gives_more_than_it_was_asked_for_the_best_are_taken() -> None:
+    content = b'{"result": [[{"document": {"contents": "a"}, "score": null}, {"document": {"contents": "b"}}]]}'
+    async with await asyncio.start_server(responds(content), "127.0.0.1", 0) as server:
+        [hits] = await Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}").search(["x"], 1)
+    assert hits == [Passage("", "a", None)]

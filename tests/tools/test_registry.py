@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -132,8 +133,8 @@ async def test_failures_that_are_not_the_models_pass_through(error: Exception):
 
 
 @pytest.mark.parametrize("exception", [SystemExit(3), StopIteration("x"), asyncio.CancelledError()])
-@pytest.mark.parametrize("asynchronous", [False, True])
-async def test_not_even_an_exit_ends_the_run(exception: BaseException, asynchronous: bool):
+@pytest.mark.parametrize("kind", ["thread", "quick", "async", "quick that is awaited"])
+async def test_not_even_an_exit_ends_the_run(exception: BaseException, kind: str):
     def leave() -> None:
         """Leave."""
         raise exception
@@ -142,7 +143,13 @@ async def test_not_even_an_exit_ends_the_run(exception: BaseException, asynchron
         """Leave."""
         raise exception
 
-    registry = ToolRegistry([leave_later if asynchronous else leave])
+    @tool(quick=True)
+    def leave_when_awaited() -> Awaitable[None]:
+        """Leave."""
+        return leave_later()
+
+    tools = {"thread": leave, "quick": tool(quick=True)(leave), "async": leave_later}
+    registry = ToolRegistry([tools.get(kind, leave_when_awaited)])
     assert (await registry.run(call(registry.names[0]))).text.startswith("Error: ")
     assert registry.failures == {ToolFailure.RAISED: 1}
 
@@ -155,18 +162,24 @@ async def test_a_slow_tool_is_answered_at_its_deadline_sync_or_async():
         """Wait."""
         released.wait(30)
 
+    @tool(quick=True)
+    def slow_when_awaited() -> Awaitable[None]:
+        """Wait."""
+        return asyncio.sleep(30)
+
     @tool
     async def slow_too() -> None:
         """Wait."""
         await asyncio.sleep(30)
 
-    registry = ToolRegistry([slow, slow_too])
+    registry = ToolRegistry([slow, slow_too, slow_when_awaited])
     try:
         assert await answer(registry, "slow") == "Error: 'slow' took longer than 0.05 s"
-        assert await answer(registry, "slow_too", timeout=0.04) == "Error: 'slow_too' took longer than 0.04 s"
+        for name in ("slow_too", "slow_when_awaited"):
+            assert await answer(registry, name, timeout=0.04) == f"Error: {name!r} took longer than 0.04 s"
     finally:
         released.set()
-    assert registry.failures == {ToolFailure.TIMEOUT: 2}
+    assert registry.failures == {ToolFailure.TIMEOUT: 3}
 
 
 async def test_a_coroutine_that_ignores_its_cancellation_is_left_behind():

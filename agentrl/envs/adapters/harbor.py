@@ -1,4 +1,4 @@
-"""`env=harbor:FOLDER`: tasks in Harbor's format, Terminal-Bench 2's among them, by the environment `swe`."""
+"""`env=harbor:FOLDER`: tasks in Harbor's format or Terminal-Bench's earlier one, by the environment `swe`."""
 
 from __future__ import annotations
 
@@ -22,18 +22,14 @@ class Harbor(Swe):
         """Read the tasks.
 
         Args:
-            source: a folder of tasks, or of one: task.toml, instruction.md, environment/, tests/, solution/.
+            source: a folder of tasks, or of one: task.toml, instruction.md, environment/, tests/, solution/; or
+                task.yaml, Dockerfile, run-tests.sh, tests/, solution.sh.
             options: of env=swe.
 
         Raises:
-            ConfigError: there is no such folder, or its tasks are in Terminal-Bench's earlier format.
+            ConfigError: there is no such folder.
         """
         folder = Path(source).expanduser()
         if not folder.is_dir():
             raise ConfigError(f"env=harbor:{source}: there is no such folder")
-        if any(folder.glob("task.yaml")) or any(folder.glob("*/task.yaml")):
-            raise ConfigError(
-                f"env=harbor:{source}: task.yaml is Terminal-Bench's format before version 2: allowed: Harbor's, with "
-                "a task.toml in each task"
-            )
         super().__init__(path=source, **options)

@@ -13,11 +13,11 @@ from typing import Any
 
 from agentrl.envs.base import Env
 from agentrl.envs.check.child import Job
-from agentrl.envs.check.rules import Finding
+from agentrl.envs.check.rules import Finding, Measured
 from agentrl.envs.check.supervise import Progress, supervise
 from agentrl.errors import InvalidInput
 
-__all__ = ["LIMIT", "Finding", "Progress", "check_env"]
+__all__ = ["LIMIT", "Finding", "Measured", "Progress", "check_env"]
 
 LIMIT = 60.0
 """Seconds that one call of a method may take, unless more are allowed."""
@@ -32,7 +32,7 @@ def check_env(
     hostile: int | None = None,
     options: dict[str, Any] | None = None,
     rewards: Mapping[str, Any] | None = None,
-    report: Callable[[Finding | Progress], None] | None = None,
+    report: Callable[[Finding | Progress | Measured], None] | None = None,
     **kwargs: Any,
 ) -> list[Finding]:
     """Find violations of an environment's contract, in a process forked from this one.
@@ -45,7 +45,8 @@ def check_env(
         hostile: how many episodes of malformed, hostile and huge calls to run; by default a few, within seconds.
         options: the constructor's options, where one of them has the name of an argument here.
         rewards: settings of further rewards by name, as `rewards.*` of a run.
-        report: called with each finding at once, and with the progress every tenth of a second.
+        report: called with each finding at once, and with the progress every tenth of a second, and with what
+            turns and instances cost.
         kwargs: the constructor's other options.
 
     Returns:

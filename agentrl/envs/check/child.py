@@ -74,7 +74,10 @@ def hang(label: str, limit: float, place: str) -> Finding:
 
 
 def check_in_child(job: Job, send: Connection, shared: SharedLabel, folder: str) -> None:
-    """Check, and send ("rule", whether it begins), ("finding", …), ("stop", last finding), ("raise", error), "done"."""
+    """Check, and send ("rule", whether it begins), ("finding", …), ("measured", …), ("done", None).
+
+    Or it ends with ("stop", last finding) or ("raise", error).
+    """
     _set_up_process(folder)
     monitor = Monitor(shared)
     log = logging.getLogger(TOOL_LOGGER)
@@ -157,7 +160,8 @@ async def _check(job: Job, make: Callable[[], Env], send: Connection, monitor: M
 
 
 async def _try_rules(job: Job, make: Callable[[], Env], send: Connection, monitor: Monitor) -> None:
-    subject = Subject(make, monitor, job.seed, job.hostile)
+    name = job.env if isinstance(job.env, str) else None
+    subject = Subject(make, monitor, job.seed, job.hostile, name, job.options)
     seen: set[str] = set()
     for rule in RULES:
         if rule.name == "failures":
@@ -170,6 +174,7 @@ async def _try_rules(job: Job, make: Callable[[], Env], send: Connection, monito
                 seen.add(finding.message)
                 _send(send, "finding", finding)
         _send(send, "rule", False)
+    _send(send, "measured", subject.measured)
 
 
 async def _findings(rule: Rule, subject: Subject) -> AsyncIterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from itertools import combinations, islice
 from typing import Any
@@ -18,6 +19,10 @@ from agentrl.types import Task
 
 LISTED = 200
 """Tasks of each split that are compared with those of the others."""
+COPIED = 0.5
+"""The share of a split's tasks that may be equal to another: sampled ones are, now and then."""
+FEW = 4
+"""Tasks that a split must have to be judged by its copies."""
 TRAINED = {"train", "demo"}
 """Splits that are trained on: these may share tasks with each other."""
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -50,6 +55,10 @@ async def same_tasks(subject: Subject) -> AsyncIterator[str]:
             if len(listed) != len(again):
                 counts = f"{len(listed)} and {len(again)}"
                 yield f"split {split!r}: two instances give different tasks: {counts} of them"
+        again = list(islice(calls.tasks(subject.env, split), LISTED))
+        if len(again) != len(listed):
+            counts = f"{len(again)} tasks, the first gave {len(listed)}"
+            yield f"split {split!r}: the second call of tasks on one instance gives {counts}"
 
 
 async def task_ids(subject: Subject) -> AsyncIterator[str]:
@@ -61,6 +70,16 @@ async def task_ids(subject: Subject) -> AsyncIterator[str]:
                 yield f"split {split!r}: two tasks have the same id, {task.id!r} (the second at index {index})"
                 break
             seen.add(task.id)
+
+
+async def copies(subject: Subject) -> AsyncIterator[str]:
+    """Most tasks of a split differ from all others in more than their ids."""
+    for split, (listed, _) in subject.splits.items():
+        contents = Counter(key for task in listed if (key := _content(task)) is not None)
+        copied = sum(number for number in contents.values() if number > 1)
+        if len(listed) >= FEW and copied > COPIED * len(listed):
+            task = next(task for task in listed if contents[_content(task) or ""] > 1)
+            yield f"split {split!r}: {copied} of {len(listed)} tasks are copies but for their ids: {_shown(task)}"
 
 
 async def task_data(subject: Subject) -> AsyncIterator[str]:

@@ -1,29 +1,25 @@
-"""Rules about episodes: failures, roles, lengths, endings, failing tools, answers in the prompt."""
+"""Rules about episodes: failures, roles, lengths, endings, failing tools, results without content."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator
 
 from agentrl.envs.check import places
-from agentrl.envs.check.subject import CAP, EXPERT, MADE_UP, SILENT, Episode, Subject
-from agentrl.envs.episode import ScriptedPolicy, play
+from agentrl.envs.check.subject import CAP, EXPERT, MADE_UP, SILENT, Subject
 from agentrl.tools.registry import LEFT_OUT
-from agentrl.types import Message, Status, Task, parse_arguments
+from agentrl.types import Status
 
 OBSERVATION_CHARS = 400_000
 """About 100,000 tokens: more than most contexts hold."""
 SYSTEM = ("system", "developer")
-ANSWERING = re.compile(r"(final_?)?(answer|solution|result)|submit|finish", re.IGNORECASE)
-"""Tools and arguments by which an agent gives its answer."""
-ANSWER_KEY = re.compile(r"answer|solution|result|label|target|expected|gold|reference|correct", re.IGNORECASE)
-"""Keys of a task's data that hold what the agent is to find."""
-BEFORE = 12
-"""Characters before an answer that identify its position in a prompt."""
-LEAKED = 3
-"""Tasks whose prompts must contain their answers at the same position, at least."""
+ADDRESS = re.compile(r"<[\w.]+(?: object)? at 0x[0-9a-f]+>")
+"""What Python writes for an object that says nothing of itself."""
+NOTHING = ("", "null", "None")
+"""Results that tell an agent nothing."""
+SEVERAL = 3
+"""Results that a tool must have given to be judged by them."""
 
 
 async def failures(subject: Subject) -> AsyncIterator[str]:
@@ -111,84 +107,24 @@ async def failing_tools(subject: Subject) -> AsyncIterator[str]:
             yield f"tool {name!r} timed out at every one of {number} calls"
 
 
-async def answer_in_prompt(subject: Subject) -> AsyncIterator[str]:
-    """The prompt does not contain the answer: copying it from there does not get the expert's reward.
-
-    A coincidence (a choice among options, a small number) does not count: the answers must differ between tasks, be at
-    the same position of each prompt, and not be part of what comes from the task's own data.
-    """
-    tasks = [*subject.tasks, *(task for listed, _ in subject.splits.values() for task in listed)]
-    tried, places, answers = 0, set[str](), set[str]()
-    for task in list({task.id: task for task in tasks}.values())[: 4 * LEAKED]:
-        if not subject.expert:
-            return
-        episode = await subject.episode(task, EXPERT)
-        place = _answer_position(episode, task)
-        if place is None or not await _copying_succeeds(subject, episode, task):
-            return
-        tried += 1
-        places.add(place)
-        answers.add(_final(episode)[1])
-        if len(places) > 1:
-            return
-    if tried >= LEAKED and len(answers) > 1:
-        where = f"behind {places.pop()!r}"
-        yield f"the prompt contains the answer, {where}: copying it gets what the expert gets ({tried} tasks)"
+async def reprs(subject: Subject) -> AsyncIterator[str]:
+    """No message has an object's address in it."""
+    for episode, session in subject.played():
+        for place, message in enumerate(session.messages):
+            found = None if message.role == "assistant" else ADDRESS.search(message.text)
+            if found and not any(found[0] in one.text for one in session.messages[:place] if one.role == "assistant"):
+                yield f"{episode.name}: entry {place} has an object's address, {found[0]!r}"
+                return
 
 
-def _answer_position(episode: Episode, task: Task) -> str | None:
-    """The characters before the answer in the prompt, outside of the task's data; None: it is not there."""
-    _, answer = _final(episode)
-    if not answer:
-        return None
-    prompt = "\n".join(message.text for message in episode.opening)
-    for value in sorted(_values(task.data), key=len, reverse=True):
-        prompt = re.sub(_whole(value), "\0", prompt)
-    found = list(re.finditer(_whole(answer), prompt))
-    return prompt[max(0, found[-1].start() - BEFORE) : found[-1].start()] if found else None
-
-
-def _whole(text: str) -> str:
-    return rf"(?<!\w){re.escape(text)}(?!\w)"
-
-
-def _final(episode: Episode) -> tuple[Message | None, str]:
-    """The expert's last message, and the answer in it ("" where there is none)."""
-    said = [message for message in episode.session.messages if message.role == "assistant"] if episode.session else []
-    if not said:
-        return None, ""
-    last = said[-1]
-    if not last.tool_calls:
-        return last, last.text.strip()
-    call = last.tool_calls[-1]
-    for key, value in parse_arguments(call).items():
-        if ANSWERING.fullmatch(key) or ANSWERING.fullmatch(call.function.name):
-            return last, str(value).strip()
-    return None, ""
-
-
-async def _copying_succeeds(subject: Subject, episode: Episode, task: Task) -> bool:
-    """Whether the expert's last message as the first one gets the expert's reward."""
-    message, _ = _final(episode)
-    assert message is not None
-    assert episode.session is not None
-    if episode.session.score is None:
-        return False
-    session = await play(subject.make(), task, _constant_policy(message), seed=subject.seed, max_turns=1)
-    return session.score is not None and session.score >= episode.session.score
-
-
-def _constant_policy(message: Message) -> ScriptedPolicy:
-    return lambda env, messages: message
-
-
-def _values(data: Any, key: str = "") -> Iterator[str]:
-    """The values of a task's data, except under keys that name the answer."""
-    if isinstance(data, dict):
-        for name, value in data.items():
-            yield from _values(value, str(name))
-    elif isinstance(data, (list, tuple)):
-        for value in data:
-            yield from _values(value, key)
-    elif data is not None and str(data).strip() and not ANSWER_KEY.search(key):
-        yield str(data).strip()
+async def empty_results(subject: Subject) -> AsyncIterator[str]:
+    """Every tool tells the agent something."""
+    given, empty = Counter[str](), Counter[str]()
+    for _, session in subject.played():
+        for message in session.messages:
+            if message.role == "tool" and message.name and not message.text.startswith("Error:"):
+                given[message.name] += 1
+                empty[message.name] += message.text.strip() in NOTHING
+    for name, number in given.items():
+        if number >= SEVERAL and empty[name] == number:
+            yield f"tool {name!r} told the agent nothing at any of {number} calls"

@@ -15,6 +15,8 @@ import logging
 import mmap
 import os
 import random
+import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -30,6 +32,8 @@ from agentrl.envs.check import places
 
 LABEL_BYTES = 4000
 _HEAD = struct.Struct("dI")
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM)
+"""Signals whose handlers an environment must leave alone."""
 
 
 class SharedLabel:
@@ -57,6 +61,7 @@ class Call:
         where: class and method, and the tools that it runs.
         began: in seconds of `time.monotonic()`.
         task: the asyncio task that made it.
+        seconds: how long it took.
         held: seconds of the longest time in which it blocked the event loop.
         random: fingerprints of the global random generators, before and after, by module.
         changed: the parts of the process that it changed, in words.
@@ -65,6 +70,7 @@ class Call:
     where: str
     began: float
     task: asyncio.Task[Any] | None
+    seconds: float = 0.0
     held: float = 0.0
     random: dict[str, tuple[int, int]] = field(default_factory=dict)
     changed: list[str] = field(default_factory=list)
@@ -89,7 +95,7 @@ class Monitor(logging.Handler):
         failures: what tools raised since `take`.
         open: the running calls.
         fatal_call: the call that raised what ends an event loop.
-        alone: whether one episode runs at a time, so that a change is caused by the running call.
+        attributing: whether changes of the process and time on the event loop are a call's own; see `unattributed`.
     """
 
     def __init__(self, shared: SharedLabel) -> None:
@@ -98,7 +104,7 @@ class Monitor(logging.Handler):
         self.context, self.tools = "", tuple[str, ...]()
         self.calls: list[Call] = []
         self.failures: list[Failure] = []
-        self.alone = True
+        self.attributing = True
         self.open: list[Call] = []
         self.fatal_call = ""
         self._stretch: tuple[float, float] | None = None
@@ -110,6 +116,18 @@ class Monitor(logging.Handler):
         taken = self.calls, self.failures
         self.calls, self.failures = [], []
         return taken
+
+    @contextmanager
+    def unattributed(self) -> Iterator[None]:
+        """What changes, and how long the loop is held, is no call's own: several run at a time, or memory is traced.
+
+        The comparison of the process before and after a call allocates thousands of numbers, which are slow to trace.
+        """
+        self.attributing = False
+        try:
+            yield
+        finally:
+            self.attributing = True
 
     def emit(self, record: logging.LogRecord) -> None:
         """Record what a tool raised."""
@@ -135,7 +153,7 @@ class Monitor(logging.Handler):
         if where.endswith(".step") and self.tools:
             where += f" (tool {', '.join(map(repr, self.tools))})"
         call = Call(where, time.monotonic(), task)
-        before = _Process.now() if self.alone else None
+        before = _Process.now() if self.attributing else None
         self.open.append(call)
         self.shared.write(f"{where}{self.context}", call.began)
         self._stretch = self._clock.now()
@@ -149,6 +167,7 @@ class Monitor(logging.Handler):
         finally:
             self._end_stretch()
             self.open.remove(call)
+            call.seconds = time.monotonic() - call.began
             self.shared.write(f"{where}{self.context}", min((one.began for one in self.open), default=0.0))
             if before is not None:
                 call.random, call.changed = before.compare(_Process.now())
@@ -192,7 +211,7 @@ class Monitor(logging.Handler):
         return starting
 
     def _end_stretch(self) -> None:
-        if self._stretch is not None and self.open and self.alone:
+        if self._stretch is not None and self.open and self.attributing:
             call = self.open[-1]
             call.held = max(call.held, self._clock.since(self._stretch) - self._not_counted_seconds)
         self._stretch, self._not_counted_seconds = None, 0.0
@@ -236,6 +255,7 @@ class _Process:
     folder: str
     variables: dict[str, str]
     random: dict[str, int]
+    settings: dict[str, object]
 
     @classmethod
     def now(cls) -> _Process:
@@ -243,7 +263,14 @@ class _Process:
             folder = os.getcwd()
         except OSError:
             folder = "(gone)"
-        return cls(folder, dict(os.environ), fingerprints())
+        settings: dict[str, object] = {
+            "sys.path": tuple(sys.path),
+            "the level of the root logger": logging.root.level,
+            "the recursion limit": sys.getrecursionlimit(),
+            "the default timeout of sockets": socket.getdefaulttimeout(),
+            **{f"the handler of {one.name}": signal.getsignal(one) for one in HANDLED},
+        }
+        return cls(folder, dict(os.environ), fingerprints(), settings)
 
     def compare(self, after: _Process) -> tuple[dict[str, tuple[int, int]], list[str]]:
         changed = []
@@ -251,6 +278,7 @@ class _Process:
             changed.append("the working directory (os.chdir)")
         names = {key for key in self.variables.keys() | after.variables.keys() if self._of(key) != after._of(key)}
         changed += [f"the environment variable {key}" for key in sorted(names)]
+        changed += [name for name, value in self.settings.items() if value != after.settings[name]]
         return {name: (self.random.get(name, 0), state) for name, state in after.random.items()}, changed
 
     def _of(self, key: str) -> str | None:

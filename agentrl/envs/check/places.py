@@ -18,9 +18,8 @@ Line = tuple[str, int, str]
 """File, line number, function."""
 PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 BUILT_IN = str(Path(__file__).resolve().parents[1]) + os.sep
-MACHINERY = tuple(
-    f"{BUILT_IN}{name}" for name in ("base.py", "calls.py", "episode.py", "state.py", "wrappers.py", "check" + os.sep)
-)
+_MACHINERY = ("base", "calls", "deadlines", "episode", "results", "state", "sub_agents", "turns", "wrappers")
+MACHINERY = (*(f"{BUILT_IN}{name}.py" for name in _MACHINERY), f"{BUILT_IN}check{os.sep}")
 STDLIB = sysconfig.get_path("stdlib") + os.sep
 DUMPED = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
@@ -35,7 +34,7 @@ def own(lines: Iterable[Line]) -> str:
     for matches in (_is_authors, _is_installed, _is_built_in):
         for file, number, function in lines:
             if matches(file):
-                return f"{_short(file)}:{number} in {function}"
+                return f"{short(file)}:{number} in {function}"
     return ""
 
 
@@ -94,7 +93,8 @@ def _is_authors(file: str) -> bool:
     return not (file.startswith((PACKAGE, STDLIB, "<frozen")) or _is_installed(file))
 
 
-def _short(file: str) -> str:
+def short(file: str) -> str:
+    """A file's path below the working directory, or its name."""
     path = Path(file)
     try:
         return str(path.relative_to(Path.cwd()))

@@ -1,4 +1,4 @@
-"""Resources of a process: open files, threads, child processes, files in its temporary folder."""
+"""Resources of a process: open files, threads, child processes, asyncio tasks, files in its temporary folder."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def held() -> Holdings:
     return {
         "open file": frozenset(_files()),
         "thread": frozenset(f"{t.name} ({t.ident})" for t in threading.enumerate() if not t.name.startswith(OURS)),
+        "asyncio task": frozenset(_tasks()),
         "process": frozenset(f"{command(pid)} (pid {pid})" for pid in descendants(os.getpid())),
         "temporary file": frozenset(entry.name for entry in os.scandir(tempfile.gettempdir())),
     }
@@ -57,6 +58,12 @@ def command(pid: int) -> str:
     except OSError:
         return "?"
     return words[:60] or "?"
+
+
+def _tasks() -> Iterator[str]:
+    for task in asyncio.all_tasks():
+        work = task.get_coro()
+        yield f"{getattr(work, '__qualname__', work)} ({task.get_name()})"
 
 
 def _files() -> Iterator[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from agentrl.envs.check.subject import Subject
+if TYPE_CHECKING:
+    from agentrl.envs.check.subject import Subject
 
-Check = Callable[[Subject], AsyncIterator[str]]
+Check = Callable[["Subject"], AsyncIterator[str]]
 """Yields a message for each violation: which one, where, and the values that show it."""
 
 
@@ -21,6 +23,22 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.message}; {self.fix}" if self.fix else f"{self.rule}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an environment costs.
+
+    Attributes:
+        turn_ms: milliseconds of the median `step`, tools included.
+        instance_bytes: Python memory of an instance whose episode has begun.
+    """
+
+    turn_ms: float
+    instance_bytes: int
+
+    def __str__(self) -> str:
+        return f"a turn takes {self.turn_ms:.2f} ms, an instance {self.instance_bytes / 1024:,.1f} KB"
 
 
 @dataclass(frozen=True)

@@ -83,14 +83,11 @@ async def isolation(subject: Subject) -> AsyncIterator[str]:
     alone = [(await subject.episode(task, subject.default)).session for task in subject.tasks]
     if "not deterministic" in subject.notes or any(session is None for session in alone):
         return
-    subject.monitor.alone = False
     subject.monitor.context = " (with concurrent episodes)"
-    try:
+    with subject.monitor.unattributed():
         together = await asyncio.gather(
             *(_interleaved(subject, task) for task in subject.tasks), return_exceptions=True
         )
-    finally:
-        subject.monitor.alone = True
     for task, one, other in zip(subject.tasks, alone, together, strict=True):
         assert one is not None
         if isinstance(other, BaseException):
@@ -131,7 +128,7 @@ async def leaks(subject: Subject) -> AsyncIterator[str]:
     for copy in range(2, REPEATS + 1):
         if repeated and len(repeated) < REPEATS:
             repeated.append(await subject.episode(repeated[0].task, subject.default, copy))
-    for kind in ("open file", "thread", "process", "temporary file"):
+    for kind in ("open file", "thread", "asyncio task", "process", "temporary file"):
         leaving = [episode for episode in repeated if episode.left.get(kind)]
         if repeated and 2 * len(leaving) >= len(repeated) and await _leak_persists(subject, kind, leaving):
             names = sorted({name for episode in leaving for name in episode.left[kind]})

@@ -6,9 +6,10 @@ import asyncio
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TYPE_CHECKING, Any
 
 from agentrl.envs.base import Env, has_expert
 from agentrl.envs.check.monitor import Call, Failure, Monitor, seed_generators
@@ -16,6 +17,10 @@ from agentrl.envs.check.resources import SETTLE, Holdings, held, left_since
 from agentrl.envs.episode import ScriptedPolicy, expert_policy, noop_policy, play
 from agentrl.envs.samples import hostile_policy, random_policy, sampled_policy
 from agentrl.types import Message, Session, Task
+
+if TYPE_CHECKING:
+    from agentrl.envs.check.inputs import Walk
+    from agentrl.envs.check.rules import Measured
 
 EXPERT, SILENT, MADE_UP, RANDOM = "expert", "silent agent", "agent of made-up calls", "random agent"
 HOSTILE = "agent of hostile calls"
@@ -77,12 +82,26 @@ class Subject:
         expert: whether there is one.
         notes: results of a rule that a later one reads.
         copies: numbers for further copies of an episode.
+        name: the environment's, where it was given by its name; `options` are its constructor's.
+        walk: what an episode changed that it may not change (`inputs`).
+        measured: what it costs.
         instance: the instance of the last episode.
     """
 
-    def __init__(self, make: Callable[[], Env], monitor: Monitor, seed: int, hostile: int | None = None) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Env],
+        monitor: Monitor,
+        seed: int,
+        hostile: int | None = None,
+        name: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         self.make, self.monitor, self.seed = make, monitor, seed
         self.hostile, self.patient = HOSTILE_EPISODES if hostile is None else hostile, hostile is not None
+        self.name, self.options = name, dict(options or {})
+        self.walk: Walk | None = None
+        self.measured: Measured | None = None
         self.env = make()
         self.expert = has_expert(self.env)
         self.splits: dict[str, tuple[list[Task], list[Task]]] = {}
@@ -136,6 +155,11 @@ class Subject:
         """All episodes so far."""
         return list(self._kept.values())
 
+    def untouched(self, task: Task) -> Task:
+        """A copy of a task as a second instance listed it: no episode has had that one."""
+        pairs = (pair for listed, again in self.splits.values() for pair in zip(listed, again, strict=False))
+        return next((other for one, other in pairs if one is task), task).model_copy(deep=True)
+
     def label(self, task: Task, agent: str) -> None:
         """Set which episode runs, for the monitor's labels."""
         self.monitor.context = f" (task {task.id!r}, played by the {agent})"
@@ -169,7 +193,8 @@ class Subject:
         env, began = self.make(), time.monotonic()
         limit = RANDOM_TURNS if agent in (RANDOM, HOSTILE) else self.limit
         try:
-            playing = play(env, task, recorded, seed=self.seed, max_turns=limit)
+            own = task.model_copy(deep=True)  # what an episode does to its task shows in `inputs.task_kept` alone
+            playing = play(env, own, recorded, seed=self.seed, max_turns=limit)
             episode.session = await asyncio.create_task(
                 playing
             )  # a task of its own: its stack begins with this episode

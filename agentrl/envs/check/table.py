@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from agentrl.envs.check import data, episodes, hostile, rewards, runtime, states
+from agentrl.envs.check import (
+    answers,
+    conditions,
+    costs,
+    data,
+    episodes,
+    fixtures,
+    hostile,
+    inputs,
+    rewards,
+    runtime,
+    states,
+)
 from agentrl.envs.check.rules import Rule
 
 RULES: tuple[Rule, ...] = (
@@ -18,7 +30,19 @@ RULES: tuple[Rule, ...] = (
         "generate tasks from a fixed seed, and from nothing that changes between calls",
         data.same_tasks,
     ),
+    Rule(
+        "other_process",
+        "another process gives the same tasks, where the environment is given by its name",
+        "sort what comes from a set or a folder, and never use hash() of a text",
+        conditions.other_process,
+    ),
     Rule("task_ids", "every task of a split has a unique id", "leave ids out, or number them", data.task_ids),
+    Rule(
+        "copies",
+        "most tasks of a split differ in more than their ids",
+        "remove the copies; to play a task more often, raise rollout.group_size",
+        data.copies,
+    ),
     Rule("task_data", "tasks can be stored", "use plain data: text, numbers, lists, mappings", data.task_data),
     Rule(
         "splits",
@@ -75,16 +99,46 @@ RULES: tuple[Rule, ...] = (
         episodes.failing_tools,
     ),
     Rule(
+        "empty_results",
+        "every tool tells the agent something",
+        "return what was found or done, if only 'ok'",
+        episodes.empty_results,
+    ),
+    Rule(
+        "reprs",
+        "no message has an object's address in it",
+        "return text or plain data instead of an object",
+        episodes.reprs,
+    ),
+    Rule(
         "answer",
         "the prompt does not contain the answer",
         "remove it from the opening messages; what an agent is meant to copy belongs in the task's data",
-        episodes.answer_in_prompt,
+        answers.in_prompt,
+    ),
+    Rule(
+        "answer_in_tools",
+        "no tool's description or default tells an episode's answer",
+        "describe what a tool does, and leave examples and tables to the tasks",
+        answers.in_tools,
+    ),
+    Rule(
+        "answer_in_replies",
+        "errors and replies to a wrong answer do not tell the right one",
+        "say what is wrong with a call or an answer, and not what would be right",
+        answers.in_replies,
     ),
     Rule(
         "determinism",
         "the same task and seed give the same episode",
         "use one random.Random(f'{task.id}/{seed}'), made in reset, for everything",
         runtime.determinism,
+    ),
+    Rule(
+        "clock",
+        "an episode is the same on another day",
+        "take the time from the task's data; time.monotonic() measures durations",
+        conditions.clock,
     ),
     Rule(
         "ranges",
@@ -111,6 +165,18 @@ RULES: tuple[Rule, ...] = (
         rewards.silence,
     ),
     Rule(
+        "shortcut",
+        "another task's last message, said at once, does not get the reward of every task",
+        "compute the reward from this task and from what was done in the episode",
+        answers.shortcut,
+    ),
+    Rule(
+        "fixtures",
+        "answers whose credit is known get it, where the environment ships some",
+        "fix the reward; or the fixture, where its credit is wrong",
+        fixtures.fixtures,
+    ),
+    Rule(
         "bad_calls",
         "invalid tool calls are answered",
         "answer every call once, in order, under its own id; `self.run_tools(message)` does",
@@ -121,6 +187,36 @@ RULES: tuple[Rule, ...] = (
         "malformed, hostile and huge calls are answered, leave nothing behind, and are blamed on the agent",
         "check lengths and values before they are used, and raise agentrl.errors.ToolError for what is not allowed",
         hostile.hostile,
+    ),
+    Rule(
+        "cut_off",
+        "a session that is cut off in its first turn can be rewarded",
+        "set in `reset` all that a reward reads",
+        conditions.cut_off,
+    ),
+    Rule(
+        "unseeded",
+        "an episode can begin without a seed",
+        "let seed=None mean any seed: random.Random(seed) takes it",
+        conditions.unseeded,
+    ),
+    Rule(
+        "task_kept",
+        "an episode does not change its task",
+        "copy from the task in `reset`: all sessions of a group have the same one",
+        inputs.task_kept,
+    ),
+    Rule(
+        "messages_kept",
+        "`step` changes neither the agent's message nor messages that were sent before",
+        "make new messages: sessions keep those that were sent",
+        inputs.messages_kept,
+    ),
+    Rule(
+        "tools_kept",
+        "the tools stay the same once an episode has begun",
+        "add all tools in `__init__` or `reset`; the model is told of them once",
+        inputs.tools_kept,
     ),
     Rule(
         "isolation",
@@ -153,8 +249,32 @@ RULES: tuple[Rule, ...] = (
         runtime.leaks,
     ),
     Rule(
+        "freed",
+        "nothing refers to an instance whose episode is closed",
+        "keep instances out of modules and classes, and functools.cache off methods",
+        costs.freed,
+    ),
+    Rule(
+        "memory",
+        "closed episodes leave no objects behind",
+        "keep what belongs to an episode in `self`, and give caches a size",
+        costs.memory,
+    ),
+    Rule(
+        "instances",
+        "making an instance takes at most 100 ms, and it needs at most 16 MB",
+        "load in a function of the module with functools.cache, which all instances share",
+        costs.instances,
+    ),
+    Rule(
+        "growth",
+        "a tool's result does not grow with each call",
+        "return what is new; the agent has the earlier results in its conversation",
+        costs.growth,
+    ),
+    Rule(
         "globals",
-        "global random generators, the working directory and environment variables are not changed",
+        "global random generators, the working directory, environment variables and settings of the process stay",
         "use random.Random(seed) or numpy.random.default_rng(seed), absolute paths, and env= of subprocess",
         runtime.globals_kept,
     ),

@@ -6,16 +6,14 @@ episode's; the answer is scored in another one, which gets nothing but the answe
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
-from agentrl import tracing
 from agentrl.envs.base import Env, reward
 from agentrl.envs.code.problems import read_problems
 from agentrl.envs.code.reward import SECONDS, code_verdict
 from agentrl.envs.code.runners import SPEC, InSandbox, Remote, Runner
 from agentrl.envs.gsm8k import held_out
-from agentrl.envs.sandboxes import Supplier, supplier
+from agentrl.envs.sandboxes import Lease, supplier
 from agentrl.errors import ConfigError
 from agentrl.tools.sandbox import Sandbox
 from agentrl.tools.sandbox.toolkit import Toolkit
@@ -64,8 +62,8 @@ class Code(Env):
         self.path, self.eval_path, self.shown, self.partial, self.timeout = path, eval_path, shown, partial, timeout
         self.runner: Runner = Remote(remote) if remote else InSandbox(sandbox, image)
         self.interactive, self.max_turns = tools, 8 if tools else 1
-        self._task, self._backend, self._image = Task(id=""), sandbox, image
-        self._opening: asyncio.Task[Sandbox] | None = None
+        self._task = Task(id="")
+        self._lease = Lease(sandbox, SPEC.model_copy(update={"image": image}))
         self._toolkit = Toolkit(["python"], timeout=CELL_SECONDS)
         for tool in self._toolkit.tools if tools else ():
             self.tools.add(tool)
@@ -82,12 +80,13 @@ class Code(Env):
     async def prepare(self, tasks: Sequence[Task], sessions: int) -> None:
         """Have sandboxes created for scoring, and for the interpreters where there are any."""
         if isinstance(self.runner, InSandbox):
-            await self._supplier.check(self.runner.spec)
-            await self._supplier.prepare(self.runner.spec, min(sessions, 8))
+            pool = supplier(self.runner.backend)
+            await pool.check(self.runner.spec)
+            await pool.prepare(self.runner.spec, min(sessions, 8))
 
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
         """The problem."""
-        await self._release_sandbox()
+        await self._lease.release()
         self._task = task
         words = "\n\nTry your code with the tool before you answer." if self.interactive else ""
         return [Message(role="user", content=task["statement"] + words)]
@@ -130,26 +129,7 @@ class Code(Env):
 
     async def close(self) -> None:
         """Release the interpreter's sandbox."""
-        await self._release_sandbox()
-
-    # ------------------------------------------------------------------ the interpreter's sandbox
-
-    @property
-    def _supplier(self) -> Supplier:
-        return supplier(self._backend)
+        await self._lease.release()
 
     async def _get_sandbox(self) -> Sandbox:
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._open())
-        with tracing.span("sandbox"):
-            return await asyncio.shield(self._opening)
-
-    async def _open(self) -> Sandbox:
-        spec = SPEC.model_copy(update={"image": self._image})
-        await self._supplier.check(spec)
-        sandbox, _ = await self._supplier.acquire(spec)
-        return sandbox
-
-    async def _release_sandbox(self) -> None:
-        opening, self._opening = self._opening, None
-        await self._supplier.release_opened(opening)
+        return await self._lease.get()

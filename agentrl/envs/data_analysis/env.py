@@ -16,6 +16,7 @@ from agentrl.envs.base import Env, reward
 from agentrl.envs.data_analysis.questions import LEVELS, PAGE, question
 from agentrl.envs.data_analysis.shop import DATABASES, FILE, SCHEMA, Shop, shop_of
 from agentrl.envs.data_analysis.sql import run_query
+from agentrl.envs.fixtures import Credit, Fixture
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools.calculator import calculator
 from agentrl.tools.tool import tool
@@ -114,6 +115,17 @@ class DataAnalysis(Env):
     def correct(self, session: Session) -> float:
         """1 where the last line is the answer."""
         return float(same(session.answer, self._task["answer"]))
+
+    def fixtures(self) -> Iterator[Fixture]:
+        """Numbers count within a cent, names in any case, both in the last line."""
+        first = next(iter(self.tasks()))
+        number = Task(id="number", data={**first.data, "answer": "1234.50"})
+        name = Task(id="name", data={**first.data, "answer": "North"})
+        for task, said in ((number, "Answer: 1234.5"), (number, "So:\nAnswer: $1,234.50."), (name, "Answer: north")):
+            yield Fixture(task, said, Credit.FULL)
+        for task, said in ((number, "Answer: 1234.52"), (number, "1234.50\nThat is all."), (name, "North or South")):
+            yield Fixture(task, said, Credit.NONE)
+        yield Fixture(number, "", Credit.NONE, "silence")
 
     def expert(self, messages: Sequence[Message]) -> str | Message:
         """The reference calls, and the answer."""

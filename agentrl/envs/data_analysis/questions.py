@@ -25,15 +25,15 @@ def question(rng: random.Random, level: int, shop: Shop) -> dict[str, Any]:
 
 
 def _one_table(rng: random.Random, shop: Shop) -> Question:
-    category, region, month = rng.choice(list(CATEGORIES)), rng.choice(REGIONS), rng.randint(1, 12)
-    quantity = rng.randint(2, 8)
+    category, region, (when, within) = rng.choice(list(CATEGORIES)), rng.choice(REGIONS), _period(rng)
+    quantity, price = rng.randint(2, 8), rng.randint(10, 90)
     return _asked(
         shop,
         *rng.choice(
             (
                 (
-                    f"How many sales were there in month {month} of 2025?",
-                    f"SELECT count(*) FROM sales WHERE substr(day, 6, 2) = '{month:02}'",
+                    f"{when}, how many sales were there?",
+                    f"SELECT count(*) FROM sales WHERE {within}",
                 ),
                 (
                     f"How many customers are in the region {region}?",
@@ -44,8 +44,12 @@ def _one_table(rng: random.Random, shop: Shop) -> Question:
                     f"SELECT name FROM products WHERE category = '{category}' ORDER BY price DESC LIMIT 1",
                 ),
                 (
-                    f"How many units were sold in all, in sales of more than {quantity} units?",
-                    f"SELECT sum(quantity) FROM sales WHERE quantity > {quantity}",
+                    f"How many products cost more than {price}?",
+                    f"SELECT count(*) FROM products WHERE price > {price}",
+                ),
+                (
+                    f"{when}, how many units were sold in all, in sales of more than {quantity} units?",
+                    f"SELECT sum(quantity) FROM sales WHERE quantity > {quantity} AND {within}",
                 ),
             )
         ),
@@ -53,24 +57,27 @@ def _one_table(rng: random.Random, shop: Shop) -> Question:
 
 
 def _joined(rng: random.Random, shop: Shop) -> Question:
-    category, region = rng.choice(list(CATEGORIES)), rng.choice(REGIONS)
+    category, region, (when, within) = rng.choice(list(CATEGORIES)), rng.choice(REGIONS), _period(rng)
     return _asked(
         shop,
         *rng.choice(
             (
                 (
-                    f"What was the revenue (quantity times price) of the category {category} in the region {region}?",
+                    f"{when}, what was the revenue (quantity times price) of the category {category} in the region "
+                    f"{region}?",
                     f"SELECT round(sum(quantity * price), 2) {JOINED} "
-                    f"WHERE category = '{category}' AND region = '{region}'",
+                    f"WHERE category = '{category}' AND region = '{region}' AND {within}",
                 ),
                 (
-                    f"Which customer spent the most on products of the category {category}?",
-                    f"SELECT c.name {JOINED} WHERE category = '{category}' "
+                    f"{when}, which customer spent the most on products of the category {category}?",
+                    f"SELECT c.name {JOINED} WHERE category = '{category}' AND {within} "
                     "GROUP BY c.id ORDER BY sum(quantity * price) DESC, c.name LIMIT 1",
                 ),
                 (
-                    f"How many different customers of the region {region} bought something of the category {category}?",
-                    f"SELECT count(DISTINCT c.id) {JOINED} WHERE category = '{category}' AND region = '{region}'",
+                    f"{when}, how many different customers of the region {region} bought something of the category "
+                    f"{category}?",
+                    f"SELECT count(DISTINCT c.id) {JOINED} "
+                    f"WHERE category = '{category}' AND region = '{region}' AND {within}",
                 ),
             )
         ),
@@ -78,7 +85,7 @@ def _joined(rng: random.Random, shop: Shop) -> Question:
 
 
 def _combined(rng: random.Random, shop: Shop) -> Question:
-    reason, category = rng.choice(REASONS), rng.choice(list(CATEGORIES))
+    reason, category, (when, within) = rng.choice(REASONS), rng.choice(list(CATEGORIES)), _period(rng)
     sales = ", ".join(str(sale) for sale, why in shop.returned() if why == reason) or "0"
     pages = [["read_file", {"start": start}] for start in range(1, len(shop.lines) + 1, PAGE)]
     words, calls, answer = _asked(
@@ -86,23 +93,34 @@ def _combined(rng: random.Random, shop: Shop) -> Question:
         *rng.choice(
             (
                 (
-                    f"What revenue (quantity times price) was lost to sales that came back because they were {reason}?",
-                    f"SELECT round(sum(quantity * price), 2) {JOINED} WHERE s.id IN ({sales})",
+                    f"Of the sales {when.lower()}, what revenue (quantity times price) was lost to those that came "
+                    f"back because they were {reason}?",
+                    f"SELECT round(sum(quantity * price), 2) {JOINED} WHERE s.id IN ({sales}) AND {within}",
                 ),
                 (
-                    f"How many units of the category {category} came back because they were {reason}?",
-                    f"SELECT sum(quantity) {JOINED} WHERE category = '{category}' AND s.id IN ({sales})",
+                    f"Of the sales {when.lower()}, how many units of the category {category} came back because they "
+                    f"were {reason}?",
+                    f"SELECT sum(quantity) {JOINED} WHERE category = '{category}' AND s.id IN ({sales}) AND {within}",
                 ),
                 (
-                    f"From which region did the most sales come back because they were {reason}? If several are equal, "
-                    "give the first by name.",
-                    f"SELECT region {JOINED} WHERE s.id IN ({sales}) "
+                    f"Of the sales {when.lower()}, from which region did the most come back because they were "
+                    f"{reason}? If several are equal, give the first by name.",
+                    f"SELECT region {JOINED} WHERE s.id IN ({sales}) AND {within} "
                     "GROUP BY region ORDER BY count(*) DESC, region LIMIT 1",
                 ),
             )
         ),
     )
     return words, [*pages, *calls], answer
+
+
+def _period(rng: random.Random) -> tuple[str, str]:
+    """Some months of the year in words, and the condition on a sale's day; without it few questions would differ."""
+    first, last = sorted(rng.sample(range(1, 13), 2))
+    return (
+        f"From month {first} to month {last} of 2025",
+        f"substr(day, 6, 2) BETWEEN '{first:02}' AND '{last:02}'",
+    )
 
 
 def _asked(shop: Shop, words: str, query: str) -> Question:

@@ -67,6 +67,11 @@ class KuhnPoker(Game):
             winner, chips = max(self.agents, key=lambda agent: CARDS.index(self.cards[agent])), 1 + ("bet" in history)
         return {agent: 0.5 + (chips if agent == winner else -chips) / (2 * STAKE) for agent in self.agents}
 
+    def critic_view(self, agent: str) -> list[float]:
+        """1 where the agent has the higher card, else -1: what the cards decide and it cannot know."""
+        higher = max(self.agents, key=lambda each: CARDS.index(self.cards[each]))
+        return [1.0 if agent == higher else -1.0]
+
     def best_move(self) -> str:
         """The equilibrium's move; its chances are decided by the deal, so that a demonstration repeats."""
         history = " ".join(self.history)

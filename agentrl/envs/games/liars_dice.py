@@ -92,6 +92,11 @@ class LiarsDice(Game):
         results = dict.fromkeys(self.agents, self.draw)
         return {**results, self.bidder: float(holds), self.challenger: float(not holds)}
 
+    def critic_view(self, agent: str) -> list[float]:
+        """By how many dice, as a share of all, the last bid holds; below 0 where it does not, 0 where there is none."""
+        count = sum(own.count(self.bid[1]) for own in self.dice.values())
+        return [(count - self.bid[0]) / self.total if self.bidder else 0.0]
+
     def best_move(self) -> str:
         """The likeliest bid, or a challenge where the last bid is less likely than that."""
         own = self.dice[self.turn]

@@ -104,6 +104,11 @@ class Negotiation(Game):
         has = {agent: kept if agent == by else rest for agent in self.agents}
         return {agent: worth(has[agent], own) / WORTH for agent, own in self.values.items()}
 
+    def critic_view(self, agent: str) -> list[float]:
+        """What each of the things is worth to the partner, as a share of all."""
+        partner = next(other for other in self.agents if other != agent)
+        return [self.values[partner][thing] / WORTH for thing in THINGS]
+
     def best_move(self) -> str:
         """Accept the best division, or offer it."""
         possible = product(*(range(self.counts[thing] + 1) for thing in THINGS))

@@ -22,6 +22,7 @@ from agentrl.types import Message, Session, Task
 INSTRUCTIONS = {
     Grading.MATH: "Solve the problem step by step. End with the answer in \\boxed{}.",
     Grading.EXACT: 'Answer the question in a few words, behind "Answer:".',
+    Grading.CLOSER: 'Answer the question in one sentence, behind "Answer:".',
     Grading.CHOICE: 'Think step by step, then end with "Answer:" and the letter of the right choice.',
 }
 _ANSWER = re.compile(r"answer(?:\s+is)?\s*:?\**\s*(.+)", re.IGNORECASE)
@@ -37,7 +38,8 @@ class Questions(Env):
         columns: names for columns, such as env.columns.question=prompt and env.columns.answer=target.
         where: which rows: env.where.level=[4,5], env.where.year.min=2024, or path/to/file.py:function.
         config: which configuration of the data set, a folder in it.
-        grading: math, exact or choice; None is what suits the columns.
+        grading: math, exact, choice, or closer (to a right answer than to any wrong one); None is what suits the
+            columns.
         instructions: the system message; None is the grading's own.
         decontaminate: leave out training questions that share a run of so many words with an eval question; 0: none.
         endpoint: the hub's address.
@@ -89,7 +91,7 @@ class Questions(Env):
     def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
         """The instructions and the question."""
         grading = Grading(task["grading"])
-        self._question = Question(task["question"], tuple(task["answers"]), grading)
+        self._question = Question(task["question"], tuple(task["answers"]), grading, tuple(task.data.get("wrong", ())))
         words = INSTRUCTIONS[grading] if self.instructions is None else self.instructions
         opening = [Message(role="system", content=words)] if words else []
         return [*opening, Message(role="user", content=task["question"])]
@@ -113,7 +115,7 @@ class Questions(Env):
     @reward(weight=0.0)
     def f1(self, session: Session) -> float | None:
         """The words in common with a right answer; it does not count, and is None where answers are not texts."""
-        if self._question.grading is not Grading.EXACT:
+        if self._question.grading not in (Grading.EXACT, Grading.CLOSER):
             return None
         return f1(_stated(session.answer), self._question.answers)
 
@@ -131,6 +133,8 @@ def right(text: str, asked: Question) -> bool:
     if asked.grading is Grading.CHOICE:
         letter = _LETTER.match(latex.boxed(text) or _stated(text))
         return letter is not None and letter[1].upper() in asked.answers
+    if asked.grading is Grading.CLOSER:
+        return f1(_stated(text), asked.answers) > f1(_stated(text), asked.wrong)
     return bool(exact_match(_stated(text), asked.answers))
 
 
@@ -159,9 +163,13 @@ def _made(rows: Iterator[tuple[str, Mapping[str, Any]]], grading: Grading | None
             asked = question(row, grading)
         except ValueError as error:
             raise ConfigError(f"{place}: {error} (columns: {', '.join(map(str, row))})") from None
-        name = next((row[key] for key in ("unique_id", "task_id", "id", "ID") if row.get(key)), place)
+        if asked is None:
+            continue
+        name = next(
+            (row[key] for key in ("unique_id", "task_id", "id", "ID", "example_id", "_id") if row.get(key)), place
+        )
         data = {"question": asked.text, "answers": list(asked.answers), "grading": asked.grading.value}
-        yield Task(id=str(name), data=data)
+        yield Task(id=str(name), data=data | ({"wrong": list(asked.wrong)} if asked.wrong else {}))
 
 
 def _stamp(path: str) -> Any:

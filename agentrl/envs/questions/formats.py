@@ -4,17 +4,28 @@ r"""A row of a published question set as a question with its right answers, and 
 |---|---|
 | GSM8K (arXiv:2110.14168) | `question`, `answer` that ends in "#### N" |
 | MATH (arXiv:2103.03874), MATH-500 | `problem`, `answer`, or `solution` with it in \boxed{} |
-| AIME | `problem`, `answer`, an integer |
-| NQ-open, TriviaQA, HotpotQA, Search-R1's | `question`, `answer` or `golden_answers`: texts, or {value, aliases} |
+| AIME | `problem`, `answer`, an integer; or `question`, `problem number`, `answer` |
+| NQ (its own files, and the simplified ones) | `question_text`, `annotations`, `document_text` or `document_tokens` |
+| NQ-open, HotpotQA, 2WikiMultihopQA, Bamboogle, Search-R1's | `question`, `answer` or `golden_answers`: texts |
+| TriviaQA | `question`, `answer`: {value, aliases} |
+| MuSiQue | `question`, `answer`, `answer_aliases`, `answerable` |
+| WebQuestions, SQuAD | `question`, `answers`: texts, or {text} |
 | PopQA | `question`, `possible_answers`, a list as JSON text |
-| MMLU (arXiv:2009.03300) | `question`, `choices`, `answer`, the place of the right one |
-| ARC (arXiv:1803.05457) | `question`, `choices` {text, label}, `answerKey` |
+| BoolQ, StrategyQA | `question`, `answer`: true or false |
+| MMLU (arXiv:2009.03300) | `question`, `choices`, `answer`, the place of the right one; or `A` to `D` and its letter |
+| MMLU-Pro | `question`, `options`, `answer`, a letter |
+| ARC (arXiv:1803.05457), CommonsenseQA | `question`, `choices` {text, label}, `answerKey`; or in `question` |
+| GPQA (arXiv:2311.12022) | `question`, `correct answer`, `incorrect answer 1` to `3`, put in an order by a hash |
+| SimpleQA (arXiv:2411.04368), SimpleQA Verified | `problem`, `answer`, a text; `metadata`, or `urls` |
+| TruthfulQA (arXiv:2109.07958), free answers | `question`, `best answer`, `correct answers`, `incorrect answers` |
+| TruthfulQA, choices | `question`, `mc1_targets`: 1 or 0 by answer, or {choices, labels} |
 
 Letters of columns may be upper or lower case. Other sets are read by naming their columns (`env.columns`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -34,19 +45,24 @@ class Grading(StrEnum):
     MATH = "math"  # as mathematics: 1/2 is 0.5
     EXACT = "exact"  # as text, after SQuAD's normalisation
     CHOICE = "choice"  # by the letter of a choice
+    CLOSER = "closer"  # closer to a right answer than to any wrong one, by the words in common
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question and its right answers, of which one is enough; for `CHOICE` they are letters."""
+    """A question and its right answers, of which one is enough; for `CHOICE` they are letters.
+
+    `wrong` answers are known for `CLOSER` alone.
+    """
 
     text: str
     answers: tuple[str, ...]
     grading: Grading
+    wrong: tuple[str, ...] = ()
 
 
-def question(row: Mapping[str, Any], grading: Grading | None = None) -> Question:
-    """The question in a row.
+def question(row: Mapping[str, Any], grading: Grading | None = None) -> Question | None:
+    """The question in a row; None where its set says that it has no answer.
 
     Args:
         row: of a set in the table above.
@@ -55,7 +71,12 @@ def question(row: Mapping[str, Any], grading: Grading | None = None) -> Question
     Raises:
         ValueError: it is in no known format, or has no answer.
     """
-    row = {**{str(name).lower(): value for name, value in row.items()}}
+    row = {str(name).lower(): value for name, value in row.items()}
+    if "question_text" in row and "annotations" in row:
+        return _natural(row, grading)
+    if row.get("answerable") is False:
+        return None
+    row = _with_choices(_truthful(row, grading))
     text = row.get("problem", row.get("question"))
     if not isinstance(text, str) or not text.strip():
         raise ValueError("it has neither `question` nor `problem`; name the column: env.columns.question=…")
@@ -64,26 +85,100 @@ def question(row: Mapping[str, Any], grading: Grading | None = None) -> Question
     answers, found = _answers(row)
     if not answers:
         raise ValueError("it has no answer; name the column: env.columns.answer=…")
-    return Question(text.strip(), answers, grading or found)
+    wrong = tuple(row.get("wrong_answers", ()))
+    if grading is Grading.CLOSER and not wrong:
+        raise ValueError("env.grading = 'closer' needs wrong answers, as TruthfulQA has them")
+    return Question(text.strip(), answers, grading or found, wrong)
+
+
+def _truthful(row: dict[str, Any], grading: Grading | None) -> dict[str, Any]:
+    """TruthfulQA's rows: its choices with the right one's place, or its right and wrong answers.
+
+    Where choices are wanted of free answers, they are the best answer and the wrong ones, as in its `mc1_targets`.
+    """
+    row = {name.replace(" ", "_"): value for name, value in row.items()} if "best answer" in row else row
+    if isinstance(targets := row.get("mc1_targets"), Mapping):
+        if "choices" in targets:
+            targets = dict(zip(targets["choices"], targets["labels"], strict=True))
+        return _shuffled_choices(row, next(text for text, label in targets.items() if label), list(targets))
+    if "best_answer" not in row or "incorrect_answers" not in row:
+        return row
+    wrong = _separated(row["incorrect_answers"])
+    if grading is Grading.CHOICE:
+        return _shuffled_choices(row, str(row["best_answer"]).strip(), wrong)
+    answers = [row["best_answer"], *_separated(row.get("correct_answers") or ())]
+    return {**row, "golden_answers": answers, "wrong_answers": wrong}
+
+
+def _separated(answers: Any) -> list[str]:
+    """A list, or texts with semicolons between them."""
+    listed = answers.split(";") if isinstance(answers, str) else answers
+    return [text for each in listed if (text := str(each).strip())]
+
+
+def _natural(row: Mapping[str, Any], grading: Grading | None) -> Question | None:
+    """A question of NQ's own files: its short answers are places in the document."""
+    if tokens := row.get("document_tokens"):
+        words = ["" if token.get("html_token") else token["token"] for token in tokens]
+    else:
+        words = str(row.get("document_text", "")).split(" ")
+    answers: list[str] = []
+    for annotation in row["annotations"]:
+        if (said := str(annotation.get("yes_no_answer", "NONE"))).upper() in ("YES", "NO"):
+            answers.append(said.lower())
+        spans = [(span["start_token"], span["end_token"]) for span in annotation.get("short_answers", ())]
+        answers += [" ".join(filter(None, words[start:end])) for start, end in spans]
+    found = tuple(dict.fromkeys(filter(None, answers)))
+    return Question(str(row["question_text"]).strip(), found, grading or Grading.EXACT) if found else None
+
+
+def _with_choices(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with `choices` in one column, whatever its set calls them."""
+    asked = row.get("question")
+    if isinstance(asked, Mapping) and isinstance(asked.get("choices"), list):  # ARC's and CommonsenseQA's own files
+        named = {field: [choice[field] for choice in asked["choices"]] for field in ("label", "text")}
+        return {**row, "question": asked.get("stem"), "choices": named}
+    if isinstance(row.get("options"), list) and "choices" not in row:
+        return {**row, "choices": row["options"]}
+    wrong = [row[name] for name in (f"incorrect answer {n}" for n in (1, 2, 3)) if row.get(name)]
+    if wrong and row.get("correct answer"):
+        return _shuffled_choices(row, str(row["correct answer"]).strip(), [str(each).strip() for each in wrong])
+    if "choices" not in row and all(isinstance(row.get(letter), str) for letter in "abcd"):
+        return {**row, "choices": [row[letter] for letter in "abcd"]}
+    return row
+
+
+def _shuffled_choices(row: dict[str, Any], right: str, others: list[str]) -> dict[str, Any]:
+    """The row with choices in an order that does not tell the right one."""
+    choices = sorted({right, *others}, key=_shuffled)
+    return {**row, "choices": choices, "answer": choices.index(right)}
+
+
+def _shuffled(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 def _answers(row: Mapping[str, Any]) -> tuple[tuple[str, ...], Grading]:
-    given = next(
-        (row[name] for name in ("golden_answers", "possible_answers", "answer") if row.get(name) not in (None, "")),
-        None,
-    )
+    names = ("golden_answers", "possible_answers", "answer", "answers")
+    given = next((row[name] for name in names if row.get(name) not in (None, "")), None)
     if isinstance(given, str) and (marked := _MARKED.search(given)):
         return (marked[1],), Grading.MATH
-    if "problem" in row:
+    if "wrong_answers" in row:
+        return tuple(dict.fromkeys(map(str, given or ()))), Grading.CLOSER
+    asks_facts = "solution" not in row and ("metadata" in row or "urls" in row)
+    if "problem number" in row or ("problem" in row and not asks_facts):
         inside = boxed(str(row.get("solution", ""))) if given is None else str(given)
         return ((inside,) if inside else ()), Grading.MATH
-    if isinstance(given, int | float) and not isinstance(given, bool):
+    if isinstance(given, bool):
+        return ("yes" if given else "no",), Grading.EXACT
+    if isinstance(given, int | float):
         return (str(given),), Grading.MATH
     if isinstance(given, str) and "possible_answers" in row:
         given = _list(given)
     if isinstance(given, Mapping):
-        given = [given.get("value"), *(given.get("aliases") or ())]
-    listed = given if isinstance(given, list | tuple) else [given]
+        given = {str(name).lower(): value for name, value in given.items()}
+        given = [given.get("value"), *(given.get("aliases") or ()), *(given.get("text") or ())]
+    listed = [*(given if isinstance(given, list | tuple) else [given]), *(row.get("answer_aliases") or ())]
     return tuple(dict.fromkeys(str(each) for each in listed if each not in (None, ""))), Grading.EXACT
 
 

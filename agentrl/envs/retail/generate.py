@@ -17,7 +17,7 @@ from agentrl.envs.retail.data import Database, Record, World
 from agentrl.types import Task
 
 LEVELS = (1, 2, 3)
-USERS = 120
+USERS = 600
 EVAL_EVERY = 5
 POLICY = """\
 # Policy
@@ -37,8 +37,14 @@ Items are replaced by available variants of the same product, all of an order in
 A difference in price is paid by, or refunded to, a payment method of the customer; a gift card must cover it.
 The refund of a return goes to the order's own payment method or to a gift card of the customer."""
 
-FIRST = ("Ann", "Ben", "Cara", "Dan", "Eva", "Finn", "Gia", "Hugo", "Ida", "Jon", "Kim", "Leo")
-LAST = ("Adler", "Berg", "Costa", "Diaz", "Evans", "Ford", "Gruber", "Hill", "Ito", "Jansen")
+FIRST = (
+    *("Ann", "Ben", "Cara", "Dan", "Eva", "Finn", "Gia", "Hugo", "Ida", "Jon", "Kim", "Leo"),
+    *("Mia", "Nils", "Olga", "Paul", "Rosa", "Sam", "Tara", "Uwe", "Vera", "Will", "Yara", "Zoe"),
+)
+LAST = (
+    *("Adler", "Berg", "Costa", "Diaz", "Evans", "Ford", "Gruber", "Hill", "Ito", "Jansen", "Kaya", "Lind", "Mori"),
+    *("Novak", "Okoye", "Perez", "Quinn", "Rossi", "Silva", "Tran", "Usman", "Varga", "Weber", "Yilmaz", "Zhang"),
+)
 STREETS = ("Oak Street", "Mill Lane", "Park Avenue", "Hill Road", "Lake Drive")
 CITIES = (("Denver", "CO", "802"), ("Austin", "TX", "787"), ("Boston", "MA", "021"), ("Seattle", "WA", "981"))
 PRODUCTS: dict[str, dict[str, tuple[str, ...]]] = {

@@ -25,7 +25,7 @@ def prepare(
     ] = False,
     gaps: Annotated[
         int,
-        typer.Option(min=0, help="Demonstrate up to so many gaps to fill of each training passage, too."),
+        typer.Option(min=0, help="Add up to so many questions for a gap in a sentence of each passage."),
     ] = 0,
 ) -> None:
     """Write corpus, questions and the BM25 index that env=search_r1 uses."""

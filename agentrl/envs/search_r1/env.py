@@ -18,31 +18,14 @@ from typing import Any, Literal
 from agentrl.envs.base import Env, reward
 from agentrl.envs.search_r1 import scoring
 from agentrl.envs.search_r1.data import FOLDER, folder_of, load, split_file
+from agentrl.envs.search_r1.prompts import INVALID, PROMPT, TOOLS_PROMPT
 from agentrl.envs.search_r1.published import SETS
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, ToolError
 from agentrl.retrieval import Client, Passage, service
 from agentrl.types import Message, Session, StepResult, Task
 
-PROMPT = (
-    "Answer the given question. "
-    "You must conduct reasoning inside <think> and </think> first every time you get new information. "
-    "After reasoning, if you find you lack some knowledge, you can call a search engine by <search> query </search> "
-    "and it will return the top searched results between <information> and </information>. "
-    "You can search as many times as your want. "
-    "If you find no further external knowledge needed, you can directly provide the answer inside <answer> and "
-    "</answer>, without detailed illustrations. For example, <answer> Beijing </answer>. Question: {question}\n"
-)
-"""The prompt of Search-R1 (arXiv:2503.09516, table 1, and its repository), word for word."""
-INVALID = (
-    "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. "
-    "If I want to give the final answer, I should put the answer between <answer> and </answer>. Let me try again.\n"
-)
-"""The reminder after a turn without an action, from the same repository, word for word."""
-TOOLS_PROMPT = (
-    "Answer the given question. Reason first; if you lack some knowledge, search for it, as often as you want. "
-    "Give the answer inside <answer> and </answer>, without detailed illustrations. For example, "
-    "<answer> Beijing </answer>. Question: {question}\n"
-)
+EARLIER = 0.9
+"""The part of a tool's time in which a search must end."""
 LOGGED = 1e9
 """The upper bound of values that are logged, not rewarded."""
 
@@ -69,8 +52,9 @@ class SearchR1(Env):
         max_searches: actions before the last turn.
         topk: passages of a search.
         passage_words: words of a passage that the model sees; None is all.
-        search_timeout: seconds of a search, all attempts together.
-        outcome: what is rewarded: `em`, exact match; `f1`; or `format`, exact match with the format's share.
+        search_timeout: seconds of a search, all attempts together; with tools it ends before `rollout.tool_timeout`.
+        outcome: what is rewarded: `em`, exact match; `f1`; or `format`, exact match with the share of the published
+            format, which only `form=text` has.
     """
 
     splits = ("train", "eval", "demo")
@@ -96,7 +80,10 @@ class SearchR1(Env):
             raise ConfigError(f"env.questions = {str(questions)!r}: there is no such file")
         if retriever not in ("bm25", "dense") and not retriever.startswith(("http://", "https://")):
             raise ConfigError(f"env.retriever = {retriever!r}: allowed are bm25, dense and an address (http://…)")
-        for key, value in (("max_searches", max_searches), ("topk", topk), ("search_timeout", search_timeout)):
+        if outcome == "format" and form == "tools":
+            raise ConfigError("env.outcome = 'format': native calls have no tags to be rewarded for; set env.form=text")
+        above = {"max_searches": max_searches, "topk": topk, "search_timeout": search_timeout}
+        for key, value in {**above, "passage_words": 1 if passage_words is None else passage_words}.items():
             if value <= 0:
                 raise ConfigError(f"env.{key} = {value}: it must be above 0")
         self.retriever, self.form, self.max_searches, self.topk = retriever, form, max_searches, topk
@@ -129,7 +116,7 @@ class SearchR1(Env):
         """Run the turn's action."""
         self._actions += 1
         if self.form == "tools":
-            return await self.run_tools(message)
+            return await self._step_with_tools(message)
         action = scoring.action(message.text)
         self._valid += action is not None
         if (action and action[0] == "answer") or self._actions > self.max_searches:
@@ -138,13 +125,21 @@ class SearchR1(Env):
             return StepResult(continuation=INVALID)
         return StepResult(continuation=f"\n\n<information>{(await self._search(action[1])).strip()}</information>\n\n")
 
+    async def _step_with_tools(self, message: Message) -> StepResult:
+        """Run the turn's searches; those of the last turn are not run."""
+        found, last = len(self._found), self._actions > self.max_searches
+        result = StepResult(terminated=True) if last else await self.run_tools(message)
+        self._valid += len(self._found) > found or scoring.given([message.text]) is not None
+        return result
+
     async def search(self, query: str) -> str:
         """Search for passages.
 
         Args:
             query: what to look for.
         """
-        self._valid += 1
+        if len(self._found) >= self.max_searches:
+            raise ToolError(f"there were {self.max_searches} searches, and there are no more; give the answer")
         return await self._search(query)
 
     async def _search(self, query: str) -> str:
@@ -160,7 +155,8 @@ class SearchR1(Env):
 
     def _client(self) -> Client:
         url = self.retriever if "://" in self.retriever else service(folder_of(self.data) / self.retriever).url
-        return _client(url, self.search_timeout)
+        timeout = self.search_timeout  # a tool that runs past its own limit would be told to the model as its error
+        return _client(url, min(timeout, EARLIER * self.tools.timeout) if self.form == "tools" else timeout)
 
     def state(self) -> dict[str, Any]:
         """How many actions there were, and what was found."""
@@ -181,7 +177,7 @@ class SearchR1(Env):
     @reward
     def correct(self, session: Session) -> float:
         """The outcome that `env.outcome` names."""
-        answer = scoring.given(_own(session))
+        answer = scoring.given(_turns(session))
         if self.outcome == "f1":
             return scoring.f1(answer, self._task["answers"])
         match = scoring.exact_match(answer, self._task["answers"])
@@ -190,17 +186,17 @@ class SearchR1(Env):
     @reward(weight=0.0)
     def exact(self, session: Session) -> float:
         """Exact match, logged."""
-        return scoring.exact_match(scoring.given(_own(session)), self._task["answers"])
+        return scoring.exact_match(scoring.given(_turns(session)), self._task["answers"])
 
     @reward(weight=0.0)
     def f1(self, session: Session) -> float:
         """F1 of the answer's words against the nearest right answer's, logged."""
-        return scoring.f1(scoring.given(_own(session)), self._task["answers"])
+        return scoring.f1(scoring.given(_turns(session)), self._task["answers"])
 
     @reward(weight=0.0)
-    def formed(self, session: Session) -> float:
+    def formed(self, session: Session) -> float | None:
         """Whether the response has the published format, logged."""
-        return float(scoring.well_formed(_whole(session)))
+        return float(scoring.well_formed(_whole(session))) if self.form == "text" else None
 
     @reward(weight=0.0, range=(0.0, LOGGED))
     def searches(self, session: Session) -> float:
@@ -230,12 +226,12 @@ class SearchR1(Env):
     @reward(weight=0.0, range=(0.0, LOGGED))
     def reasoning_words(self, session: Session) -> float:
         """Words between think tags, logged."""
-        return float(len(scoring.reasoning(_own(session)).split()))
+        return float(len(scoring.reasoning("\n".join(_turns(session))).split()))
 
     @reward(weight=0.0)
     def copied(self, session: Session) -> float:
         """The share of the model's own text that is copied from passages, logged."""
-        return scoring.copied(_own(session), "\n".join(self._evidence(session)))
+        return scoring.copied("\n".join(_turns(session)), "\n".join(self._evidence(session)))
 
     @reward(weight=0.0)
     def exact_one_hop(self, session: Session) -> float | None:
@@ -283,11 +279,15 @@ def _client(url: str, timeout: float) -> Client:
     return _clients.setdefault((url, timeout), Client(url, timeout))
 
 
-def _own(session: Session) -> str:
+def _turns(session: Session) -> list[str]:
     """What the model wrote, turn by turn."""
-    return "\n".join(message.text for message in session.messages if message.role == "assistant")
+    return [message.text for message in session.messages if message.role == "assistant"]
 
 
 def _whole(session: Session) -> str:
-    """The response with what was inserted."""
-    return "".join(message.text for message in session.messages if message.role in ("assistant", "tool"))
+    """The response with what was inserted; passages are left out, as tags in them are not the model's."""
+    messages = [message for message in session.messages if message.role in ("assistant", "tool")]
+    return "".join(
+        "<information></information>" if message.role == "tool" and message.text != INVALID else message.text
+        for message in messages
+    )

@@ -11,16 +11,13 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 FORMAT_SCORE = 0.2
 """What the right format counts in the format-aware reward."""
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_INFORMATION = re.compile(r"<information>(.*?)</information>", re.DOTALL)
-_THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _INSIDE = r"(?:(?!</?(?:think|search|information|answer)>).)*"
 _ROUND = rf"<think>{_INSIDE}</think>\s*<search>{_INSIDE}</search>\s*<information>{_INSIDE}</information>\s*"
 _FORMAT = re.compile(rf"\s*(?:{_ROUND})*<think>{_INSIDE}</think>\s*<answer>{_INSIDE}</answer>\s*", re.DOTALL)
@@ -33,19 +30,46 @@ def normalize(text: str) -> str:
 
 def action(turn: str) -> tuple[str, str] | None:
     """A turn's first action: `search` or `answer`, and what is between its tags; None where there is none."""
-    found = _ACTION.search(turn)
-    return None if found is None else (found[1], found[2].strip())
+    first = [(*block, name) for name in ("search", "answer") for block in islice(_blocks(turn, name), 1)]
+    if not first:
+        return None
+    _, _, content, name = min(first)
+    return name, content.strip()
 
 
-def given(response: str) -> str | None:
-    """The last answer of a response, whatever retrieved text says; None where there is none."""
-    found = _ANSWER.findall(_INFORMATION.sub("", response))
-    return found[-1].strip() if found else None
+def given(turns: Sequence[str]) -> str | None:
+    """The last answer in what the model wrote; None where there is none.
+
+    Args:
+        turns: each turn's text. An answer is in one of them: what was inserted between two of them ends it.
+    """
+    answers = [block[2] for turn in turns for block in _blocks(_without_information(turn), "answer")]
+    return answers[-1].strip() if answers else None
 
 
 def information(text: str) -> list[str]:
     """All that is between information tags."""
-    return _INFORMATION.findall(text)
+    return [content for _, _, content in _blocks(text, "information")]
+
+
+def _blocks(text: str, name: str) -> Iterator[tuple[int, int, str]]:
+    """Where each pair of tags begins and ends, and what is between: as `<name>(.*?)</name>` finds them.
+
+    That expression looks for an end behind every opening tag, and some models write nothing but opening tags.
+    """
+    opening, closing = f"<{name}>", f"</{name}>"
+    end = 0
+    while (start := text.find(opening, end)) >= 0 and (stop := text.find(closing, start)) >= 0:
+        end = stop + len(closing)
+        yield start, end, text[start + len(opening) : stop]
+
+
+def _without_information(text: str) -> str:
+    kept, place = [], 0
+    for start, end, _ in _blocks(text, "information"):
+        kept.append(text[place:start])
+        place = end
+    return "".join([*kept, text[place:]])
 
 
 def exact_match(answer: str | None, right: Sequence[str]) -> float:
@@ -55,11 +79,15 @@ def exact_match(answer: str | None, right: Sequence[str]) -> float:
 
 def f1(answer: str | None, right: Sequence[str]) -> float:
     """The greatest F1 of an answer's words against those of a right one."""
-    words = normalize(answer or "").split()
+    if answer is None:
+        return 0.0
+    words = normalize(answer).split()
     return max((_f1(words, normalize(each).split()) for each in right), default=0.0)
 
 
 def _f1(words: list[str], right: list[str]) -> float:
+    if not words or not right:  # such as "The The", of which nothing is left
+        return float(words == right)
     common = (Counter(words) & Counter(right)).total()
     return 2 * common / (len(words) + len(right)) if common else 0.0
 
@@ -76,14 +104,14 @@ def with_format(correct: float, response: str, score: float = FORMAT_SCORE) -> f
 
 
 def contains(text: str, right: Sequence[str]) -> bool:
-    """Whether one of the right answers is in a text, both normalised."""
+    """Whether one of the right answers is in a text, both normalised; one of which nothing is left is in none."""
     whole = normalize(text)
-    return any(normalize(each) in whole for each in right)
+    return any(each and each in whole for each in map(normalize, right))
 
 
 def reasoning(response: str) -> str:
     """All that is between think tags."""
-    return "\n".join(_THINK.findall(_INFORMATION.sub("", response)))
+    return "\n".join(content for _, _, content in _blocks(_without_information(response), "think"))
 
 
 def copied(text: str, source: str, run: int = 8) -> float:

@@ -4,8 +4,8 @@ A question of two hops is made of two of SQuAD's as MuSiQue's are (Trivedi et al
 of one is named in another, about another paragraph, the name is replaced by a letter, and the first question says what
 the letter stands for. Its row has the searches that lead to the answer, for demonstrations (`steps`).
 
-A few hundred questions teach a small model these questions' answers rather than how to find an answer. So training
-passages can be demonstrated with a gap as well: which name or number stands where a sentence says X.
+A few hundred questions teach a small model these questions' answers rather than how to find an answer. So there can be
+questions for a gap as well, thousands of them: which name, number or word stands where a sentence of a passage says X.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from agentrl.retrieval import open_index
 
 EVAL_SHARE = 5
 """Of SQuAD's paragraphs one in this many, with all its questions, is held out."""
-GAPS = "gaps.jsonl"
-"""Questions of training passages for demonstrations alone."""
+GAPS = "eval_gaps.jsonl"
+"""The file of held-out passages' questions for a gap: `eval.jsonl` has SQuAD's alone."""
 LONGEST = 8
 """Words of an answer that SQuAD's questions may have here: longer ones are no match for exact match."""
 NAME = 4
@@ -32,8 +32,8 @@ NAME = 4
 GAP_WORDS = 12
 """Words of a sentence, at most, on each side of its gap."""
 _NAME = r"[A-Z][\w'-]*(?: (?:of |the )*[A-Z][\w'-]*)*"
-_GAP = re.compile(rf"(?<=\w )(?:{_NAME}|\d[\d,.]*\d|\d)(?=[ ,;.)])")
-"""A name or a number, not at a sentence's beginning, where any word has a capital."""
+_GAP = re.compile(rf"(?<=\w )(?:{_NAME}|\d[\d,.]*\d|\d|[a-z]{{7,}})(?=[ ,;.)])")
+"""A name, a number or a long word, not at a sentence's beginning, where any word has a capital."""
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
 
 Row = dict[str, Any]
@@ -46,10 +46,10 @@ def prepare_squad(
 
     Args:
         squad: the file.
-        folder: where `corpus.jsonl`, `train.jsonl`, `eval.jsonl` and perhaps `gaps.jsonl` go.
+        folder: where `corpus.jsonl`, `train.jsonl`, `eval.jsonl` and perhaps `eval_gaps.jsonl` go.
         words: paragraphs are split between sentences into passages of at most so many; None leaves them whole.
         hops: add questions of two hops.
-        gaps: how many questions with a gap to make of each training passage, for demonstrations.
+        gaps: questions for a gap of each passage, at most; `train.jsonl` has those of training passages.
 
     Returns:
         How many passages, training questions and held-out questions there are.
@@ -58,7 +58,7 @@ def prepare_squad(
         ConfigError: the file is not in that format.
     """
     passages: list[Row] = []
-    missing: list[Row] = []
+    missing: dict[bool, list[Row]] = {False: [], True: []}
     paragraphs: dict[bool, list[list[Row]]] = {False: [], True: []}
     try:
         for article in json.loads(squad.read_text(encoding="utf-8"))["data"]:
@@ -66,19 +66,19 @@ def prepare_squad(
                 title, text = article["title"].replace("_", " "), " ".join(paragraph["context"].split())
                 held_out = _digest(f'"{title}"\n{text}') % EVAL_SHARE == 0
                 for part in sentence_parts(text, words):
-                    if not held_out:
-                        missing += islice(with_gaps(part, f"{article['title']}-{len(passages)}"), gaps)
+                    missing[held_out] += islice(with_gaps(part, f"{article['title']}-{len(passages)}"), gaps)
                     passages.append({"id": str(len(passages)), "contents": f'"{title}"\n{part}'})
                 paragraphs[held_out].append(_questions(paragraph, article["title"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{str(squad)!r} is not a file in SQuAD 2.0's format: {error!r}") from None
     train, held = ([*chain(*each), *(two_hops(each) if hops else ())] for each in paragraphs.values())
     folder.mkdir(parents=True, exist_ok=True)
-    for name, rows in (("corpus", passages), ("train", train), ("eval", held)):
-        write_rows(folder / f"{name}.jsonl", rows)
+    train += missing[False]
+    for name, rows in (("corpus.jsonl", passages), ("train.jsonl", train), ("eval.jsonl", held)):
+        write_rows(folder / name, rows)
     (folder / GAPS).unlink(missing_ok=True)
-    if missing:
-        write_rows(folder / GAPS, missing)
+    if gaps:
+        write_rows(folder / GAPS, missing[True])
     return len(passages), len(train), len(held)
 
 
@@ -96,7 +96,8 @@ def with_gaps(passage: str, name: str) -> Iterator[Row]:
         before, after = sentence[: match.start()].split()[-GAP_WORDS:], sentence[match.end() :].split()[:GAP_WORDS]
         closing = "" if match.end() == len(sentence) or sentence[match.end()] == " " else after.pop(0)
         text = " ".join([*before, f"X{closing}", *after]).rstrip(".")
-        yield {"id": f"{name}-{match.start()}", "question": f"What is X: {text}?", "golden_answers": [match[0]]}
+        question = {"question": f"What is X: {text}?", "golden_answers": [match[0]]}
+        yield {"id": f"{name}-{sentences.index(sentence)}-{match.start()}", **question, "data_source": "gaps"}
 
 
 def two_hops(paragraphs: Sequence[Sequence[Row]]) -> Iterator[Row]:
@@ -149,8 +150,7 @@ def choose_demonstrations(folder: Path, retriever: str = "bm25") -> int:
     Returns:
         How many there are; where there is none, no file is written, and all training questions are demonstrated.
     """
-    files = [file for file in (folder / "train.jsonl", folder / GAPS) if file.exists()]
-    rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     index, chosen = open_index(folder / retriever), []
     for row in rows:
         steps = row.get("steps") or [[row["question"], row["golden_answers"][0]]]

@@ -6,7 +6,8 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
-from agentrl.envs.swe import datasets, harbor, library
+from agentrl.envs.rows import ENDINGS
+from agentrl.envs.swe import datasets, harbor, library, terminal_bench
 from agentrl.envs.swe.task import SweTask
 from agentrl.errors import ConfigError
 
@@ -33,9 +34,11 @@ def choose(
 def _read(path: str | None, layout: str, options: dict[str, str]) -> list[SweTask]:
     if path is None:
         return library.builtin()
-    if Path(path).suffix in (".jsonl", ".parquet"):
+    if path.endswith(ENDINGS):
         return datasets.read_tasks(path, layout, **options)
     folder = Path(path).expanduser()
+    if terminal_bench.holds(folder):
+        return terminal_bench.read_all(folder, options.get("image"))
     return [harbor.read(folder)] if (folder / "task.toml").is_file() else harbor.read_all(folder)
 
 

@@ -71,7 +71,7 @@ def read(folder: Path | str) -> SweTask:
     """
     folder = Path(folder)
     try:
-        settings = tomllib.loads(_text(folder / "task.toml"))
+        settings = tomllib.loads(read_text(folder / "task.toml"))
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"{folder / 'task.toml'}: {error}") from None
     metadata = _table(settings, "metadata", folder)
@@ -83,7 +83,7 @@ def read(folder: Path | str) -> SweTask:
         "timeout": _table(settings, "verifier", folder).get("timeout_sec"),
         "agent_timeout": _table(settings, "agent", folder).get("timeout_sec"),
     }
-    fields: dict[str, Any] = {"id": folder.name, "instruction": _text(folder / "instruction.md")}
+    fields: dict[str, Any] = {"id": folder.name, "instruction": read_text(folder / "instruction.md")}
     fields |= {name: value for name, value in placed.items() if value is not None}
     if "swe" in metadata:
         fields |= _ours(folder, dict(_table(metadata, "swe", folder)))
@@ -174,7 +174,7 @@ def _entry(commit: Commit, final: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _ours(folder: Path, swe: dict[str, Any]) -> dict[str, Any]:
-    repo = dict(_tree(folder / "environment" / "repo"))
+    repo = dict(tree(folder / "environment" / "repo"))
     left = set(repo)
     commits = []
     for number, entry in enumerate(swe.pop("commits", []), 1):
@@ -185,15 +185,15 @@ def _ours(folder: Path, swe: dict[str, Any]) -> dict[str, Any]:
                 raise InvalidInput(f"{folder}: commit {number} adds {path!r}: allowed: a file below environment/repo")
             files[path] = repo[path]
             left.discard(path)
-        files |= _tree(folder / "environment" / "history" / str(number))
+        files |= tree(folder / "environment" / "history" / str(number))
         commits.append({**entry, "files": files})
     if left:
         raise InvalidInput(f"{folder}: no commit adds environment/repo/{min(left)}: allowed: every file in some `add`")
-    fields: dict[str, Any] = {**swe, "commits": commits, "tests": dict(_tree(folder / "tests" / "repo"))}
+    fields: dict[str, Any] = {**swe, "commits": commits, "tests": dict(tree(folder / "tests" / "repo"))}
     patches = {"test_patch": "tests/test.patch", "solution": "solution/solution.patch"}
     if not (folder / "solution" / "solution.patch").is_file():
         patches["solution_script"] = "solution/solve.sh"
-    return fields | {name: _text(folder / path) for name, path in patches.items() if (folder / path).is_file()}
+    return fields | {name: read_text(folder / path) for name, path in patches.items() if (folder / path).is_file()}
 
 
 def _foreign(folder: Path, environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,18 +206,24 @@ def _foreign(folder: Path, environment: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "log_format": "reward",
         "workdir": environment.get("workdir", FOREIGN_WORKDIR),
-        "tests": dict(_tree(folder / "tests")),
-        "solution_script": _text(script) if script.is_file() else "",
+        "tests": dict(tree(folder / "tests")),
+        "solution_script": read_text(script) if script.is_file() else "",
     }
 
 
-def _tree(folder: Path) -> Iterator[tuple[str, str]]:
+def tree(folder: Path) -> Iterator[tuple[str, str]]:
+    """The files below a folder by their paths in it, but for caches and the like."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and IGNORED.isdisjoint(path.relative_to(folder).parts):
-            yield path.relative_to(folder).as_posix(), _text(path)
+            yield path.relative_to(folder).as_posix(), read_text(path)
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file's text.
+
+    Raises:
+        InvalidInput: it can't be read, or is no UTF-8.
+    """
     try:
         return path.read_bytes().decode()
     except OSError as error:

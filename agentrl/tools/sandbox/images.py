@@ -94,15 +94,16 @@ def _follow_pull(api: Any, image: str, progress: Progress) -> None:
     name, _, tag = image.rpartition(":")
     if not name or "/" in tag:
         name, tag = image, "latest"
-    _follow(api.pull(name, tag=tag, stream=True, decode=True), progress, f"pulling {image}")
+    follow(api.pull(name, tag=tag, stream=True, decode=True), progress, f"pulling {image}")
 
 
 def _follow_build(api: Any, folder: Path, tag: str, progress: Progress) -> None:
     events = api.build(path=str(folder), tag=tag, rm=True, forcerm=True, decode=True, pull=False)
-    _follow(events, progress, f"building {tag}")
+    follow(events, progress, f"building {tag}")
 
 
-def _follow(events: Any, progress: Progress, what: str) -> None:
+def follow(events: Any, progress: Progress, what: str) -> None:
+    """Report a daemon's progress line by line; an error among it is raised as a DaemonError."""
     last: list[str] = []
     for event in events:
         line = event.get("stream") or " ".join(

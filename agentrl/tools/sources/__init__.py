@@ -152,7 +152,8 @@ class NamedSource:
         config = self.source.config
 
         async def invoke(arguments: dict[str, Any], sandbox: Any) -> Any:
-            return _bounded(await tool.invoke(arguments, sandbox), config.max_chars)
+            result = tool.invoke(arguments, sandbox)
+            return _bounded(await result if inspect.isawaitable(result) else result, config.max_chars)
 
         limits = [limit for limit in (tool.timeout, config.timeout) if limit is not None]
         return replace(tool, name=self.names[tool.name], invoke=invoke, timeout=min(limits, default=None))

@@ -1,14 +1,26 @@
 #!/usr/bin/env bash
-# The libraries that adapters are tried with, in .venv-adapters: they pin versions that .venv does not have.
+# The libraries that adapters are tried with, beside .venv: they pin versions that .venv does not have.
+#
+#   requirements/adapters.txt     .venv-adapters
+#   requirements/NAME.txt         .venv-adapters-NAME: a library that does not go with the others
+#
 # An environment that is there already, of the same versions, stays as it is.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 . tests/engines_env/uv.sh
 
-WANTED=tests/envs/adapters/requirements.txt
-cmp -s "$WANTED" .venv-adapters/installed && exit
-find_uv
-rm -rf .venv-adapters
-"$UV" venv --quiet --python "$(.venv/bin/python -c 'import sys; print(sys.executable)')" .venv-adapters
-"$UV" pip install --quiet --compile-bytecode --python .venv-adapters/bin/python --requirement "$WANTED"
-cp "$WANTED" .venv-adapters/installed
+HERE=tests/envs/adapters/requirements
+
+install() {
+    local env=$1 wanted=("$HERE/common.txt" "$HERE/$2.txt")
+    cat "${wanted[@]}" | cmp -s - "$env/installed" && return
+    find_uv
+    rm -rf "$env"
+    "$UV" venv --quiet --python "$(.venv/bin/python -c 'import sys; print(sys.executable)')" "$env"
+    "$UV" pip install --quiet --compile-bytecode --python "$env/bin/python" -r "${wanted[0]}" -r "${wanted[1]}"
+    cat "${wanted[@]}" >"$env/installed"
+}
+
+install .venv-adapters adapters
+install .venv-adapters-verifiers verifiers
+install .venv-adapters-openenv openenv

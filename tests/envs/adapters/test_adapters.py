@@ -1,7 +1,7 @@
 """Adapters against the real libraries: the tests in `inside/` run in `.venv-adapters`, which `make adapters` makes.
 
-They want other versions of packages than `.venv` has. Each file there is a module of tests, and is run by a process of
-its own.
+They want other versions of packages than `.venv` has, and some of them others than the rest (`APART`). Each file there
+is a module of tests, and is run by a process of its own.
 """
 
 from __future__ import annotations
@@ -21,15 +21,27 @@ from tests.conftest import need
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 PACKAGES = ROOT / ".venv-adapters"
+APART = {"verifiers_adapter.py": ROOT / ".venv-adapters-verifiers"}
 SECONDS = 900
+
+
+def need_libraries(packages: Path) -> None:
+    """The libraries of an environment, in the versions that are wanted now."""
+    name = packages.name.removeprefix(".venv-adapters-").removeprefix(".venv-")
+    wanted = "".join((HERE / "requirements" / f"{file}.txt").read_text() for file in ("common", name))
+    there = packages / "installed"
+    need(there.exists() and there.read_text() == wanted, "the adapters' libraries are not there: make adapters")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("file", sorted(path.name for path in (HERE / "inside").glob("*_adapter.py")))
 def test_the_tests_of_an_adapter_pass_beside_its_library(file: str) -> None:
-    need((PACKAGES / "installed").exists(), "the adapters' libraries are not there: make adapters")
-    command = [PACKAGES / "bin" / "python", "-m", "pytest", "-q", "--noconftest", "-c", "pytest.ini", file]
+    packages = APART.get(file, PACKAGES)
+    need_libraries(packages)
+    if file == "openenv_adapter.py":
+        need_libraries(ROOT / ".venv-adapters-openenv")
+    command = [packages / "bin" / "python", "-m", "pytest", "-q", "--noconftest", "-c", "pytest.ini", file]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
     done = subprocess.run(
         command, cwd=HERE / "inside", env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
@@ -41,7 +53,7 @@ def test_the_tests_of_an_adapter_pass_beside_its_library(file: str) -> None:
 @pytest.mark.timeout(SECONDS)
 def test_a_tiny_model_is_trained_in_an_adapted_environment(tmp_path: Path) -> None:
     """The library comes from `.venv-adapters`, and what both have (NumPy) from `.venv`."""
-    need((PACKAGES / "installed").exists(), "the adapters' libraries are not there: make adapters")
+    need_libraries(PACKAGES)
     (site,) = PACKAGES.glob("lib/python*/site-packages")
     program = f"import sys; sys.path.append({str(site)!r}); from agentrl.cli import main; main()"
     words = (
@@ -57,7 +69,13 @@ def test_a_tiny_model_is_trained_in_an_adapted_environment(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "extra"), [("gymnasium:CartPole-v1", "gymnasium"), ("textarena:TicTacToe-v0", "textarena")]
+    ("name", "extra"),
+    [
+        ("gymnasium:CartPole-v1", "gymnasium"),
+        ("textarena:TicTacToe-v0", "textarena"),
+        ("verifiers:wordle", "verifiers"),
+        ("inspect:tasks.py@sums", "inspect"),
+    ],
 )
 def test_a_library_that_is_not_installed_is_named_with_its_extra(name: str, extra: str) -> None:
     with pytest.raises(agentrl.errors.MissingExtra, match=rf"pip install 'agentrl-platform\[{extra}\]'"):
@@ -88,7 +106,3 @@ def test_a_folder_in_harbors_format_is_named_by_itself(tmp_path: Path) -> None:
         agentrl.make(f"harbor:{tmp_path / 'nowhere'}")
     with pytest.raises(agentrl.errors.ConfigError, match="stepz"):
         agentrl.make(f"harbor:{tmp_path / 'tasks'}", stepz=7)
-    (tmp_path / "old" / "one").mkdir(parents=True)
-    (tmp_path / "old" / "one" / "task.yaml").write_text("instruction: x")
-    with pytest.raises(agentrl.errors.ConfigError, match="before version 2"):
-        agentrl.make(f"harbor:{tmp_path / 'old'}")

@@ -48,6 +48,103 @@ ROWS: dict[str, tuple[dict[str, Any], tuple[str, ...], Grading]] = {
         ("B",),
         Grading.CHOICE,
     ),
+    "aime's own csv": ({"ID": "1983-1", "Problem Number": "1", "Question": "q", "Answer": "60"}, ("60",), Grading.MATH),
+    "triviaqa's own": (
+        {"Question": "q", "Answer": {"Value": "Paris", "Aliases": ["Paname"]}},
+        ("Paris", "Paname"),
+        Grading.EXACT,
+    ),
+    "musique": (
+        {"question": "q", "answer": "Paris", "answer_aliases": ["Paname"], "answerable": True},
+        ("Paris", "Paname"),
+        Grading.EXACT,
+    ),
+    "webquestions": ({"url": "", "question": "q", "answers": ["Paris"]}, ("Paris",), Grading.EXACT),
+    "squad": ({"question": "q", "answers": {"text": ["Paris"], "answer_start": [1]}}, ("Paris",), Grading.EXACT),
+    "boolq": ({"question": "q", "passage": "p", "answer": False}, ("no",), Grading.EXACT),
+    "nq's own": (
+        {
+            "question_text": "q",
+            "document_tokens": [
+                {"token": each, "html_token": each[0] == "<"} for each in ["<P>", "by", "Max", "Planck", "</P>"]
+            ],
+            "annotations": [{"yes_no_answer": "NONE", "short_answers": [{"start_token": 2, "end_token": 5}]}],
+        },
+        ("Max Planck",),
+        Grading.EXACT,
+    ),
+    "nq simplified": (
+        {
+            "question_text": "q",
+            "document_text": "by Max Planck in 1900",
+            "annotations": [
+                {"yes_no_answer": "YES", "short_answers": []},
+                {"yes_no_answer": "NONE", "short_answers": [{"start_token": 1, "end_token": 3}]},
+            ],
+        },
+        ("yes", "Max Planck"),
+        Grading.EXACT,
+    ),
+    "arc's own": (
+        {
+            "question": {"stem": "q", "choices": [{"text": "w", "label": "A"}, {"text": "x", "label": "B"}]},
+            "answerKey": "B",
+        },
+        ("B",),
+        Grading.CHOICE,
+    ),
+    "mmlu-pro": (
+        {"question": "q", "options": ["w", "x", "y"], "answer": "C", "answer_index": 2},
+        ("C",),
+        Grading.CHOICE,
+    ),
+    "mmlu's own": (
+        dict(zip(("question", "A", "B", "C", "D", "answer"), "qwxyzB", strict=True)),
+        ("B",),
+        Grading.CHOICE,
+    ),
+    "simple_qa": (
+        {"metadata": "{'topic': 'Art', 'answer_type': 'Number'}", "problem": "q", "answer": "120,000 euros"},
+        ("120,000 euros",),
+        Grading.EXACT,
+    ),
+    "simple_qa verified": (
+        {"original_index": 5, "problem": "q", "answer": "2004", "topic": "Art", "urls": "https://a"},
+        ("2004",),
+        Grading.EXACT,
+    ),
+    "truthful_qa": (
+        {
+            "Type": "Adversarial",
+            "Question": "q",
+            "Best Answer": "The seeds pass through you",
+            "Best Incorrect Answer": "You die",
+            "Correct Answers": "Nothing happens; You digest them ; ",
+            "Incorrect Answers": "You die; You grow melons",
+        },
+        ("The seeds pass through you", "Nothing happens", "You digest them"),
+        Grading.CLOSER,
+    ),
+    "truthful_qa on the hub": (
+        {"question": "q", "best_answer": "no", "correct_answers": ["no", "never"], "incorrect_answers": ["yes"]},
+        ("no", "never"),
+        Grading.CLOSER,
+    ),
+    "truthful_qa's mc_task.json": (
+        {"question": "q", "mc1_targets": {"right": 1, "wrong": 0, "worse": 0}, "mc2_targets": {}},
+        ("B",),
+        Grading.CHOICE,
+    ),
+    "truthful_qa's choices on the hub": (
+        {"question": "q", "mc1_targets": {"choices": ["right", "wrong", "worse"], "labels": [1, 0, 0]}},
+        ("B",),
+        Grading.CHOICE,
+    ),
+    "gpqa": (
+        {"Question": "q", "Correct Answer": "x", **{f"Incorrect Answer {n}": f"w{n}" for n in (1, 2, 3)}},
+        ("A",),
+        Grading.CHOICE,
+    ),
 }
 
 
@@ -55,6 +152,7 @@ ROWS: dict[str, tuple[dict[str, Any], tuple[str, ...], Grading]] = {
 def test_a_row_of_a_published_set_is_read(name: str) -> None:
     row, answers, grading = ROWS[name]
     found = question(row)
+    assert found is not None
     assert (found.answers, found.grading) == (answers, grading)
     assert found.text.startswith("q")
 
@@ -211,10 +309,64 @@ def test_the_environment_keeps_its_contract(folder: Path) -> None:
     assert check_env("questions", path=str(folder), decontaminate=6) == []
 
 
+def test_questions_that_their_set_says_have_no_answer_are_left_out(tmp_path: Path) -> None:
+    unanswered = {"question_text": "q", "document_text": "a", "annotations": [{"yes_no_answer": "NONE"}]}
+    rows = [unanswered, {"question": "q", "answer": "a", "answerable": False}, {"question": "kept", "answer": "a"}]
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [task["question"] for task in env(tmp_path).tasks("eval")] == ["kept"]  # type: ignore[index]
+
+
+def test_math_is_read_from_its_own_folders_of_a_file_for_each_problem(tmp_path: Path) -> None:
+    for split, number in (("train", 1), ("train", 2), ("test", 3)):
+        file = tmp_path / split / "algebra" / f"{number}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        row = {"problem": f"q{number}", "level": "Level 2", "type": "Algebra", "solution": f"\\boxed{{{number}}}"}
+        file.write_text(json.dumps(row, indent=4))
+    read = {split: [task["question"] for task in env(tmp_path).tasks(split)] for split in ("train", "eval")}  # type: ignore[index]
+    assert read == {"train": ["q1", "q2"], "eval": ["q3"]}
+
+
+def test_mmlu_is_read_from_its_own_folders_whose_files_name_no_columns(tmp_path: Path) -> None:
+    quoted = '"Which, of\nthese?",1,"2, or ""two""",3,4,B\n'
+    for name, text in (("dev/virology_dev", "d,1,2,3,4,A\n"), ("test/virology_test", f"q,w,x,y,z,D\n{quoted}")):
+        file = tmp_path / "data" / f"{name}.csv"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    tasks = list(env(tmp_path).tasks("eval"))
+    assert [(task["question"], task["answers"], task.id) for task in tasks] == [  # type: ignore[index, union-attr]
+        ("q\nA. w\nB. x\nC. y\nD. z", ["D"], "data/test/virology_test.csv, row 1"),
+        ('Which, of\nthese?\nA. 1\nB. 2, or "two"\nC. 3\nD. 4', ["B"], "data/test/virology_test.csv, row 3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "correct"),
+    [
+        ("They pass through you. Answer: the seeds pass through you unharmed", True),
+        ("Answer: you will grow melons", False),
+        ("Answer: something else", False),
+        ("", False),
+    ],
+)
+def test_a_free_answer_is_right_where_it_is_closer_to_a_right_one_than_to_any_wrong_one(
+    text: str, correct: bool
+) -> None:
+    row = ROWS["truthful_qa"][0]
+    asked = question(row)
+    assert asked is not None
+    assert asked.wrong == ("You die", "You grow melons")
+    assert right(text, asked) is correct
+    choices = question(row, Grading.CHOICE)
+    assert choices is not None
+    assert choices.text.splitlines()[1:] == ["A. The seeds pass through you", "B. You die", "C. You grow melons"]
+    with pytest.raises(ValueError, match="'closer' needs wrong answers"):
+        question({"question": "q", "answer": "a"}, Grading.CLOSER)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"grading": "maths"}, "allowed are math, exact, choice"),
+        ({"grading": "maths"}, "allowed are math, exact, choice, closer"),
         ({"decontaminate": -1}, "must be 0 or more"),
         ({"eval_path": "nowhere.jsonl"}, "there is no such file or folder"),
     ],

@@ -13,6 +13,7 @@ from agentrl.envs import calls
 from agentrl.envs.swe import library
 from agentrl.envs.swe.env import Swe
 from agentrl.envs.swe.source import source_of
+from agentrl.rollout.policies import Policy
 from agentrl.rollout.programs import serving
 from agentrl.sessions import tree
 from agentrl.sessions.store import Store
@@ -37,7 +38,7 @@ async def played(tmp_path: Path, steps: int | None) -> tuple[ScriptedEngine, Ses
     engine = ScriptedEngine(in_turn(*(assistant("", None, [(name, json.dumps(given))]) for name, given in chosen)))
     limits = RolloutConfig(turn_tokens=50_000, session_tokens=200_000, timeout=170.0)
     with Store(tmp_path / "sessions.db") as store:
-        async with serving(f"{PYTHON} {PROGRAM}", engine, renderer(), store, limits) as program:
+        async with serving(f"{PYTHON} {PROGRAM}", Policy(renderer(), engine), store, limits) as program:
             await program.play(env, session, limits)
     return engine, session
 

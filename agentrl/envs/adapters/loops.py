@@ -1,0 +1,162 @@
+"""Episodes of libraries that run the loop themselves: they ask a model, and go on with what it wrote.
+
+The library's loop runs in an asyncio task of its own, and `Loop.ask` is its model: the call waits until the episode's
+agent has written the turn. So reset and step only hand messages over, and the agent may be any that there is: an
+engine, an expert, an API. What the agent is sent is what a request has beyond the one before it and its answer.
+Everything before that was sampled or tokenised already and is not rendered again; a loop that changes it can't be
+played in this way, and is refused by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from agentrl.errors import EnvError
+from agentrl.types import Message, ToolCall
+
+R = TypeVar("R")
+Ask = Callable[[Sequence[Message], Sequence[str]], Awaitable[Message]]
+"""Given all messages so far and the names of the tools on offer, the model's turn."""
+CLOSE_SECONDS = 30.0
+"""How long a loop that was cancelled may take to give back what it holds."""
+
+
+class Loop(Generic[R]):
+    """The loop of one episode.
+
+    Args:
+        run: the library's loop, given its model; what it returns is the `result`.
+        tools: the names of the tools that the agent was shown.
+        name: what errors call the loop.
+    """
+
+    def __init__(self, run: Callable[[Ask], Awaitable[R]], tools: Sequence[str], name: str) -> None:
+        self._run, self._tools, self._name = run, sorted(tools), name
+        self._known: list[Message] = []
+        self._asked: list[Message] = []
+        self._answer: asyncio.Future[Message] | None = None
+        self._waiting: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self._task: asyncio.Task[R] | None = None
+
+    async def begin(self) -> list[Message] | None:
+        """Run the loop to its first request; its messages, or None where it ended without one.
+
+        Raises:
+            EnvError: the loop can't be played turn by turn; also whatever the loop raised.
+        """
+        self._waiting = asyncio.get_running_loop().create_future()
+        self._task = asyncio.ensure_future(self._run(self.ask))
+        self._task.add_done_callback(self._ended)
+        return await self._request()
+
+    async def answer(self, message: Message) -> list[Message] | None:
+        """Give the loop the turn that it waits for; what it asks next, as `begin` does."""
+        assert self._answer is not None, "the loop has asked nothing"
+        self._waiting = asyncio.get_running_loop().create_future()
+        self._known = [*self._asked, message]
+        answer, self._answer = self._answer, None
+        answer.set_result(message)
+        return await self._request()
+
+    @property
+    def result(self) -> R:
+        """What the loop has returned."""
+        assert self._task is not None, "the loop has not begun"
+        return self._task.result()
+
+    async def end(self, error: Exception) -> R:
+        """What the loop returns; one that waits for a turn gets an error in its place, now and whenever it asks again.
+
+        Raises:
+            EnvError: it does not end then.
+        """
+        assert self._task is not None, "the loop has not begun"
+        if not self._task.done():
+            self._error = self._error or error
+            if self._answer is not None:
+                self._answer.set_exception(self._error)
+            await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)
+        if not self._task.done():
+            raise EnvError(f"{self._name} goes on for {CLOSE_SECONDS:g} s after its model has ended")
+        return self.result
+
+    async def close(self) -> None:
+        """Cancel the loop where it still runs."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)
+
+    async def ask(self, messages: Sequence[Message], tools: Sequence[str]) -> Message:
+        """The loop's model: waits for the agent's turn.
+
+        Raises:
+            EnvError: this request can't be answered by the agent of the episode; `begin` or `answer` raise it as well.
+        """
+        self._error = self._error or self._refusal(messages, tools)
+        if self._error is not None:
+            self._wake()
+            raise self._error
+        self._asked = list(messages)
+        self._answer = asyncio.get_running_loop().create_future()
+        self._wake()
+        return await self._answer
+
+    def _refusal(self, messages: Sequence[Message], tools: Sequence[str]) -> EnvError | None:
+        """Why a request is none that goes on with the conversation; None where it is."""
+        if self._answer is not None:
+            return EnvError(f"{self._name} asks its model for two turns at once, which one agent can't write")
+        if sorted(tools) != self._tools:
+            return EnvError(
+                f"{self._name} offers the tools {sorted(tools)} at this turn, and {self._tools} at the beginning: "
+                "allowed: the same in all turns"
+            )
+        for place, (before, now) in enumerate(zip(self._known, messages, strict=False)):
+            if not _same(before, now):
+                return EnvError(
+                    f"{self._name} changes message {place} ({before.role}) of the conversation between two turns: "
+                    "allowed: messages added at its end"
+                )
+        if len(messages) <= len(self._known):
+            return EnvError(f"{self._name} asks its model again without a message that it could answer")
+        return None
+
+    async def _request(self) -> list[Message] | None:
+        assert self._waiting is not None
+        assert self._task is not None
+        await self._waiting
+        if self._error is not None:
+            raise self._error
+        if self._answer is not None:
+            return self._asked[len(self._known) :]
+        self.result  # noqa: B018 - raises what the loop raised
+        return None
+
+    def _ended(self, task: asyncio.Task[R]) -> None:
+        if not task.cancelled():
+            task.exception()  # asyncio prints those that nobody asks for, amid whatever runs then
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+
+def _same(one: Message, other: Message) -> bool:
+    """Whether two messages say the same.
+
+    Ids, outer white space, how arguments are written, and arguments that can't be read don't matter.
+    """
+    same = one.role == other.role and one.text.strip() == other.text.strip()
+    return same and [_call(call) for call in one.tool_calls or ()] == [_call(call) for call in other.tool_calls or ()]
+
+
+def _call(call: ToolCall) -> tuple[str, Any]:
+    try:
+        found = json.loads(call.function.arguments or "{}")
+    except ValueError:
+        found = None
+    return call.function.name, found if isinstance(found, dict) else {}

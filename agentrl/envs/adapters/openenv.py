@@ -1,0 +1,321 @@
+"""`env=openenv:http://HOST:PORT`: an environment that an OpenEnv server runs.
+
+The protocol is OpenEnv's: `GET /schema` describes actions, and each WebSocket connection to `/ws` is a session with an
+environment of its own, that is sent `reset` and `step` and answers with observation, reward and whether it is done. It
+is spoken here directly, so that the server's packages and ours never meet. An action is a call of the tool `act`, whose
+arguments have the action's JSON schema, or the turn's text (`env.form=text`). An environment of MCP tools shows its
+tools.
+
+The server is not trusted with more than the episode: what it answers is bounded, read as data, and waited for with a
+deadline. An action that it refuses or fails at is the model's to read; a server that is gone is an infrastructure
+error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache, partial
+from typing import Any, Literal
+
+import httpx
+
+from agentrl.envs.adapters import library
+from agentrl.envs.base import Env
+from agentrl.errors import ConfigError, DeadlineExceeded, EnvError, InfraError, ToolArguments, ToolError
+from agentrl.imports import load
+from agentrl.tools.registry import MAX_RESULT_CHARS, cut
+from agentrl.tools.schema import shown
+from agentrl.tools.tool import Tool
+from agentrl.types import Message, StepResult, Task
+
+EXTRA = "openenv"
+ACT = "act"
+MCP = {"tool_name", "arguments"}
+"""Fields by which the action of an environment of MCP tools is known."""
+LIST_TOOLS = {"type": "list_tools"}
+EVAL_SEEDS = 2**31
+"""The first seed of the split `eval`; training's begin at 0."""
+EVAL_TASKS = 200
+MAX_BYTES = 2**26
+"""Of one message of the server."""
+POLL_SECONDS = 0.25
+CLOSE_SECONDS = 5.0
+Json = dict[str, Any]
+
+
+class OpenEnv(Env):
+    """An environment that an OpenEnv server runs, as in env=openenv:http://127.0.0.1:8000; see docs/adapters.md."""
+
+    needs = "a running OpenEnv server"
+
+    def __init__(
+        self,
+        source: str,
+        form: Literal["tools", "text"] = "tools",
+        renderer: str | None = None,
+        prompt: str = "",
+        episodes: int = 1000,
+        idle_reward: float = 0.0,
+        returns: tuple[float, float] = (float("-inf"), float("inf")),
+        timeout: float = 60.0,
+        **options: Any,
+    ) -> None:
+        """Ask the server what its actions are.
+
+        Args:
+            source: the server's address.
+            form: `tools`, an action is a call of the tool `act`; `text`, it is the turn's text.
+            renderer: path/to/file.py:function of the observation, a mapping, which returns text.
+            prompt: what stands before the first observation.
+            episodes: tasks of the split `train`, each a seed.
+            idle_reward: of a turn without a valid action.
+            returns: the least and greatest sum of an episode's rewards.
+            timeout: seconds for each answer of the server, and for a free session.
+            options: of the environment's reset.
+        """
+        library("websockets", EXTRA)
+        self.url, self.episodes, self.return_range, self.idle_reward = (
+            source.rstrip("/"),
+            episodes,
+            returns,
+            idle_reward,
+        )
+        self.prompt, self.form, self._options = prompt, form, dict(options)
+        self._renderer = load(renderer, f"env.renderer={renderer!r}") if renderer else None
+        schema = _action(self.url, timeout)
+        self._field = _text_field(self.url, schema) if form == "text" else ""
+        for name, description, parameters in () if form == "text" else _offered(self.url, schema, timeout):
+            self.tools.add(Tool(name, description, parameters, partial(self._act, name), partial(_read, parameters)))
+        self._mcp = MCP.issubset(schema["properties"])
+        self._session = _Session(self.url, timeout)
+        self._done = False
+
+    def tasks(self, split: str = "train") -> list[Json]:
+        """Seeds: those of `eval` are others than those of `train`."""
+        seeds = range(EVAL_SEEDS, EVAL_SEEDS + EVAL_TASKS) if split == "eval" else range(self.episodes)
+        return [{"id": f"seed-{seed}", "seed": seed} for seed in seeds]
+
+    async def reset(self, task: Task, *, seed: int | None = None) -> str:
+        """Begin with the task's seed, in a session of its own."""
+        await self.close()
+        data = await self._session.reset({**self._options, "seed": task["seed"]})
+        return "\n".join(filter(None, (self.prompt, self._text(data)))) or "Begin."
+
+    async def step(self, message: Message) -> StepResult:
+        """Take the message's actions, in order."""
+        if self.form == "text":
+            result = await self._take_text(message.text)
+        elif message.tool_calls:
+            result = await self.run_tools(message)
+        else:
+            names = " or ".join(map(repr, self.tools.names))
+            result = StepResult([_user(f"Error: each turn is a call of the tool {names}")])
+        if result.reward is None:
+            result.reward = self.idle_reward
+        return result
+
+    async def close(self) -> None:
+        """End the server's session."""
+        self._done = False
+        await self._session.close()
+
+    async def _act(self, name: str, checked: Json, _: Any) -> str:
+        action = {"type": "call_tool", "tool_name": name, "arguments": checked} if self._mcp else checked
+        data = await self._take(action)
+        if data.get("reward") is not None:
+            self.earn(data["reward"])
+        if self._done:
+            self.end()
+        return self._text(data)
+
+    async def _take_text(self, text: str) -> StepResult:
+        try:
+            data = await self._take({self._field: text})
+        except ToolError as error:
+            return StepResult([_user(f"Error: {error}")])
+        return StepResult([_user(self._text(data))], data.get("reward"), terminated=self._done)
+
+    async def _take(self, action: Json) -> Json:
+        data = await self._session.request("step", action)
+        self._done = bool(data.get("done"))
+        return data
+
+    def _text(self, data: Json) -> str:
+        seen = data.get("observation")
+        if self._renderer is not None:
+            found = self._renderer(seen)
+            if not isinstance(found, str):
+                raise EnvError(f"env.renderer returned {shown(found)}, which is no text")
+            return found
+        return cut(_plain(seen), MAX_RESULT_CHARS)
+
+
+class _Session:
+    """One connection to a server: an environment of its own there."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self.url, self.timeout = url, timeout
+        self._socket: Any = None
+
+    async def reset(self, data: Json) -> Json:
+        """Open the connection and begin an episode; where the server has no room, wait for it."""
+        deadline = time.monotonic() + self.timeout
+        while True:
+            await self._open()
+            try:
+                return await self.request("reset", data)
+            except _NoRoom as error:
+                await self.close()
+                if time.monotonic() > deadline:
+                    raise InfraError(f"{error}: set rollout.concurrency to what it takes") from None
+                await asyncio.sleep(POLL_SECONDS)
+            except ToolError as error:
+                raise InfraError(f"the OpenEnv server {self.url} can't reset its environment: {error}") from None
+
+    async def request(self, kind: str, data: Json) -> Json:
+        """Send a message; what the answer holds.
+
+        Raises:
+            ToolError: the environment refuses the action, or failed at it.
+            InfraError: the server is gone or answers with something else than the protocol's messages.
+            DeadlineExceeded: it did not answer in time.
+        """
+        from websockets.exceptions import ConnectionClosed, WebSocketException
+
+        where = f"the OpenEnv server {self.url}"
+        if self._socket is None:
+            raise InfraError(f"{where}: no session is open")
+        try:
+            async with asyncio.timeout(self.timeout):
+                with suppress(ConnectionClosed):  # a server without room says so and closes before it is asked
+                    await self._socket.send(json.dumps({"type": kind, "data": data}))
+                answer = json.loads(await self._socket.recv())
+        except TimeoutError:
+            raise DeadlineExceeded(f"{where} did not answer {kind} within env.timeout={self.timeout:g} s") from None
+        except (WebSocketException, OSError, ValueError) as error:
+            raise InfraError(f"{where} has ended the session: {error}") from error
+        return _understood(where, kind, answer)
+
+    async def close(self) -> None:
+        """Close the connection; a server that does not answer is left."""
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            await socket.close()
+
+    async def _open(self) -> None:
+        from websockets.asyncio.client import connect
+        from websockets.exceptions import WebSocketException
+
+        address = "ws" + self.url.removeprefix("http") + "/ws"
+        try:
+            self._socket = await connect(
+                address, open_timeout=self.timeout, close_timeout=CLOSE_SECONDS, max_size=MAX_BYTES, proxy=None
+            )
+        except (WebSocketException, OSError) as error:  # TimeoutError is an OSError
+            raise InfraError(f"the OpenEnv server {self.url} can't be reached: {error}") from error
+
+
+class _NoRoom(InfraError):
+    """The server has as many sessions as it takes."""
+
+
+def _understood(where: str, kind: str, answer: Any) -> Json:
+    """The data of an answer, or the error that it is."""
+    data = answer.get("data") if isinstance(answer, Mapping) else None
+    if not isinstance(data, dict):
+        raise InfraError(f"{where} answered {kind} with {shown(answer)}")
+    if answer.get("type") != "error":
+        return data
+    code, said = data.get("code"), str(data.get("message"))
+    if code == "VALIDATION_ERROR":
+        raise ToolArguments("; ".join(_complaint(error) for error in data.get("errors") or ()) or said)
+    if code == "EXECUTION_ERROR":
+        raise ToolError(said)
+    if code == "CAPACITY_REACHED":
+        raise _NoRoom(f"{where} has {data.get('active_sessions')} sessions, as many as it takes")
+    raise InfraError(f"{where} answered {kind} with {code}: {said}")
+
+
+def _complaint(error: Mapping[str, Any]) -> str:
+    return f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg')}"
+
+
+def _read(parameters: Mapping[str, Any], arguments: Json) -> Json:
+    """The arguments, where the schema has their names; the server checks the values."""
+    known = parameters.get("properties", {})
+    if unknown := [name for name in arguments if name not in known]:
+        raise ToolArguments(f"{unknown[0]!r} is no argument: allowed: {', '.join(known) or 'none'}")
+    return arguments
+
+
+@lru_cache(maxsize=64)
+def _action(url: str, timeout: float) -> Json:
+    """The JSON schema of an action, without the field for data about it.
+
+    Raises:
+        ConfigError: there is no OpenEnv server at that address.
+    """
+    try:
+        answer = httpx.get(f"{url}/schema", timeout=timeout)
+        answer.raise_for_status()
+        schema = answer.json()["action"]
+        properties = {name: value for name, value in schema["properties"].items() if name != "metadata"}
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"env=openenv:{url}: no OpenEnv server answers {url}/schema: {error!r}") from error
+    return {**schema, "properties": properties}
+
+
+def _offered(url: str, schema: Json, timeout: float) -> list[tuple[str, str, Json]]:
+    """The tools of an environment: names, descriptions, schemas of arguments."""
+    if MCP.issubset(schema["properties"]):
+        return list(_mcp_tools(url, timeout))
+    kept: Json = {key: schema[key] for key in ("properties", "required", "$defs") if key in schema}
+    return [(ACT, str(schema.get("description") or "Take an action.").strip(), {"type": "object", **kept})]
+
+
+@lru_cache(maxsize=64)
+def _mcp_tools(url: str, timeout: float) -> tuple[tuple[str, str, Json], ...]:
+    """The MCP tools of an environment, from a session that ends at once."""
+    from websockets.sync.client import connect
+
+    try:
+        with connect(
+            "ws" + url.removeprefix("http") + "/ws", open_timeout=timeout, max_size=MAX_BYTES, proxy=None
+        ) as ws:
+            ws.send(json.dumps({"type": "step", "data": LIST_TOOLS}))
+            data = _understood(f"the OpenEnv server {url}", "list_tools", json.loads(ws.recv(timeout)))
+        return tuple((tool["name"], tool["description"], tool["input_schema"]) for tool in data["observation"]["tools"])
+    except (InfraError, ToolError, OSError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"env=openenv:{url}: its tools can't be listed: {error!r}") from error
+
+
+def _text_field(url: str, schema: Json) -> str:
+    """The one field of an action that is text."""
+    texts = [name for name, value in schema["properties"].items() if value.get("type") == "string"]
+    needed = set(schema.get("required", ()))
+    if len(texts) != 1 or not needed <= set(texts):
+        raise ConfigError(
+            f"env.form=text: an action of {url} has the fields {', '.join(schema['properties'])}: allowed: an action "
+            "of one text, or env.form=tools"
+        )
+    return str(texts[0])
+
+
+def _plain(seen: Any) -> str:
+    """An observation as text: its only filled field where that is text, else JSON without empty fields."""
+    if isinstance(seen, Mapping):
+        if isinstance(content := (seen.get("result") or {}), Mapping) and "content" in content:  # an MCP tool's answer
+            return "\n".join(str(block.get("text", "")) for block in content["content"] if isinstance(block, Mapping))
+        filled = {name: value for name, value in seen.items() if value not in (None, "", [], {})}
+        if len(filled) == 1 and isinstance(only := next(iter(filled.values())), str):
+            return only
+        seen = filled
+    return seen if isinstance(seen, str) else json.dumps(seen, ensure_ascii=False)
+
+
+def _user(text: str) -> Message:
+    return Message(role="user", content=text)

@@ -1,0 +1,226 @@
+"""`env=verifiers:NAME`: environments of the library verifiers, SingleTurnEnv, MultiTurnEnv, ToolEnv and their kin.
+
+The library's own rollout is played turn by turn (`loops`): its model is the episode's agent, it runs its tools and
+answers itself, and its rubric scores the state that it leaves. What the rubric measures is in the session's
+`info["metrics"]`. A session that a limit of the run cut off is scored as it is, as the library does with prompts that
+are too long.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from agentrl.envs.adapters import library
+from agentrl.envs.adapters.loops import Ask, Loop
+from agentrl.envs.base import Env, reward
+from agentrl.envs.dataset import held_out
+from agentrl.errors import AgentRLError, ConfigError, EnvError, InfraError
+from agentrl.imports import load
+from agentrl.tools.tool import Tool
+from agentrl.types import FunctionCall, Message, Session, StepResult, Task, ToolCall
+
+EXTRA = "verifiers"
+EVERYTHING = (float("-inf"), float("inf"))
+
+
+class Verifiers(Env):
+    """An environment of verifiers, as in env=verifiers:wordle or env=verifiers:my_env.py:load_environment."""
+
+    def __init__(self, source: str, **options: Any) -> None:
+        """Load the environment; all instances share it.
+
+        Args:
+            source: the name of an installed environment, as verifiers.load_environment takes it, or the import path of
+                a function that returns one.
+            options: of its load_environment.
+        """
+        self.source = source
+        self._env = _load(source, json.dumps(options, sort_keys=True, default=str))
+        limit = getattr(self._env, "max_turns", -1)
+        self.max_turns = limit if limit > 0 else None
+        for tool in self._env.tool_defs or ():
+            self.tools.add(Tool(tool.name, tool.description, dict(tool.parameters), _never))
+        self._loop: Loop[Any] | None = None
+
+    def tasks(self, split: str = "train") -> Iterator[Task]:
+        """The rows of its data set; where it has none for evaluation, a tenth of the others is held out by a hash."""
+        own = _has(self._env, "eval_dataset"), _has(self._env, "dataset")
+        rows = self._env.get_eval_dataset() if split == "eval" or not own[1] else self._env.get_dataset()
+        for index, row in enumerate(rows):
+            data = json.loads(json.dumps(row, default=str))
+            if all(own) or held_out(data) == (split == "eval"):
+                yield Task(id=f"{split}-{row.get('example_id', index)}", data=data)
+
+    async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
+        """Begin its rollout; the messages of the first prompt."""
+        await self.close()
+
+        async def rollout(ask: Ask) -> Any:
+            return await self._env.rollout(task.data, _client()(ask), self.source, {})
+
+        self._loop = Loop(rollout, self.tools.names, f"verifiers:{self.source}")
+        opening = await self._loop.begin()
+        if opening is None:
+            self._raise_infra(self._loop.result)
+            raise EnvError(f"verifiers:{self.source}: the rollout of {task.id} ended before the first turn")
+        return opening
+
+    async def step(self, message: Message) -> StepResult:
+        """Give the rollout its turn."""
+        assert self._loop is not None
+        following = await self._loop.answer(message)
+        if following is None:
+            self._raise_infra(self._loop.result)
+            return StepResult(_said_last(self._loop.result), terminated=True)
+        return StepResult(following)
+
+    @reward(range=EVERYTHING)
+    async def rubric(self, session: Session) -> float:
+        """The rubric's reward of the rollout's state."""
+        assert self._loop is not None
+        state = await self._loop.end(library("verifiers.errors", EXTRA).OverlongPromptError())
+        await self._env.rubric.score_rollout(state)
+        await self._env.rubric.cleanup(state)
+        session.info["metrics"] = {name: float(value) for name, value in (state["metrics"] or {}).items()}
+        return float(state["reward"])
+
+    async def close(self) -> None:
+        """End the rollout."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            await loop.close()
+
+    def _raise_infra(self, state: Any) -> None:
+        """Raise what failed in the library's infrastructure; other errors are scored as they are."""
+        error = state.get("error")
+        if isinstance(error, library("verifiers.errors", EXTRA).InfraError):
+            raise InfraError(f"verifiers:{self.source}: {type(error).__name__}: {error}") from error
+
+
+@cache
+def _load(source: str, options: str) -> Any:
+    """The library's environment; loading one may take long, and one serves all episodes."""
+    verifiers = _verifiers()
+    given = json.loads(options)
+    with _signals_kept():
+        try:
+            if ":" in source:
+                env = load(source, f"env=verifiers:{source}")(**given)
+            else:
+                env = verifiers.load_environment(source, **given)
+        except AgentRLError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"env=verifiers:{source}: {type(error).__name__}: {error}") from error
+    if not hasattr(env, "rollout") or not hasattr(env, "rubric"):
+        raise ConfigError(f"env=verifiers:{source} gives {type(env).__name__}: allowed: a verifiers.Environment")
+    if getattr(env.rubric, "has_group_rewards", False):
+        raise ConfigError(
+            f"env=verifiers:{source}: its rubric scores rollouts of a group together: allowed: functions that score "
+            "one rollout"
+        )
+    return env
+
+
+def _verifiers() -> Any:
+    """The library, in a version that has environments as classes."""
+    found = library("verifiers", EXTRA)
+    if not hasattr(found, "load_environment"):
+        raise ConfigError(
+            f"verifiers {getattr(found, '__version__', '')} has no load_environment: allowed: a version before 0.4; "
+            "the harnesses of later ones are programs, for agent="
+        )
+    if not os.environ.get("VF_LOG_LEVEL"):
+        logging.getLogger("verifiers").setLevel(logging.WARNING)
+    return found
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Keep this process's handlers: an environment of the library puts its own in their place."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _has(env: Any, name: str) -> bool:
+    return getattr(env, name, None) is not None or getattr(env, f"{name}_source", None) is not None
+
+
+@cache
+def _client() -> Any:
+    """The class of a client of the library that asks an episode's agent.
+
+    The base class has hooks for the formats of providers; none is called, since the one method that calls them is ours.
+    """
+    base, types = library("verifiers.clients", EXTRA).Client, library("verifiers.types", EXTRA)
+
+    class AgentClient(base):  # type: ignore[misc, valid-type]
+        """Asks the episode's agent."""
+
+        async def get_response(self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_: Any) -> Any:
+            """The agent's turn."""
+            said = await self._client([_message(each) for each in prompt], [tool.name for tool in tools or ()])
+            return _response(types, said)
+
+    AgentClient.__abstractmethods__ = frozenset()
+    return AgentClient
+
+
+def _message(theirs: Any) -> Message:
+    """A message of the library as one of ours."""
+    given: Mapping[str, Any] = theirs if isinstance(theirs, Mapping) else theirs.model_dump()
+    calls = [
+        ToolCall(id=call["id"], function=FunctionCall(name=call["name"], arguments=call["arguments"]))
+        for call in given.get("tool_calls") or ()
+    ]
+    role, content = given["role"], given.get("content")
+    return Message(
+        role="user" if role == "text" else role,
+        content=content,
+        tool_calls=calls or None,
+        tool_call_id=given.get("tool_call_id"),
+    )
+
+
+def _response(types: Any, said: Message) -> Any:
+    """A turn as the library's response."""
+    calls = [
+        types.ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+        for call in said.tool_calls or ()
+    ]
+    message = types.ResponseMessage(
+        content=said.text,
+        reasoning_content=said.reasoning_content,
+        tool_calls=calls or None,
+        finish_reason="tool_calls" if calls else "stop",
+        is_truncated=False,
+    )
+    return types.Response(id="agentrl", created=0, model="agentrl", message=message)
+
+
+def _said_last(state: Any) -> list[Message]:
+    """What the environment said after the last turn, where it did."""
+    last: Sequence[Any] | str | None = state.get("final_env_response")
+    if isinstance(last, str):
+        return [Message(role="user", content=last)]
+    return [_message(each) for each in last or ()]
+
+
+async def _never(arguments: dict[str, Any], sandbox: Any) -> str:
+    """The library runs its tools itself."""
+    raise EnvError("a tool of verifiers is run by its own rollout")

@@ -1,0 +1,68 @@
+"""The rule about answers whose credit is known: an environment's own `fixtures`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from itertools import islice
+
+from agentrl.envs import calls
+from agentrl.envs.base import Env, reward_methods
+from agentrl.envs.check.subject import Subject
+from agentrl.envs.episode import ScriptedPolicy, play
+from agentrl.envs.fixtures import Credit, Fixture
+from agentrl.errors import AgentRLError
+from agentrl.types import Message, Session
+
+MOST = 200
+"""Fixtures that are played, at most."""
+TOLERANCE = 1e-6
+"""Rewards are added up in floating point."""
+
+
+async def fixtures(subject: Subject) -> AsyncIterator[str]:
+    """Every answer gets the credit that the environment says it must get."""
+    for place, (task, fixture) in enumerate(islice(calls.fixtures(subject.env), MOST)):
+        subject.label(task, f"agent of fixture {place}")
+        about = f" ({fixture.about})" if fixture.about else ""
+        try:
+            session = await play(subject.make(), task, saying(fixture.messages), seed=subject.seed)
+        except AgentRLError as error:
+            yield f"fixture {place}{about}, task {task.id!r}: {error}"
+            continue
+        if words := problem(fixture, session, subject.env):
+            said = fixture.messages[-1].text[:60] if fixture.messages else ""
+            yield f"fixture {place}{about}, task {task.id!r}: {said!r} {words}"
+
+
+def saying(messages: Sequence[Message]) -> ScriptedPolicy:
+    """An agent that writes these messages, and then empty ones."""
+    left = iter(messages)
+    return lambda env, conversation: next(left, Message(role="assistant", content=""))
+
+
+def problem(fixture: Fixture, session: Session, env: Env) -> str:
+    """What is wrong with the score of a fixture's session; "" where it is right."""
+    score, credit = session.score, fixture.credit
+    if score is None:
+        return "got no reward; where an answer is worth nothing, return 0"
+    if not isinstance(credit, Credit):
+        return "" if abs(score - credit) <= TOLERANCE else f"must get {credit:g} and got {score:g}"
+    least, most = _bounds(env, session)
+    fits = {
+        Credit.FULL: score >= most - TOLERANCE,
+        Credit.PARTIAL: least + TOLERANCE < score < most - TOLERANCE,
+        Credit.NONE: score <= least + TOLERANCE,
+    }
+    return "" if fits[credit] else f"must get {credit} credit and got {score:g} (of {least:g} to {most:g})"
+
+
+def _bounds(env: Env, session: Session) -> tuple[float, float]:
+    """The least and the greatest score of the rewards that a session got."""
+    ends = [
+        sorted(mark.weight * end for end in mark.range)
+        for mark, _ in reward_methods(env)
+        if mark.name in session.rewards
+    ]
+    if any(node.reward is not None for node in session.nodes):
+        ends.append(list(env.return_range))
+    return sum(low for low, _ in ends), sum(high for _, high in ends)

@@ -1,0 +1,280 @@
+"""`agentrl play`: a person plays an agent in the terminal, with a model's tools, and the session is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl.envs import calls
+from agentrl.envs.base import Env, has_expert
+from agentrl.envs.episode import NO_DEADLINES, Player, ScriptedActor, ScriptedPolicy, expert_policy, run_episode
+from agentrl.envs.lines import call_of, shown, signature
+from agentrl.envs.registry import factory
+from agentrl.envs.samples import random_policy
+from agentrl.errors import ConfigError, TokenBudgetExceeded, ToolArguments, unknown_name
+from agentrl.sessions.conversation import Conversation
+from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.sessions.store import Store
+from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.types import Message, Session, Status, Task
+
+HELP = (
+    "Write a message, or call a tool: /NAME ARGUMENT… or /NAME key=value … or /NAME {JSON}.",
+    'A line that ends in "\\" goes on in the next one.',
+    ":tools lists the tools, :expert lets the expert take this turn, :quit (or Ctrl-D, Ctrl-C) ends the session.",
+)
+POLL = 0.2
+"""Seconds after which a terminal's input is looked at again."""
+LISTED = 100_000
+"""Tasks among which one is looked for by its id."""
+
+Show = Callable[[Iterable[str]], None]
+"""Prints lines."""
+
+
+class PlayerLeft(TokenBudgetExceeded):
+    """The player has ended the session, which is then truncated as at any other limit."""
+
+
+@dataclass
+class Person:
+    """A person at a terminal or behind a pipe, as a policy.
+
+    Attributes:
+        agent: the agent that the person plays.
+        show: prints lines.
+        seen: how many messages of the conversation the person has seen.
+    """
+
+    agent: str
+    show: Show
+    seen: int = 0
+    _calls: int = field(default=0, repr=False)
+
+    async def __call__(self, env: Env, messages: Sequence[Message]) -> Message:
+        """Show what is new, and read lines until they make a message."""
+        for message in messages[self.seen :]:
+            self.show(shown(message))
+        self.seen = len(messages) + 1
+        while True:
+            line = self._line()
+            try:
+                if line == ":quit":
+                    raise PlayerLeft("the player has left")
+                if line == ":expert":
+                    return self._said(await calls.expert(env, messages))
+                if line.startswith(":"):
+                    self.show(self._answered(env, line))
+                elif line.startswith("/"):
+                    return call_of(line[1:], env, self._next_id())
+                elif line:
+                    return Message(role="assistant", content=line)
+            except (ConfigError, ToolArguments, LookupError) as error:
+                self.show([str(error)])
+
+    def _answered(self, env: Env, line: str) -> Sequence[str]:
+        """What a command answers."""
+        if line == ":tools":
+            return [signature(tool) for tool in env.tools] or ["there are no tools: write messages"]
+        return HELP if line == ":help" else [f"{line!r} is no command; :help tells what there is"]
+
+    def _said(self, message: Message) -> Message:
+        self.show(shown(message))
+        return message
+
+    def _next_id(self) -> str:
+        self._calls += 1
+        return f"call_{self._calls}"
+
+    def _line(self) -> str:
+        """The next line, with those that it goes on in.
+
+        Raises:
+            PlayerLeft: the input has ended, or Ctrl-C was pressed.
+        """
+        lines = list[str]()
+        try:
+            while True:
+                line = _read("… " if lines else "> ")
+                if not sys.stdin.isatty():
+                    self.show([line])  # a pipe's input is part of the transcript as well
+                lines.append(line.removesuffix("\\"))
+                if not line.endswith("\\"):
+                    return "\n".join(lines).strip()
+        except (EOFError, KeyboardInterrupt):
+            self.show([""])
+            raise PlayerLeft("the player has left") from None
+
+
+def _read(prompt: str) -> str:
+    """A line of the input; on a terminal Ctrl-C is noticed also just before it blocks."""
+    print(prompt, end="", flush=True)
+    while sys.stdin.isatty() and not select.select([sys.stdin], [], [], POLL)[0]:
+        pass
+    return input()
+
+
+@dataclass(frozen=True)
+class Game:
+    """What is played.
+
+    Attributes:
+        make: makes the environment.
+        name: its name.
+        options: its constructor's.
+        task: the task.
+        seed: the episode's randomness.
+        player: the agent that the person plays; "" is the first one.
+        folder: where the session is kept, as that of a run.
+    """
+
+    make: Callable[[], Env]
+    name: str
+    options: Mapping[str, Any]
+    task: Task
+    seed: int
+    player: str
+    folder: Path
+
+
+def game_of(tree: Mapping[str, Any]) -> Game:
+    """What the words `env=NAME task=0 split=train seed=0 player=… run_dir=…` ask for.
+
+    Raises:
+        ConfigError: a setting is missing, unknown, or of the wrong type.
+        UnknownName: no such environment or task.
+        EnvError: the environment's code failed.
+    """
+    tree = dict(tree)
+    subject = tree.pop("env", None)
+    options = dict(subject) if isinstance(subject, dict) else {"name": subject}
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError("say what to play: env=NAME, and its options as env.KEY=VALUE")
+    folder = re.sub(r"[^\w.-]+", "-", name)
+    given: dict[str, Any] = {"task": 0, "split": "", "seed": 0, "player": "", "run_dir": f"runs/play-{folder}"}
+    for key, value in tree.items():
+        if key not in given:
+            raise unknown_name("setting of play", key, [*given, "env"])
+        if isinstance(value, bool) or not isinstance(value, (str, int) if key == "task" else type(given[key])):
+            raise ConfigError(f"{key} = {value!r}: must be a {'whole number' if key == 'seed' else 'name or number'}")
+        given[key] = value
+    make = factory(name, **options)
+    env = make()
+    task = task_of(env, given["task"], str(given["split"] or env.splits[0]))
+    return Game(make, name, options, task, int(given["seed"]), str(given["player"]), Path(str(given["run_dir"])))
+
+
+def task_of(env: Env, wanted: str | int, split: str) -> Task:
+    """A task by its index in a split, or by its id.
+
+    Raises:
+        UnknownName: there is none of that id.
+        EnvError: there is no such split.
+        ConfigError: the split has fewer tasks.
+    """
+    listed = calls.tasks(env, split)
+    if isinstance(wanted, int):
+        if wanted < 0 or (found := next(islice(listed, wanted, None), None)) is None:
+            raise ConfigError(f"task = {wanted}: split {split!r} has no task of that index")
+        return found
+    ids = list[str]()
+    for task in islice(listed, LISTED):
+        if task.id == wanted:
+            return task
+        ids.append(task.id)
+    raise unknown_name("task", wanted, ids)
+
+
+def play_in_terminal(game: Game, show: Show) -> Session:
+    """Let a person play one episode, and store its session after every turn.
+
+    Others than the person's agent are played by the environment's expert, or at random where it has none.
+
+    Raises:
+        UnknownName: the environment has no such agent.
+        EnvError: its code failed; what was played is stored.
+    """
+    env = game.make()
+    player = game.player or env.agents[0]
+    if player not in env.agents:
+        raise unknown_name("agent", player, env.agents)
+    _begin_folder(game)
+    with Store(game.folder / "sessions.db") as store:
+        name = f"{game.task.id}-{time.strftime('%Y%m%d-%H%M%S')}-{len(store.ids())}"
+        session = Session(id=name, task=game.task, seed=game.seed, phase="play", environment=game.name)
+        session.started = time.time()
+        show([*HELP, *(signature(tool) for tool in env.tools)])
+        try:
+            _interruptible(_played(env, session, Person(player, show), store))
+        except KeyboardInterrupt:  # in the midst of a step
+            session.status, session.error = Status.TRUNCATED, "the player has left"
+        finally:
+            session.ended = time.time()
+            store.save(session)
+    return session
+
+
+def _begin_folder(game: Game) -> None:
+    """Make the folder, with the settings by which the viewer knows a run.
+
+    Raises:
+        ConfigError: it is the folder of something else, or can't be written.
+    """
+    settings = game.folder / "config.yaml"
+    own = {"played": True, "env": {"name": game.name, **game.options}}
+    try:
+        game.folder.mkdir(parents=True, exist_ok=True)
+        if not settings.exists():
+            settings.write_text(yaml.safe_dump(own), encoding="utf-8")
+        elif "played" not in (yaml.safe_load(settings.read_text(encoding="utf-8")) or {}):
+            raise ConfigError(f"run_dir = {str(game.folder)!r}: a run of something else is there")
+    except OSError as error:
+        raise ConfigError(f"run_dir = {str(game.folder)!r}: can't write there: {error.strerror}") from None
+
+
+async def _played(env: Env, session: Session, person: Person, store: Store) -> None:
+    generator, tools = TurnGenerator(NullRenderer(), None), env.tools.schemas()
+    others: ScriptedPolicy = expert_policy if has_expert(env) else random_policy(session.seed)
+
+    async def stored(turn: int, agents: Sequence[str], order: Sequence[str]) -> None:
+        store.save(session)
+
+    players = {
+        agent: Player(
+            Conversation(session, generator, tools=tools, agent=agent, stop=env.stop_strings),
+            ScriptedActor(person if agent == person.agent else others),
+        )
+        for agent in env.agents
+    }
+    await run_episode(env, session, players, NO_DEADLINES, before_turn=stored)
+    last = players[person.agent].conversation.messages[person.seen :]
+    person.show(line for message in last for line in shown(message))
+
+
+def _interruptible(work: Any) -> None:
+    """Run a coroutine so that Ctrl-C is a KeyboardInterrupt where it waits for input.
+
+    `asyncio.run` by itself turns Ctrl-C into a cancellation, which `input` does not notice.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with asyncio.Runner() as runner:
+            runner.run(work)
+    finally:
+        signal.signal(signal.SIGINT, before)

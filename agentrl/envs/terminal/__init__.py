@@ -1,0 +1,1 @@
+"""`env=terminal`: tasks for a shell, in sandboxes."""

@@ -1,0 +1,132 @@
+"""Turns of an episode: agents' messages are generated, then the environment answers them.
+
+Agents that move at once are generated concurrently, each in a copy of the session as it was before all of them; when
+all turns are there, they are added and answered in the agents' order. So none sees another's, and the session is the
+same whichever is ready first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from agentrl import tracing
+from agentrl.attachments import critic_view
+from agentrl.concurrency import concurrently
+from agentrl.envs import calls
+from agentrl.envs.base import Env, has_critic_view
+from agentrl.envs.deadlines import within
+from agentrl.envs.results import add_rewards, environment_call
+from agentrl.envs.sub_agents import SubAgents
+from agentrl.errors import AgentRLError, DeadlineExceeded, EnvError
+from agentrl.types import Message, Node, Session, StepResult
+
+if TYPE_CHECKING:
+    from agentrl.envs.episode import Player
+
+
+def following(env: Env, order: Sequence[str], last: str | None = None) -> Sequence[str]:
+    """Whose turns come next where `StepResult.next` names nobody; `last`: who had the turn before."""
+    if env.simultaneous:
+        return order
+    return (order[0 if last is None else (order.index(last) + 1) % len(order)],)
+
+
+async def moves(env: Env, players: Sequence[Player], turn: int, deadline: float) -> list[Node]:
+    """The players' next turns, of the numbers from `turn` on; where one fails no other one is added.
+
+    Raises:
+        TokenBudgetExceeded: a token budget is used up.
+        AgentRLError: a player failed.
+    """
+    for player in players:
+        if player.viewed and player.rewarded and has_critic_view(env):
+            player.conversation.attached = {critic_view.NAME: await calls.critic_view(env, player.conversation.agent)}
+    if len(players) == 1:
+        return [await players[0].act(players[0].conversation, env, turn, deadline)]
+
+    async def move(place: int, player: Player) -> Node:
+        with tracing.scope(turn=turn + place + 1):
+            return await player.actor.act(player.conversation.apart(place, len(players)), env, turn + place, deadline)
+
+    nodes = await concurrently(move(place, player) for place, player in enumerate(players))
+    for player, node in zip(players, nodes, strict=True):
+        player.conversation.adopt(node)
+    players[0].record()
+    return nodes
+
+
+async def answers(
+    env: Env, session: Session, players: Mapping[str, Player], nodes: Sequence[Node], turn: int, deadline: float
+) -> StepResult:
+    """Have the environment answer turns one after another, up to one that ends the episode; returns the last answer.
+
+    Args:
+        env: the episode's environment.
+        session: gets what is answered.
+        players: by agent.
+        nodes: the turns.
+        turn: the number of the first one.
+        deadline: of the first answer. Each of the others has as many seconds as that one has from now.
+
+    Raises:
+        AgentRLError: the environment failed.
+    """
+    left = deadline - time.monotonic()
+    for place, node in enumerate(nodes):
+        result = await _step(env, session, players, node, turn + place, time.monotonic() + left)
+        if result.terminated or result.truncated:
+            break
+        if result.next is not None and node is not nodes[-1]:
+            where = f"{type(env.unwrapped).__name__}.step"
+            raise EnvError(
+                f"{where}: {node.agent!r} moves at once with others; the answer to the last says who is next"
+            )
+    return result
+
+
+async def _step(
+    env: Env, session: Session, players: Mapping[str, Player], node: Node, turn: int, deadline: float
+) -> StepResult:
+    """Have the environment answer a turn, and put into the session what it answers."""
+    player = players[node.agent]
+    sub_agents = SubAgents(env, player.conversation, player.act, turn, deadline)
+    with tracing.scope(turn=turn + 1), environment_call(session, "step") as seconds, sub_agents:
+        result = await _answer(env, _named(node, several=len(players) > 1), deadline)
+    if result.reward is not None:
+        node.reward = result.reward
+    add_rewards(session, result.rewards)
+    session.info.update(result.info)
+    if result.fresh:
+        player.conversation.restart()
+    inserted = [] if result.continuation is None else [player.conversation.insert(result.continuation)]
+    note([*inserted, *send(players, {node.agent: result.messages, **result.others})], seconds)
+    return result
+
+
+def send(players: Mapping[str, Player], messages: Mapping[str, Sequence[Message]]) -> list[Node]:
+    """Append each agent's messages to its conversation."""
+    return [node for agent, own in messages.items() if own for node in players[agent].conversation.add(own)]
+
+
+def note(nodes: Sequence[Node], seconds: Mapping[str, float]) -> None:
+    """Keep how long an answer took with its first node; a last answer without any is known by the session's sum."""
+    if nodes:
+        nodes[0].timings = dict(seconds)
+
+
+def _named(node: Node, *, several: bool) -> Message:
+    """The message as `step` gets it: with several agents, `name` is the one that wrote it."""
+    return node.message.model_copy(update={"name": node.agent}) if several else node.message
+
+
+async def _answer(env: Env, message: Message, deadline: float) -> StepResult:
+    try:
+        return await within(deadline - time.monotonic(), calls.step(env, message))
+    except AgentRLError:
+        raise
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"{type(env.unwrapped).__name__}.step did not answer within rollout.turn_timeout"
+        ) from None

@@ -1,0 +1,1 @@
+"""`env=web_forms`: fill in forms on the web as asked."""

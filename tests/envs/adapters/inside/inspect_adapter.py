@@ -1,0 +1,157 @@
+"""Tasks of inspect_ai against the library's own evaluation of the same turns."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai import eval_async
+from inspect_ai._eval.loader import load_tasks
+from inspect_ai.model import ChatCompletionChoice, ChatMessageAssistant, ModelOutput, ModelUsage, get_model
+from inspect_ai.scorer import value_to_float
+from inspect_ai.tool import ToolCall as TheirCall
+
+import agentrl
+from agentrl.config import RolloutConfig
+from agentrl.envs import calls
+from agentrl.envs.episode import NO_DEADLINES, Player, ScriptedActor, play, run_episode
+from agentrl.envs.registry import factory
+from agentrl.errors import ConfigError, EnvError
+from agentrl.sessions.conversation import Conversation
+from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.types import FunctionCall, Message, Session, Status, ToolCall
+
+os.environ["INSPECT_DISPLAY"] = "none"
+FILE = Path(__file__).with_name("inspect_tasks.py")
+RIGHT, WRONG, UNKNOWN = ("add", {"a": 2, "b": 3}), ("add", {"c": 1}), ("subtract", {})
+
+
+def turns(name: str, number: int) -> list[str | tuple[str, dict[str, Any]]]:
+    """What a random agent says for a sample: answers, and calls right and wrong."""
+    rng = random.Random(number)
+    answers: list[Any] = [str(rng.randrange(12)) for _ in range(4)]
+    return [*rng.choices([RIGHT, WRONG, UNKNOWN], k=rng.randrange(4)), *answers] if name == "tools" else answers
+
+
+def ours(said: str | tuple[str, dict[str, Any]]) -> Message:
+    if isinstance(said, str):
+        return Message(role="assistant", content=said)
+    name, arguments = said
+    text = str(arguments).replace("'", '"')
+    return Message(role="assistant", tool_calls=[ToolCall(id="c", function=FunctionCall(name=name, arguments=text))])
+
+
+def theirs(said: str | tuple[str, dict[str, Any]]) -> ModelOutput:
+    calls_ = None if isinstance(said, str) else [TheirCall("c", *said)]
+    message = ChatMessageAssistant(content=said if isinstance(said, str) else "", tool_calls=calls_)
+    return ModelOutput(model="m", choices=[ChatCompletionChoice(message=message)], usage=ModelUsage())
+
+
+async def evaluated(name: str, folder: Path) -> dict[Any, Any]:
+    """The library's own evaluation, by sample."""
+    said = {}
+
+    def answer(messages: Any, *_: Any) -> ModelOutput:
+        first = next(message.text for message in messages if message.role == "user")
+        spoken = sum(message.role == "assistant" for message in messages)
+        return theirs(said[first][spoken])
+
+    (task,) = load_tasks([f"{FILE}@{name}"])
+    for sample in task.dataset:
+        sample.input = f"{sample.id}: {sample.input}"
+        said[sample.input] = turns(name, sample.id)
+    model = get_model("mockllm/direct", memoize=False, custom_outputs=answer)
+    (log,) = await eval_async(task, model=model, log_dir=str(folder))
+    assert log.status == "success", log.error
+    return {sample.id: sample for sample in log.samples or ()}
+
+
+def texts(messages: Sequence[Any]) -> list[tuple[str, str]]:
+    found = []
+    for message in messages:
+        error = getattr(message, "error", None)
+        text = message.text if error is None else error.message
+        found.append((message.role, text.partition(": What")[2] if message.role == "user" else text))
+    return found
+
+
+@pytest.mark.parametrize("name", ["single", "tools", "several"])
+async def test_fifty_episodes_have_the_messages_and_scores_of_the_librarys_evaluation(
+    name: str, tmp_path: Path
+) -> None:
+    make = factory(f"inspect:{FILE}@{name}")
+    direct = await evaluated(name, tmp_path)
+    number = value_to_float()
+
+    async def one(place: int, task: Any) -> None:
+        said = iter(turns(name, place))
+        session = await play(make(), task, lambda env, messages: ours(next(said)))
+        sample = direct[place]
+        assert session.status is Status.COMPLETED, session.error
+        expected = {
+            f"{scorer}.{key}" if key else scorer: number(value)
+            for scorer, score in sample.scores.items()
+            for key, value in (score.value.items() if isinstance(score.value, dict) else [("", score.value)])
+        }
+        assert session.info["scores"] == expected
+        assert session.score == next(iter(expected.values()))
+        said_ours = [(node.message.role, node.message.text) for node in session.nodes]
+        said_ours = [(role, text.partition("What")[2] if role == "user" else text) for role, text in said_ours]
+        assert said_ours == texts(sample.messages)
+
+    tasks = list(calls.tasks(make(), "eval"))
+    assert len(tasks) == 50
+    await asyncio.gather(*(one(place, task) for place, task in enumerate(tasks)))
+
+
+async def test_an_episode_that_a_limit_cuts_off_is_scored_as_it_is() -> None:
+    env = agentrl.make(f"inspect:{FILE}@several", scorer="lengths.messages")
+    session = Session(id="cut", task=next(calls.tasks(env, "eval")), seed=0)
+    policy = ScriptedActor(lambda env, messages: Message(role="assistant", content="0"))
+    player = Player(Conversation(session, TurnGenerator(NullRenderer(), None)), policy)
+    limits = RolloutConfig(**{**NO_DEADLINES.model_dump(), "max_turns": 2})
+    await run_episode(env, session, {"agent": player}, limits)
+    assert session.status is Status.TRUNCATED
+    assert session.info["scores"]["includes"] == 1.0
+    assert session.score == 5.0, "two turns, and three messages that ask"
+
+
+async def test_a_call_that_cant_be_read_is_answered_and_the_tools_are_shown() -> None:
+    env = agentrl.make(f"inspect:{FILE}@tools")
+    (schema,) = env.tools.schemas()
+    assert set(schema["function"]["parameters"]["properties"]) == {"a", "b"}
+    await calls.reset(env, next(calls.tasks(env, "eval")))
+    for arguments, answer in (
+        ('{"a": 1', "not valid JSON"),
+        ("[1]", "must be a JSON object"),
+        ('{"a": 1, "b": 1}', "2"),
+    ):
+        call = ToolCall(id="c", function=FunctionCall(name="add", arguments=arguments))
+        result = await calls.step(env, Message(role="assistant", tool_calls=[call]))
+        assert answer in result.messages[0].text
+    await calls.close(env)
+
+
+async def test_a_solver_that_rewrites_the_conversation_is_refused() -> None:
+    env = agentrl.make(f"inspect:{FILE}@forgetful")
+    with pytest.raises(EnvError, match="changes message 0"):
+        await play(env, next(calls.tasks(env, "eval")), lambda env, messages: Message(role="assistant", content="x"))
+
+
+def test_the_contract_holds_and_mistakes_are_named() -> None:
+    assert agentrl.check_env(f"inspect:{FILE}@tools", tasks=2) == []
+    for source, words in (
+        (f"{FILE}@sandboxed", "in a sandbox of inspect_ai"),
+        (f"{FILE}@unscored", "no scorer"),
+        (f"{FILE}@nothing", "nothing"),
+        (str(FILE), "is a file: allowed: a task of it"),
+        ("no_such_package/task", "no_such_package"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            agentrl.make(f"inspect:{source}")
