@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from agentrl import cluster
+from agentrl import cluster, garbage
 from agentrl.cluster import frames
 from agentrl.cluster.server import free_port
 from agentrl.config import ClusterConfig, RunConfig
@@ -149,7 +149,8 @@ async def play(base: Path, workers: int, sessions: int, turns: int) -> tuple[flo
 
 def sessions(args: argparse.Namespace) -> None:
     """Print rates and bytes."""
-    with tempfile.TemporaryDirectory() as folder, cluster.opened(ClusterConfig(name="ray", resources=SMALL), None):
+    ray = ClusterConfig(name="ray", resources=SMALL)
+    with tempfile.TemporaryDirectory() as folder, cluster.opened(ray, None), garbage.seldom():
         base = tiny.build(Path(folder) / "model", [driver_cost.QUESTION])
         one, *_ = asyncio.run(play(base, 1, args.sessions // 5, 2))
         print(f"1 worker: {one:.1f} sessions/s", flush=True)

@@ -43,17 +43,18 @@ class Head:
         Raises:
             InfraError: it does not answer.
         """
-        if self.lost.done() or not self._answers():
+        if self.lost.done() or not self.answers():
             raise self._error()
 
     def close(self) -> None:
         """Watch no longer; a head that does not answer now is lost. Idempotent."""
         self._over.set()
         self._watching.join()
-        if not self.lost.done() and not self._answers():
+        if not self.lost.done() and not self.answers():
             self.lost.set_result(self._error())
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether it answers now; a network that drops packets is waited for, half of the seconds."""
         try:
             socket.create_connection(self._at, timeout=self._seconds / 2).close()
         except OSError:
@@ -63,7 +64,7 @@ class Head:
     def _watch(self) -> None:
         answered = time.monotonic()
         while not self._over.wait(_TICK):
-            if self._answers():
+            if self.answers():
                 answered = time.monotonic()
             elif time.monotonic() - answered > self._seconds:
                 self.lost.set_result(self._error())

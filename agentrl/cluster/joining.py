@@ -1,4 +1,4 @@
-"""Whether a Ray cluster answers at an address, asked before this process joins it.
+"""Joining a Ray cluster: whether one answers at an address, asked before, and signals that stay this process's own.
 
 `ray.init` takes no deadline: where nothing listens it tries again for a quarter of an hour, in C++ code that can't be
 interrupted. So a process of its own joins first, and is killed at the deadline.
@@ -7,9 +7,13 @@ interrupted. So a process of its own joins first, and is killed at the deadline.
 from __future__ import annotations
 
 import re
+import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from agentrl.errors import ConfigError, brief
 
@@ -47,6 +51,22 @@ def require_answer(address: str, timeout: float = JOIN_SECONDS) -> None:
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2]
         raise _refusal(address, brief(last) or f"joining it ended with exit code {done.returncode}", done.stderr)
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Within the block Ray is joined; afterwards signals go to this process's own handlers again.
+
+    `ray.init` makes SIGTERM end the process at once, by a handler of Python's and one of C++, so that a run that a
+    scheduler ends would save nothing.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():  # else `ray.init` has set none of Python's
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _refusal(address: str, reason: str, output: str = "") -> ConfigError:

@@ -24,9 +24,10 @@ from agentrl.cluster.assignment import Assignment
 from agentrl.cluster.base import Cluster, Node, Process, Resources, Role, Worker
 from agentrl.cluster.bundles import Bundles
 from agentrl.cluster.connection import Address, Connection, connect
+from agentrl.cluster.gpus import memory_of
 from agentrl.cluster.head import Head
 from agentrl.cluster.inventory import bundle, is_ours, settled
-from agentrl.cluster.joining import require_answer
+from agentrl.cluster.joining import handlers_kept, require_answer
 from agentrl.cluster.local import LocalProcess
 from agentrl.cluster.nodes import described, node_name
 from agentrl.cluster.placement import Demand, Wanted, place
@@ -193,6 +194,7 @@ class RayCluster(Cluster):
     def __init__(self, address: str | None = None, logs: Path | None = None) -> None:
         self.logs, self._count, self._workers = logs, Counter[str](), list[Worker]()
         self._reserved: tuple[PlacementGroup, Bundles] | None = None
+        self._seen: list[Node] = []
         self._ours = not ray.is_initialized()
         if self._ours:
             if address is not None:
@@ -307,7 +309,12 @@ class RayCluster(Cluster):
         raise ConfigError(f"{role} needs {wanted}, and no node has as much: there is {described(nodes)}")
 
     def nodes(self) -> list[Node]:
-        """The machines that Ray knows, dead ones too, this one first."""
+        """The machines that Ray knows, dead ones too, this one first; without an answering head as they were last seen.
+
+        Ray would wait for the head in a thread that can't be cancelled, and end this process after a minute.
+        """
+        if not self._head.answers():
+            return self._seen
         found, draining = [], _state.get_draining_nodes()
         for node in sorted(_ray.nodes(), key=lambda node: node["NodeManagerAddress"] != self.host):
             has = dict(node["Resources"])
@@ -315,7 +322,9 @@ class RayCluster(Cluster):
             custom = {name: amount for name, amount in has.items() if is_ours(name)}
             name = node_name(node["NodeManagerAddress"], node["NodeID"])
             alive, host, leaves = node["Alive"], node["NodeManagerAddress"], node["NodeID"] in draining
-            found.append(Node(name, cpus, gpus, custom, alive, host=host, draining=leaves))
+            memory = memory_of(has)
+            found.append(Node(name, cpus, gpus, custom, alive, gpu_memory=memory, host=host, draining=leaves))
+        self._seen = found
         return found
 
     def close(self) -> None:
@@ -335,7 +344,8 @@ def _join(address: str | None) -> None:
     """Join the cluster at an address, or start Ray on this machine."""
     for left in reversed(range(STARTS)):
         try:
-            ray.init(address or "local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            with handlers_kept():
+                ray.init(address or "local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
             return
         except (ConnectionError, ValueError) as error:
             raise ConfigError(f"cluster.address={address!r}: no Ray cluster answers there: {error}") from None

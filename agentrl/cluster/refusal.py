@@ -23,7 +23,7 @@ MOST_TRIES = 16
 def refusal(nodes: Sequence[Node], wanted: Wanted) -> ConfigError:
     """The error of what can't be placed."""
     alive = [node for node in nodes if node.alive]
-    fits = "; or ".join(nearest(alive, wanted)) or "nothing with such parts"
+    fits = "; or ".join(nearest(alive, wanted) or _more_nodes(alive, wanted)) or "nothing with such parts"
     return ConfigError(
         f"layout={wanted.layout} can't be placed. Asked: {'; '.join(map(asked, filter(_counts, wanted.demands)))}. "
         f"There: {has(alive)}. Why: {'; '.join(reasons(alive, wanted))}. What would fit: {fits}"
@@ -35,15 +35,20 @@ def _counts(demand: Demand) -> bool:
 
 
 def asked(demand: Demand) -> str:
-    """A demand in words: `engine: 4 x 2 GPUs of 40 GiB, 1 CPU`."""
+    """A demand in words: `engine: 4 x (2 GPUs of 40 GiB, 1 CPU)`."""
+    where = f" on {demand.node}" if demand.node else ""
+    return f"{demand.role}: {demand.count} x ({_unit(demand) or 'nothing'}){where}"
+
+
+def _unit(demand: Demand) -> str:
+    """What a unit occupies, in words."""
     each = []
     if demand.gpus:
         each.append(_several(demand.gpus, "GPU") + (f" of {demand.memory:.3g} GiB" if demand.memory else ""))
     if demand.cpus:
         each.append(_several(demand.cpus, "CPU"))
     each += [f"{amount:g} {name}" for name, amount in demand.custom.items()]
-    where = f" on {demand.node}" if demand.node else ""
-    return f"{demand.role}: {demand.count} x ({', '.join(each) or 'nothing'}){where}"
+    return ", ".join(each)
 
 
 def has(nodes: Sequence[Node]) -> str:
@@ -63,7 +68,7 @@ def has(nodes: Sequence[Node]) -> str:
 def reasons(nodes: Sequence[Node], wanted: Wanted) -> list[str]:
     """Why it does not fit, as far as one resource or one unit explains it."""
     demands = [demand for demand in wanted.demands if demand.count]
-    found = [reason for demand in demands for reason in _unit_reasons(nodes, demand)]
+    found = list(dict.fromkeys(reason for demand in demands for reason in _unit_reasons(nodes, demand)))
     own = [replace(d, count=d.count - wanted.shared) if d is wanted.engines else d for d in demands]
     totals: list[tuple[str, float, float]] = [
         ("GPU", sum(d.count * d.gpus for d in own), sum(node.gpus for node in nodes))
@@ -89,10 +94,10 @@ def _unit_reasons(nodes: Sequence[Node], demand: Demand) -> Iterator[str]:
         return
     largest = max(node.gpus for node in nodes)
     if demand.gpus > largest:
-        yield f"a unit of {demand.role} needs {demand.gpus} GPUs on one node, and the largest has {largest}"
+        yield f"a unit of {demand.role} needs {_several(demand.gpus, 'GPU')} on one node, and the largest has {largest}"
     cpus = max(node.cpus for node in nodes)
     if demand.cpus > cpus:
-        yield f"a unit of {demand.role} needs {demand.cpus:g} CPUs on one node, and the largest has {cpus:g}"
+        yield f"a unit of {demand.role} needs {_several(demand.cpus, 'CPU')} on one node, and the largest has {cpus:g}"
     for name, amount in demand.custom.items():
         most = max(node.custom.get(name, 0.0) for node in nodes)
         if amount > most:
@@ -109,6 +114,23 @@ def nearest(nodes: Sequence[Node], wanted: Wanted) -> list[str]:
     found = found[:1] + [_setting(demand, number) for demand, number in fewer if 0 < number < demand.count]
     found += [said for said, changed in _smaller_units(wanted) if fitted(nodes, changed) is not None]
     return found[:MOST_PROPOSALS] or _together(nodes, wanted)
+
+
+def _more_nodes(nodes: Sequence[Node], wanted: Wanted) -> list[str]:
+    """Nodes that would have to join, where units fit on none by themselves: one for each such unit."""
+    large = [demand for demand in wanted.demands if demand.count and any(_unit_reasons(nodes, demand))]
+    more = [
+        Node(f"{demand.role} {number}", demand.cpus, demand.gpus, demand.custom, gpu_memory=demand.memory)
+        for demand in large
+        for number in range(demand.count)
+    ]
+    if any(demand.node for demand in large) or fitted([*nodes, *more], wanted) is None:
+        return []
+    return [
+        " and ".join(
+            f"{demand.count} more node{'s' * (demand.count > 1)} with {_unit(demand) or 'anything'}" for demand in large
+        )
+    ]
 
 
 def _other_layouts(nodes: Sequence[Node], wanted: Wanted) -> Iterator[tuple[str, Wanted]]:

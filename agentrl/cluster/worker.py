@@ -17,6 +17,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl import cluster, garbage
 from agentrl.cluster.base import Role
 from agentrl.cluster.calls import Calls, Listener
 from agentrl.cluster.connection import failed
@@ -42,14 +43,17 @@ def main(descriptor: int) -> int:
     """Build the role and serve it; returns the exit status."""
     owner = socket.socket(fileno=descriptor)
     start: Start = receive(owner)
+    cluster.current().host = start.host
     use_for_gloo(start.host)
     where = f"{start.role} on {start.node}"
+    print(f"{where}, process {os.getpid()}", flush=True)  # the log's name says which start it was, and not the rank
     try:
         target = load(start.role.make, f"the role {start.role.make!r}")(*start.role.arguments)
     except BaseException as error:
         owner.sendall(encode(failed(error, where, traceback.format_exc())))
         return 1
-    asyncio.run(_serve(target, start, where, owner))
+    with garbage.seldom():
+        asyncio.run(_serve(target, start, where, owner))
     return 0
 
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 from agentrl.config.api import ApiConfig
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.engines import (
-    START,
     WEIGHTS,
     EngineConfig,
     EngineSection,
     FleetConfig,
     ModelConfig,
-    PolicyConfig,
     WeightsConfig,
     WeightsSection,
 )
+from agentrl.config.gateway import GatewayConfig
+from agentrl.config.policies import MODEL, PAST, START, PastConfig, PolicyConfig
 from agentrl.config.rollout import (
     BranchConfig,
     BranchSection,
@@ -50,6 +50,8 @@ from agentrl.config.training import (
 
 __all__ = [
     "ALGORITHMS",
+    "MODEL",
+    "PAST",
     "AlgoConfig",
     "AlgoSection",
     "ApiConfig",
@@ -65,10 +67,12 @@ __all__ = [
     "EnvConfig",
     "EvalConfig",
     "FleetConfig",
+    "GatewayConfig",
     "Fraction",
     "ModelConfig",
     "NAMED",
     "OfPlugin",
+    "PastConfig",
     "PolicyConfig",
     "RewardConfig",
     "RewardSection",

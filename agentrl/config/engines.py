@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
 
-from agentrl.config.sections import NAMED, Device, Dtype, OfPlugin, Section
+from agentrl.config.sections import Device, Dtype, OfPlugin, Section
 
 
 class ModelConfig(Section):
@@ -108,8 +108,12 @@ class WeightsConfig(Section):
     """Compare the engines' checksums with each other after each publication."""
     probe_tokens: int = Field(default=48, ge=0)
     """Tokens of the prompt by which each engine is compared with the trainer after a publication; 0: no comparison."""
-    probe_bound: PositiveFloat = 0.1
-    """A mean |log-probability difference| on that prompt over this stops the run."""
+    probe_bound: PositiveFloat | None = None
+    """A mean |log-probability difference| on that prompt over this stops the run; None: what suits the precision, four
+    times transformers' own error in it, and 0.002 in float32."""
+    prove_every: int = Field(default=0, ge=0)
+    """Every how many publications one more engine, started for that, loads the weights from a folder, and the run's
+    engines must have its checksum; 0: never."""
     start_tokens: int | None = Field(default=None, ge=0)
     """Tokens of the long prompt of the comparison at the start; None is as many as take a few seconds; 0: none."""
     start_bound: PositiveFloat | None = None
@@ -128,17 +132,3 @@ class WeightsConfig(Section):
 EngineSection = Annotated[SerializeAsAny[EngineConfig], OfPlugin("agentrl.rollout.engines:ENGINES")]
 WEIGHTS = OfPlugin("agentrl.rollout.weights:TRANSPORTS", key="transport")
 WeightsSection = Annotated[SerializeAsAny[WeightsConfig], WEIGHTS]
-
-START = "start"
-"""The model of a frozen policy that is the run's initial model."""
-
-
-class PolicyConfig(Section):
-    """A frozen policy: it plays some of an environment's agents and is never trained."""
-
-    model: Annotated[ModelConfig, NAMED] = ModelConfig(name=START)
-    """`start` is the run's initial model; otherwise a name from `agentrl models`, or a folder."""
-    engine: EngineSection = Field({}, validate_default=True)
-    """Its engine."""
-    temperature: NonNegativeFloat = 1.0
-    """Its sampling temperature, in training and evaluation."""

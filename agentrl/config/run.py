@@ -8,7 +8,9 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, Po
 
 from agentrl.config.api import ApiConfig
 from agentrl.config.cluster import ClusterConfig
-from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, PolicyConfig, WeightsSection
+from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, WeightsSection
+from agentrl.config.gateway import GatewayConfig
+from agentrl.config.policies import PAST, PolicyConfig
 from agentrl.config.rollout import EnvConfig, EvalConfig, RewardSections, RolloutConfig, SandboxConfig
 from agentrl.config.sections import NAMED, Section
 from agentrl.config.tools import ToolSections
@@ -61,8 +63,10 @@ class RunConfig(Section):
     """What is done about a run that makes no progress at all."""
     agent: str | None = None
     """A program that acts in the model's place: path/to/file.py:function or a command line; see docs/agents.md."""
+    gateway: GatewayConfig = GatewayConfig()
+    """Where such programs reach the model."""
     policies: dict[str, PolicyConfig] = Field({})
-    """Frozen policies by name: an opponent, a user simulator, an earlier checkpoint."""
+    """Policies by name that are not trained: opponents, user simulators, past versions; see docs/several_agents.md."""
     agents: dict[str, str] = Field({})
     """Which policy plays which of an environment's agents; `main`, which is trained, plays those not named here."""
     rewards: RewardSections = Field({})
@@ -120,6 +124,11 @@ class RunConfig(Section):
     """End the run rather than train on a token whose weights the record does not prove: published, with an engine's
     checksum, and without caches that older weights computed; see docs/runs.md."""
 
+    @property
+    def views(self) -> bool:
+        """Whether a critic reads what environments tell it (`Env.critic_view`)."""
+        return getattr(self.algo, "value_view", 0) > 0
+
     @model_validator(mode="after")
     def _contradictions(self) -> RunConfig:
         needs = ALGORITHMS.plugins().find(self.algo.name)(self.algo).needs
@@ -153,13 +162,9 @@ class RunConfig(Section):
                 f"rollout.staleness={self.rollout.staleness} generates while the trainer learns, and with "
                 "fleet.colocated=true engines sleep meanwhile; fleet.colocated_engines leaves others that don't"
             )
-        if self.cluster.environments:
-            for unsupported in ("agent", "policies", "rerun"):
-                if getattr(self, unsupported):
-                    raise ValueError(
-                        f"cluster.environments={self.cluster.environments} plays sessions in workers, which "
-                        f"{unsupported}= does not support yet; use cluster.environments=0"
-                    )
+        self._past_versions_can_be_kept()
+        if self.weights.prove_every:
+            self._delivery_can_be_proved()
         if MAIN in self.policies:
             raise ValueError(f"policies.{MAIN} is the policy that is trained; give a frozen one another name")
         for agent, policy in self.agents.items():
@@ -173,6 +178,28 @@ class RunConfig(Section):
         if context is not None and self.engine.max_context is not None and context > self.engine.max_context:
             raise ValueError(f"rollout.context_tokens={context} exceeds engine.max_context={self.engine.max_context}")
         return self
+
+    def _past_versions_can_be_kept(self) -> None:
+        """Raise a ValueError where versions of the policy are to play (policies.NAME=past) and can't be kept."""
+        past = [name for name, policy in self.policies.items() if policy.name == PAST]
+        if past[1:]:
+            raise ValueError(f"policies.{past[0]} and policies.{past[1]} are both {PAST}; one policy can be")
+        if past and self.checkpoint_url:
+            raise ValueError(
+                f"policies.{past[0]}={PAST} plays by versions in the run's folder, which checkpoint_url= does not copy"
+            )
+
+    def _delivery_can_be_proved(self) -> None:
+        """Raise a ValueError where engines give no checksum, or there is no place for another one."""
+        every = f"weights.prove_every={self.weights.prove_every}"
+        if not self.weights.verify:
+            raise ValueError(f"{every} compares engines' checksums, which weights.verify=false leaves out")
+        if self.fleet.colocated or self.cluster.name != "local":
+            wrong = "fleet.colocated=true" if self.fleet.colocated else f"cluster={self.cluster.name}"
+            raise ValueError(
+                f"{every} starts another engine on this machine, which {wrong} has no place for; "
+                "`agentrl verify RUN --weights` compares with checkpoints later"
+            )
 
     def _averages_can_be_evaluated(self) -> None:
         """Raise a ValueError where the run keeps no average, or can't start another engine for it."""

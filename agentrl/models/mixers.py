@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from agentrl.errors import InvalidInput
 
 _STATE_METHODS = frozenset(("update_conv_state", "update_recurrent_state"))
-_CACHE = ("cache_params", "past_key_values")
+_CACHE = ("cache", "cache_params", "past_key_values")
+"""What layers call the cache: the first since transformers 5.24."""
 
 
 @dataclass(slots=True)

@@ -15,15 +15,18 @@ import re
 import shlex
 import shutil
 import signal
+import ssl
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 import orjson
 
+from agentrl.cluster.keeper import Keeper
 from agentrl.errors import AgentError, ConfigError, missing_extra
 from agentrl.imports import load
 from agentrl.types import RewardState, Session, Status, Task
@@ -69,10 +72,14 @@ class FunctionAgent:
     """`async def agent(task, client)`, where `client` is a plain `openai.AsyncOpenAI`.
 
     The clients of all sessions share one pool of connections: making a pool takes 60 ms, a client of it none.
+
+    Args:
+        function: it.
+        trusted: what its client trusts where the gateway serves HTTPS; None is as usual.
     """
 
-    def __init__(self, function: Callable[[Task, Any], Awaitable[Any]]) -> None:
-        self.function = function
+    def __init__(self, function: Callable[[Task, Any], Awaitable[Any]], trusted: ssl.SSLContext | None = None) -> None:
+        self.function, self.trusted = function, trusted
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
 
     async def run(self, task: Task, address: Address) -> None:
@@ -89,7 +96,7 @@ class FunctionAgent:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None or pool.is_closed:
-            pool = self._pools[loop] = openai.DefaultAsyncHttpxClient(limits=_unbounded())
+            pool = self._pools[loop] = openai.DefaultAsyncHttpxClient(limits=_unbounded(), verify=self.trusted or True)
         client = openai.AsyncOpenAI(base_url=address.base_url, api_key=address.api_key, http_client=pool)
         try:
             await self.function(task, client)
@@ -111,7 +118,7 @@ class CommandAgent:
     cwd: str | None = None
 
     async def run(self, task: Task, address: Address) -> None:
-        """Run the program in a process group of its own, and end the whole group with it."""
+        """Run the program in a process group of its own, and end the whole group with it, and when we are killed."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *self.argv,
@@ -124,14 +131,22 @@ class CommandAgent:
             )
         except OSError as error:
             raise ConfigError(f"agent={shlex.join(self.argv)!r} can't be started: {error}") from None
+        _keeper().keep(process.pid)
         try:
             assert process.stderr is not None
             tail = await _tail(process.stderr)
             code = await process.wait()
         finally:
             await _end_group(process)
+            _keeper().forget(process.pid)
         if code != 0:
             raise AgentError(f"{shlex.join(self.argv)} ended with exit status {code}: {tail.strip()}")
+
+
+@cache
+def _keeper() -> Keeper:
+    """Ends the programs of this process where it is killed."""
+    return Keeper()
 
 
 def _unbounded() -> Any:
@@ -152,8 +167,12 @@ def environment(task: Task, address: Address) -> dict[str, str]:
     }
 
 
-def load_agent(agent: str | Callable[..., Any] | UserAgent) -> UserAgent:
+def load_agent(agent: str | Callable[..., Any] | UserAgent, trusted: ssl.SSLContext | None = None) -> UserAgent:
     """An agent from `path/to/file.py:function`, a command line, or a coroutine function.
+
+    Args:
+        agent: it.
+        trusted: what a function's client trusts where the gateway serves HTTPS; None is as usual.
 
     Raises:
         UnknownName: the file or the function is not there.
@@ -170,7 +189,7 @@ def load_agent(agent: str | Callable[..., Any] | UserAgent) -> UserAgent:
         return made
     if not inspect.iscoroutinefunction(agent):
         raise ConfigError(f"agent={named!r} is {agent!r}; it must be `async def agent(task, client)`")
-    return FunctionAgent(agent)
+    return FunctionAgent(agent, trusted)
 
 
 def _command(line: str) -> CommandAgent:

@@ -168,7 +168,7 @@ async def continue_from(
     branch = Branch(saved.head, len(session.nodes), len(session.nodes), Status.OPEN, trained=trained)
     own = player(part, saved.head)
 
-    async def before_turn(turn: int, agent: str, order: Sequence[str]) -> None:
+    async def before_turn(turn: int, agents: Sequence[str], order: Sequence[str]) -> None:
         if forks is not None:
             await forks.visit(env, own.conversation, turn)
 
@@ -217,7 +217,7 @@ async def play_forked(
     """
     forks, first = Forks(rule, session), player(env, session, None)
 
-    async def before_turn(turn: int, agent: str, order: Sequence[str]) -> None:
+    async def before_turn(turn: int, agents: Sequence[str], order: Sequence[str]) -> None:
         await forks.visit(env, first.conversation, turn)
 
     await run_episode(env, session, {first.conversation.agent: first}, limits(), before_turn=before_turn)
@@ -261,6 +261,7 @@ def _add(session: Session, part: Session, before: dict[str, Any]) -> None:
     """Add a branch's counters and timings to its session's, without what the restored state had counted before."""
     known = Counter({"tool_calls": before["calls"], "tool_errors": sum(before["failures"].values())})
     known.update({f"tool_errors/{kind}": number for kind, number in before["failures"].items()})
+    known["tool_silent"] = before.get("silent", 0)
     for name, number in part.counters.items():
         session.count(name, number - known[name])
     for name, seconds in part.timings.items():

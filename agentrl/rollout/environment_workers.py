@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from agentrl import cluster
 from agentrl.cluster import Role, Worker, elastic
-from agentrl.config import RolloutConfig
-from agentrl.envs.episode import Actor
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError, brief
 from agentrl.types import Session, Status
 
@@ -48,10 +47,14 @@ class Workers:
             nodes = await asyncio.to_thread(cluster.current().nodes)
             self._following = asyncio.create_task(self._follow(elastic.usable(nodes)))
 
-    async def play(
-        self, session: Session, actor: Actor, limits: RolloutConfig, left: Left, timeout: float | None
-    ) -> Session:
-        """Play a session on the worker that has fewest; a worker's death makes it an INFRA_ERROR."""
+    async def play(self, session: Session, *how: Any, timeout: float | None) -> Session:
+        """Play a session on the worker that has fewest; a worker's death makes it an INFRA_ERROR.
+
+        Args:
+            session: it.
+            *how: the other arguments of the role's `play`.
+            timeout: seconds after which the worker is given up.
+        """
         while not self._under_way:
             if not self._starting:
                 raise InfraError("no environment worker is left (cluster.max_restarts)")
@@ -60,7 +63,7 @@ class Workers:
         worker = min(staying or self._under_way, key=self._under_way.__getitem__)
         self._under_way[worker] += 1
         try:
-            found: Session = await worker.call("play", session, actor, limits, left, timeout=timeout)
+            found: Session = await worker.call("play", session, *how, timeout=timeout)
         except InfraError as error:
             if worker.poll() is None and not isinstance(error, DeadlineExceeded):
                 raise

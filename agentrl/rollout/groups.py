@@ -8,23 +8,23 @@ resumed run sessions of groups that were in progress are continued (`rollout.unf
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol
 
 from agentrl import tracing
+from agentrl.concurrency import concurrently
 from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.envs.episode import Actor, Player, ScriptedActor, episode_state, run_episode
+from agentrl.envs.episode import Actor, Player, ScriptedActor, episode_state, nothing_to_record, run_episode
 from agentrl.errors import EngineError
 from agentrl.rollout.branching import play_forked
 from agentrl.rollout.fork_rules import ForkRule, make_rule
 from agentrl.rollout.policies import Partners, Policy
-from agentrl.rollout.programs import Program
+from agentrl.rollout.programs import Program, ServedProgram
 from agentrl.rollout.seeds import derive
 from agentrl.rollout.slots import Slots
 from agentrl.rollout.unfinished import Left, LeftSessions, Restored, StateSaver, restored
@@ -32,10 +32,8 @@ from agentrl.sessions import tree
 from agentrl.sessions.codec import make_storable
 from agentrl.sessions.conversation import Conversation
 from agentrl.sessions.recorder import Recorder
-from agentrl.types import GREEDY, Engine, Group, Node, Session, Status, Task
+from agentrl.types import GREEDY, Engine, Group, Session, Status, Task
 from agentrl.untrusted import safe_text
-
-T = TypeVar("T")
 
 TRAIN = "train"
 """The phase of the groups that are trained on."""
@@ -72,6 +70,16 @@ class Deadline:
         return self.at - time.monotonic()
 
 
+class Elsewhere(Protocol):
+    """Plays sessions in other processes (`rollout.environments`)."""
+
+    async def play(
+        self, rollouts: Rollouts, session: Session, actor: Actor | Program, deadline: Deadline | None
+    ) -> Session:
+        """Play one attempt at a session, as `rollouts` would; where its process dies it is an INFRA_ERROR."""
+        ...
+
+
 @dataclass(frozen=True)
 class Rollouts:
     """Generates groups, with one limit on concurrent sessions for all of them.
@@ -81,10 +89,12 @@ class Rollouts:
         policy: plays all agents but those of `partners`.
         limits: budgets, deadlines, concurrency.
         seed: the run's.
-        partners: the agents that frozen policies play.
+        partners: play agents in its place.
         environment: the name under which the environment was configured.
         recorder: stores the sessions while they are generated, every attempt at one included; None stores nothing.
         left: the sessions that an earlier process of the run left; empty where it was not resumed.
+        views: whether a critic reads what environments tell it (`Env.critic_view`).
+        elsewhere: plays sessions in other processes; None plays them here.
     """
 
     make_env: Callable[[], Env]
@@ -95,6 +105,8 @@ class Rollouts:
     environment: str = ""
     recorder: Recorder | None = None
     left: LeftSessions = field(default_factory=LeftSessions, repr=False, compare=False)
+    views: bool = False
+    elsewhere: Elsewhere | None = field(default=None, repr=False, compare=False)
     slots: Slots = field(init=False, repr=False, compare=False)
     rule: ForkRule = field(init=False, repr=False, compare=False)
     states: StateSaver = field(init=False, repr=False, compare=False)
@@ -115,10 +127,15 @@ class Rollouts:
         return other
 
     @property
+    def policies(self) -> dict[str, Policy]:
+        """All policies by name, `policy` first."""
+        others = (policy for partner in self.partners.values() for policy in partner.policies)
+        return {policy.name: policy for policy in (self.policy, *others)}
+
+    @property
     def engines(self) -> list[Engine]:
         """The engines of all policies, that of `policy` first."""
-        policies = {policy.name: policy for policy in (self.policy, *(policy for policy, _ in self.partners.values()))}
-        return [policy.engine for policy in policies.values() if policy.engine is not None]
+        return [policy.engine for policy in self.policies.values() if policy.engine is not None]
 
     async def collect(
         self,
@@ -299,6 +316,8 @@ class Rollouts:
         self, session: Session, actor: Actor | Program, deadline: Deadline | None, restored: Restored | None
     ) -> Session:
         """Play a session, in a trace of its own."""
+        if self.elsewhere is not None and restored is None:  # whose environment is here
+            return await self.elsewhere.play(self, session, actor, deadline)
         about: dict[str, Any] = {"group": session.group, "phase": session.phase, "step": (session.step or 0) + 1}
         with tracing.scope(session=session.id), tracing.span("session", root=True, **about):
             session = await self._played(session, actor, deadline, restored)
@@ -310,6 +329,7 @@ class Rollouts:
     ) -> Session:
         env = restored.env if restored is not None else self.make_env().for_task(session.task)
         if isinstance(actor, Program):
+            assert isinstance(actor, ServedProgram)
             return await actor.play(env, session, self._limits(deadline))
         if session.phase == TRAIN and self.rule.active:
             (agent,) = env.agents
@@ -324,9 +344,9 @@ class Rollouts:
         heads = restored.heads(session) if restored is not None else {}
         players = {agent: self._player(env, session, agent, actor, heads.get(agent)) for agent in env.agents}
 
-        async def before_turn(turn: int, agent: str, order: Sequence[str]) -> None:
+        async def before_turn(turn: int, agents: Sequence[str], order: Sequence[str]) -> None:
             if self.recorder is not None:
-                made = partial(episode_state, session, players, turn, agent, order)
+                made = partial(episode_state, session, players, turn, agents, order)
                 await self.states.save(self.recorder, session, env, made)
 
         middle = restored.middle(session) if restored is not None else None
@@ -341,7 +361,8 @@ class Rollouts:
     def _player(
         self, env: Env, session: Session, agent: str, actor: Actor, head: int | None, *, forked: bool = False
     ) -> Player:
-        policy, own = self.partners.get(agent, (self.policy, actor))
+        partner = self.partners.get(agent)
+        policy, own = (partner and partner.plays(session)) or (self.policy, actor)
         generator = policy.turn_generator(self.limits)
         if forked and head is not None:  # the budget of a session is for each of its continuations
             others = tree.size(session) - len(tree.path_ids(session, head))
@@ -349,31 +370,6 @@ class Rollouts:
         tools, stop = env.tools.schemas(), env.stop_strings
         conversation = Conversation(session, generator, tools=tools, agent=agent, head=head, stop=stop)
         scripted = isinstance(actor, ScriptedActor)  # a script plays every agent, by what the environment knows
-        chosen = actor if scripted else own
-        if self.recorder is not None:
-            chosen = _RecordedActor(chosen, self.recorder)
-        return Player(conversation, chosen, rewarded=not policy.frozen)
-
-
-@dataclass(frozen=True)
-class _RecordedActor:
-    """Has the session's new nodes stored after each turn."""
-
-    actor: Actor
-    recorder: Recorder
-
-    async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
-        node = await self.actor.act(conversation, env, turn, deadline)
-        self.recorder.update(conversation.session)
-        return node
-
-
-async def concurrently(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all, and return their results in order; where one fails the others are cancelled and awaited."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        record = partial(self.recorder.update, session) if self.recorder is not None else nothing_to_record
+        viewed = self.views and not policy.frozen
+        return Player(conversation, actor if scripted else own, not policy.frozen, viewed, record)

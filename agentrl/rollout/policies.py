@@ -1,27 +1,25 @@
 """Policies: what generates the turns of an environment's agents.
 
-A run trains (or evaluates) one policy, `main`, which plays every agent unless `agents.NAME=POLICY` says otherwise. A
-frozen policy (an opponent, a user simulator, an earlier checkpoint) has a model and an engine of its own, to which no
-weights are published: its version stays 0. Nothing that it generated is trained on. The trainer of a policy that learns
-is part of the run's state (`agentrl.train.state`), where weights, optimizer and stream are saved together.
+A run trains (or evaluates) one policy, `main`, which plays every agent unless `agents.NAME=POLICY` says otherwise; then
+a partner plays it (`rollout.partners`). A frozen policy has a model and an engine of its own, to which no weights are
+published: its version stays 0. Nothing that it generated is trained on. The trainer of a policy that learns is part of
+the run's state (`agentrl.train.state`), where weights, optimizer and stream are saved together.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
-from agentrl.config import START, EngineConfig, FleetConfig, PolicyConfig, RolloutConfig, WeightsConfig
+from agentrl.config import EngineConfig, FleetConfig, RolloutConfig, WeightsConfig
 from agentrl.envs.episode import Actor
-from agentrl.models import resolve
-from agentrl.rollout.actors import ModelActor
 from agentrl.rollout.fleet import make_engines
-from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.turn_generator import TurnGenerator
-from agentrl.types import MAIN, Engine, Sampling
+from agentrl.types import MAIN, Engine, Session
 
 AVERAGED = "averaged"
 """What nodes call the policy whose weights are the average of the trained one's."""
@@ -65,43 +63,38 @@ class Policy:
         )
 
 
-Partners = Mapping[str, tuple[Policy, Actor]]
-"""For each agent that a frozen policy plays: the policy, and what acts by it."""
+class Partner(Protocol):
+    """Plays agents in the place of the policy that is trained or evaluated."""
+
+    @property
+    def policies(self) -> Sequence[Policy]:
+        """Those that it plays by, with their engines."""
+        ...
+
+    def plays(self, session: Session) -> tuple[Policy, Actor] | None:
+        """What plays in a session, and what acts by it; None: the trained policy does."""
+        ...
 
 
-@asynccontextmanager
-async def frozen_policies(
-    configs: Mapping[str, PolicyConfig], agents: Mapping[str, str], start: Path, limits: RolloutConfig
-) -> AsyncIterator[Partners]:
-    """Frozen policies with engines of their own, which are closed in the end.
+@dataclass(frozen=True)
+class Fixed:
+    """A partner that is the same in every session."""
 
-    Args:
-        configs: by the policy's name.
-        agents: which policy plays which agent.
-        start: the model that the run begins with.
-        limits: the run's tokens per turn.
-    """
-    policies: dict[str, Policy] = {}
-    try:
-        for name, config in configs.items():
-            model = start if config.model.name == START else resolve(config.model.name)
-            policies[name] = Policy(
-                get_renderer(model, config.model.renderer),
-                make_engines(config.engine, FleetConfig(), WeightsConfig(), model),
-                name=name,
-                model=model,
-                strip_reasoning=config.model.reasoning == "strip",
-                frozen=True,
-            )
-        yield {
-            agent: (policies[name], ModelActor(_sampling(configs[name], limits)))
-            for agent, name in agents.items()
-            if name != MAIN
-        }
-    finally:
-        for policy in policies.values():
-            assert policy.engine is not None
-            await policy.engine.close()
+    policy: Policy
+    actor: Actor
+
+    @property
+    def policies(self) -> Sequence[Policy]:
+        """The one."""
+        return (self.policy,)
+
+    def plays(self, session: Session) -> tuple[Policy, Actor]:
+        """The one."""
+        return self.policy, self.actor
+
+
+Partners = Mapping[str, Partner]
+"""By the agent that each plays."""
 
 
 @asynccontextmanager
@@ -121,7 +114,3 @@ async def averaged_policy(policy: Policy, engine: EngineConfig) -> AsyncIterator
         yield replace(policy, engine=own, name=AVERAGED)
     finally:
         await own.close()
-
-
-def _sampling(config: PolicyConfig, limits: RolloutConfig) -> Sampling:
-    return Sampling(temperature=config.temperature, max_new_tokens=limits.turn_tokens)

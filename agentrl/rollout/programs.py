@@ -2,49 +2,97 @@
 
 Unlike in `episode`, there are no calls of `step`: the program runs its own loop and tools, and uses the gateway like
 any model provider. The gateway records its messages in the session's tree. Rewards that the program posted are kept;
-otherwise the environment's, and those of the run (`rewards.*`), are computed.
+otherwise the environment's, and those of the run (`rewards.*`), are computed. Each process that plays sessions has a
+gateway of its own: the run's, or each environment worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
-from agentrl.config import RolloutConfig
+from agentrl import cluster
+from agentrl.config import GatewayConfig, RolloutConfig
+from agentrl.config.gateway import NODE
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.results import failed, give_rewards
 from agentrl.errors import AgentRLError
 from agentrl.rollout import agents
-from agentrl.sessions.renderers.base import Renderer
+from agentrl.rollout.policies import Policy
+from agentrl.sessions.gateway.schedule import Schedule
 from agentrl.sessions.store import Store
-from agentrl.types import Engine, Session, Status
+from agentrl.types import Session, Status
 
 if TYPE_CHECKING:
     from agentrl.sessions.gateway.gateway import Gateway
 
+T = TypeVar("T")
+PATIENCE = 600.0
+"""Seconds that a program which is run again has until its next request, beside ten times what its recorded session
+took."""
+
 
 @dataclass(frozen=True)
 class Program:
-    """An agent program and the gateway that it uses."""
+    """An agent program; the process that plays its sessions serves it (`serving`).
+
+    Attributes:
+        agent: path/to/file.py:function or a command line.
+        recorded: the session that is run again, in whose order its requests are taken; None elsewhere.
+    """
+
+    agent: str
+    recorded: Session | None = None
+
+    def again(self, recorded: Session) -> Program:
+        """The same, for one session that is run again."""
+        return replace(self, recorded=recorded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedProgram(Program):
+    """An agent program and the gateway that it uses.
+
+    Attributes:
+        gateway: it.
+        url: where the program reaches it.
+        user_agent: the program.
+    """
 
     gateway: Gateway
     url: str
-    agent: agents.UserAgent
+    user_agent: agents.UserAgent
 
     async def play(self, env: Env, session: Session, limits: RolloutConfig) -> Session:
         """Let the program work on the session's task, and reward what it did.
 
         Raises:
             AgentRLError: a failure that the user must fix.
+            Departed: it is run again, and a recorded request does not come.
         """
+        if self.recorded is None:
+            return await self._play(env, session, limits)
+        departed: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
+
+        def fail(error: BaseException) -> None:
+            if not departed.done():
+                departed.set_exception(error)
+
+        took = (self.recorded.ended or 0.0) - (self.recorded.started or 0.0)
+        self.gateway.schedules[session.id] = Schedule(self.recorded, fail, PATIENCE + 10 * took)
+        return await _first(self._play(env, session, limits), departed)
+
+    async def _play(self, env: Env, session: Session, limits: RolloutConfig) -> Session:
         try:
             try:
                 await calls.reset(env, session.task, seed=session.seed)
                 task = await calls.brief(env, session.task)
-                await agents.play(self.gateway, self.url, session, self.agent, limits.timeout, task)
+                await agents.play(self.gateway, self.url, session, self.user_agent, limits.timeout, task)
             except AgentRLError as error:
                 failed(session, error)
             if session.status is not Status.INFRA_ERROR and session.reward is None:
@@ -54,28 +102,41 @@ class Program:
         return session
 
 
+async def _first(*work: Awaitable[T]) -> T:
+    """What is done first; the others are cancelled and awaited."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task.done()).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 @asynccontextmanager
 async def serving(
-    agent: str,
-    engine: Engine,
-    renderer: Renderer,
-    store: Store,
-    limits: RolloutConfig,
-    *,
-    strip_reasoning: bool = False,
-) -> AsyncIterator[Program]:
-    """A gateway of the run's own, on a free loopback port, for this agent.
+    agent: str, policy: Policy, store: Store, limits: RolloutConfig, where: GatewayConfig | None = None
+) -> AsyncIterator[ServedProgram]:
+    """A gateway of this process's own, on a free port, for this agent; nobody else opens sessions there.
 
     Args:
         agent: path/to/file.py:function or a command line.
-        engine: generates the turns.
-        renderer: the model's conversation format.
+        policy: generates the turns.
         store: where the gateway stores its sessions.
         limits: the run's budgets and deadlines.
-        strip_reasoning: whether a user's message leaves earlier reasoning behind.
+        where: which address it listens on, and whether it serves HTTPS; None: as by default.
+
+    Raises:
+        ConfigError: the certificate or the agent can't be used.
+        InfraError: nothing can listen there.
     """
     from agentrl.sessions.gateway import Limits, create_app, running
+    from agentrl.sessions.gateway.server import ALL_INTERFACES
+    from agentrl.sessions.gateway.tls import Tls
 
+    assert policy.engine is not None
+    where = where or GatewayConfig()
     bounds = Limits(
         turn_tokens=limits.turn_tokens,
         temperature=limits.temperature,
@@ -85,14 +146,20 @@ async def serving(
         strict_fields=limits.strict_fields,
     )
     app = create_app(
-        engine,
-        renderer,
+        policy.engine,
+        policy.renderer,
         store,
         limits=bounds,
         session_tokens=limits.session_tokens,
         context_tokens=limits.context_tokens,
         retry_detection=limits.retry_detection,
-        strip_reasoning=strip_reasoning,
+        strip_reasoning=policy.strip_reasoning,
+        admin_key=secrets.token_urlsafe(24),
     )
-    async with running(app) as url:
-        yield Program(app.state.gateway, url, agents.load_agent(agent))
+    tls = Tls.of(where.tls_certificate, where.tls_key, "gateway.")
+    node = cluster.current().host
+    host = node if where.host == NODE else where.host
+    name = where.name or (node if host in ALL_INTERFACES else None)
+    async with running(app, host=host, tls=tls, name=name) as url:
+        user_agent = agents.load_agent(agent, tls.trusted() if tls else None)
+        yield ServedProgram(agent, gateway=app.state.gateway, url=url, user_agent=user_agent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,7 +37,7 @@ class ReplayEngine(ManagedEngine):
         self.seeds: dict[str, int | None] = {}
         self.differences: dict[str, list[str]] = defaultdict(list)
         self._turns = [node for node in recorded.nodes if node.sampled and node.policy == MAIN]
-        self._done: Counter[str] = Counter()
+        self._places: dict[str, dict[str, int]] = defaultdict(dict)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -49,7 +49,8 @@ class ReplayEngine(ManagedEngine):
     ) -> AsyncIterator[Chunk | Turn]:
         """Yield the recorded turn, or generate one; see `agentrl.types.Engine.generate`."""
         name = request_id.partition("/")[0]
-        place = self._done[name]
+        places = self._places[name]  # by request: turns of agents that move at once are requested together, in order
+        place, ended = places.setdefault(request_id, len(places)), False
         if place < self.turn:
             node = self._turns[place]
             try:
@@ -57,7 +58,6 @@ class ReplayEngine(ManagedEngine):
             except Departed as error:
                 self.differences[name].append(str(error))
             if place < self.turn - 1:
-                self._done[name] += 1
                 assert node.finish_reason is not None
                 at = node.versions[0].start
                 spans = tuple(replace(span, start=span.start - at, end=span.end - at) for span in node.versions)
@@ -66,18 +66,23 @@ class ReplayEngine(ManagedEngine):
                 return
             assert node.sampling is not None
             sampling = replace(node.sampling, record=sampling.record)
+        elif place < len(self._turns):  # those of a branch are not what follows from the session's seed alone
+            recorded = self._turns[place].sampling
+            sampling = replace(sampling, seed=recorded.seed if recorded else None)
         if (seed := self.seeds.get(name)) is not None:
             sampling = replace(sampling, seed=derive(sampling.seed or 0, "replay", seed))
         stream = self.inner.generate(request_id, input_ids, sampling, deadline)
         try:
             async for item in stream:
                 if isinstance(item, Turn):
-                    self._done[name] += 1
+                    ended = True
                     spans = tuple(replace(span, version=self._version) for span in item.versions)
                     item = replace(item, versions=spans)
                 yield item
         finally:
             await aclose(stream)
+            if not ended:  # a program may ask for that turn once more
+                places.pop(request_id, None)
 
     async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """The engine's."""

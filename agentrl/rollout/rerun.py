@@ -20,15 +20,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 
+from agentrl.concurrency import concurrently
 from agentrl.envs.episode import NO_DEADLINES, Actor
 from agentrl.errors import Departed
 from agentrl.rollout.departures import compare, same
-from agentrl.rollout.groups import Deadline, Ended, Rollouts, concurrently
+from agentrl.rollout.groups import Deadline, Ended, Rollouts
 from agentrl.rollout.outcomes import content_hash
 from agentrl.rollout.programs import Program
 from agentrl.rollout.rerun_engine import Recording, RerunEngine
 from agentrl.rollout.stream import Stream
-from agentrl.sessions.gateway.schedule import Schedule, prompt_of
+from agentrl.sessions.gateway.schedule import prompt_of
 from agentrl.sessions.generation import generate
 from agentrl.types import (
     MAIN,
@@ -39,9 +40,6 @@ from agentrl.types import (
     Status,
     collect,
 )
-
-PATIENCE = 600.0
-"""Seconds that an agent program has until its next request, beside ten times what its recorded session took."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +74,8 @@ class RerunRollouts(Rollouts):
             else:
                 for _ in range(self.limits.retries + 1):
                     session = new(recorded.attempt)
-                    if isinstance(actor, Program):
-                        actor.gateway.schedules[session.id] = Schedule(recorded, engine.fail, _patience(recorded))
-                    session = await self._play_recorded(session, actor, None)
+                    who = actor.again(recorded) if isinstance(actor, Program) else actor
+                    session = await self._play_recorded(session, who, None)
                     engine.check()
                     if session.status is not Status.INFRA_ERROR:
                         break
@@ -107,11 +104,6 @@ class RerunRollouts(Rollouts):
             await self.recorder.begin(recorded)
             await self.recorder.end(recorded)
         return recorded
-
-
-def _patience(recorded: Session) -> float:
-    """Seconds that a program may take until its next request: more than it took in the recording."""
-    return PATIENCE + 10 * ((recorded.ended or 0.0) - (recorded.started or 0.0))
 
 
 class RerunStream(Stream):

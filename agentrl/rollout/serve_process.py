@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from agentrl import logs, tracing
 from agentrl.config import NAMED, EngineSection, FleetConfig, ModelConfig, RewardSections, Section, WeightsConfig
+from agentrl.config.secrets import secret_values
 from agentrl.envs.base import Env
 from agentrl.envs.results import give_rewards
 from agentrl.envs.rewards import rewarded
@@ -28,6 +32,8 @@ from agentrl.untrusted import safe_text
 if TYPE_CHECKING:
     from agentrl.sessions.gateway.tls import Tls
     from agentrl.sessions.gateway.workers import Shard
+
+logger = logging.getLogger(__name__)
 
 
 class ServeConfig(Section):
@@ -61,14 +67,19 @@ class ServeConfig(Section):
     was lost; `marked`, only those that say so; `all`, every one. Each other one gets a new sample."""
     strict_fields: bool = False
     """Refuse a request with a field that its protocol doesn't know; else a harmless one is ignored and counted."""
+    tracing: str | None = Field(default=None, pattern=r"^https?://[^\s/]+")
+    """A collector that gets OpenTelemetry spans of turns over OTLP/HTTP, such as http://127.0.0.1:4318; None: there are
+    no spans; see docs/metrics.md."""
+    log: str | None = None
+    """A file to which what is logged is added as JSON lines; None: warnings go to standard error alone."""
 
 
 def checked(config: ServeConfig) -> Path:
     """Check the settings, before anything heavy is imported or started; returns the model's folder.
 
     Raises:
-        ConfigError: sessions can't be kept at `store`, nothing can listen at `host` and `port`, or `tls_certificate`
-            and `tls_key` don't fit.
+        ConfigError: sessions can't be kept at `store`, or the log at `log`, nothing can listen at `host` and `port`, or
+            `tls_certificate` and `tls_key` don't fit.
         UnknownName, InvalidInput: no such model, renderer or engine.
     """
     for port in [config.port, *worker_ports(config)]:
@@ -80,6 +91,11 @@ def checked(config: ServeConfig) -> Path:
         except (OSError, OverflowError) as error:
             raise ConfigError(f"host={config.host} port={port}: nothing can listen there: {error}") from None
     tls_of(config)
+    if config.log is not None:
+        try:
+            Path(config.log).open("ab").close()
+        except OSError as error:
+            raise ConfigError(f"log={config.log!r}: can't write there: {error.strerror}") from None
     if config.workers > 1:
         _check_workers(config)
     check_engine(config.engine, config.fleet)
@@ -100,15 +116,7 @@ def tls_of(config: ServeConfig) -> Tls | None:
     """
     from agentrl.sessions.gateway.tls import Tls
 
-    if config.tls_certificate is None and config.tls_key is None:
-        return None
-    named = f"tls_certificate={config.tls_certificate} tls_key={config.tls_key}"
-    if config.tls_certificate is None or config.tls_key is None:
-        raise ConfigError(f"{named}: HTTPS needs both, and HTTP neither")
-    try:
-        return Tls(config.tls_certificate, config.tls_key)
-    except OSError as error:
-        raise ConfigError(f"{named}: not a certificate and its private key in PEM files: {error}") from None
+    return Tls.of(config.tls_certificate, config.tls_key)
 
 
 def worker_ports(config: ServeConfig) -> list[int]:
@@ -132,6 +140,16 @@ def _check_workers(config: ServeConfig) -> None:
         )
     if config.store == ":memory:":
         raise ConfigError(f"store=':memory:' can't be shared by workers={config.workers}: name a file")
+
+
+@contextmanager
+def _observed(config: ServeConfig, *keys: str | None) -> Iterator[None]:
+    """Send the spans and the log of the block where the settings say, without their secrets and these keys."""
+    name = Path(config.store).stem
+    secrets = {*secret_values(config.model_dump()), *filter(None, keys)}
+    logged = nullcontext() if config.log is None else logs.written(Path(config.log), name, secrets)
+    with logged, tracing.exported(config.tracing, {"agentrl.run": name}, logger.warning):
+        yield
 
 
 async def serve_config(
@@ -165,7 +183,7 @@ async def serve_config(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with rewarded(Env, config.rewards) as make_env:
         score = partial(_score, make_env) if config.rewards else None
-        with Store(Path(config.store)) as store:
+        with _observed(config, admin_key), Store(Path(config.store)) as store:
             engine = make_engines(config.engine, config.fleet, WeightsConfig(), path)
             starting = asyncio.ensure_future(started(engine))  # failures are in the engine's health
             try:

@@ -16,6 +16,9 @@ from agentrl.rollout.statistics import interval, pass_at_k, pass_hat_k
 from agentrl.rollout.usage import Usage, usage
 from agentrl.types import Group, Node, Session, Status
 
+ROUNDING = 1e-9
+"""How far a score may be below what solves a task: fourteen step rewards of 1/14 add up to less than 1."""
+
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """The step's rollouts in numbers: rewards by name, groups, turns, tokens, how sessions ended, counters."""
@@ -204,7 +207,8 @@ def evaluate_groups(groups: Sequence[Group], config: EvalConfig) -> Evaluation:
     smallest = min((len(group.scored) for group in played), default=0)
     sessions = sessions_of(groups)
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k < smallest] + ([smallest] if smallest else [])
-    solved = [(len(g.scored), sum((s.score or 0.0) >= config.solved_at for s in g.scored)) for g in played]
+    least = config.solved_at - ROUNDING
+    solved = [(len(g.scored), sum((s.score or 0.0) >= least for s in g.scored)) for g in played]
     spent = usage(sessions)
     return Evaluation(
         tasks=len(played),

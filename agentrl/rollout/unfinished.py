@@ -180,12 +180,12 @@ class LeftSessions:
 
 
 def rewound(session: Session, state: EpisodeState) -> Session:
-    """The session at its episode's state, and with the turn after it where that is stored."""
-    more = session.nodes[state.nodes : state.nodes + 1]
-    if not (more and more[0].agent == state.agent and more[0].message.role == "assistant"):
+    """The session at its episode's state, and with the turns that come next where those are stored."""
+    more = session.nodes[state.nodes : state.nodes + len(state.agents)]
+    if [node.agent for node in more if node.message.role == "assistant"] != state.agents:
         more = []
     session.nodes = session.nodes[: state.nodes] + more
-    for node, reward in zip(session.nodes, [*state.rewards, None], strict=False):
+    for node, reward in zip(session.nodes, [*state.rewards, *(None for _ in more)], strict=True):
         node.reward = reward
     session.status, session.error, session.ended = Status.OPEN, None, None
     session.rewards, session.reward, session.counters = {}, None, dict(state.counters)
@@ -200,13 +200,13 @@ class Restored:
     state: EpisodeState
 
     def heads(self, session: Session) -> dict[str, int]:
-        """The node in which each agent's conversation ends; the turn after the state included."""
+        """The node in which each agent's conversation ends; the turns after the state included."""
         return self.state.heads | {node.agent: node.id for node in session.nodes[self.state.nodes :]}
 
     def middle(self, session: Session) -> Middle:
         """Where the episode goes on."""
         state = self.state
-        return Middle(None, state.turn, state.agent, state.order, next(iter(session.nodes[state.nodes :]), None))
+        return Middle(None, state.turn, state.agents, state.order, session.nodes[state.nodes :])
 
 
 async def restored(env: Env, state: EpisodeState) -> bool:

@@ -39,8 +39,8 @@ NODE_COLUMNS = (
 
 HEAD = (
     *("sample", "attempt", "group_number", "group_attempt", "seed", "phase", "step", "environment"),
-    *("rewards", "reward", "agent_rewards", "error", "started", "ended", "counters", "timings", "info"),
-    *("nonce", "reward_state", "branches"),
+    *("rewards", "reward", "agent_rewards", "partner_rewards", "error", "started", "ended"),
+    *("counters", "timings", "info", "nonce", "reward_state", "branches"),
 )
 """A session's fields that are stored as JSON, in one value; its task is stored apart, since it never changes."""
 

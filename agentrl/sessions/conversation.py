@@ -8,6 +8,7 @@ parsing the reply. What an engine received or generated is never rendered or tok
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentrl.errors import TokenBudgetExceeded, TreeError
@@ -31,6 +32,9 @@ class Conversation:
         head: the node to continue from; None begins a new root.
         stop: strings that end a turn. With any, turns are plain text (nothing in them is parsed), and `insert` goes on
             with the same assistant message; see `Env.stop_strings`.
+
+    Attributes:
+        attached: attachments of the turns that are generated from now on, besides an engine's.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class Conversation:
         self._ids = tree.path_ids(session, head)
         self._messages = [node.message for node in nodes]
         self._size, self._counted = 0, 0
+        self.attached: Mapping[str, bytes] = {}
+        self._ahead = 0
 
     @property
     def token_ids(self) -> list[int]:
@@ -109,7 +115,10 @@ class Conversation:
         prompt = Prompt(self._parent, (), opening, [*self._ids, *opening])
         remaining = generator.remaining_tokens(len(prompt.token_ids), self._session_size() + prompt.new_tokens)
         sampling = generator.clamp(remaining, generator.with_stops(sampling, self.stop, seed))
-        turn = await generator.generate_turn(self.session, prompt, sampling, deadline, str(len(self.session.nodes)))
+        request = str(len(self.session.nodes) + self._ahead)
+        turn = await generator.generate_turn(self.session, prompt, sampling, deadline, request)
+        if self.attached:
+            turn = replace(turn, attachments={**turn.attachments, **self.attached})
         message = self._read(turn)
         return self._advance(
             generator.add(self.session, self._parent, GeneratedTurn(opening, turn, sampling, message), self.agent)
@@ -133,6 +142,32 @@ class Conversation:
             self._go_to(head.parent)
             self._append(RenderedMessage(head.message, head.token_ids[:kept], copy_of=head.id, copied_tokens=kept))
         return self._append(RenderedMessage(Message(role="tool", content=text), self._encode(text)))
+
+    def apart(self, ahead: int, total: int) -> Conversation:
+        """The same path in a copy of the session, for one of several turns that are generated concurrently.
+
+        Nothing that is added to it is in this conversation: `adopt` appends its turn.
+
+        Args:
+            ahead: how many of the other turns are adopted before this one.
+            total: how many turns there are. Each may use one part in so many of what is left of the session's tokens.
+        """
+        generator = self.generator
+        if generator.session_tokens is not None:
+            used = self._session_size()
+            generator = replace(generator, session_tokens=used + (generator.session_tokens - used) // total)
+        session = replace(self.session, nodes=[*self.session.nodes])
+        own = Conversation(session, generator, tools=self.tools, agent=self.agent, head=self._parent, stop=self.stop)
+        own.attached, own._ahead = self.attached, ahead
+        return own
+
+    def adopt(self, node: Node) -> Node:
+        """Append a turn that was generated `apart`, as the session's next node."""
+        return self._advance(tree.adopt(self.session, node))
+
+    def restart(self) -> None:
+        """Leave the path as it is: what is added next begins another root."""
+        self._go_to(None)
 
     def _opening(self) -> list[int]:
         """The generation prompt; nothing behind inserted text."""

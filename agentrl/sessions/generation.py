@@ -66,7 +66,7 @@ async def _attempts(
     """`generate`, whose waits nothing limits here."""
     attempts: list[Turn] = []
     ids = input_ids
-    began = time.monotonic()
+    began, began_at = time.monotonic(), time.time()
     first: float | None = None
     while True:
         done = sum(len(attempt.token_ids) for attempt in attempts)
@@ -104,7 +104,7 @@ async def _attempts(
     turn = joined(attempts)
     if not turn.token_ids:
         raise EngineError(f"request {request_id!r}: the engine generated a turn without tokens")
-    seconds = {"generation": time.monotonic() - began, "first_token": (first or began) - began}
+    seconds = {"began": began_at, "generation": time.monotonic() - began, "first_token": (first or began) - began}
     timings = turn.timings | {name: tracing.rounded(value) for name, value in seconds.items()}
     tokens = {"prompt_tokens": len(input_ids), "cached_tokens": turn.cached_tokens, "tokens": len(turn.token_ids)}
     session = request_id.partition("/")[0]

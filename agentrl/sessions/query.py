@@ -17,10 +17,16 @@ from agentrl.errors import InvalidInput, unknown_name
 from agentrl.sessions.summary import COLUMNS, SELECTED, Summary, summary_from
 
 Filters = Mapping[str, Any]
-"""Column -> what it must be: a value, several (a list, tuple or set), None for absent, `Between` or `Contains`.
+"""Column -> what it must be: a value, several (a list, tuple or set), None for absent, `Between`, `Contains`,
+or `Without`.
 
-Besides the summaries' columns there are `agent` (one of the session's) and `reward/NAME`.
+Besides the summaries' columns there are `agent` (one of the session's), `tool` (one that it called) and `reward/NAME`.
 """
+OF_SESSION = {
+    "agent": ("value", "SELECT 1 FROM json_each(agents) WHERE"),
+    "tool": ("tool", "SELECT 1 FROM calls WHERE calls.session = summaries.session AND"),
+}
+"""Filters of which a session has several values: the value, and where a condition on it holds for one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,13 @@ class Contains:
     """Texts that contain `text`, whatever the case of ASCII letters."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """Anything but `value`, absence included."""
+
+    value: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +122,15 @@ def condition(filters: Filters) -> tuple[str, list[Any]]:
     """The filters as an SQL expression and its parameters."""
     parts, values = ["1"], list[Any]()
     for name, wanted in filters.items():
-        of_agents = name == "agent"
-        expression, names = ("value", []) if of_agents else _expression(name)
-        for part, given in _tests(expression, wanted):
-            parts.append(f"EXISTS (SELECT 1 FROM json_each(agents) WHERE {part})" if of_agents else part)
-            values += [*names, *given]
+        if name in OF_SESSION:
+            expression, where = OF_SESSION[name]
+            tests = [(f"EXISTS ({where} {part})", given) for part, given in _tests(expression, wanted)]
+        else:
+            expression, names = _expression(name)
+            tests = [(part, [*names, *given]) for part, given in _tests(expression, wanted)]
+        for part, given in tests:
+            parts.append(part)
+            values += given
     return " AND ".join(parts), values
 
 
@@ -126,6 +143,8 @@ def _tests(expression: str, wanted: Any) -> list[tuple[str, list[Any]]]:
     if isinstance(wanted, Contains):
         text = wanted.text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
         return [(f"{expression} LIKE ? ESCAPE '\\'", [f"%{text}%"])]
+    if isinstance(wanted, Without):
+        return [(f"{expression} IS NOT ?", [wanted.value])]
     if isinstance(wanted, list | tuple | set | frozenset):
         return [(f"{expression} IN ({', '.join('?' * len(wanted))})", list(map(_value, wanted)))]
     return [(f"{expression} = ?", [_value(wanted)])]
@@ -138,7 +157,7 @@ def _expression(name: str) -> tuple[str, list[Any]]:
     kind, _, reward = name.partition("/")
     if kind == "reward" and reward and '"' not in reward:
         return "json_extract(rewards, ?)", [f'$."{reward}"']
-    raise unknown_name("column", name, [*COLUMNS, "agent", "reward/NAME"])
+    raise unknown_name("column", name, [*COLUMNS, *OF_SESSION, "reward/NAME"])
 
 
 def _value(value: Any) -> Any:

@@ -1,10 +1,9 @@
 """The tables of a session store, and whether a file is one.
 
 A session is a row of `sessions` (`head` is its JSON, see `codec`), one of `tasks`, one of `summaries` (`summary`), and
-one of `nodes` for each node; attachments are in `blobs`, equal ones once; `states` has what an unfinished
-session can be continued from. Nodes are appended in
-the order of their commits; an index of two integers finds those of a session. Stored tokens are final: triggers
-reject changes to them.
+one of `nodes` for each node; attachments are in `blobs`, equal ones once; `calls` names the tools that each session
+called; `states` has what an unfinished session can be continued from. Nodes are appended in the order of their commits;
+an index of two integers finds those of a session. Stored tokens are final: triggers reject changes to them.
 """
 
 from __future__ import annotations
@@ -63,6 +62,19 @@ CREATE TRIGGER session_removed AFTER DELETE ON sessions BEGIN
 END;
 """
 
+_CALLS = """
+CREATE TABLE IF NOT EXISTS calls (session INTEGER, tool TEXT, PRIMARY KEY (session, tool)) WITHOUT ROWID;
+CREATE TRIGGER IF NOT EXISTS calls_added AFTER INSERT ON nodes WHEN instr(new.message, '"tool_calls"') BEGIN
+    INSERT OR IGNORE INTO calls SELECT new.session, substr(json_extract(value, '$.function.name'), 1, 100)
+    FROM json_each(new.message, '$.tool_calls');
+END;
+CREATE TRIGGER IF NOT EXISTS calls_removed AFTER DELETE ON sessions BEGIN
+    DELETE FROM calls WHERE session = old.key;
+END;
+INSERT OR IGNORE INTO calls SELECT session, substr(json_extract(value, '$.function.name'), 1, 100)
+FROM nodes, json_each(message, '$.tool_calls') WHERE instr(message, '"tool_calls"');
+"""
+
 
 _BLOBS = (
     "SELECT digest, data FROM blobs WHERE digest IN "
@@ -74,7 +86,19 @@ def create(db: sqlite3.Connection) -> None:
     """Create the tables, in the transaction that is open."""
     for statement in _statements(_SCHEMA + summary.SCHEMA):
         db.execute(statement)
+    add_calls(db)
     db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def has_calls(db: sqlite3.Connection) -> bool:
+    """Whether the file says which tools were called; older ones of the same version don't."""
+    return bool(db.execute("SELECT 1 FROM sqlite_master WHERE name = 'calls'").fetchone())
+
+
+def add_calls(db: sqlite3.Connection) -> None:
+    """Add `calls`, filled from the nodes that are there, in the transaction that is open."""
+    for statement in _statements(_CALLS):
+        db.execute(statement)
 
 
 def exists(db: sqlite3.Connection, path: str) -> bool:
@@ -91,6 +115,13 @@ def exists(db: sqlite3.Connection, path: str) -> bool:
     if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise StoreError(f"{path!r} is an SQLite file, but no session store")
     return version == VERSION
+
+
+def failure(path: str, error: Exception) -> StoreError:
+    """Why a store could not be used."""
+    if "no such table: calls" in str(error):
+        return StoreError(f"{path!r} was written before stores kept which tools were called; --grep finds their names")
+    return StoreError(f"session store {path!r}: {error}")
 
 
 def read_session(db: sqlite3.Connection, key: int) -> Session | None:

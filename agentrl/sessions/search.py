@@ -19,8 +19,8 @@ from urllib.parse import quote
 
 import orjson
 
-from agentrl.errors import InvalidInput, StoreError
-from agentrl.sessions import query
+from agentrl.errors import InvalidInput
+from agentrl.sessions import query, schema
 from agentrl.sessions.query import Filters
 from agentrl.sessions.summary import Summary
 
@@ -85,7 +85,7 @@ def search(
                 if after is None or len(rows) >= limit or time.monotonic() > until:
                     return Found(rows, after, searched)
     except sqlite3.Error as error:
-        raise StoreError(f"session store {str(path)!r}: {error}") from error
+        raise schema.failure(str(path), error) from error
 
 
 def _holding(db: sqlite3.Connection, ids: Sequence[str], text: str) -> Iterator[str]:

@@ -75,6 +75,9 @@ class Store:
                 with self._transaction(count=False):
                     if not schema.exists(self._db, self.path):  # else another process has created them
                         schema.create(self._db)
+            elif not schema.has_calls(self._db):
+                with self._transaction(count=False):
+                    schema.add_calls(self._db)
         self._compare()
 
     # -------------------------------------------------------------------------------------- writing
@@ -365,7 +368,7 @@ class Store:
         except AgentRLError:
             raise
         except (sqlite3.Error, OSError) as error:
-            raise StoreError(f"session store {self.path!r}: {error}") from error
+            raise schema.failure(self.path, error) from error
 
 
 _HEAD = "UPDATE sessions SET group_id = ?, status = ?, head = ?, nodes = ?, checksum = ? WHERE key = ?"

@@ -73,6 +73,13 @@ def add(
     return node
 
 
+def adopt(session: Session, node: Node) -> Node:
+    """Append a node that was added to a copy of the session, below the same parent; its id becomes the next one."""
+    node.id = len(session.nodes)
+    session.nodes.append(node)
+    return node
+
+
 def add_turn(
     session: Session,
     parent: int | None,
@@ -285,18 +292,24 @@ def _check_node(node: Node) -> None:
     if not len(node.trainable) == len(node.logprobs) == count:
         lengths = f"{count} ids, {len(node.trainable)} trainable, {len(node.logprobs)} logprobs"
         raise TreeError(f"{where}: entries differ in number: {lengths}")
-    if count and min(node.token_ids) < 0:
-        raise TreeError(f"{where}: token id {min(node.token_ids)} is negative")
-    first = node.trainable.index(True) if any(node.trainable) else count
-    if not all(node.trainable[first:]):
-        raise TreeError(f"{where}: trainable tokens must end the node, without a gap")
-    if first < count and node.message.role != "assistant":
-        raise TreeError(f"{where}: only an assistant's tokens can be trained on")
-    if not all(map(math.isfinite, node.logprobs)) or max(node.logprobs, default=0.0) > SLACK:
-        raise TreeError(f"{where}: a log-probability is not finite or above 0")
+    first = _check_tokens(node, where) if count else 0
     if node.reward is not None and not math.isfinite(node.reward):
         raise TreeError(f"{where}: reward {node.reward} is not finite")
     _check_sampled(node, where, first)
+
+
+def _check_tokens(node: Node, where: str) -> int:
+    """Returns the place of the first trainable token: their number where there is none."""
+    if min(node.token_ids) < 0:
+        raise TreeError(f"{where}: token id {min(node.token_ids)} is negative")
+    first = node.trainable.index(True) if any(node.trainable) else len(node.token_ids)
+    if not all(node.trainable[first:]):
+        raise TreeError(f"{where}: trainable tokens must end the node, without a gap")
+    if first < len(node.token_ids) and node.message.role != "assistant":
+        raise TreeError(f"{where}: only an assistant's tokens can be trained on")
+    if not all(map(math.isfinite, node.logprobs)) or max(node.logprobs) > SLACK:
+        raise TreeError(f"{where}: a log-probability is not finite or above 0")
+    return first
 
 
 def _check_sampled(node: Node, where: str, first: int) -> None:

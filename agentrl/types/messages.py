@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -105,7 +105,9 @@ class StepResult:
     inserted into its own message, which it then goes on with (`Env.stop_strings`). `terminated`: the task reached an
     end of its own. `truncated`: a limit cut it off (Gymnasium's distinction). Where an environment has several agents,
     `others` are the messages for agents besides the one that wrote, `rewards` the step rewards for their newest turns,
-    and `next` is the agent whose turn it is; None is the next one in the order of the opening.
+    and `next` is the agent whose turn it is, or those that move at once; None is the next one in the order of the
+    opening, or all of them (`Env.simultaneous`). `fresh`: the agent that wrote goes on with these messages alone, on a
+    path of their own (compaction); what it wrote before stays trained.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -115,8 +117,9 @@ class StepResult:
     info: dict[str, Any] = field(default_factory=dict)
     others: dict[str, list[Message]] = field(default_factory=dict)
     rewards: dict[str, float] = field(default_factory=dict)
-    next: str | None = None
+    next: str | Sequence[str] | None = None
     continuation: str | None = None
+    fresh: bool = False
 
 
 def parse_arguments(call: ToolCall) -> dict[str, Any]:
@@ -144,11 +147,6 @@ def as_messages(value: str | Message | Mapping[str, Any] | Iterable[Any]) -> lis
         return [Message(role="user", content=value)]
     if isinstance(value, Message):
         return [value]
-    if isinstance(value, Mapping):
+    if not isinstance(value, list) and isinstance(value, Mapping):
         return [Message.model_validate(value)]
-    return list(_flatten(value))
-
-
-def _flatten(values: Iterable[Any]) -> Iterator[Message]:
-    for value in values:
-        yield value if isinstance(value, Message) else Message.model_validate(value)
+    return [each if isinstance(each, Message) else Message.model_validate(each) for each in value]

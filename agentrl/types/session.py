@@ -65,7 +65,7 @@ class Node:
         timings: seconds. Of a turn: `generation`, from the request to its last token; in it `first_token`, until the
             first arrived; in that `queue`, before the engine computed anything, where the engine says so. Of the first
             message of an environment's answer: `env`, the call of `step` or `reset`; in it `tool`, its tools, and
-            `sandbox`, waiting for one. They don't count when nodes are compared.
+            `sandbox`, waiting for one. Of both `began`, when, since 1970. They don't count when nodes are compared.
     """
 
     id: int
@@ -95,6 +95,11 @@ class Node:
         """Whether an engine sampled this node's tokens."""
         return self.sampling is not None
 
+    @property
+    def spawned(self) -> bool:
+        """Whether it is of a sub-agent that an environment began (`Env.spawn`)."""
+        return "/" in self.agent
+
 
 @dataclass(slots=True)
 class Session:
@@ -113,6 +118,7 @@ class Session:
         reward: their weighted sum; None until there is a reward. No reward means not trained on, never 0.
         agent_rewards: where an environment has several agents, the final reward of each one that the trained or
             evaluated policy plays; `reward` is then their mean. Empty for a single agent.
+        partner_rewards: those of the other agents; nothing is learned from them.
         counters: event counts (tool errors, branches).
         timings: seconds by activity: `total`, until the rewards; in it `env`, the environment; then `reward`.
         info: the environment's own data, from `StepResult.info`.
@@ -140,6 +146,7 @@ class Session:
     rewards: dict[str, float] = field(default_factory=dict)
     reward: float | None = None
     agent_rewards: dict[str, float | None] = field(default_factory=dict)
+    partner_rewards: dict[str, float | None] = field(default_factory=dict)
     error: str | None = None
     counters: dict[str, int] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
@@ -225,7 +232,7 @@ class Session:
         return [self._view(agent, reward) for agent, reward in self.agent_rewards.items()]
 
     def _view(self, agent: str, reward: float | None) -> Session:
-        own = [node for node in self.nodes if node.agent == agent]
+        own = [node for node in self.nodes if node.agent == agent or node.agent.startswith(f"{agent}/")]
         ids: dict[int | None, int | None] = {None: None} | {node.id: place for place, node in enumerate(own)}
         nodes = [
             replace(node, id=place, parent=ids[node.parent], copy_of=ids[node.copy_of])
@@ -246,8 +253,9 @@ class Session:
 
     @property
     def answer(self) -> str:
-        """The text of the newest assistant message ('' where there is none)."""
-        return next((node.message.text for node in reversed(self.nodes) if node.message.role == "assistant"), "")
+        """The text of the newest assistant message, sub-agents' left out ('' where there is none)."""
+        own = (node for node in reversed(self.nodes) if not node.spawned)
+        return next((node.message.text for node in own if node.message.role == "assistant"), "")
 
     def count(self, name: str, by: int = 1) -> None:
         """Add to a counter."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 
 from agentrl.cluster import Address, connect
-from agentrl.config import RolloutConfig
 from agentrl.envs import sandboxes
-from agentrl.envs.episode import Actor
 from agentrl.errors import ConfigError
 from agentrl.tools.sandbox import SandboxSpec
 from agentrl.types import Session, Status
@@ -57,6 +56,9 @@ class Counter:
         self.child = subprocess.Popen(["sleep", "600"])
         return self.child.pid
 
+    def thresholds(self) -> tuple[int, int, int]:
+        return gc.get_threshold()
+
     def process(self) -> int:
         return os.getpid()
 
@@ -75,7 +77,7 @@ class Counter:
 class Playing:
     """Plays sessions that last two seconds."""
 
-    async def play(self, session: Session, actor: Actor, limits: RolloutConfig, left: None) -> Session:
+    async def play(self, session: Session) -> Session:
         await asyncio.sleep(2.0)
         session.status, session.info["process"] = Status.COMPLETED, os.getpid()
         return session

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl import garbage
 from agentrl.cluster import Cluster, LocalCluster, Role, Worker, connect
 from agentrl.errors import ConfigError, DeadlineExceeded, InfraError
 from tests.cluster.test_server import alive, until
@@ -45,6 +46,10 @@ def started(cluster: Cluster) -> Worker:
 async def worker(started: Worker) -> AsyncIterator[Worker]:
     yield started
     assert started.poll() is None
+
+
+async def test_a_roles_process_collects_garbage_as_seldom_as_a_run(worker: Worker) -> None:
+    assert await worker.call("thresholds", timeout=LONG) == garbage.THRESHOLDS
 
 
 async def test_a_role_is_called_by_name_from_event_loops_and_from_threads(worker: Worker) -> None:
@@ -130,9 +135,11 @@ async def test_a_role_that_can_not_be_built_says_why(cluster: Cluster) -> None:
     await worker.close()
 
 
-def test_each_worker_has_a_log_in_the_runs_folder(cluster: Cluster, started: Worker) -> None:
+def test_each_worker_has_a_log_in_the_runs_folder_that_begins_with_who_it_is(cluster: Cluster, started: Worker) -> None:
     logs: Path = cluster.logs  # type: ignore[attr-defined]
-    assert (logs / "environments-0.log").is_file()
+    process = started.run("process", timeout=LONG)
+    first = [log.read_text().partition("\n")[0] for log in logs.glob("environments-*.log")]
+    assert first.count(f"environments on {started.node}, process {process}") == 1
 
 
 def test_a_local_role_that_is_not_built_in_time_is_no_role_that_died() -> None:

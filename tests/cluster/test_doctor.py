@@ -10,6 +10,9 @@ import pytest
 from agentrl.config import ClusterConfig
 from agentrl.errors import InvalidInput
 from agentrl.train.doctor import MOST_PAIRS, DoctorConfig, Equipment, Probe, Report, _pairs, examine
+from tests.tools.sandbox.conftest import TINY, docker
+
+__all__ = ["docker"]
 
 
 @pytest.mark.slow
@@ -33,6 +36,12 @@ def test_a_node_that_does_not_see_the_shared_files_is_noticed(tmp_path: Path) ->
     assert Probe().equipment(str(file), b"content").free is None
     file.write_bytes(b"content")
     assert Probe().equipment(str(file), b"content").free is not None
+
+
+def test_images_are_looked_up_on_the_nodes_with_docker(docker: None, tmp_path: Path) -> None:
+    found = examine(DoctorConfig(folder=tmp_path, images=(TINY.image, "agentrl/none:such"), megabytes=1))
+    assert found.problems == ["no node has the image 'agentrl/none:such'"]
+    assert found.sent == []
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

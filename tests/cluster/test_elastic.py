@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from agentrl.cluster import Resources, Role, elastic, opened
 from agentrl.cluster.base import Node
-from agentrl.config import ClusterConfig, RolloutConfig
-from agentrl.envs.episode import ScriptedActor
+from agentrl.config import ClusterConfig
 from agentrl.rollout.environment_workers import Workers
 from agentrl.types import Session, Status, Task
 from tests.cluster.conftest import add_node
@@ -79,7 +78,7 @@ async def test_workers_come_with_a_node_and_end_their_sessions_before_they_leave
 
             async def play(number: int) -> Session:
                 session = Session(str(number), Task(id="t"), "g", number)
-                return await workers.play(session, ScriptedActor([]), RolloutConfig(), None, LONG)
+                return await workers.play(session, timeout=LONG)
 
             playing = [asyncio.create_task(play(number)) for number in range(4)]
             await asyncio.sleep(0.3)

@@ -39,6 +39,31 @@ def test_a_head_that_died_just_before_the_run_ends_is_lost_then_too() -> None:
     there.close()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nodes_are_as_they_were_last_seen_while_the_head_does_not_answer(
+    ray_nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray was asked, in a thread that waits for the head for a minute: a run whose steps were done ended with it."""
+    import agentrl.cluster.ray as on_ray
+
+    def asked(*_: Any) -> None:
+        raise AssertionError("Ray was asked")
+
+    with opened(ClusterConfig(name="ray", address=ray_nodes.address), None) as cluster:
+        assert isinstance(cluster, on_ray.RayCluster)
+        nodes, head = cluster.nodes(), cluster._head
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            gone = Head(f"127.0.0.1:{server.getsockname()[1]}", seconds=600)
+        with monkeypatch.context() as replaced:
+            replaced.setattr(cluster, "_head", gone)
+            replaced.setattr(on_ray._ray, "nodes", asked)
+            assert cluster.nodes() == nodes != []
+        gone.close()
+        assert cluster._head is head
+        assert cluster.nodes() == nodes
+
+
 async def test_what_runs_on_a_lost_cluster_is_cancelled_and_the_error_is_the_clusters() -> None:
     lost: Future[InfraError] = Future()
     asyncio.get_running_loop().call_later(0.01, lost.set_result, InfraError("the head is gone"))

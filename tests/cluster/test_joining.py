@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,19 @@ from agentrl.errors import ConfigError
 from tests.conftest import need
 
 LONG = 100.0
+
+
+TERMINATED = """
+import os, signal, sys, time
+from agentrl.cluster import opened
+from agentrl.config import ClusterConfig
+
+signal.signal(signal.SIGTERM, lambda number, frame: print("told to end"))
+with opened(ClusterConfig(name="ray", address=sys.argv[1]), None):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.2)
+    print("and still here")
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +63,11 @@ def test_a_missing_token_is_told_as_such(silent: str, tmp_path: Path, monkeypatc
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     with pytest.raises(ConfigError, match=r"it requires a token: set RAY_AUTH_MODE=token.*docs/cluster\.md"):
         require_answer(silent, LONG)
+
+
+def test_sigterm_still_reaches_a_process_that_has_joined_a_cluster(ray_nodes: Any) -> None:
+    """`ray.init` took it: a run in a job that `ray job stop` ended saved nothing."""
+    words = [sys.executable, "-c", TERMINATED, ray_nodes.address]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LONG)
+    assert done.stdout.splitlines() == ["told to end", "and still here"], done.stderr
+    assert done.returncode == 0

@@ -47,9 +47,9 @@ def layout(address: str = "auto", **fleet: Any) -> RunConfig:
 @pytest.fixture
 def gpus(ray_nodes: Any) -> Iterator[str]:
     """The address of a cluster with a node of four GPUs."""
-    node = add_node(ray_nodes, num_cpus=4, num_gpus=4)
+    node = add_node(ray_nodes, num_cpus=4, num_gpus=4, resources={"accelerator_type:H100": 1})
     yield ray_nodes.address
-    ray_nodes.remove_node(node, False)
+    ray_nodes.remove_node(node)
 
 
 def seen(process: int) -> set[str]:
@@ -119,6 +119,10 @@ def test_a_layout_that_the_nodes_have_no_room_for_is_refused_and_a_dry_run_shows
     lines = list(described(layout(gpus, engines=2, colocated=True, colocated_engines=1), Rates()))
     places = [line.partition("): ")[2] for line in lines]
     assert {"trainer 0 on GPUs 0", "engine 0 on GPUs 0, colocated", "engine 1 on GPUs 1"} <= set(places)
+    memory = [line.partition("), ")[2] for line in lines if line.startswith("memory of ") and " GPUs " in line]
+    assert [line.partition(":")[0] for line in memory] == ["GPUs 0", "GPUs 1"]
+    assert "which sleep while it computes" in memory[0]
+    assert all(line.endswith("; of 79 GiB") for line in memory)
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,22 @@ def ray_in(space: str) -> Iterator[str]:
         yield nodes.address
 
 
+@contextmanager
+def room_taken() -> Iterator[None]:
+    """Half of this node's cores are taken: of two engines, one goes to the other node."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    class Holder:
+        def holds(self) -> None: ...
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    holder = ray.remote(num_cpus=4, scheduling_strategy=here)(Holder).remote()
+    ray.get(holder.holds.remote(), timeout=LONG)
+    yield
+    ray.kill(holder)
+
+
 async def test_requests_to_an_engine_that_no_packet_reaches_move_and_another_one_is_started(
     space: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -137,7 +153,6 @@ async def test_requests_to_an_engine_that_no_packet_reaches_move_and_another_one
             await asyncio.to_thread(
                 until, lambda: sum(node.alive for node in here.nodes()) == 2, "the node in the namespace did not join"
             )
-            fleet = make_engines(SMALL, times, WeightsConfig(), folder)
             numbers = itertools.count()
 
             async def ask() -> int:
@@ -153,7 +168,9 @@ async def test_requests_to_an_engine_that_no_packet_reaches_move_and_another_one
                         await asyncio.sleep(0.1)
                 return found
 
-            before = await two_servers()
+            with room_taken():
+                fleet = make_engines(SMALL, times, WeightsConfig(), folder)
+                before = await two_servers()
             cut(space)
             assert len(await two_servers() & before) == 1
             await fleet.close()

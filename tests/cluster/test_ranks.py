@@ -89,8 +89,9 @@ def test_ranks_on_two_nodes_learn_as_on_one_and_another_trainer_goes_on_where_on
             again.load(tmp_path / "state")
             assert (again.version, learned(again, 2)) == (2, learned(here, 2))
             assert same(again, here)
-    logs = {file.name for file in (tmp_path / "logs").iterdir()}
-    assert logs == {f"trainer-{number}.log" for number in range(4)}
+    logs = {file.name: file.read_text() for file in (tmp_path / "logs").iterdir()}
+    assert logs.keys() == {f"trainer-{number}.log" for number in range(4)}
+    assert all(said.startswith(f"rank {int(name[8]) % 2} of 2 on ") for name, said in logs.items())
 
 
 def test_tensor_parallel_ranks_are_on_one_node_and_learn_as_without_a_cluster(ray_nodes: Any, tmp_path: Path) -> None:

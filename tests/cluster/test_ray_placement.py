@@ -15,6 +15,7 @@ from agentrl.cluster.nodes import node_name
 from agentrl.cluster.placement import Demand, Wanted, place
 from agentrl.errors import ConfigError
 from agentrl.train.setup import complete
+from tests.cluster.test_server import until
 
 LONG = 60.0
 RESOURCES = Resources(cpus=2)
@@ -25,6 +26,7 @@ def cluster(ray_nodes: Any) -> Iterator[Any]:
     from agentrl.cluster.ray import RayCluster
 
     opened = RayCluster(ray_nodes.address)
+    until(lambda: sum(node.alive for node in opened.nodes()) == 2, "a node that another test removed is still alive")
     yield opened
     opened.close()
 

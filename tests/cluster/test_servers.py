@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from agentrl.errors import ConfigError
 from agentrl.rollout.engines import make_engine
 from agentrl.rollout.engines.server_settings import ServerConfig
 from agentrl.rollout.fleet import make_engines
+from agentrl.train.plan.memory import GIB, engine_memory
+from agentrl.train.plan.shapes import shape_of
 from agentrl.types import Sampling, Turn, collect
 from tests.cluster.test_run import run
 from tests.cluster.test_server import alive, until
@@ -68,19 +71,37 @@ async def generated(engine: Any) -> int:
 
 
 @pytest.mark.slow
-def test_a_run_publishes_by_broadcast_to_sglang_on_another_node(ray_nodes: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "transport", "ready"),
+    [
+        ("sglang", "distributed", "The server is fired up"),
+        ("vllm", "disk", "Application startup complete"),  # on a CPU it has no broadcast
+    ],
+)
+def test_a_run_publishes_to_a_server_on_another_node(
+    ray_nodes: Any, tmp_path: Path, name: str, transport: str, ready: str
+) -> None:
     result = run(
         tmp_path / "run",
         cluster={"name": "ray", "address": ray_nodes.address, "resources": FAR, "place_timeout": 60.0},
-        engine=servers.config("sglang", threads=1).model_dump(exclude_unset=True),
-        weights={"transport": "distributed"},
+        engine=servers.config(name, threads=1).model_dump(exclude_unset=True),
+        weights={"transport": transport},
         warm_start={"steps": 0},
         eval={"tasks": 1},
     )
     assert [row["version"] for row in result.metrics] == [1.0, 2.0]
     assert all(0 <= row["probe/abs_max"] < 1e-3 for row in result.metrics)
     assert all(row["status/infra_error"] == 0 for row in result.metrics)
-    assert "The server is fired up" in (tmp_path / "run" / "logs" / "engine-0.log").read_text()
+    log = (tmp_path / "run" / "logs" / "engine-0.log").read_text()
+    assert ready in log
+    if name == "vllm":  # which says exactly what its cache holds; the plan has to say the same
+        space = re.search(r"set \((.*)/.*\) GiB for KV cache", log)
+        holds = re.search(r"KV cache size: ([\d,]+) tokens", log)
+        assert space is not None
+        assert holds is not None
+        token = engine_memory(shape_of(str(tmp_path / "run" / "model")), 1, 4, 0.0).token
+        block = servers.ATTACHED[name]["server"]["block_size"]
+        assert int(holds[1].replace(",", "")) == float(space[1]) * GIB // (token * block) * block
 
 
 @pytest.mark.slow
@@ -98,7 +119,7 @@ async def test_a_server_that_dies_on_its_node_is_replaced_there_and_ends_with_th
         assert second != first
         await fleet.close()
         until(lambda: not alive(second), "it goes on")
-    assert (tmp_path / "logs" / "engine-1.log").read_text().startswith("serving")
+    assert (tmp_path / "logs" / "engine-1.log").read_text().splitlines()[1].startswith("serving")
 
 
 @pytest.mark.slow

@@ -19,6 +19,12 @@ FIELDS = {
     "worker": {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"},
 }
 """Of KubeRay's API ray.io/v1: RayJobSpec, RayClusterSpec, HeadGroupSpec, WorkerGroupSpec."""
+REQUIRED = {
+    "cluster": {"headGroupSpec"},
+    "head": {"rayStartParams", "template"},
+    "worker": {"groupName", "minReplicas", "maxReplicas", "rayStartParams", "template"},
+}
+"""Those of them that its types do not call optional."""
 
 
 def manifest() -> dict[str, Any]:
@@ -32,7 +38,9 @@ def test_its_fields_are_those_of_kuberays_api() -> None:
     cluster = job["spec"]["rayClusterSpec"]
     parts = {"job": [job["spec"]], "cluster": [cluster], "head": [cluster["headGroupSpec"]]}
     for name, found in {**parts, "worker": cluster["workerGroupSpecs"]}.items():
-        assert all(part.keys() <= FIELDS[name] for part in found)
+        assert all(REQUIRED.get(name, set()) <= part.keys() <= FIELDS[name] for part in found)
+    for group in (*parts["head"], *cluster["workerGroupSpecs"]):
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values()), "the API takes strings alone"
 
 
 def test_every_pod_has_the_shared_folder_that_the_run_is_in() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,32 @@ async def test_a_command_that_hangs_is_ended_with_all_its_children(tmp_path: Pat
         while not _ended(int(pid)):
             await asyncio.sleep(0.02)
             assert time.monotonic() - began < 40, pid
+
+
+OWNER = """
+import asyncio, sys
+from agentrl.rollout.agents import Address, CommandAgent
+from agentrl.types import Task
+asyncio.run(CommandAgent(sys.argv[1:]).run(Task(id="t"), Address("", "", "")))
+"""
+
+
+@pytest.mark.slow
+def test_a_command_ends_with_all_its_children_when_its_run_is_killed(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    program = ["sh", "-c", f"sleep 600 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait"]
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, *program])
+    until(pids.exists)
+    owner.kill()
+    owner.wait()
+    until(lambda: all(_ended(int(pid)) for pid in pids.read_text().split()))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 100
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def _ended(pid: int) -> bool:

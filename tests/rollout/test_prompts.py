@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from agentrl.cluster import connect, frames
 from agentrl.cluster.calls import Listener
-from agentrl.rollout.environments import DistantEngine, EngineAccess
+from agentrl.rollout.distant_engine import DistantEngine, EngineAccess, EngineCalls
+from agentrl.rollout.policies import Policy
 from agentrl.rollout.prompts import ForgottenPrompt, PromptReceiver, PromptSender
-from agentrl.types import Capabilities, Engine, FinishReason, Sampling, Turn, VersionSpan, collect
+from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.types import MAIN, Capabilities, Engine, FinishReason, Sampling, Turn, VersionSpan, collect
 
 TOKENS = st.lists(st.integers(0, 3), max_size=12)
 SENT = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12), TOKENS), max_size=30)
@@ -70,11 +72,12 @@ async def test_an_engine_gets_the_whole_prompt_of_each_turn_whose_new_tokens_alo
     kept: int,
 ) -> None:
     engine, path, sent, bytes_of = Seen(), list[int](), list[list[int]](), list[int]()
-    access = EngineAccess(cast(Engine, engine))
+    access = EngineAccess(lambda: {MAIN: Policy(NullRenderer(), cast(Engine, engine))})
     access._prompts = PromptReceiver(kept)
     async with Listener(access, "engines", "engines", "127.0.0.1", b"k" * 32) as address:
-        distant = DistantEngine(address, Capabilities("seen", 1 << 20, 1 << 20))
-        distant._connection = await asyncio.to_thread(connect, address)  # which answers in this loop
+        calls = EngineCalls(address)
+        distant = DistantEngine(calls, Capabilities("seen", 1 << 20, 1 << 20))
+        calls._connection = await asyncio.to_thread(connect, address)  # which answers in this loop
         for turn in range(20):
             path += range(turn, turn + 200)
             sent.append(list(path))

@@ -72,7 +72,7 @@ class Played:
         renderer = get_renderer(self.folder, "chatml")
         with Store(self.agent.with_name(f"{name}.db")) as store, Recorder(store) as recorder:
             made = Rollouts(World, Policy(renderer, engine), LIMITS, seed=3, recorder=recorder)
-            async with serving(f"{self.agent}:agent", engine, renderer, store, LIMITS) as program:
+            async with serving(f"{self.agent}:agent", made.policy, store, LIMITS) as program:
                 yield made, program
 
     def weights(self) -> list[tuple[str, Any]]:

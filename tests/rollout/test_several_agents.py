@@ -7,17 +7,22 @@ from typing import Any
 
 import pytest
 
+from agentrl.attachments import critic_view
 from agentrl.config import AlgoConfig, RolloutConfig
+from agentrl.envs import calls
 from agentrl.envs.base import Env, reward
-from agentrl.envs.episode import EXPERT, play
+from agentrl.envs.episode import EXPERT, Player, converse, play
+from agentrl.envs.wrappers import TurnLimit
 from agentrl.errors import EnvError
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.policies import Policy
 from agentrl.sessions import tree
+from agentrl.sessions.conversation import Conversation
 from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.sessions.store import Store
+from agentrl.sessions.turn_generator import TurnGenerator
 from agentrl.train.returns import group_relative
-from agentrl.types import MAIN, FinishReason, Group, Message, Sampling, Session, Status, StepResult, Task, Turn
+from agentrl.types import MAIN, FinishReason, Group, Message, Node, Sampling, Session, Status, StepResult, Task, Turn
 from agentrl.types import VersionSpan as Span
 
 
@@ -120,6 +125,60 @@ async def test_an_environment_that_names_agents_wrongly_gets_an_error(env: type[
     with pytest.raises(EnvError) as caught:
         await play(env(), Task(id="t", data={"prices": {"buyer": 3}}), said)
     assert told in str(caught.value)
+
+
+class Viewed(Bids):
+    def critic_view(self, agent: str) -> list[float]:
+        return [float(agent == "rival"), float(len(self.prices))]
+
+
+class Watched:
+    """Plays the expert, and notes what a turn of a model would have carried."""
+
+    def __init__(self) -> None:
+        self.views: dict[str, tuple[float, ...]] = {}
+
+    async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
+        attached = conversation.attached.get(critic_view.NAME)
+        if attached is not None:
+            self.views[conversation.agent] = critic_view.unpack(attached)
+        return conversation.demonstrate(await calls.expert(env, conversation.messages))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+async def test_turns_of_the_trained_policy_carry_what_the_environment_tells_a_critic(wrapped: bool) -> None:
+    env = TurnLimit(Viewed(), turns=9) if wrapped else Viewed()
+    session, actor = Session("s", Task(id="t", data={"prices": {"buyer": 3, "rival": 5}})), Watched()
+    generator = TurnGenerator(NullRenderer(), None)
+    players = {
+        agent: Player(Conversation(session, generator, agent=agent), actor, rewarded=agent == "rival")
+        for agent in env.agents
+    }
+    await converse(env, session, players, RolloutConfig())
+    assert actor.views == {"rival": (1.0, 1.0)}  # the buyer is another policy's, and has had its turn
+
+
+@pytest.mark.parametrize("views", [False, True])
+async def test_an_environment_is_asked_for_a_critics_view_only_where_a_critic_reads_it(views: bool) -> None:
+    asked: list[str] = []
+
+    class Asked(Bids):
+        def critic_view(self, agent: str) -> list[float]:
+            asked.append(agent)
+            return [0.0]
+
+    rollouts = Rollouts(Asked, Policy(NullRenderer()), RolloutConfig(), seed=5, views=views)
+    await rollouts.collect([Task(id="t", data={"prices": {"buyer": 3, "rival": 5}})], EXPERT, phase="test", n=1)
+    assert asked == (["buyer", "rival"] if views else [])
+
+
+async def test_a_view_that_is_no_finite_number_is_the_environments_fault() -> None:
+    class Endless(Bids):
+        def critic_view(self, agent: str) -> list[float]:
+            return [float("inf")]
+
+    with pytest.raises(EnvError, match=r"Endless.critic_view gave numbers that are not finite: \[inf\]"):
+        await play(Endless(), Task(id="t", data={"prices": {"buyer": 3, "rival": 5}}))
 
 
 def sampled(session: Session, agent: str, policy: str, *, trained: bool) -> None:

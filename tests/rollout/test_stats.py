@@ -33,6 +33,13 @@ def test_each_task_weighs_the_same_however_many_sessions_it_has() -> None:
     assert evaluate_groups([group("a", 1.0, 1.0, 1.0), group("b", 0.0)], EvalConfig()).mean == 0.5
 
 
+def test_a_task_whose_step_rewards_add_up_to_one_but_for_rounding_is_solved() -> None:
+    total = sum([1 / 14] * 14)
+    assert total < 1.0
+    assert evaluate_groups([group("a", total)], EvalConfig()).pass_at == {1: 1.0}
+    assert evaluate_groups([group("a", 0.999)], EvalConfig()).pass_at == {1: 0.0}
+
+
 def test_nothing_played_gives_no_number_rather_than_a_zero() -> None:
     assert math.isnan(evaluate_groups([], EvalConfig()).mean)
 

@@ -81,11 +81,13 @@ async def test_turns_say_what_the_engine_took_and_answers_what_the_environment_t
         for turn in turns:
             assert turn["queue"] == 0.005
             assert turn["queue"] < turn["first_token"] <= turn["generation"]
-        assert set(opening) == {"env"}
-        assert set(answers[0]) == {"env", "tool", "sandbox"}, "the sandbox is waited for once"
-        assert all(set(answer) == {"env", "tool"} for answer in answers[1:])
+        assert set(opening) == {"env", "began"}
+        assert set(answers[0]) == {"env", "tool", "sandbox", "began"}, "the sandbox is waited for once"
+        assert all(set(answer) == {"env", "tool", "began"} for answer in answers[1:])
         assert all(answer["env"] >= answer["tool"] > answer.get("sandbox", 0.0) for answer in answers)
         assert sum(answer["env"] for answer in (opening, *answers)) <= session.timings["env"] + 1e-3
+        began = [session.started, *(node.timings["began"] for node in session.nodes), session.ended]
+        assert began == sorted(began), "one after the other"
         stored = store.load(session.id)
         assert [node.timings for node in stored.nodes] == [node.timings for node in session.nodes]
 

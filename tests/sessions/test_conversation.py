@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.attachments import routed_experts
+from agentrl.attachments import critic_view, routed_experts
 from agentrl.errors import DeadlineExceeded, EngineError, TokenBudgetExceeded, TreeError
 from agentrl.sessions import tree
 from agentrl.sessions.conversation import Conversation
@@ -134,6 +134,18 @@ async def test_a_turn_cut_by_new_weights_goes_on_in_the_same_node_under_the_new_
     assert len(node.versions) > 1
     assert [span.version for span in node.versions] == list(range(len(node.versions)))
     assert len(conversation.session.nodes) == 2
+
+
+async def test_what_is_attached_to_a_conversation_goes_with_its_generated_turns_beside_what_engines_record() -> None:
+    talk = begin(DiceEngine(experts=True))
+    talk.add("hello")
+    talk.attached = {critic_view.NAME: critic_view.pack([0.5])}
+    node = await generate_turn(talk, record=((routed_experts.NAME, 0),))
+    assert node.attachments.keys() == {critic_view.NAME, routed_experts.NAME}
+    talk.restart()
+    talk.attached = {}
+    talk.add("again")
+    assert critic_view.NAME not in (await generate_turn(talk)).attachments
 
 
 async def test_the_segments_of_a_cut_turn_have_random_numbers_of_their_own() -> None:

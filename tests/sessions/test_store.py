@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from agentrl.sessions import tree
 from agentrl.sessions.query import Between, Contains
 from agentrl.sessions.store import Store
 from agentrl.types import FinishReason as Finish
-from agentrl.types import Message, Sampling, Session, Status, Task, Turn, VersionSpan
+from agentrl.types import FunctionCall, Message, Sampling, Session, Status, Task, ToolCall, Turn, VersionSpan
 from tests.sessions.forests import sessions
 
 
@@ -340,3 +341,43 @@ with Store({str(tmp_path / "s b.db")!r}, read_only=True) as store:
     assert read.stdout.split("\n")[:2] == ["[1] 3", "StoreError"]
     with pytest.raises(StoreError, match=r"none\.db"):
         Store(tmp_path / "none.db", read_only=True)
+
+
+def calling(id_: str, *tools: str) -> Session:
+    """A session whose one turn calls these tools."""
+    session = small(id_, 1)
+    calls = [ToolCall(id=str(n), function=FunctionCall(name=name, arguments="{}")) for n, name in enumerate(tools)]
+    tree.add(session, 0, Message(role="assistant", content='"tool_calls": [1', tool_calls=calls or None), [3])
+    return session
+
+
+ODD_NAME = '"\\ \x01%' + "n" * 300
+
+
+def test_sessions_are_found_by_the_tools_that_they_called(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        store.save(calling("both", "look", "take", "look"))
+        store.save(calling("look", "look"))
+        store.save(calling("none"))
+        store.save(calling("odd", ODD_NAME))
+        assert store.ids(tool="look") == ["both", "look"]
+        assert store.ids(tool=["take", "drop"]) == ["both"]
+        assert store.ids(tool=Contains("nnn")) == ["odd"]
+        assert store.counts("id", {"tool": "take", "status": Status.OPEN}) == {"both": 1}
+        store.delete("both")
+        store.save(calling("after"))
+        assert store.ids(tool="take") == []
+
+
+def test_a_store_that_did_not_keep_which_tools_were_called_does_so_once_a_run_goes_on_with_it(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        store.save(calling("before", "look"))
+    with closing(sqlite3.connect(tmp_path / "s.db")) as db:
+        db.executescript("DROP TABLE calls; DROP TRIGGER calls_added; DROP TRIGGER calls_removed")
+    with Store(tmp_path / "s.db", read_only=True) as store:
+        assert store.load("before").nodes
+        with pytest.raises(StoreError, match="before stores kept which tools were called; --grep"):
+            store.find({"tool": "look"})
+    with Store(tmp_path / "s.db") as store:
+        store.save(calling("now", "look"))
+        assert store.ids(tool="look") == ["before", "now"]

@@ -67,4 +67,15 @@ def check_engine(config: EngineConfig, fleet: FleetConfig, *, here: bool = True)
         plugin.check(config, urls)
 
 
-__all__ = ["ENGINES", "EngineFactory", "EnginePlugin", "check_engine", "make_engine"]
+def check_reference(config: EngineConfig, fleet: FleetConfig) -> None:
+    """Refuse `weights.prove_every` where engines run elsewhere, and none of their kind can be started here.
+
+    Raises:
+        MissingExtra: the server's package is not installed for `engine.python`.
+        ConfigError: there is no such interpreter, or its version is not supported.
+    """
+    if isinstance(config, ServerConfig) and (config.url or fleet.urls):
+        ENGINES.find(config.name).check(config.model_copy(update={"url": None}), {})
+
+
+__all__ = ["ENGINES", "EngineFactory", "EnginePlugin", "check_engine", "check_reference", "make_engine"]

@@ -13,6 +13,8 @@ What its answers mean, read in 0.32.0 and held by the contract suite against a r
 - Prefixes are cached in whole blocks (`engine.server.block_size`): up to a block at the end of each path is
   computed again, which for short turns is much.
 
+- On a CPU a reload leaves out the output layer of models with tied embeddings: `vllm_extension` packs it again.
+
 Given up: broadcasts into its workers where there is no GPU (its transfer has no gloo), so that on a CPU weights
 come from disk.
 """
@@ -23,6 +25,7 @@ import asyncio
 import base64
 import contextlib
 import io
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +42,8 @@ from agentrl.rollout.engines.vllm_options import OWNED, SUPPORTED, launch_option
 from agentrl.rollout.weights.receiver import EngineReceiver, Receiver
 from agentrl.types import Engine, FinishReason, PauseMode, Turn, VersionSpan
 
+logger = logging.getLogger(__name__)
+_EXTENSION = Path(__file__).with_name("vllm_extension")  # has agentrl_vllm
 _KV_GIB = 2  # of a CPU's memory
 _BLOCK = 128  # tokens that it caches at a time on a CPU, the most of all devices
 _SCORE_TOGETHER = 64  # places of a path that are scored at once
@@ -65,6 +70,7 @@ class VLLMEngine(ServerEngine):
     def _environment(self) -> dict[str, str]:
         env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
         if self.platform == "cpu":
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_EXTENSION), os.environ.get("PYTHONPATH")]))
             env["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", str(_KV_GIB))
             if self.config.threads is not None or cores.set_by_user():  # bound, it would ignore OMP_NUM_THREADS,
                 bound = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # and two servers take the same cores
@@ -218,7 +224,13 @@ class VLLMEngine(ServerEngine):
         await self.client.resume()
 
     async def _load(self, folder: Path, version: int) -> None:
-        await self.client.reload(str(folder), version)
+        await self.client.reload(str(folder))
+        if self.platform == "cpu":
+            try:
+                await self.client.pack_again()
+            except EngineError as error:
+                logger.warning("the vLLM server may keep its old output layer (%s): docs/engines.md#vllm", error)
+        await self.client.set_version(version)
         self._version = version
 
     # ------------------------------------------------------------------------------------------ its state
@@ -228,12 +240,12 @@ class VLLMEngine(ServerEngine):
 
     @property
     def receiver(self) -> Receiver:
-        """By vLLM's own reload and its sleep mode."""
+        """By vLLM's own reload, checksums and sleep mode."""
         return VLLMReceiver(self, self.client)
 
 
 class VLLMReceiver(EngineReceiver):
-    """`Receiver` by vLLM's own reload, and its sleep mode for the memory.
+    """`Receiver` by vLLM's own reload and checksums, and its sleep mode for the memory.
 
     Args:
         engine: a vLLM server.
@@ -241,7 +253,7 @@ class VLLMReceiver(EngineReceiver):
     """
 
     def __init__(self, engine: Engine, client: VLLMClient) -> None:
-        super().__init__(engine, atomic=False)
+        super().__init__(engine, client.weights_checksum, atomic=False)
         self.client = client
 
     async def sleep(self, tags: Sequence[str]) -> None:

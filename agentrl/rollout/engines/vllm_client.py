@@ -6,6 +6,7 @@ and check weights with VLLM_SERVER_DEV_MODE=1: keep such a server on loopback.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -13,6 +14,8 @@ from agentrl.errors import EngineError, InvalidInput
 from agentrl.rollout.engines.http import Http
 
 PROBE_SECONDS = 5.0
+EMPTY = hashlib.sha256().hexdigest()
+"""The digest of a parameter without elements."""
 
 
 class VLLMClient(Http):
@@ -75,18 +78,34 @@ class VLLMClient(Http):
 
     # ------------------------------------------------------------------------------------------- weights
 
-    async def reload(self, path: str, version: int) -> None:
-        """Load a folder's weights and call them `version`."""
+    async def reload(self, path: str) -> None:
+        """Load a folder's weights."""
         await self.do("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
-        await self.set_version(version)
+
+    async def pack_again(self) -> None:
+        """Have a server on a CPU use the loaded weights in every layer; EngineError without agentrl's extension."""
+        await self.do("/collective_rpc", {"method": "pack_weights_again"})
 
     async def set_version(self, version: int) -> None:
         """Call the weights as they are `version`."""
         await self.do("/update_weight_version", {"new_version": str(version)})
 
-    async def weights_checksum(self) -> Any:
-        """Checksums of the server's own tensors by name, to compare engine with engine."""
-        return (await self.post("/weight_checker", {"action": "checksum"})).get("checksums")
+    async def weights_checksum(self) -> str:
+        """A digest of the server's own tensors, those of all ranks, to compare engine with engine; '' without any.
+
+        A server on a CPU has packed copies of matrices in the place of parameters, which are empty then: of those
+        agentrl's extension tells, and without it there is no checksum.
+        """
+        sums: dict[str, str] = (await self.post("/weight_checker", {"action": "checksum"})).get("checksums") or {}
+        if EMPTY in sums.values():
+            try:
+                packed = await self.post("/collective_rpc", {"method": "packed_checksums"})
+            except (EngineError, InvalidInput):
+                return ""
+            for rank, found in enumerate(packed["results"]):
+                sums |= {f"rank{rank}:{name}": digest for name, digest in found.items()}
+        lines = "".join(f"{name} {digest}\n" for name, digest in sorted(sums.items()))
+        return hashlib.sha256(lines.encode()).hexdigest() if lines else ""
 
     # -------------------------------------------------------------------------------------------- memory
 

@@ -72,4 +72,5 @@ def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) 
         "api_key": config.api_key,
         "enable_return_routed_experts": config.routed_experts or None,
         "enforce_eager": True if platform == "cpu" else None,
+        "worker_extension_cls": "agentrl_vllm.Worker" if platform == "cpu" else None,
     }

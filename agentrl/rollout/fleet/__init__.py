@@ -16,7 +16,7 @@ from agentrl.rollout.engines.server_settings import ServerConfig
 from agentrl.rollout.weights import is_direct, make_publisher
 from agentrl.types import Engine
 
-__all__ = ["asleep", "divided", "elastic", "make_engines", "started"]
+__all__ = ["asleep", "divided", "elastic", "has_publisher", "make_engines", "started"]
 
 
 def make_engines(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfig, base: Path) -> Engine:
@@ -34,12 +34,17 @@ def make_engines(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfi
         plugin.sleeping(config) if number < fleet.shared else config
         for number, config in enumerate(divided(engine, fleet, base))
     ]
-    if plugin.in_process(engine) and fleet.engines == 1 and is_direct(weights, engine):
+    if not has_publisher(engine, fleet, weights):
         return make_engine(configs[0], base)
     from agentrl.rollout.fleet.fleet import Fleet
 
     makers = [lambda config=config: make_engine(config, base) for config in configs]
     return Fleet(makers, make_publisher(weights, base, engine, plugin.ranks(engine)), fleet)
+
+
+def has_publisher(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfig) -> bool:
+    """Whether engines get their weights from a publisher, and not, as a single one in this process, as they are."""
+    return not (ENGINES.find(engine.name).in_process(engine) and fleet.engines == 1 and is_direct(weights, engine))
 
 
 def divided(engine: EngineConfig, fleet: FleetConfig, base: Path) -> list[EngineConfig]:

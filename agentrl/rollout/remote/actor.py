@@ -8,8 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from agentrl.config import RunConfig
-from agentrl.config.api import URL
+from agentrl.config.api import URL, ApiConfig
 from agentrl.envs.base import Env
 from agentrl.errors import ConfigError, DeadlineExceeded, missing_extra
 from agentrl.rollout.remote.reply import Api
@@ -27,10 +26,11 @@ class RemoteActor:
     Args:
         api: the provider's client.
         sampling: temperature, top-p and the turn's tokens.
+        counted: put before the names of the counters of its tokens; the evaluated policy's have no prefix.
     """
 
-    def __init__(self, api: Api, sampling: Sampling) -> None:
-        self._api, self._sampling = api, sampling
+    def __init__(self, api: Api, sampling: Sampling, counted: str = "") -> None:
+        self._api, self._sampling, self._counted = api, sampling, counted
 
     async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
         """Append the model's answer, and count its tokens in the session.
@@ -48,7 +48,7 @@ class RemoteActor:
         node.finish_reason = reply.finish
         used = {PROMPT: reply.usage.prompt, COMPLETION: reply.usage.completion, CACHED: reply.usage.cached}
         for name, tokens in used.items():
-            conversation.session.count(name, tokens)
+            conversation.session.count(self._counted + name, tokens)
         return node
 
 
@@ -57,43 +57,50 @@ def is_remote(policy: str) -> bool:
     return policy.startswith(URL)
 
 
-def check_api(config: RunConfig, env: Env) -> None:
+def check_api(url: str, config: ApiConfig, env: Env, setting: str = "policy") -> None:
     """Refuse settings that no request can be made from, and environments that an API can't play.
+
+    Args:
+        url: the API's address.
+        config: its other settings.
+        env: what it is to play.
+        setting: the one that has the address, for messages.
 
     Raises:
         ConfigError: the model or the key is missing, or turns are to end at strings and be continued.
     """
-    if not config.api.model:
-        raise ConfigError(f"policy={config.policy!r} needs api.model=NAME, the model's name there")
+    section = "api" if setting == "policy" else f"{setting}.api"
+    if not config.model:
+        raise ConfigError(f"{setting}={url!r} needs {section}.model=NAME, the model's name there")
     if env.stop_strings:
         raise ConfigError(
-            f"env={config.env.name} continues a turn's own text (Env.stop_strings), which no API does; "
+            f"{type(env.unwrapped).__name__} continues a turn's own text (Env.stop_strings), which no API does; "
             "give a model and an engine instead"
         )
-    _key(config)
+    _key(url, config, setting)
 
 
 @asynccontextmanager
-async def remote_actor(config: RunConfig) -> AsyncIterator[RemoteActor]:
-    """The actor of `policy=URL`, under the limits of `config.rollout`.
+async def remote_actor(
+    url: str, config: ApiConfig, sampling: Sampling, *, setting: str = "policy", counted: str = ""
+) -> AsyncIterator[RemoteActor]:
+    """What acts by an API; its connections are closed in the end. For the arguments see `RemoteActor` and `check_api`.
 
     Raises:
         ConfigError: its key is missing.
         MissingExtra: the protocol's package is not installed.
     """
-    api, limits = _client(config), config.rollout
-    sampling = Sampling(temperature=limits.temperature, top_p=limits.top_p, max_new_tokens=limits.turn_tokens)
+    api = _client(url, config, setting)
     try:
-        yield RemoteActor(api, sampling)
+        yield RemoteActor(api, sampling, counted)
     finally:
         await api.close()
 
 
-def _client(config: RunConfig) -> Api:
-    own = config.api
-    given = config.policy, own.model, _key(config), own.retries, own.extra
+def _client(url: str, config: ApiConfig, setting: str) -> Api:
+    given = url, config.model, _key(url, config, setting), config.retries, config.extra
     try:
-        if own.protocol == "anthropic":
+        if config.protocol == "anthropic":
             from agentrl.rollout.remote.anthropic_messages import AnthropicMessages
 
             return AnthropicMessages(*given)
@@ -101,15 +108,15 @@ def _client(config: RunConfig) -> Api:
 
         return Chat(*given)
     except ImportError:
-        raise missing_extra(own.protocol, "gateway") from None
+        raise missing_extra(config.protocol, "gateway") from None
 
 
-def _key(config: RunConfig) -> str:
+def _key(url: str, config: ApiConfig, setting: str) -> str:
     """The key; a server on this machine may go without."""
-    name = config.api.key_env or KEYS[config.api.protocol]
+    name = config.key_env or KEYS[config.protocol]
     if key := os.environ.get(name):
         return key
-    host = config.policy.split("://", 1)[1].split("/", 1)[0].rsplit(":", 1)[0]
-    if config.api.key_env is None and host in ("localhost", "127.0.0.1", "[::1]"):
+    host = url.split("://", 1)[1].split("/", 1)[0].rsplit(":", 1)[0]
+    if config.key_env is None and host in ("localhost", "127.0.0.1", "[::1]"):
         return "none"
-    raise ConfigError(f"policy={config.policy!r} needs a key: set the environment variable {name}, or api.key_env")
+    raise ConfigError(f"{setting}={url!r} needs a key: set the environment variable {name}, or api.key_env")

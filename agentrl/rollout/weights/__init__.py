@@ -15,10 +15,11 @@ from agentrl.registry import Registry
 from agentrl.types import PauseMode
 
 if TYPE_CHECKING:
+    from agentrl.rollout.weights.buckets import Convert
     from agentrl.rollout.weights.publisher import Publisher
     from agentrl.rollout.weights.transports import Transport
 
-__all__ = ["TRANSPORTS", "TransportPlugin", "is_direct", "make_publisher"]
+__all__ = ["TRANSPORTS", "TransportPlugin", "conversion", "is_direct", "make_publisher"]
 
 
 class TransportPlugin:
@@ -79,22 +80,26 @@ def make_publisher(config: WeightsConfig, base: Path, engine: EngineConfig, rank
         engine: the engines' section.
         ranks: worker ranks of one engine.
     """
-    import torch
-
     from agentrl.rollout.weights.publisher import Publisher
-    from agentrl.rollout.weights.quantize import Fp8Blocks, converted
 
     config = WEIGHTS.build(config)
-    dtype = getattr(torch, config.dtype or engine.dtype)
-    quantise = Fp8Blocks.from_folder(base)
-
     return Publisher(
         TRANSPORTS.find(config.transport).make(config, base, engine, ranks),
         base,
         mode=PauseMode(config.mode),
-        transform=partial(converted, dtype=dtype, blocks=quantise),
+        transform=conversion(config, base, engine),
         verify=config.verify,
         timeout=config.timeout,
         keep=config.keep,
         limit=config.bucket_bytes,
     )
+
+
+def conversion(config: WeightsConfig, base: Path, engine: EngineConfig) -> Convert:
+    """What becomes of weights before they are sent: the precision, and the quantised form of the base's."""
+    import torch
+
+    from agentrl.rollout.weights.quantize import Fp8Blocks, converted
+
+    dtype = getattr(torch, config.dtype or engine.dtype)
+    return partial(converted, dtype=dtype, blocks=Fp8Blocks.from_folder(base))

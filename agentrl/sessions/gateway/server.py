@@ -38,6 +38,7 @@ async def running(
     port: int = 0,
     bound: socket.socket | None = None,
     tls: Tls | None = None,
+    name: str | None = None,
 ) -> AsyncIterator[str]:
     """Serve an application while the block runs; yields its address.
 
@@ -47,6 +48,7 @@ async def running(
         port: 0 takes a free one.
         bound: a socket that listens there already; the caller closes it.
         tls: None serves plain HTTP.
+        name: the host name or address that clients use; None is `host`.
 
     Raises:
         InfraError: the address is taken, or the server did not start.
@@ -55,8 +57,10 @@ async def running(
     listener = bound or listening(host, port)
     try:
         async with served(app, listener, gateway.parts.limits, tls):
-            url = address(listener, host, tls)
-            if host not in ALL_INTERFACES:  # else clients on other machines are given the address that they used
+            url = address(listener, name or host, tls)
+            if (
+                name is not None or host not in ALL_INTERFACES
+            ):  # else clients on other machines are given the address that they used
                 app.state.url = app.state.url or url
             try:
                 yield url

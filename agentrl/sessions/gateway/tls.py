@@ -5,6 +5,8 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 
+from agentrl.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Tls:
@@ -23,6 +25,28 @@ class Tls:
 
     def __post_init__(self) -> None:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.certificate, self.key, "")
+
+    @classmethod
+    def of(cls, certificate: str | None, key: str | None, section: str = "") -> Tls | None:
+        """By the settings `tls_certificate` and `tls_key`; None where they are not set, and it is HTTP.
+
+        Args:
+            certificate: the one.
+            key: the other.
+            section: what stands before their names.
+
+        Raises:
+            ConfigError: the files can't be read, or are no certificate and its key.
+        """
+        if certificate is None and key is None:
+            return None
+        named = f"{section}tls_certificate={certificate} {section}tls_key={key}"
+        if certificate is None or key is None:
+            raise ConfigError(f"{named}: HTTPS needs both, and HTTP neither")
+        try:
+            return cls(certificate, key)
+        except OSError as error:
+            raise ConfigError(f"{named}: not a certificate and its private key in PEM files: {error}") from None
 
     def trusted(self) -> ssl.SSLContext:
         """What a client trusts that reaches this certificate, and no other, at any address."""

@@ -18,6 +18,7 @@ from agentrl.rollout.engines.sglang import SGLangEngine
 from agentrl.types import FinishReason, PauseMode, Sampling, collect
 from tests.rollout.engines import servers
 from tests.rollout.engines.conftest import reference
+from tests.rollout.engines.verified import attached, check_run, check_stale_tensor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -119,3 +120,15 @@ async def test_tokens_know_which_weights_made_them_and_stale_prefixes_are_not_sh
             assert max(abs(a - b) for a, b in zip(turn.logprobs[:cut], scored[:cut], strict=True)) > 1e-3
     finally:
         await sglang.publish(model.state_dict().items(), before + 2)
+
+
+def test_a_run_on_sglang_is_verified_by_sglangs_own_checksums_and_a_swapped_token_in_it_is_found(
+    url: str, folder: Path, tmp_path: Path
+) -> None:
+    check_run("sglang", url, folder, tmp_path)
+
+
+def test_a_publication_to_sglang_with_a_stale_tensor_is_found_by_a_server_that_loaded_the_weights(
+    url: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_stale_tensor(attached("sglang", url), folder, tmp_path, monkeypatch)

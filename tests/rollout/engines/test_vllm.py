@@ -13,6 +13,7 @@ from agentrl.rollout.engines.contract import CHECKS, Subject
 from agentrl.rollout.engines.vllm import VLLMEngine
 from tests.rollout.engines import servers
 from tests.rollout.engines.conftest import reference
+from tests.rollout.engines.verified import check_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -36,3 +37,9 @@ async def test_vllm_keeps_the_contract(name: str, vllm: VLLMEngine, folder: Path
         vllm, load_tokenizer(folder), reference(model), lambda: model.state_dict().items(), samples=400, requests=8
     )
     await CHECKS[name](subject)
+
+
+def test_a_run_on_vllm_is_verified_by_vllms_own_checksums_and_a_swapped_token_in_it_is_found(
+    url: str, folder: Path, tmp_path: Path
+) -> None:
+    check_run("vllm", url, folder, tmp_path)

@@ -98,6 +98,7 @@ def test_a_colocated_fleet_sleeps_while_the_trainer_learns_and_no_longer(
 
     tell(EngineReceiver, "sleep", "sleep")
     tell(TorchTrainer, "step", "learn")
+    tell(TorchTrainer, "release", "release")
     tell(EngineReceiver, "wake", "wake")
     tell(LocalEngine, "publish", "publish")
     monkeypatch.setattr(LocalPlugin, "sleeping", lambda self, engine: engine)
@@ -106,8 +107,8 @@ def test_a_colocated_fleet_sleeps_while_the_trainer_learns_and_no_longer(
     result = agentrl.train(Babble, display=quiet(), **settings)
     assert [row["version"] for row in result.metrics] == [1.0, 2.0]
     count = sleeping or 2
-    step = ["sleep"] * count + ["learn"] + ["wake"] * count + ["publish"] * 2
-    assert told == [*step, *step]
+    step = ["sleep"] * count + ["learn", "release"] + ["wake"] * count + ["publish"] * 2
+    assert told == ["release", *step, *step]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import httpx
 
 from agentrl.prometheus import TYPE
 from tests.sessions.gateway.conftest import Serve
+from tests.test_prometheus import asked
 
 
 async def test_the_gateway_says_how_busy_it_is_without_a_key(serve: Serve) -> None:
@@ -16,3 +17,4 @@ async def test_the_gateway_says_how_busy_it_is_without_a_key(serve: Serve) -> No
     assert values["agentrl_gateway_in_flight"] == "0.0"
     assert values["agentrl_engine_ok"] == "1.0"
     assert {"agentrl_gateway_open_sessions", "agentrl_engine_running", "agentrl_engine_version"} <= values.keys()
+    assert {name for name, of_run in asked().items() if not of_run} <= values.keys(), "the dashboard's"

@@ -8,14 +8,17 @@ import re
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import openai
+import orjson
 import pytest
 import trustme
 
+from agentrl.config.secrets import HIDDEN
 from agentrl.errors import ConfigError
 from agentrl.models.tiny import build, render
 from agentrl.rollout.serve_workers import serve_command
@@ -23,13 +26,25 @@ from agentrl.sessions.gateway import Limits
 from agentrl.sessions.gateway.app import create_app
 from agentrl.sessions.gateway.server import running
 from agentrl.sessions.store import Store
+from tests.cluster.test_server import until
 from tests.sessions.gateway.fakes import ScriptedEngine, renderer
 from tests.sessions.gateway.test_workers import ENGINE, PATH
+from tests.test_tracing import Collector
 
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
     return trustme.CA()
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    server = Collector()
+    server.answers.set()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.fixture
@@ -56,7 +71,7 @@ def serving(folder: Path, *words: str) -> Iterator[list[str]]:
     model = build(folder / "model", [render([{"role": "user", "content": "What is 2 + 2?"}])])
     fixed = [f"model={model}", "port=0", "host=0.0.0.0", "engine=engine.py:engine", "engine.url=http://127.0.0.1:9"]
     command = [sys.executable, "-u", "-m", "agentrl", "serve", *fixed, *words]
-    env = {**os.environ, "PYTHONPATH": PATH}
+    env = {**os.environ, "PYTHONPATH": PATH, "OTEL_BSP_SCHEDULE_DELAY": "200"}
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
         try:
@@ -69,9 +84,11 @@ def serving(folder: Path, *words: str) -> Iterator[list[str]]:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_client_that_trusts_the_authority_has_a_conversation_and_no_other_gets_an_answer(
-    workers: int, tmp_path: Path, words: dict[str, str], trusting: httpx.Client
+    workers: int, tmp_path: Path, words: dict[str, str], trusting: httpx.Client, collector: Collector
 ) -> None:
-    settings = [f"workers={workers}", *(f"{name}={value}" for name, value in words.items())]
+    """The turn is a span at the collector and a line of the log, neither of which has a key."""
+    watched = {"tracing": collector.url, "log": "log.jsonl", "engine.api_key": "sk-planted"}
+    settings = [f"{name}={value}" for name, value in {"workers": workers, **words, **watched}.items()]
     with serving(tmp_path, *settings) as said:
         key = said[0].split()[-1]
         port = re.findall(r"https://\S+?:(\d+)", said[1])[0]
@@ -87,6 +104,15 @@ def test_a_client_that_trusts_the_authority_has_a_conversation_and_no_other_gets
             httpx.get(f"{url}/health", trust_env=False)
         with pytest.raises(httpx.TransportError):
             httpx.get(f"{url.replace('https', 'http')}/health", trust_env=False)
+        until(lambda: bool(collector.bodies), "no span came")
+    ((_, span), *_) = collector.bodies
+    assert b"generate" in span
+    assert session["id"].encode() in span
+    logged = [orjson.loads(line) for line in (tmp_path / "log.jsonl").read_bytes().splitlines()]
+    (line,) = [line["message"] for line in logged if line["logger"] == "agentrl.hello"]
+    assert line.startswith(session["id"])
+    assert line.endswith(f"with the key {HIDDEN}")
+    assert b"sk-planted" not in span
 
 
 async def test_at_all_interfaces_a_session_is_reached_under_the_address_that_its_client_used(tmp_path: Path) -> None:
@@ -104,9 +130,10 @@ async def test_at_all_interfaces_a_session_is_reached_under_the_address_that_its
         ({"tls_key": None}, "tls_key=None: HTTPS needs both"),
         ({"tls_key": "missing.pem"}, "tls_key=missing.pem: not a certificate and its private key"),
         ({"tls_certificate": os.devnull}, "not a certificate and its private key"),
+        ({"log": "no folder/log.jsonl"}, r"log='no folder/log\.jsonl': can't write there: No such file"),
     ],
 )
-def test_files_that_are_no_certificate_and_its_key_are_refused_by_name(
+def test_files_that_are_no_certificate_and_its_key_or_no_log_are_refused_by_name(
     changed: dict[str, str | None], message: str, words: dict[str, str]
 ) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -27,6 +27,8 @@ from agentrl.sessions.gateway.workers import Shard, new_session_id, worker_of
 from agentrl.sessions.store import Store
 
 ENGINE = """
+import logging
+
 from agentrl.rollout.engines.server_settings import ServerConfig
 from agentrl.sessions.renderers import get_renderer
 from agentrl.types import FinishReason, Message, Turn, VersionSpan
@@ -35,19 +37,20 @@ from tests.sessions.gateway.fakes import ScriptedEngine
 
 class Hello(ScriptedEngine):
     async def generate(self, request_id, input_ids, sampling, deadline=None):
+        logging.getLogger("agentrl.hello").info("%s with the key %s", request_id, self.key)
         ids = tuple(self.renderer.turn(Message(role="assistant", content="hello")))
         yield Turn(ids, (-0.5,) * len(ids), (VersionSpan(1, 0, len(ids)),), FinishReason.STOP, ids[-1])
 
 
 def engine(path, config, tokenizer):
     made = Hello()
-    made.renderer = get_renderer(path)
+    made.renderer, made.key = get_renderer(path), config.api_key
     return made
 
 
 engine.settings = ServerConfig
 """
-"""Says hello; what a server that all workers attach to would do at `engine.url`."""
+"""Says hello, and its key to the log; what a server that all workers attach to would do at `engine.url`."""
 PATH = os.pathsep.join(entry for entry in sys.path if entry)
 
 

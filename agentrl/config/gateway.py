@@ -1,0 +1,25 @@
+"""The section of a run's own gateways, which its agent programs use."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from agentrl.config.sections import Section
+
+NODE = "node"
+"""As `gateway.host`: the address of the node that the gateway is on."""
+
+
+class GatewayConfig(Section):
+    """Where the gateway of agent programs (`agent=`) listens; there is one in each process that plays sessions."""
+
+    host: str = "127.0.0.1"
+    """The address that it binds to. `node`: the one by which other nodes of the cluster reach its node, for programs
+    that run elsewhere, such as in sandboxes; 0.0.0.0: all addresses."""
+    name: str | None = Field(default=None, pattern=r"^[\w.:-]+$")
+    """The host name or address that programs are given, as it is in the certificate; None: `host`, and with 0.0.0.0 the
+    node's address."""
+    tls_certificate: str | None = None
+    """Serve HTTPS with this certificate (a PEM file, those of intermediate authorities after it); None is HTTP."""
+    tls_key: str | None = None
+    """The certificate's private key (a PEM file without a password)."""

@@ -1,0 +1,70 @@
+"""Policies beside the one that is trained; `agents.NAME` says which of an environment's agents they play."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+
+from agentrl.config.api import URL, ApiConfig
+from agentrl.config.engines import EngineSection, ModelConfig
+from agentrl.config.sections import NAMED, Fraction, Section
+
+START = "start"
+"""The model of a frozen policy that is the run's initial model."""
+MODEL, PAST = "model", "past"
+"""The names of policies that generate with weights: a model's, or earlier ones of the trained policy."""
+
+
+class PastConfig(Section):
+    """Earlier versions of the trained policy, which the run keeps to play against them."""
+
+    every: PositiveInt = 10
+    """Steps between two versions that are kept; the first is what reinforcement learning begins with."""
+    size: PositiveInt = 4
+    """How many of the newest versions play, beside the first, which always does; each has an engine of its own."""
+    current: Fraction = 0.0
+    """The part of the groups in which the trained policy plays instead, and learns from that side too."""
+
+
+class PolicyConfig(Section):
+    """A policy that plays some of an environment's agents and is never trained."""
+
+    name: str = MODEL
+    """What plays: `model` (weights that stay as they are), `past` (earlier versions of the trained policy), `expert`
+    (the environment's), `noop` (empty messages), a function's import path, or the URL of an API."""
+    model: Annotated[ModelConfig, NAMED] = ModelConfig(name=START)
+    """The weights: `start` is the run's initial model; otherwise a name from `agentrl models`, or a folder."""
+    past: PastConfig = PastConfig()
+    """The versions of `past`."""
+    api: ApiConfig = ApiConfig()
+    """The API of a URL."""
+    engine: EngineSection = Field({}, validate_default=True)
+    """The engine of `model`, and of each version of `past`."""
+    temperature: NonNegativeFloat = 1.0
+    """Its sampling temperature, in training and evaluation."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether it is the address of an API."""
+        return self.name.startswith(URL)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        value = {"name": value} if isinstance(value, str) else value
+        if isinstance(value, Mapping) and (learns := sorted({"algo", "trainer"} & set(value))):
+            raise ValueError(
+                f"{learns[0]} is of no use to a policy that does not learn: a run trains one, `main`; two "
+                "that have weights of their own learn in turns (docs/several_agents.md)"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _settings_are_of_use(self) -> PolicyConfig:
+        used = {"model": self.name == MODEL, "past": self.name == PAST, "api": self.remote}
+        for field in used:
+            if not used[field] and getattr(self, field) != type(self).model_fields[field].default:
+                raise ValueError(f"{field}.* is of no use to a policy that is {self.name!r}")
+        return self

@@ -1,0 +1,1 @@
+"""What agentrl's vLLM servers load into their workers: `agentrl_vllm`, found by this folder's path alone."""

@@ -1,0 +1,86 @@
+"""Impossible layouts as settings are given: each refusal says what is asked, what is there, and what would fit."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from agentrl.cluster import Node
+from agentrl.cluster.placement import place
+from agentrl.errors import ConfigError
+from agentrl.overrides import parse_words
+from agentrl.train.placing import asked, split_of
+from agentrl.train.plan.shapes import KNOWN
+from agentrl.train.setup import complete
+
+GPUS = [Node("a", 8.0, 4), Node("b", 8.0, 4)]
+CPUS = [Node("a", 4.0, 0), Node("b", 4.0, 0, {"sandbox": 2.0})]
+SGLANG = "engine=sglang engine.device=cuda "
+TRAINER = "trainer=fsdp trainer.device=cuda trainer.ranks="
+FSDP = f"{SGLANG}{TRAINER}"
+MEGATRON = f"{SGLANG}trainer=megatron trainer.device=cuda trainer.ranks="
+PLAIN = "trainer.device=cpu engine.device=cpu cluster.environments="
+OF = "cluster.resources."
+SANDBOX = f"{OF}environments.custom.sandbox="
+PARALLEL = "trainer.tensor_parallel="
+
+WRONG: list[tuple[list[Node], str, str, str]] = [
+    # what is given; what is said to be asked, and not there; what is said to fit
+    (GPUS, f"{FSDP}8", "9 GPUs in all, and there are 8", "fleet.colocated=true"),
+    (GPUS, f"{FSDP}4 fleet.engines=5", "engine: 5 x (1 GPU)", "fleet.engines=4"),
+    (GPUS, f"{FSDP}12", "trainer.ranks=12 needs as many GPUs, and there are 8", "trainer.ranks=8 is the most"),
+    (GPUS, f"{FSDP}4 fleet.colocated=true fleet.engines=5", "5 GPUs of the trainer, which has 4", "engines=4"),
+    (GPUS, f"{FSDP}4 fleet.colocated=true fleet.engines=2 engine.server.tp_size=3", "6 GPUs of", "fleet.engines=1"),
+    (GPUS, f"{FSDP}8 fleet.colocated=true fleet.engines=4 fleet.colocated_engines=2", "10 GPUs in all", "ranks=6"),
+    (GPUS, f"{FSDP}4 fleet.colocated=true rollout.staleness=1", "engines sleep meanwhile", "fleet.colocated_engines"),
+    (GPUS, f"{FSDP}4 fleet.engines=4 fleet.colocated_engines=2", "colocated_engines=2 needs", "fleet.colocated=true"),
+    (GPUS, f"{FSDP}4 fleet.colocated=true fleet.colocated_engines=5", "colocated_engines=5", "as many engines"),
+    (GPUS, f"{TRAINER}4 fleet.colocated=true engine.device=cpu", "engine.device has it on the CPU", "=false"),
+    (GPUS, f"{SGLANG}trainer.device=cpu fleet.colocated=true", "trainer.device has it on the CPU", "device=cuda fits"),
+    (GPUS, f"{FSDP}4 cluster.environments=17", "17 CPUs in all, and there are 16", "cluster.environments=16"),
+    (GPUS, f"{FSDP}4 cluster.environments=2 {SANDBOX}1", "the most is 0", "2 more nodes with 1 CPU, 1 sandbox"),
+    (GPUS, f"{FSDP}4 {OF}trainer.cpus=9", "9 CPUs on one node, and the largest has 8", "4 more nodes with 1 GPU, 9"),
+    (GPUS, f"{FSDP}4 {OF}trainer.cpus=5", "20 CPUs in all, and there are 16", "trainer.ranks=2"),
+    (GPUS, f"{FSDP}4 {OF}engine.custom.fast=1", "1 fast on one node, and the most is 0", "1 more node with 1 GPU, 1"),
+    (GPUS, f"{FSDP}4 cluster.environments=4 cluster.max_environments=2", "max_environments=2 is", "environments=4"),
+    (GPUS, f"{FSDP}4 {OF}trainer.cpus=-1", "cluster.resources.trainer.cpus=-1", "greater than or equal to 0"),
+    (GPUS, f"{FSDP}4 {OF}trainer.custom.fast=0", "cluster.resources.trainer.custom.fast=0", "greater than 0"),
+    (GPUS, f"{FSDP}4 {OF}rewards.cpus=1", "unknown setting 'cluster.resources.rewards'", "resources.environments"),
+    (GPUS, f"{FSDP}4 cluster.layout=colocated", "unknown setting 'cluster.layout'", "Known in cluster"),
+    (GPUS, f"{MEGATRON}8 {PARALLEL}8", "needs 8 GPUs on one node", f"{PARALLEL}4 trainer.ranks=4"),
+    (GPUS, f"{MEGATRON}4 {PARALLEL}4 fleet.engines=2 engine.server.tp_size=4", "12 GPUs in all", "fleet.engines=1"),
+    (GPUS, f"{MEGATRON}3 engine.server.tp_size=8", "engine needs 8 GPUs on one node", "engines of 4 GPUs each"),
+    (GPUS, f"{MEGATRON}4 engine.server.tp_size=2 engine.server.pp_size=4", "engine: 1 x (8 GPUs)", "engines of 4 GPUs"),
+    (GPUS, f"{MEGATRON}6 trainer.pipeline_parallel=3 fleet.engines=3", "9 GPUs in all", "fleet.engines=2"),
+    (GPUS, f"{MEGATRON}6 {PARALLEL}4", "trainer.ranks=6 is not a multiple of tensor x pipeline", "trainer.ranks=4 is"),
+    (GPUS, f"{MEGATRON}4 trainer.pipeline_parallel=8", "trainer.ranks=4 is not a multiple", "trainer.ranks=8 is"),
+    (GPUS, f"{MEGATRON}4 {PARALLEL}4 trainer.context_parallel=2", "x context = 4 x 1 x 2", "trainer.ranks=8 is"),
+    (GPUS, f"{MEGATRON}3 {PARALLEL}3", "tensor_parallel=3 does not divide", "32 attention heads"),
+    (GPUS, f"{MEGATRON}4 trainer.expert_parallel=2", "trainer.expert_parallel=2", "for a model without experts"),
+    (GPUS, f"{SGLANG}trainer=torch trainer.ranks=2", "trainer.ranks=2 belongs to", "trainer=fsdp and trainer=megatron"),
+    (CPUS, f"{SGLANG}trainer.device=cpu", "engine needs 1 GPU on one node", "1 more node with 1 GPU"),
+    (CPUS, "trainer.device=cuda engine.device=cpu", "trainer needs 1 GPU on one node", "1 more node with 1 GPU"),
+    (CPUS, f"{PLAIN}9", "9 CPUs in all, and there are 8", "cluster.environments=8"),
+    (CPUS, f"{PLAIN}1 {OF}environments.cpus=6", "6 CPUs on one node, and the largest has 4", "1 more node with 6 CPUs"),
+    (CPUS, f"{PLAIN}3 {SANDBOX}1", "3 sandbox in all, and there are 2", "cluster.environments=2"),
+    (CPUS, f"{PLAIN}2 {SANDBOX}1 {OF}environments.cpus=2.5", "not together on single nodes", "cluster.environments=1"),
+    (CPUS, f"{PLAIN}1 {SANDBOX}3", "3 sandbox on one node, and the most is 2", "1 more node with 1 CPU, 3 sandbox"),
+    ([], f"{PLAIN}1", "There: no node. Why: no node is alive", "1 more node with 1 CPU"),
+]  # fmt: skip
+
+
+def planned(nodes: list[Node], words: str) -> None:
+    """Place what settings ask for, as a run does before it starts anything, with a model of 32 heads."""
+    config = complete(parse_words(["env=calculator", "model=tiny", "cluster=ray", *words.split()]))
+    place(nodes, asked(config, split_of(config, KNOWN["qwen3-8b"], nodes), nodes).wanted())
+
+
+@pytest.mark.parametrize(("nodes", "words", "why", "fits"), WRONG)
+def test_settings_that_no_cluster_of_these_nodes_can_have_are_refused_with_what_would_fit(
+    nodes: list[Node], words: str, why: str, fits: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{re.escape(why)}.*{re.escape(fits)}") as refused:
+        planned(nodes, words)
+    if "can't be placed" in str(refused.value):
+        assert re.search(r"Asked: .+\. There: .+\. Why: .+\. What would fit: (?!nothing)", str(refused.value))
