@@ -62,7 +62,10 @@ KINDS = Registry[Kind](
     "attachment",
     "attachment",
     "agentrl.attachments",
-    {"routed_experts": "agentrl.attachments.routed_experts:KIND"},
+    {
+        "critic_view": "agentrl.attachments.critic_view:KIND",
+        "routed_experts": "agentrl.attachments.routed_experts:KIND",
+    },
     accept=lambda found: found if isinstance(found, Kind) else None,
 )
 

@@ -1,4 +1,4 @@
-"""The commands that go back to what a run recorded: `agentrl verify|replay`."""
+"""The commands that go back to what a run recorded: `agentrl verify|replay|ratings`."""
 
 from __future__ import annotations
 
@@ -61,3 +61,24 @@ def replay(
     print_lines(result.lines())
     if config.seed is None and result.exact and not (result.replays[0].reproduced or result.replays[0].differences):
         raise typer.Exit(1)
+
+
+@app.command()
+def ratings(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
+    """Show how a run's policy did against its earlier versions (policies.NAME=past): Elo ratings and win rates."""
+    from agentrl.config import PAST
+    from agentrl.errors import ConfigError
+    from agentrl.train import ratings as rated
+    from agentrl.train.resuming import saved_settings
+
+    if not (run / "config.yaml").is_file():
+        raise ConfigError(f"{run}: no run there (config.yaml is missing)")
+    policies = saved_settings(run).policies.items()
+    found = next(((name, policy.past.every) for name, policy in policies if policy.name == PAST), None)
+    if found is None:
+        raise ConfigError(f"{run} has no policies.NAME={PAST}: its policy plays against no earlier version of itself")
+    name, every = found
+    table = Table("learner", "Elo", f"points per game against {name}/VERSION", box=None)
+    for row in rated.rows(rated.read(run), every):
+        table.add_row(*row)
+    out.print(table)

@@ -11,9 +11,8 @@ import asyncio
 import os
 import secrets
 import shutil
-import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -23,15 +22,16 @@ from pydantic import PositiveFloat, PositiveInt
 from agentrl import cluster, cores
 from agentrl.cluster import Address, Cluster, Node, Resources, Role, Worker, connect
 from agentrl.cluster.assignment import Assignment, Place
+from agentrl.cluster.gpus import queried
 from agentrl.config import ClusterConfig
 from agentrl.config.sections import NAMED, Section
 from agentrl.errors import AgentRLError, InvalidInput, brief
+from agentrl.tools.sandbox.delivery import ImageHost
 from agentrl.train.plan.memory import GIB
 
 PROBE = "probe"
 MOST_PAIRS = 56
 """Links that are measured: all pairs of up to 8 nodes; of more, each node's to the next one."""
-COMMAND_SECONDS = 20.0
 
 
 class DoctorConfig(Section):
@@ -45,6 +45,12 @@ class DoctorConfig(Section):
     """What is sent from node to node to measure a link."""
     timeout: PositiveFloat = 120.0
     """Seconds that starting on the nodes may take, and each call there."""
+    images: tuple[str, ...] = ()
+    """Sandbox images that every node with Docker must have."""
+    send_images: bool = False
+    """Whether a node that lacks one of them gets it from a node that has it, without a registry."""
+    image_timeout: PositiveFloat = 3600.0
+    """Seconds that sending an image to a node may take."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ class Equipment:
         return f"{self.cpus} CPUs, {self.memory / GIB:.3g} GiB, {gpus}; {docker}; {disk}"
 
 
-class Probe:
+class Probe(ImageHost):
     """Runs on a node."""
 
     def equipment(self, file: str, content: bytes) -> Equipment:
@@ -85,7 +91,8 @@ class Probe:
         except OSError:
             free = None
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return Equipment(len(cores.allowed()), memory, _gpus(), daemon.available(), free)
+        gpus = queried("name,memory.total,driver_version")
+        return Equipment(len(cores.allowed()), memory, gpus, daemon.available(), free)
 
     def take(self, data: bytes) -> int:
         """Receive data."""
@@ -103,15 +110,6 @@ class Probe:
             other.close()
 
 
-def _gpus() -> list[str]:
-    words = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
-
-
 @dataclass
 class Report:
     """What was found.
@@ -120,11 +118,13 @@ class Report:
         nodes: what each node that answered has, by name.
         links: bytes each second from a node to another, by their names.
         problems: what would stop a run, or slow it for a reason that can be mended; sentences.
+        sent: which images were sent where; sentences.
     """
 
     nodes: dict[str, Equipment] = field(default_factory=dict)
     links: dict[tuple[str, str], float] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    sent: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
         """It in words."""
@@ -132,6 +132,7 @@ class Report:
             yield f"{name}: {equipment}"
         for (one, other), rate in self.links.items():
             yield f"{one} -> {other}: {rate / 1e9:.3g} GB/s"
+        yield from self.sent
         yield from (f"problem: {problem}" for problem in self.problems)
         if not self.problems:
             yield "nothing stands in the way of a run"
@@ -183,6 +184,33 @@ async def _examine(opened: Cluster, nodes: Sequence[Node], config: DoctorConfig,
             report.links[one, other] = await workers[one].call("send", *words, timeout=2 * config.timeout)
         except AgentRLError as error:
             report.problems.append(f"{one} does not reach {other}: {brief(str(error))}")
+    hosts = {name: workers[name] for name, has in report.nodes.items() if has.docker}
+    for image in config.images:
+        try:
+            await _compare_image(image, hosts, config, report)
+        except AgentRLError as error:
+            report.problems.append(f"the image {image!r}: {brief(str(error))}")
+
+
+async def _compare_image(image: str, hosts: Mapping[str, Worker], config: DoctorConfig, report: Report) -> None:
+    """Look an image up on all nodes with Docker; send it to those that lack it, if that is wanted."""
+    calls = (worker.call("image_id", image, timeout=config.timeout) for worker in hosts.values())
+    found: dict[str, str | None] = dict(zip(hosts, await asyncio.gather(*calls), strict=True))
+    owners = {name: number for name, number in found.items() if number is not None}
+    if not owners:
+        report.problems.append(f"no node has the image {image!r}" if hosts else f"no node has Docker for {image!r}")
+        return
+    if len(set(owners.values())) > 1:
+        each = ", ".join(f"{number} on {name}" for name, number in owners.items())
+        report.problems.append(f"nodes have different images under the name {image!r}: {each}")
+    source = next(iter(owners))
+    for name in (name for name in hosts if name not in owners):
+        if not config.send_images:
+            report.problems.append(f"{name} does not have the image {image!r}; send_images=true sends it from {source}")
+            continue
+        words = (image, hosts[name].address, config.image_timeout)
+        count = await hosts[source].call("send_image", *words, timeout=config.image_timeout)
+        report.sent.append(f"{image}: {count >> 20} MiB were sent from {source} to {name}")
 
 
 async def _equipment(worker: Worker, file: Path, content: bytes, timeout: float) -> Equipment:

@@ -31,6 +31,9 @@ from agentrl.types import Engine
 
 FLOOR = 2e-3
 """Of the bound, in nats: what two implementations in float32 may differ by."""
+TYPICAL = {"bfloat16": 0.1, "float16": 0.02}
+"""In nats: transformers' own mean error on random tokens, for where it was not measured. SmolLM2-135M has 0.04 to 0.1
+in bfloat16; float16 has three bits more."""
 OPERATIONS = {"cpu": 3e11, "cuda": 3e14}
 """Floating-point operations that the prompt may cost each side: a few seconds."""
 MAX_COLOCATED_TOKENS = 1024
@@ -102,7 +105,8 @@ async def compare_engine(
         The result as a line; None where nothing is compared.
 
     Raises:
-        EngineError: an engine is over the bound; the message has the numbers, where it begins, and likely causes.
+        EngineError: an engine is over the bound; the message has the numbers, where it begins, and likely causes. Or
+            none answered.
     """
     capabilities, text = engine.capabilities, AutoConfig.from_pretrained(folder).get_text_config()
     length, bound = prompt_length(config, text, capabilities.max_context - 1), difference_bound(config, loaded)
@@ -111,6 +115,12 @@ async def compare_engine(
     ids = prompt(length, capabilities.vocab_size)
     (logp,) = await asyncio.to_thread(trainer.logprobs, [path_forest(ids)])
     found = await managed(engine).scores(ids)
+    if not found:  # a fleet leaves out engines that fail meanwhile
+        raise EngineError(
+            f"no engine scored the prompt of {length} tokens on which it is compared with the trainer: each failed, or "
+            f"took over weights.timeout={config.weights.timeout:g} s; weights.start_tokens=N shortens the prompt, 0 "
+            "skips the comparison"
+        )
     own = logp.tolist()[1:]
     results = [_compared(name, scored[1:], own, length, bound) for name, scored in found.items()]
     for result in results:
@@ -131,16 +141,28 @@ def _compared(name: str, scored: list[float], own: list[float], tokens: int, bou
 
 
 def difference_bound(config: RunConfig, loaded: Loaded | None) -> float:
-    """The bound of a segment's mean |difference|, in nats.
-
-    Where transformers' own error was not measured it is `weights.probe_bound`.
-    """
+    """The bound of a segment's mean |difference|, in nats."""
     if config.weights.start_bound is not None:
         return config.weights.start_bound
-    precisions = [low for low in (config.trainer.dtype, config.engine.dtype) if low != "float32"]
-    if loaded is None or any(low not in loaded.own for low in precisions):
+    return _bound(ERROR_FACTOR, config.trainer.dtype, config.engine.dtype, loaded)
+
+
+def probe_bound(config: RunConfig, loaded: Loaded | None) -> float:
+    """The bound of the probe's mean |difference| after each publication, in nats.
+
+    Below float32 it is twice that of the start: the error was measured before the weights changed, and on more tokens.
+    """
+    if config.weights.probe_bound is not None:
         return config.weights.probe_bound
-    return max(FLOOR, ERROR_FACTOR * sum(loaded.own[low] for low in precisions))
+    engine = config.engine.dtype
+    sent = config.weights.dtype or engine
+    return _bound(2 * ERROR_FACTOR, config.trainer.dtype, sent if engine == "float32" else engine, loaded)
+
+
+def _bound(factor: float, trainer: str, engine: str, loaded: Loaded | None) -> float:
+    """A multiple of transformers' own error in two precisions, measured where it was; in float32 the floor."""
+    measured = loaded.own if loaded else {}
+    return max(FLOOR, factor * sum(measured.get(low, TYPICAL[low]) for low in (trainer, engine) if low in TYPICAL))
 
 
 def prompt_length(config: RunConfig, text: Any, context: int) -> int:

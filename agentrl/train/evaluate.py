@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +29,7 @@ from agentrl.config.secrets import without_secrets
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
-from agentrl.envs.episode import Actor
+from agentrl.envs.episode import Actor, ScriptedActor
 from agentrl.envs.registry import factory
 from agentrl.envs.rewards import rewarded
 from agentrl.errors import ConfigError, missing_extra
@@ -37,6 +37,7 @@ from agentrl.rollout.evaluation import SCRIPTED, held_out_split, play_held_out
 from agentrl.rollout.fleet import started
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.health import failures, finding, sessions_of
+from agentrl.rollout.partners import open_partners
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.programs import Program
 from agentrl.rollout.remote import is_remote, remote_actor
@@ -48,7 +49,7 @@ from agentrl.train.display import Display
 from agentrl.train.files import write_atomically
 from agentrl.train.pictures import transcripts
 from agentrl.train.run_folder import RunFolder, run_path
-from agentrl.types import Group, Session
+from agentrl.types import Group, Sampling, Session
 
 SHOWN = 6
 """Conversations in a transcript."""
@@ -65,7 +66,7 @@ IGNORED = {
 SAMPLING = ("eval.temperature", "rollout.top_p", "eval.top_p", "eval.turn_tokens", "rollout.turn_tokens")
 """Settings that a model uses, here or behind an API, and a scripted policy does not."""
 ENGINES_OWN = (
-    *("model", "engine", "fleet", "agent", "agents", "policies", "cluster"),
+    *("model", "engine", "fleet", "agent", "cluster"),
     *("eval.session_tokens", "rollout.session_tokens", "rollout.context_tokens"),
 )
 """Settings that only a model on an engine uses."""
@@ -80,7 +81,7 @@ def ignored(tree: Mapping[str, Any]) -> dict[str, str]:
         if unused is not None:
             instead = f"; an evaluation has {IGNORED[unused]}" if IGNORED[unused] else ""
             found[key] = f"is for training{instead}"
-        elif policy in SCRIPTED and _within(key, (*SAMPLING, *ENGINES_OWN, "api")):
+        elif policy in SCRIPTED and _within(key, (*SAMPLING, *ENGINES_OWN, "agents", "policies", "api")):
             found[key] = f"is for models, and policy={policy} is a script"
         elif is_remote(policy) and _within(key, ENGINES_OWN):
             found[key] = f"is for a model on an engine of ours, and policy={policy} is an API; it has api.*"
@@ -155,7 +156,9 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
         yield partial(_without_tokens, SCRIPTED[config.policy])
         return
     if is_remote(config.policy):
-        async with remote_actor(config) as actor:
+        limits = config.rollout
+        sampling = Sampling(temperature=limits.temperature, top_p=limits.top_p, max_new_tokens=limits.turn_tokens)
+        async with remote_actor(config.policy, config.api, sampling) as actor:
             yield partial(_without_tokens, actor)
         return
     try:
@@ -193,10 +196,18 @@ async def _without_tokens(
     actor: Actor, config: RunConfig, store: Store
 ) -> AsyncIterator[tuple[Rollouts, Actor | Program]]:
     """Rollouts of what is no engine: their sessions hold messages."""
-    async with with_tools(_factory(config), config.tools) as make_env, rewarded(make_env, config.rewards) as scored:
+    if isinstance(actor, ScriptedActor):  # it plays every agent
+        config = config.model_copy(update={"policies": {}, "agents": {}})
+    async with (
+        with_tools(_factory(config), config.tools) as make_env,
+        rewarded(make_env, config.rewards) as scored,
+        open_partners(config, None, Path(store.path).parent) as partners,
+    ):
         with Recorder(store) as recorder:
-            rollouts = Rollouts(scored, Policy(NullRenderer()), config.rollout, config.seed)
-            yield replace(rollouts, environment=config.env.name, recorder=recorder), actor
+            policy, limits = Policy(NullRenderer()), config.rollout
+            rollouts = Rollouts(scored, policy, limits, config.seed, partners, config.env.name, recorder)
+            await asyncio.gather(*map(started, rollouts.engines))
+            yield rollouts, actor
 
 
 def _factory(config: RunConfig) -> Callable[[], Env]:

@@ -27,6 +27,8 @@ from agentrl.train.sequences import Sequences
 
 PAIRS = ("predictor", "target")
 """The fields that hold pairs; all other tensors hold one entry per token."""
+WIDE = ("critic_view", "routed_experts")
+"""Those whose entries are arrays of numbers."""
 
 
 @dataclass(slots=True)
@@ -35,8 +37,8 @@ class Rows:
 
     Fields have the forest's names, but for `turn`, `session` and `agent`, which are its `node_id`, `session_id` and
     `agent_id`. What was not computed is None: `advantage_minus` with one advantage channel, `old_logp` and `ref_logp`,
-    without a critic `value` and `returns`, `marked` where the loss marks nothing, without a sequence-level term
-    `sequences`, whose tokens are rows here.
+    without a critic `value` and `returns`, `critic_view` [P, v] where it sees no more than the agent, `marked` where
+    the loss marks nothing, without a sequence-level term `sequences`, whose tokens are rows here.
     """
 
     predictor: Tensor
@@ -56,6 +58,7 @@ class Rows:
     value: Tensor | None = None
     returns: Tensor | None = None
     marked: Tensor | None = None
+    critic_view: Tensor | None = None
     sequences: Sequences | None = None
 
     def __len__(self) -> int:
@@ -105,6 +108,7 @@ class Forest:
         value: float32, what a critic estimated, before the step's first update, of the state before the token.
         returns: float32, what it is to estimate there.
         marked: bool, what the loss treats apart (`PolicyLoss.mark`).
+        critic_view: float32, [T, v], what a centralised critic sees besides the token's path.
         routed_experts: int16, [T, layers, k], the experts that the engine sent the token to in each layer that has
             some; -1 where they were not recorded.
         sequences: what the trained tokens belong to, for a sequence-level term.
@@ -131,6 +135,7 @@ class Forest:
     value: Tensor | None = None
     returns: Tensor | None = None
     marked: Tensor | None = None
+    critic_view: Tensor | None = None
     routed_experts: Tensor | None = None
     sequences: Sequences | None = None
 
@@ -173,6 +178,7 @@ class Forest:
             value=at(self.value),
             returns=at(self.returns),
             marked=at(self.marked),
+            critic_view=at(self.critic_view),
             sequences=sequences,
         )
 
@@ -236,7 +242,7 @@ class Forest:
         """
         length = len(self)
         for name, tensor in self._tensors():
-            if name not in PAIRS and tensor.shape[: 1 if name == "routed_experts" else None] != (length,):
+            if name not in PAIRS and tensor.shape[: 1 if name in WIDE else None] != (length,):
                 raise InvalidInput(f"{name} has shape {tuple(tensor.shape)}, not ({length},)")
         index, end = torch.arange(length), self.end.cpu()
         _require("end", (end > index) & (end <= length), "is not after its token and within the row")

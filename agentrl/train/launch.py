@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from agentrl import cluster, cores, faults, garbage, logs, tracing, watchdog
-from agentrl.config import START, RolloutConfig, RunConfig
+from agentrl.config import MODEL, START, RolloutConfig, RunConfig
 from agentrl.config.secrets import secret_values
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
@@ -29,7 +29,8 @@ from agentrl.rollout.environments import in_workers
 from agentrl.rollout.evaluation import play_held_out
 from agentrl.rollout.fleet import elastic, make_engines, started
 from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.policies import Policy, averaged_policy, frozen_policies
+from agentrl.rollout.partners import open_partners
+from agentrl.rollout.policies import Policy, averaged_policy
 from agentrl.rollout.programs import Program, serving
 from agentrl.rollout.rerun import RerunRollouts
 from agentrl.rollout.rerun_engine import Recording, RerunEngine
@@ -113,6 +114,8 @@ async def _train(
                 after = await measure("after training", config.steps)
         finally:
             loop.trainer.close()
+            if loop.reference is not None:
+                await loop.reference.close()
     _report(config, folder, before, after, display)
     return TrainResult(folder.path, before, after, folder.metrics(), worked=loop.health.worked or after.worked)
 
@@ -220,7 +223,8 @@ async def _own_model(config: RunConfig, make_env: Callable[[], Env], folder: Run
     if fault is None:
         return own
     if folder.checkpoint:
-        if frozen := [name for name, policy in config.policies.items() if policy.model.name == START]:
+        policies = {name: policy for name, policy in config.policies.items() if policy.name == MODEL}
+        if frozen := [name for name, policy in policies.items() if policy.model.name == START]:
             raise ConfigError(f"policies.{frozen[0]}.model=start: {own} has been damaged or removed")
         if fault:
             display.warn(f"{own}: {fault}; replaced by a copy of {folder.checkpoint.name}")
@@ -308,22 +312,31 @@ async def playing(
         )
 
     async with (
-        frozen_policies(config.policies, config.agents, loaded.base, shape) as partners,
+        open_partners(config, loaded.base, Path(store.path).parent) as partners,
         rewarded(make_env, config.rewards) as scored,
     ):
         with Recorder(store) as recorder:
-            rollouts = Rollouts(scored, policy, shape, config.seed, partners, config.env.name, recorder)
+            rollouts = Rollouts(
+                scored,
+                policy,
+                shape,
+                config.seed,
+                partners,
+                config.env.name,
+                recorder,
+                views=config.views,
+            )
             if loaded.recorded is not None:
                 rollouts = RerunRollouts.of(rollouts, loaded.recorded)
-            if config.agent is None:
-                async with in_workers(config, rollouts, loaded.base) as placed:
+            async with in_workers(config, rollouts, loaded.base) as placed:
+                if config.agent is None:
                     yield placed, model
-                return
-            assert policy.engine is not None
-            async with serving(
-                config.agent, policy.engine, policy.renderer, store, shape, strip_reasoning=policy.strip_reasoning
-            ) as program:
-                yield rollouts, lambda _: program
+                elif config.cluster.environments:
+                    program = Program(config.agent)
+                    yield placed, lambda _: program
+                else:
+                    async with serving(config.agent, policy, store, shape, config.gateway) as served:
+                        yield placed, lambda _: served
 
 
 async def base_model(config: RunConfig, make_env: Callable[[], Env], folder: Path) -> Path:

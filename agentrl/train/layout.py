@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from agentrl.train.forest import Forest
-from agentrl.train.trie import ID_MASK, STAMP_SHIFT, Segment
+from agentrl.train.trie import ID_MASK, STAMP_SHIFT, Segment, Stamp
 
 Merge = Literal["mean", "channels"]
 
@@ -94,7 +94,7 @@ class Columns:
 
 def build_forest(
     parts: Sequence[Part],
-    stamps: Sequence[tuple[float, int]],
+    stamps: Sequence[Stamp],
     sessions: tuple[str, ...],
     agents: tuple[str, ...],
     merge: Merge,
@@ -104,7 +104,7 @@ def build_forest(
 
     Args:
         parts: in the order in which they are written.
-        stamps: temperature and version by stamp.
+        stamps: temperature, version and critic's view by stamp.
         sessions: the ids of the batch's sessions, in its order.
         agents: the names of the batch's agents.
         merge: how several advantages at one token are combined.
@@ -128,9 +128,9 @@ def build_forest(
         agent_id=torch.from_numpy(columns.agent_id),
         weight=_floats(weight),
         advantage=_floats(plus + minus if merge == "mean" else plus),
-        temperature=_floats(np.array([s[0] for s in stamps])[stamp]),
+        temperature=_floats(np.array([s.temperature for s in stamps])[stamp]),
         behaviour_logp=_floats(np.where(stamp > 0, columns.logp, 0.0)),
-        version=torch.from_numpy(np.array([s[1] for s in stamps], dtype=np.int64)[stamp]),
+        version=torch.from_numpy(np.array([s.version for s in stamps], dtype=np.int64)[stamp]),
         predictor=torch.from_numpy(columns.predictor[target][order]),
         target=torch.from_numpy(target[order]),
         sessions=sessions,
@@ -138,6 +138,7 @@ def build_forest(
         advantage_minus=None if merge == "mean" else _floats(minus),
         value=_floats(value) if critic else None,
         returns=_floats(returns) if critic else None,
+        critic_view=_floats(np.array([s.view for s in stamps])[stamp]) if stamps[0].view else None,
     )
 
 

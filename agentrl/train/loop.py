@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,10 +17,11 @@ from typing import Any, TypeVar
 
 from agentrl import faults, tracing
 from agentrl.config import RunConfig
-from agentrl.errors import AgentRLError, brief
+from agentrl.errors import AgentRLError, EngineError, brief
 from agentrl.rollout.filters import FILTERS, make_measure
-from agentrl.rollout.fleet import asleep
+from agentrl.rollout.fleet.reference import ReferenceEngine
 from agentrl.rollout.health import Health, with_retries
+from agentrl.rollout.past import PastVersions
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.seeds import derive
 from agentrl.rollout.stats import Evaluation, idle, rollout_metrics, staleness
@@ -27,10 +29,11 @@ from agentrl.rollout.stream import Stream
 from agentrl.rollout.weights.buckets import Weights
 from agentrl.sessions.renderers.base import Parsed
 from agentrl.sessions.renderers.watch import CallWatch
-from agentrl.train import probe, provenance, recorded_steps, resizing, trainer_logprobs
+from agentrl.train import probe, provenance, ratings, recorded_steps, resizing, trainer_logprobs
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.backends import Averager, Critic, Rewarder, Trainer
 from agentrl.train.clock import Clock
+from agentrl.train.colocated import computing
 from agentrl.train.display import Display
 from agentrl.train.forest import Forest
 from agentrl.train.packing import pack_credited, path_tokens
@@ -63,6 +66,9 @@ class Loop:
     selected: dict[str, float] = field(default_factory=dict)
     recovery: Recovery | None = None
     evidence: provenance.Evidence = field(default_factory=provenance.Evidence)
+    past: PastVersions | None = None
+    probe_bound: float = math.inf
+    reference: ReferenceEngine | None = None
 
     async def run(self, start: int = 0) -> None:
         """Take the steps from `start` to `config.steps`.
@@ -86,6 +92,7 @@ class Loop:
         await faults.async_point("groups.taken")
         trained = await self.recovering(step, partial(self.train, groups, step))
         await faults.async_point("step.published")
+        await self.keep_version(step + 1)
         measured = await self.evaluate(step + 1)
         fresh = self.stream.published(groups)
         self.record(step + 1, fresh, trained | measured)
@@ -194,7 +201,7 @@ class Loop:
         if algo.kl_coef and algo.kl_as == "reward":
             seed = derive(self.config.seed, "reference", step)
             with self.clock("reference"):
-                async with asleep(self.engine):
+                async with computing(self.trainer, self.engine):
                     estimates = await asyncio.to_thread(reference_kl, self.trainer, groups, algo, budget, seed)
             metrics |= estimates.metrics()
         return shaped_groups(groups, algo, adaptive, estimates), metrics
@@ -212,7 +219,7 @@ class Loop:
         else:
             return None
         with self.clock("values"):
-            async with asleep(self.engine):
+            async with computing(self.trainer, self.engine):
                 return await asyncio.to_thread(compute)
 
     async def credit(
@@ -241,7 +248,7 @@ class Loop:
         """Store the trainer's log-probability of each token that the step may train."""
         budget, seed = self.config.trainer.token_budget, derive(self.config.seed, "logprobs", step)
         with self.clock("logprobs"):
-            async with asleep(self.engine):
+            async with computing(self.trainer, self.engine):
                 found = await asyncio.to_thread(per_token, groups, self.trainer.logprobs, budget, seed)
             trainer_logprobs.write(self.folder.path, step + 1, self.trainer.version, found)
 
@@ -249,7 +256,7 @@ class Loop:
         """Take the optimizer's steps; a batch without any signal takes none, but counts for the schedule."""
         with self.clock("train"), self.display.part("optimizer step"):
             await faults.async_point("trainer.step")
-            async with asleep(self.engine):
+            async with computing(self.trainer, self.engine):
                 return await asyncio.to_thread(self.trainer.step, forests, self.algorithm.snapshot())
 
     async def publish(self) -> dict[str, float]:
@@ -259,14 +266,32 @@ class Loop:
         with self.clock("publish"), self.display.part("publishing weights"):
             await faults.async_point("weights.publish")
             await self.engine.publish(Weights.of(self.trainer), self.trainer.version)
-            found = await probe.compare(self.engine, self.trainer, self.config.weights)
-            await self.confirm(found.get("probe/abs_mean"))
-            return found
+            found = await probe.compare(self.engine, self.trainer, self.config.weights.probe_tokens, self.probe_bound)
+        await self.confirm(found.get("probe/abs_mean"), await self.reference_checksum())
+        return found
 
-    async def confirm(self, probed: float | None = None) -> None:
-        """Record which weights the engine says that it has."""
-        losses = self.state.store.losses
-        self.evidence.add(await provenance.confirmed(self.engine, self.config, losses, probed))
+    async def reference_checksum(self) -> str:
+        """The checksum of an engine that loads the trainer's weights from a folder; '' where none does."""
+        if self.reference is None:
+            return ""
+        with self.clock("prove"), self.display.part("proving that weights arrived"):
+            return await self.reference.checksum(Weights(self.trainer.weights), self.trainer.version)
+
+    async def confirm(self, probed: float | None = None, reference: str = "") -> None:
+        """Record which weights the engine says that it has.
+
+        Args:
+            probed: what the probe found.
+            reference: the checksum that they should have; '' where that is not known.
+
+        Raises:
+            EngineError: an engine has other weights.
+        """
+        bound = None if probed is None else self.probe_bound
+        found = await provenance.confirmed(self.engine, self.config, self.state.store.losses, probed, bound, reference)
+        if wrong := found.undelivered:
+            raise EngineError(f"{wrong} (weights.prove_every)")
+        self.evidence.add(found)
 
     async def publish_average(self, engine: Engine) -> None:
         """Send the average of the weights to an engine of its own, as the policy's version."""
@@ -275,6 +300,19 @@ class Loop:
         assert isinstance(self.trainer, Averager)
         with self.clock("publish_average"), self.display.part("publishing averaged weights"):
             await engine.publish(Weights.of(self.trainer, "averaged_weights"), self.trainer.version)
+
+    async def keep_version(self, step: int) -> None:
+        """Keep the weights after `step` steps for later groups to play against, where the run does and it is due."""
+        past = self.past
+        if past is None or not past.due(step):
+            return
+
+        async def keep() -> None:
+            oldest = next(map(step_of, self.folder.checkpoints()), 0)
+            await past.keep(step, self.trainer.export, oldest=oldest)
+
+        with self.clock("past"), self.display.part("keeping a version"):
+            await self.recovering(step, keep)
 
     async def evaluate(self, step: int) -> dict[str, float]:
         """Measure the policy on held-out tasks, where it is due; the last step's policy is measured after the run."""
@@ -292,6 +330,8 @@ class Loop:
         row = {**rollout_metrics(groups), **self.selected, **metrics, "version": float(self.trainer.version)}
         row |= self.stream.metrics() | self.clock.metrics()
         row |= idle(row)
+        if self.past is not None:
+            row |= ratings.record(self.folder.path, step, self.past.name, self.past.config.every, groups)
         tokens = sum(len(node.token_ids) for group in groups for s in group.sessions for node in s.nodes)
         seconds = row["time/step"] - row.get("time/eval", 0.0)
         row["throughput/tokens_per_s"] = tokens / seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.attachments import routed_experts
-from agentrl.config import START, EngineConfig, RunConfig
+from agentrl.config import MODEL, START, EngineConfig, RunConfig
 from agentrl.errors import ConfigError
 from agentrl.models import resolve
 from agentrl.models.devices import torch_device
@@ -24,7 +24,7 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
         ConfigError: with the numbers.
     """
     for policy in config.policies.values():
-        if policy.model.name != START:
+        if policy.name == MODEL and policy.model.name != START:
             _prove_engine(policy.engine, resolve(policy.model.name), policy.model.name, display)
     if config.model.name == setup.TINY:
         return

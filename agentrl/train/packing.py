@@ -22,7 +22,7 @@ from agentrl.train.forest import Forest
 from agentrl.train.layout import Merge, Part, build_forest
 from agentrl.train.recorded_experts import experts_by_node, experts_of_segments
 from agentrl.train.sequences import SequenceIndex, Sequences
-from agentrl.train.trie import Segment, Stamps, merge_sessions
+from agentrl.train.trie import Segment, Stamp, Stamps, merge_sessions
 from agentrl.types import Group, Session
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def pack(
     seed: int = 0,
     merge: Merge = "mean",
     sequence: SequenceKind | None = None,
+    view: int = 0,
 ) -> list[Forest]:
     """Pack the sessions that have credit into forests of at most `token_budget` tokens (see the exception above).
 
@@ -58,11 +59,12 @@ def pack(
         seed: decides the order among trees of equal size.
         merge: how several advantages at one token are combined.
         sequence: also list which sequences the trained tokens belong to; see `agentrl.train.sequences`.
+        view: how many numbers of `Env.critic_view` forests have; tokens before which they differ are not merged.
 
     Raises:
         InvalidInput: the budget is not positive, two sessions have one id, or recorded experts don't fit their nodes.
     """
-    found = pack_with_spans(groups, credit, token_budget, seed=seed, merge=merge, sequence=sequence)
+    found = pack_with_spans(groups, credit, token_budget, seed=seed, merge=merge, sequence=sequence, view=view)
     return [forest for forest, _ in found]
 
 
@@ -80,7 +82,8 @@ def pack_credited(
     """
     config = algorithm.config
     credit = passed_to_helpers(algorithm.credit(groups, values), groups, config.helper_credit)
-    return credit, pack(groups, credit, token_budget, seed=seed, merge=config.merge, sequence=algorithm.sequence)
+    view, merge = algorithm.critic_config.value_view if algorithm.needs.critic else 0, config.merge
+    return credit, pack(groups, credit, token_budget, seed=seed, merge=merge, sequence=algorithm.sequence, view=view)
 
 
 def pack_with_spans(
@@ -91,6 +94,7 @@ def pack_with_spans(
     seed: int = 0,
     merge: Merge = "mean",
     sequence: SequenceKind | None = None,
+    view: int = 0,
 ) -> Iterator[tuple[Forest, Iterator[NodeSpan]]]:
     """`pack`, with each forest's node spans; tokens that several sessions share have a span for each of them."""
     if token_budget < 1:
@@ -98,12 +102,12 @@ def pack_with_spans(
     sessions = [session for group in groups for session in group.sessions]
     if len({s.id for s in sessions}) < len(sessions):
         raise InvalidInput("session ids must be unique within a batch")
-    stamps = Stamps()
+    stamps = Stamps(view)
     parts: list[Part] = []
     for members in _by_group(groups).values():
         parts += _split(merge_sessions(members, credit, stamps), token_budget)
     bins = _fill(parts, token_budget, seed)
-    table = [(1.0, -1), *stamps.known]
+    table = [Stamp(view=(0.0,) * view), *stamps.known]
     names = tuple(session.id for session in sessions)
     agents = tuple(sorted({node.agent for session in sessions for node in session.nodes}))
     critic = any(share.returns is not None for shares in credit.shares.values() for share in shares)

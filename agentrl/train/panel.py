@@ -22,7 +22,7 @@ LABEL = 10
 """Columns of a row's label."""
 BORDER = 4
 """Columns of the panel's border and padding."""
-PHASES = ("rollout", "reference", "values", "pack", "logprobs", "train", "publish", "publish_average", "eval")
+PHASES = ("rollout", "reference", "values", "pack", "logprobs", "train", "publish", "prove", "publish_average", "eval")
 """What a step's time is spent on, as the loop's clock calls it."""
 FAILURES = {
     "status/infra_error": "infra errors",

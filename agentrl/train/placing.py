@@ -44,7 +44,18 @@ class Asked:
     colocated: int | None = None
 
     def wanted(self, memory: float = 0.0) -> Wanted:
-        """For the placement; `memory` is what a trainer's rank needs on its GPU, in GiB."""
+        """For the placement; `memory` is what a trainer's rank needs on its GPU, in GiB.
+
+        Raises:
+            ConfigError: engines are to be on the trainer's GPUs, and one of both has none.
+        """
+        if self.layout != "disaggregated":
+            for role in ("trainer", "engine"):
+                if not self.roles[role].gpus:
+                    raise ConfigError(
+                        f"fleet.colocated=true has engines on the trainer's GPUs, and {role}.device has it on the CPU: "
+                        f"{role}.device=cuda fits, or fleet.colocated=false"
+                    )
         trainer, engine, workers = (self._demand(role) for role in ("trainer", "engine", "environments"))
         if trainer.gpus:
             trainer = Demand(trainer.role, trainer.count, trainer.gpus, trainer.cpus, memory, trainer.custom)

@@ -10,26 +10,30 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentrl import faults
-from agentrl.config import START, FleetConfig, RunConfig
+from agentrl.config import MODEL, PAST, FleetConfig, RunConfig
 from agentrl.envs import calls
-from agentrl.envs.base import Env
+from agentrl.envs.base import Env, has_critic_view
+from agentrl.envs.mixture import Mixture
 from agentrl.envs.registry import make
 from agentrl.errors import ConfigError, EnvError, InfraError, nearest
 from agentrl.models import resolve
 from agentrl.rollout.agents import load_agent
 from agentrl.rollout.branching import check_branching
-from agentrl.rollout.engines import check_engine
+from agentrl.rollout.engines import check_engine, check_reference
 from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.evaluation import SCRIPTED, held_out_split
 from agentrl.rollout.filters import FILTERS, PRIORITIES, make_measure
+from agentrl.rollout.partners import check_partner
 from agentrl.rollout.remote import check_api, is_remote
 from agentrl.sessions.conversation import Conversation
+from agentrl.sessions.gateway.tls import Tls
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.renderers.registry import check_name
 from agentrl.sessions.turn_generator import TurnGenerator
 from agentrl.train import resuming, setup
 from agentrl.train.algorithms import make_algorithm
+from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.backends import check_trainer
 from agentrl.train.trackers import TRACKERS
 from agentrl.types import MAIN, Message, Session
@@ -48,11 +52,12 @@ def check_training(config: RunConfig) -> None:
         raise ConfigError(f"policy={config.policy!r} is for agentrl eval; what is trained is named by model=")
     if config.faults is not None:
         faults.load(config.faults)
-    make_algorithm(config.algo)
+    algorithm = make_algorithm(config.algo)
     check_trainer(config.trainer)
     for name in config.metrics:
         TRACKERS.find(name)
     env = check_rollouts(config)
+    _check_view(algorithm, env)
     _check_tasks(env, held_out_split(config, env))
     if config.warm_start.steps:
         _check_tasks(env, setup.demonstration_split(env))
@@ -84,9 +89,15 @@ def check_evaluation(config: RunConfig) -> None:
     """
     env = make(config.env.name, **config.env.kwargs)
     if is_remote(config.policy):
-        check_api(config, env)
+        check_api(config.policy, config.api, env)
     elif config.policy not in SCRIPTED:
         _check_player(config, config.model.name if config.policy == "model" else config.policy)
+    for name, policy in config.policies.items():
+        if policy.name == PAST:
+            raise ConfigError(
+                f"policies.{name}={PAST} is for training; of a run that has ended, "
+                f"policies.{name}.model=RUN/past/step-… is one of the versions"
+            )
     _check_agents(config, env, trains=False)
     _check_tasks(env, held_out_split(config, env))
 
@@ -102,19 +113,37 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
     if config.agent is not None and len(env.agents) > 1:
         raise ConfigError(f"agent={config.agent!r} is for one agent; env={config.env.name} has {', '.join(env.agents)}")
     if trains and all(config.agents.get(agent, MAIN) != MAIN for agent in env.agents):
-        raise ConfigError(f"frozen policies play all agents of env={config.env.name}: there is nothing to train")
+        raise ConfigError(
+            f"policies that are not trained play all agents of env={config.env.name}: there is nothing to train"
+        )
     for name, policy in config.policies.items():
-        check_engine(policy.engine, FleetConfig(), here=config.cluster.name == "local")
-        check_name(policy.model.renderer, f"policies.{name}.model.renderer")
-        if policy.model.name != START:
-            get_renderer(resolve(policy.model.name), policy.model.renderer)
+        if policy.name in (MODEL, PAST):
+            check_engine(policy.engine, FleetConfig(), here=config.cluster.name == "local")
+            check_name(policy.model.renderer, f"policies.{name}.model.renderer")
+        check_partner(name, policy, env)
+
+
+def _check_view(algorithm: Algorithm, env: Env) -> None:
+    """Refuse a critic that is to see what no environment tells it."""
+    if not algorithm.needs.critic or not (numbers := algorithm.critic_config.value_view):
+        return
+    parts = [part.env for part in env.parts.values()] if isinstance(env, Mixture) else [env]
+    for part in parts:
+        if not has_critic_view(part):
+            name = type(part.unwrapped).__name__
+            raise ConfigError(
+                f"algo.value_view={numbers} needs an environment with critic_view(agent); {name} has none"
+            )
 
 
 def _check_player(config: RunConfig, model: str) -> None:
     check_engine(config.engine, config.fleet, here=config.cluster.name == "local")
+    if config.weights.prove_every:
+        check_reference(config.engine, config.fleet)
     check_name(config.model.renderer, "model.renderer")
     if config.agent is not None:
         load_agent(config.agent)
+        Tls.of(config.gateway.tls_certificate, config.gateway.tls_key, "gateway.")
     if model != setup.TINY and not config.resume:
         get_renderer(resolve(model), config.model.renderer)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,9 @@ from agentrl.envs.episode import Actor
 from agentrl.rollout.actors import ModelActor
 from agentrl.rollout.buffer import Gate
 from agentrl.rollout.fleet import divided, started
+from agentrl.rollout.fleet.reference import ReferenceEngine
 from agentrl.rollout.groups import Rollouts
+from agentrl.rollout.past import PastVersions
 from agentrl.rollout.programs import Program
 from agentrl.rollout.rerun import RerunRollouts, RerunStream
 from agentrl.rollout.stream import Stream
@@ -31,10 +34,11 @@ from agentrl.train.algorithms import make_algorithm
 from agentrl.train.backends import Trainer
 from agentrl.train.backends.loaded import Loaded
 from agentrl.train.backends.worker import place_trainer
+from agentrl.train.colocated import leave
 from agentrl.train.display import Display
-from agentrl.train.engine_check import compare_engine
+from agentrl.train.engine_check import compare_engine, probe_bound
 from agentrl.train.loop import Loop
-from agentrl.train.model_checks import compare_loaded
+from agentrl.train.model_checks import compare_loaded, engine_settings
 from agentrl.train.recovery import Recovery
 from agentrl.train.resuming import step_of
 from agentrl.train.run_folder import RunFolder
@@ -72,7 +76,12 @@ def make_loop(
         display.say(line)
     stream = make_stream(config, rollouts, make_env, act(config.rollout))
     state = RunState(trainer, algorithm, stream, store)
-    return Loop(config, rollouts.policy, state, folder, display, recovery=recovery), loaded
+    past = next((partner for partner in rollouts.partners.values() if isinstance(partner, PastVersions)), None)
+    loop = Loop(config, rollouts.policy, state, folder, display, recovery=recovery, past=past)
+    loop.probe_bound = probe_bound(config, loaded)
+    if config.weights.prove_every:
+        loop.reference = ReferenceEngine(engine_settings(config), config.fleet, config.weights, base)
+    return loop, loaded
 
 
 async def prepare(
@@ -98,6 +107,7 @@ async def prepare(
         folder.go_on(config)
         recording.write_start(config, folder, loop.trainer, display, start)
         await _imitate(config, rollouts, make_env, loop)
+    await leave(loop.trainer, loop.engine)
     with display.part("starting the engine"):
         await asyncio.gather(*map(started, rollouts.engines))
     if folder.checkpoint:
@@ -119,7 +129,13 @@ async def prepare(
         display.say(line)
     if config.model.reasoning == "strip":
         display.say(strip.PRICE)
+    if loop.past is not None:
+        await loop.recovering(start, partial(_begin_past, loop, loop.past, start))
     return start
+
+
+async def _begin_past(loop: Loop, past: PastVersions, start: int) -> None:
+    await past.begin(start, loop.trainer.export)
 
 
 def make_stream(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], Env], actor: Actor | Program) -> Stream:
@@ -154,8 +170,10 @@ async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[],
 
         async def imitate() -> None:
             budget = config.trainer.token_budget
-            every = config.checkpoint_every
+            every, began = config.checkpoint_every, time.time()
+            warmstart.note_times(loop.folder.path, began, None)
             await warmstart.warm_start(loop.trainer, demos, warm, budget, config.seed, loop.display, saved, every)
+            warmstart.note_times(loop.folder.path, began, time.time())
             loop.trainer.begin(config.algo, config.steps)
 
         await loop.recovering(0, imitate)

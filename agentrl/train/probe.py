@@ -13,24 +13,29 @@ from statistics import fmean
 
 import torch
 
-from agentrl.config import WeightsConfig
 from agentrl.errors import EngineError
 from agentrl.train.backends import Trainer
 from agentrl.train.forest import Forest
 from agentrl.types import Engine
 
 
-async def compare(engine: Engine, trainer: Trainer, config: WeightsConfig) -> dict[str, float]:
+async def compare(engine: Engine, trainer: Trainer, tokens: int, bound: float) -> dict[str, float]:
     """Score the probe prompt on every engine and on the trainer.
+
+    Args:
+        engine: the run's.
+        trainer: with the weights that were published.
+        tokens: of the prompt; 0 compares nothing.
+        bound: of an engine's mean |log-probability difference|, in nats.
 
     Returns:
         probe/abs_mean and probe/abs_max, over all engines; nothing where there is no probe.
 
     Raises:
-        EngineError: an engine's mean |log-probability difference| is over `config.probe_bound`.
+        EngineError: an engine is over the bound.
     """
     capabilities = engine.capabilities
-    length = min(config.probe_tokens, capabilities.max_context - 1)
+    length = min(tokens, capabilities.max_context - 1)
     if length < 2 or not capabilities.score:
         return {}
     ids = prompt(length, capabilities.vocab_size)
@@ -45,10 +50,10 @@ async def compare(engine: Engine, trainer: Trainer, config: WeightsConfig) -> di
         differences = [abs(a - b) for a, b in zip(scored[1:], own[1:], strict=True)]
         means.append(fmean(differences))
         worst = max(worst, *differences)
-        if not means[-1] <= config.probe_bound:
+        if not means[-1] <= bound:
             raise EngineError(
                 f"{name} and the trainer disagree about version {trainer.version}: mean |Δ log-probability| "
-                f"{means[-1]:.3g} on a probe of {length} tokens is over weights.probe_bound={config.probe_bound:g}"
+                f"{means[-1]:.3g} on a probe of {length} tokens is over weights.probe_bound={bound:g}"
             )
     return {"probe/abs_mean": max(means, default=0.0), "probe/abs_max": worst}
 

@@ -1,7 +1,7 @@
 """Where a run's trained tokens come from, `provenance.jsonl`: a JSON object for each publication and each step.
 
     {"step": 3, "published": {"version": 3, "incarnation": 0, "engine": "sglang", "caches": "dropped",
-     "checksums": {"engine-0": "9f2c…"}, "probe": 2e-06}}
+     "checksums": {"engine-0": "9f2c…"}, "probe": 2e-06, "probe_bound": 0.002, "reference": "9f2c…"}}
     {"step": 4, "trained": {"version": 3, "scores": {"train-6.0-0": 1.0}, "forests": "51ab…", "algorithm": {…},
      "credit": {"train-6.0-0": {"1": [[0.5, 0.01]]}}}}
 
@@ -53,6 +53,9 @@ class Published:
         caches: whether engines dropped what older weights had computed; `kept` with weights.mode=in_place.
         checksums: each engine's own digest of its tensors, by the engine's name; '' where it has none.
         probe: the largest mean |log-probability difference| of an engine and the trainer; None without a probe.
+        probe_bound: what it may be at most.
+        reference: the checksum of an engine that loaded the same weights from a folder (`weights.prove_every`); ''
+            where none did.
     """
 
     version: int
@@ -61,6 +64,20 @@ class Published:
     caches: Caches
     checksums: Mapping[str, str]
     probe: float | None = None
+    probe_bound: float | None = None
+    reference: str = ""
+
+    @property
+    def undelivered(self) -> str:
+        """Which engine has other weights than the one that loaded them from a folder; '' where none has."""
+        odd = {name: found for name, found in self.checksums.items() if self.reference and found != self.reference}
+        if not odd:
+            return ""
+        name, found = next(iter(odd.items()))
+        return (
+            f"{name} has the checksum {found[:40]} after version {self.version}, and an engine that loaded it from a "
+            f"folder has {self.reference[:40]}: not all weights arrived"
+        )
 
     @property
     def doubt(self) -> str:
@@ -192,7 +209,14 @@ def forest_hash(forests: Sequence[Forest]) -> str:
     return digest.hexdigest()
 
 
-async def confirmed(engine: Engine, config: RunConfig, losses: Sequence[int], probed: float | None = None) -> Published:
+async def confirmed(
+    engine: Engine,
+    config: RunConfig,
+    losses: Sequence[int],
+    probed: float | None = None,
+    bound: float | None = None,
+    reference: str = "",
+) -> Published:
     """The weights that an engine has, by its own account.
 
     Args:
@@ -200,11 +224,14 @@ async def confirmed(engine: Engine, config: RunConfig, losses: Sequence[int], pr
         config: the run's.
         losses: see `sessions.incarnations`.
         probed: see `Published.probe`.
+        bound: see `Published.probe_bound`.
+        reference: see `Published.reference`.
     """
     weights, version = config.weights, engine.version()
     checksums = await managed(engine).checksums() if weights.verify else {}
     caches: Caches = "kept" if weights.mode == "in_place" else "dropped"
-    return Published(version, incarnation(version, losses), config.engine.name, caches, checksums, probed)
+    number = incarnation(version, losses)
+    return Published(version, number, config.engine.name, caches, checksums, probed, bound, reference)
 
 
 # ------------------------------------------------------------------------------------------- the file

@@ -21,7 +21,7 @@ from agentrl.train.files import remove
 
 FIXED = (
     *("env", "agent", "agents", "policies", "model", "seed", "warm_start", "algo.name", "algo.value_trunk"),
-    *("trainer.name", "trainer.optimizer", "rollout.sampler.name", "run_dir"),
+    *("algo.value_view", "trainer.name", "trainer.optimizer", "rollout.sampler.name", "run_dir"),
 )
 """Settings, or whole sections, that a run keeps from its first step to its last."""
 ASIDE = "damaged-"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from agentrl.config import RunConfig
+from agentrl.config import PAST, RunConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
@@ -68,6 +68,8 @@ def rollouts(env: str | type[Env] | None = None, /, *, display: Display | None =
     if wrong := [name for name in UNUSED if name in spread(settings)]:
         raise ConfigError(f"{wrong[0]} is for agentrl.train; agentrl.rollouts leaves training to the script")
     config = configure(env, settings)
+    if past := next((name for name, policy in config.policies.items() if policy.name == PAST), None):
+        raise ConfigError(f"policies.{past}={PAST} is for agentrl.train, which keeps versions of what it trains")
     if again := config.rollout.replay:
         raise ConfigError(f"rollout.replay={again:g} is for agentrl.train; a script repeats groups itself")
     return RolloutRun(config, display or Display(Console(stderr=True)))

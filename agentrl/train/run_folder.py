@@ -10,6 +10,7 @@
     groups.jsonl         the ledger: what became of each group, one JSON object a line
     provenance.jsonl     which weights engines had, and what each step trained with what credit; see `provenance`
     logprobs.db          the trainer's log-probabilities of trained tokens (`record_logprobs`); see `trainer_logprobs`
+    matches.jsonl        games against past versions (`policies.NAME=past`), which are in past/step-N/; see `ratings`
     stream.json          which groups are in progress after the last step; see `recorded_steps`
     losses.json          the last version that survived each loss of weights; see `sessions.incarnations`
     sessions.db          every session, token for token
@@ -39,11 +40,11 @@ import orjson
 import yaml
 
 from agentrl import faults, logs
-from agentrl.config import RunConfig
+from agentrl.config import PAST, RunConfig
 from agentrl.config.secrets import without_secrets
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
 from agentrl.rollout.outcomes import Outcome
-from agentrl.train import ledger, manifest, provenance, resuming, trainer_logprobs
+from agentrl.train import ledger, manifest, provenance, ratings, resuming, trainer_logprobs
 from agentrl.train.files import append, remove, write_atomically
 from agentrl.train.lock import RunLock
 from agentrl.train.resuming import step_of
@@ -59,12 +60,12 @@ Metrics = dict[str, float]
 LOSSES = "losses.json"
 STREAM = "stream.json"
 WRITTEN = (
-    *("metrics.jsonl", "groups.jsonl", provenance.NAME, STREAM, LOSSES, "starts.jsonl", "result.json"),
+    *("metrics.jsonl", "groups.jsonl", ratings.NAME, provenance.NAME, STREAM, LOSSES, "starts.jsonl", "result.json"),
     "learning_curve.png",
     *("sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db-count"),
     *("replays.db", "replays.db-wal", "replays.db-shm", "replays.db-count"),
     *(trainer_logprobs.NAME, f"{trainer_logprobs.NAME}-wal", f"{trainer_logprobs.NAME}-shm"),
-    *("tensorboard", "trackers", "transcripts", "model", ".model.partial", "checkpoints", faults.LOG, logs.NAME),
+    *("tensorboard", "trackers", "transcripts", "model", ".model.partial", PAST, "checkpoints", faults.LOG, logs.NAME),
 )
 """What a run, or an evaluation, writes into its folder beside its settings."""
 
@@ -216,6 +217,7 @@ class RunFolder:
         """Remove the rows and the lines of ledger and provenance after `step`, which a resumed run will write again."""
         ledger.drop_after(self.path, step)
         provenance.drop_after(self.path, step)
+        ratings.drop_after(self.path, step)
         trainer_logprobs.drop_after(self.path, step)
         rows = [row for row in self.metrics() if row["step"] <= step]
         write_atomically(self.path / "metrics.jsonl", b"".join(orjson.dumps(row) + b"\n" for row in rows))

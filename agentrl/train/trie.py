@@ -2,20 +2,22 @@
 
 A group's sessions begin with the same prompt, sibling branches with the same history, and samples often with
 the same first words. All of that is one rule: tokens are merged as long as they are equal *and* mean the
-same to the trainer. A sampled token has a stamp (temperature, policy version), and is merged only with
-one of the same stamp; its credit is then the sum over its owners. Segments split where paths part (a radix
-tree), and never span two nodes of a session. A node that begins with another's sampled tokens (`Node.copied_tokens`)
-owns those without any credit of its own.
+same to the trainer. A sampled token has a stamp (`Stamp`), and is merged only with one of the same stamp; its credit is
+then the sum over its owners. Segments split where paths part (a radix tree), and never span two nodes of a session. A
+node that begins with another's sampled tokens (`Node.copied_tokens`) owns those without any credit of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.attachments import critic_view
+from agentrl.errors import InvalidInput
 from agentrl.train.credit import Credit, NodeAdvantage
 from agentrl.types import Node, Session
 
@@ -23,8 +25,16 @@ STAMP_SHIFT = 32
 ID_MASK = (1 << STAMP_SHIFT) - 1
 """A key is the token id in the low half, and in the high half the stamp's number (0: untrained)."""
 
-Stamp = tuple[float, int]
-"""The conditions that a token was sampled under: temperature and policy version (-1 where no engine sampled it)."""
+
+class Stamp(NamedTuple):
+    """The conditions that a token was sampled under, which are those of its credit."""
+
+    temperature: float = 1.0
+    version: int = -1
+    """The policy's; -1 where no engine sampled it."""
+    view: tuple[float, ...] = ()
+    """What a centralised critic sees besides the path; empty where there is none."""
+
 
 Keys = NDArray[np.int64]
 
@@ -55,10 +65,29 @@ class Segment:
 
 
 class Stamps:
-    """Numbers for stamps, from 1 on, in order of first occurrence."""
+    """Numbers for stamps, from 1 on, in order of first occurrence.
 
-    def __init__(self) -> None:
+    Args:
+        view: how many numbers of the turns' `critic_view` are part of their stamps.
+    """
+
+    def __init__(self, view: int = 0) -> None:
         self.known: dict[Stamp, int] = {}
+        self.view = view
+
+    def view_of(self, node: Node) -> tuple[float, ...]:
+        """What the critic sees before a turn; zeros where nothing was recorded, as for a sub-agent.
+
+        Raises:
+            InvalidInput: the environment gave another count of numbers.
+        """
+        data = node.attachments.get(critic_view.NAME) if self.view else None
+        found = (0.0,) * self.view if data is None else critic_view.unpack(data)
+        if len(found) != self.view:
+            raise InvalidInput(
+                f"algo.value_view = {self.view}: the environment's critic_view gave {len(found)} numbers"
+            )
+        return found
 
     def number(self, stamp: Stamp) -> int:
         """The stamp's number."""
@@ -69,10 +98,10 @@ class Stamps:
         key = np.array(node.token_ids, dtype=np.int64)
         if not credited:
             return key
-        temperature = node.sampling.temperature if node.sampling else 1.0
-        stamp = np.full(key.size, self.number((temperature, -1)), dtype=np.int64)
+        temperature, view = node.sampling.temperature if node.sampling else 1.0, self.view_of(node)
+        stamp = np.full(key.size, self.number(Stamp(temperature, -1, view)), dtype=np.int64)
         for span in node.versions:
-            stamp[span.start : span.end] = self.number((temperature, span.version))
+            stamp[span.start : span.end] = self.number(Stamp(temperature, span.version, view))
         trainable = np.array(node.trainable, dtype=bool)
         if node.parent is None:
             trainable[:1] = False

@@ -42,11 +42,15 @@ def compute_values(
         seed: of packing.
     """
     start = 0.0 if config.normalize_returns else mean_return(groups, config)
-    return per_token(groups, lambda forests: critic.values(forests, start), token_budget, seed)
+    return per_token(groups, lambda forests: critic.values(forests, start), token_budget, seed, config.value_view)
 
 
 def per_token(
-    groups: Sequence[Group], compute: Callable[[list[Forest]], list[Tensor]], token_budget: int, seed: int = 0
+    groups: Sequence[Group],
+    compute: Callable[[list[Forest]], list[Tensor]],
+    token_budget: int,
+    seed: int = 0,
+    view: int = 0,
 ) -> Values:
     """A number for each trainable token of the scored sessions, 0 at other tokens.
 
@@ -55,10 +59,11 @@ def per_token(
         compute: gives the numbers of each forest, [T]; it is called once, or never where nothing is trainable.
         token_budget: tokens of one forest.
         seed: of packing.
+        view: how many numbers of `Env.critic_view` are computed with.
     """
     nodes = {(s.id, n.id): n for group in groups for s in group.scored for n in trainable_nodes(s)}
     every = Credit({key: (NodeAdvantage(0.0, 1.0),) for key in nodes})
-    packed = list(pack_with_spans(groups, every, token_budget, seed=seed))
+    packed = list(pack_with_spans(groups, every, token_budget, seed=seed, view=view))
     found = {key: [0.0] * len(node.token_ids) for key, node in nodes.items()}
     if not packed:
         return found

@@ -14,6 +14,8 @@ import random
 import shutil
 from pathlib import Path
 
+import orjson
+
 from agentrl.config import AlgoConfig, WarmStartConfig
 from agentrl.envs.episode import DEMONSTRATOR
 from agentrl.errors import EnvError, StoreError, TrainerError
@@ -24,8 +26,11 @@ from agentrl.rollout.tasks import TaskStream
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.backends import Trainer
 from agentrl.train.display import Display
+from agentrl.train.files import write_atomically
 from agentrl.train.packing import pack
 from agentrl.types import Group, Session, Status
+
+TIMES = "warm_start.json"
 
 
 def settings(config: WarmStartConfig) -> AlgoConfig:
@@ -106,6 +111,17 @@ async def warm_start(
         display.step(metrics, metrics["loss"])
         if (step + 1) % every == 0 and step + 1 < config.steps:
             await asyncio.to_thread(_save, trainer, folder, step + 1)
+
+
+def note_times(run: Path, began: float, ended: float | None) -> None:
+    """Write when a warm start went on, for the viewer's timeline: it has no rows among the metrics.
+
+    Args:
+        run: the run's folder.
+        began: seconds since 1970.
+        ended: likewise; None while it goes on.
+    """
+    write_atomically(run / TIMES, orjson.dumps({"began": began, "ended": ended}))
 
 
 def saved_steps(folder: Path) -> int:

@@ -71,7 +71,7 @@ async def colocated(report: Report, path: Path, name: str, settings: dict[str, A
         report.add(f"{name}: seconds to sleep and to wake", f"{slept:.2f} and {time.perf_counter() - began:.2f}")
         await engine.publish(Weights(trainer.weights), 1)
         trainer.version = 1
-        found = await probe.compare(engine, trainer, WeightsConfig())
+        found = await probe.compare(engine, trainer, tokens=48, bound=1.0)
         report.below(f"{name}: mean |Δ log-probability| from the trainer after waking", found["probe/abs_mean"], 0.05)
     finally:
         await engine.close()

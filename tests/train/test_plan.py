@@ -10,16 +10,18 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli import main
-from agentrl.config import AlgoConfig
+from agentrl.config import AlgoConfig, FleetConfig
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import tiny
 from agentrl.models.registry import cache_folder
 from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.plan.dry_run import described
+from agentrl.train.plan.devices import size
+from agentrl.train.plan.dry_run import described, numbers_of
 from agentrl.train.plan.layouts import PlanConfig, rank_layouts
 from agentrl.train.plan.memory import GIB, OVERHEAD, Numbers, Split, own_parameters, trainer_memory
 from agentrl.train.plan.report import planned
 from agentrl.train.plan.shapes import KNOWN, Shape, read_shape, shape_of
+from agentrl.train.plan.step import Rates, StepTime
 from agentrl.train.setup import complete
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
@@ -59,11 +61,24 @@ def test_parameters_of_each_kind_are_counted_from_its_config_json(kind: str, tie
     assert read_shape(settings, "x").parameters == shape.parameters == real_parameters(settings)
 
 
+def test_a_config_json_that_transformers_writes_is_read(tmp_path: Path) -> None:
+    """It writes the number of experts under another name than the published models have."""
+    from transformers import AutoConfig
+
+    for kind, experts in MODELS.items():
+        shape = Shape(kind, 48, 3, 6, 2, 8, 80, 101, True, False, experts, experts // 4, experts * 3)
+        settings = settings_of(shape)
+        AutoConfig.for_model(settings.pop("model_type"), **settings).save_pretrained(tmp_path / kind)
+        assert shape_of(tmp_path / kind) == shape
+
+
 def test_what_can_not_be_planned_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"no config\.json there.*qwen3-8b"):
         shape_of(tmp_path / "nothing")
     with pytest.raises(ConfigError, match=r"model_type='mamba' can't be planned; what can: llama"):
         read_shape({"model_type": "mamba"}, "x")
+    with pytest.raises(ConfigError, match="layers without experts among others"):
+        read_shape({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "x")
     with pytest.raises(InvalidInput, match=r"hidden_size=None, not a positive integer"):
         read_shape({"model_type": "llama"}, "x")
     (tmp_path / "config.json").write_text("{")
@@ -125,7 +140,12 @@ def test_planned_layouts_fit_are_placed_and_are_ranked(name: str, nodes: int) ->
         assert each.engine.tokens >= config.work.length
         assert each.assignment is not None
         assert len(each.assignment.of("trainer")) * each.split.tensor == each.split.ranks
-        assert len(each.assignment.of("engine")) == each.engines
+        placed = each.assignment.of("engine")
+        assert len(placed) == each.engines
+        assert sum(engine.colocated for engine in placed) == each.colocated
+        if each.colocated:
+            kept = each.trainer.resident + each.engine.weights + each.engine.cache
+            assert kept + OVERHEAD <= config.memory * GIB
     more = config.model_copy(update={"nodes": 2 * nodes})
     assert rank_layouts(KNOWN[name], more, more.described)[0].time.total <= found[0].time.total
 
@@ -137,6 +157,25 @@ def test_layouts_of_fsdp_are_searched_as_well_and_its_ranks_share_all_they_keep(
     assert all(each.settings.startswith("trainer=fsdp ") for each in found)
     most = {ranks: max(each.trainer.optimizer for each in found if each.split.ranks == ranks) for ranks in (8, 16)}
     assert most[8] == 2 * most[16]
+
+
+def test_engines_apart_generate_while_the_trainer_learns_and_all_of_them_what_is_left() -> None:
+    together, train, alone = 30.0, 20.0, 60.0
+    assert StepTime(together, train, 1.0).total == together + train + 1.0, "colocated: one after the other"
+    assert StepTime(together, train, 1.0, together).total == max(together, train) + 1.0, "disaggregated: beside it"
+    assert StepTime(together, train, 1.0, alone).total == train + together * (1 - train / alone) + 1.0
+    assert StepTime(together, 2 * alone, 1.0, alone).total == 2 * alone + 1.0, "nothing is left"
+    config = PlanConfig(model="qwen3-8b", nodes=2, show=30)
+    found = rank_layouts(KNOWN[config.model], config, config.described)
+    mixed = [each for each in found if each.layout == "mixed"]
+    assert mixed
+    for each in mixed:
+        assert 0 < each.colocated < each.engines
+        settings = f"fleet.colocated=true fleet.colocated_engines={each.colocated} rollout.staleness=1"
+        assert each.settings.endswith(settings)
+        words = dict(word.split("=") for word in each.settings.split() if word.startswith(("fleet", "rollout")))
+        fleet = {name.partition(".")[2]: value for name, value in words.items() if name.startswith("fleet")}
+        assert FleetConfig.model_validate(fleet).shared == each.colocated
 
 
 def test_a_model_that_fits_nowhere_is_refused_with_what_it_takes() -> None:
@@ -183,6 +222,22 @@ def test_a_dry_run_needs_no_more_of_a_model_than_its_config_json(tmp_path: Path)
     uneven = complete({**run, "model": str(file), "trainer": {"name": "megatron", "tensor_parallel": 3}})
     with pytest.raises(ConfigError, match="tensor_parallel=3 does not divide the model's 32 attention heads"):
         list(described(uneven))
+
+
+def test_a_critic_with_a_trunk_of_its_own_takes_as_much_as_the_policy_that_learns(tmp_path: Path) -> None:
+    (file := tmp_path / "config.json").write_text(json.dumps(settings_of(KNOWN["qwen3-0.6b"])))
+    run = {"env": "calculator", "dry_run": True, "model": str(file), "trainer": {"name": "torch"}}
+    found = {}
+    for trunk in ("policy", "own"):
+        config = complete({**run, "algo": {"name": "ppo", "value_trunk": trunk}})
+        found[trunk] = trainer_memory(KNOWN["qwen3-0.6b"], Split(), numbers_of(config), 1024)
+    own = found["own"]
+    assert own.critic == own.weights + own.gradients + own.optimizer
+    assert own.total == found["policy"].total + own.critic
+    assert f"critic {size(own.critic)}" in "\n".join(described(config, Rates()))
+    sharded = complete({**run, "algo": {"name": "ppo", "value_trunk": "own"}, "trainer": {"name": "fsdp"}})
+    with pytest.raises(ConfigError, match=r"value_trunk=own: trainer=fsdp has one model"):
+        list(described(sharded, Rates()))
 
 
 def test_more_workers_than_the_machine_has_room_for_are_refused() -> None:

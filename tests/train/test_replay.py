@@ -17,6 +17,11 @@ from agentrl.sessions.store import Store
 from agentrl.train.replay import ReplayConfig, Result, replay
 from agentrl.train.run_folder import RunFolder
 from agentrl.types import MAIN
+from agentrl.types.branches import branch_of
+from agentrl.viewer import conversations
+from agentrl.viewer.replayed import with_replays
+from agentrl.viewer.runs import run_at
+from tests.train.test_branched_run import WORLD as LETTERS
 from tests.train.test_rerun import WORLD, train
 
 SMALL: dict[str, Any] = {
@@ -68,6 +73,33 @@ def test_random_turns_of_a_deterministic_run_are_reproduced_bit_for_bit_also_wit
         assert not result.replays[0].differences
         where = {0: "model's", 1: "trained again from model", 2: "step-000002's"}[version]
         assert where in result.weights
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_turn_of_a_branch_is_replayed_on_its_own_path_to_the_branchs_end_and_reward(tmp_path: Path) -> None:
+    """Turns are numbered over the whole tree; the path of one has those before the fork, and the branch's."""
+    (tmp_path / "world.py").write_text(LETTERS)
+    forking = {"rollout.branch": "every", "rollout.branch.continuations": 1, "steps": 1, "rollout.turn_tokens": 8}
+    forking |= {"rollout.groups_per_step": 1, "rollout.group_size": 2, "warm_start.steps": 20, "warm_start.demos": 16}
+    run = tmp_path / "run"
+    train(env=f"{tmp_path / 'world.py'}:Letters", **{**SMALL, **forking}, run_dir=str(run))
+    with Store(run / "sessions.db", read_only=True) as store:
+        session = next(each for each in store.sessions(phase="train") if len(each.branches) > 2)
+    played = [node for node in session.nodes if node.sampled]
+    branches = [branch_of(session, node.id) for node in played]
+    for branch in session.branches[:1] + session.branches[-1:]:
+        own = branches.index(branch)  # its first turn
+        replayed = play(run, session.id, own + 1).replays[0]
+        assert replayed.reproduced
+        assert replayed.whole, f"turn {own + 1}"
+        assert replayed.session.reward == branch.reward
+        assert [node.token_ids for node in replayed.session.nodes][-1] == session.nodes[branch.end - 1].token_ids
+    seen = run_at(run)
+    assert conversations.no_replay(seen, session) == ""
+    with Store(run / "replays.db", read_only=True) as store:
+        tree = with_replays(seen, session, store.ids()).tree
+    assert tree.branches == session.branches, "what is equal bit for bit is one node"
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from io import StringIO
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agentrl.cli import main
+from agentrl.envs.episode import record
 from agentrl.errors import ConfigError, EnvError
 from agentrl.overrides import spread
 from agentrl.sessions.store import Store
@@ -132,6 +134,63 @@ def test_what_an_interrupted_suite_has_played_is_kept(here: Path) -> None:
     (here / "sums.py").write_text(ENVIRONMENT.replace("== self.broken", "== 99"))
     run(suite(broken))
     assert played() == 20, "the environment's code is part of the content"
+
+
+WALK = '''
+import pathlib
+import signal
+import agentrl
+
+class Walk(agentrl.Env):
+    """Eight steps."""
+    splits = ("eval",)
+
+    def tasks(self, split="eval"):
+        return [{"id": f"t{n}", "n": n} for n in range(4)]
+
+    def reset(self, task, *, seed=None):
+        self.at = 10 * task["n"]
+        return "Go."
+
+    def step(self, message):
+        self.at += 1
+        open("played.txt", "a").write(f"{self.at}\\n")
+        if self.at == 17 and pathlib.Path("interrupt").exists():
+            pathlib.Path("interrupt").unlink()
+            signal.raise_signal(signal.SIGINT)
+        told = [agentrl.Message(role="user", content=f"at {self.at}")]
+        return agentrl.StepResult(told, reward=1 / 8, terminated=self.at % 10 == 8)
+
+    def expert(self, messages):
+        return f"from {self.at}"
+
+    def state(self):
+        return self.at
+
+    def restore(self, task, state):
+        self.at = state
+'''
+
+
+def test_a_suite_that_is_interrupted_in_the_middle_of_a_session_goes_on_there(here: Path) -> None:
+    """By hand: three times Ctrl-C with a model on `engine=local`, and every session was that of a run in one go."""
+    (here / "walk.py").write_text(WALK)
+    text = 'rollout.save_states: always\nparts:\n  walk: {env: "walk.py:Walk"}\n'
+    whole, _ = run(suite(text, run_dir="whole"))
+    assert played() == 4 * 8
+    Path("interrupt").touch()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(suite(text, run_dir="cut"))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    again, _ = run(suite(text, run_dir="cut"))
+    assert 4 * 8 <= played() <= 4 * 9, "at most the step under way of each session was taken twice"
+    assert again.parts["walk"]["scores"] == whole.parts["walk"]["scores"]
+    (one,), (other,) = Path("whole").glob("*/sessions.db"), Path("cut").glob("*/sessions.db")
+    with Store(one, read_only=True) as uncut, Store(other, read_only=True) as cut:
+        assert [record(session) for session in uncut.sessions()] == [record(session) for session in cut.sessions()]
 
 
 def test_a_suites_mistakes_are_named_with_the_part_before_anything_is_played(here: Path) -> None:

@@ -39,6 +39,9 @@ class CriticConfig(AlgoConfig):
     """Lambda of generalised advantage estimation: 1 takes whole returns, 0 the critic's value after one step."""
     value_trunk: Literal["policy", "own"] = "policy"
     """Whose hidden states the critic reads: the policy's, or those of a copy of it that learns values alone (torch)."""
+    value_view: int = Field(default=0, ge=0)
+    """How many numbers of `Env.critic_view`, which no agent sees, the critic reads besides hidden states (torch,
+    fsdp)."""
     value_coef: NonNegativeFloat = 0.1
     """Weight of the critic's loss in the policy's trunk; 0 leaves the trunk to the policy."""
     value_epochs: PositiveInt | None = None
@@ -55,6 +58,8 @@ class CriticConfig(AlgoConfig):
     """Peak learning rate of the critic's row and bias."""
     value_trunk_lr: PositiveFloat | None = None
     """Peak learning rate of the critic's own trunk; None is `lr`."""
+    value_lr_warmup: int | None = Field(default=None, ge=0)
+    """Steps over which the critic's learning rates rise; None is `warmup_steps`."""
 
 
 class RewardModelConfig(AlgoConfig):

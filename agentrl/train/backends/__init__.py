@@ -9,7 +9,7 @@ from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.registry import Registry
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.backends.base import Averager, Critic, Rewarder, Trainer
+from agentrl.train.backends.base import Averager, Critic, Rewarder, Sharer, Trainer
 from agentrl.train.backends.plugin import FactoryPlugin, TrainerPlugin
 
 
@@ -78,4 +78,14 @@ def check_trainer(config: TrainerConfig) -> None:
     TRAINERS.find(config.name).check(config)
 
 
-__all__ = ["TRAINERS", "Averager", "Critic", "Rewarder", "Trainer", "TrainerPlugin", "check_trainer", "make_trainer"]
+__all__ = [
+    "TRAINERS",
+    "Averager",
+    "Critic",
+    "Rewarder",
+    "Sharer",
+    "Trainer",
+    "TrainerPlugin",
+    "check_trainer",
+    "make_trainer",
+]

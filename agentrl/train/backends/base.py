@@ -71,6 +71,15 @@ class Trainer(Protocol):
 
 
 @runtime_checkable
+class Sharer(Trainer, Protocol):
+    """A trainer that leaves accelerator memory to colocated engines; others keep what they have allocated."""
+
+    def release(self) -> None:
+        """Give back the memory that computing needed; what follows takes it again."""
+        ...
+
+
+@runtime_checkable
 class Rewarder(Trainer, Protocol):
     """A trainer with a reward model where the phase's algorithm needs one; other trainers refuse such algorithms."""
 

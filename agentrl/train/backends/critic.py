@@ -1,6 +1,7 @@
 """A critic: a linear head on hidden states, those of the policy or those of a trunk of its own.
 
-    value = h · w / √d + b        h: the last hidden state of the token that predicts, [d]
+    value = h · w / √d + s · u + b        h: the last hidden state of the token that predicts, [d]
+                                          s: what a centralised critic sees besides (`Env.critic_view`), [v]
 
 The weight is initialised to zero and the bias to the first batch's mean return, the best constant prediction. Norms
 give hidden states a length of about √d; divided by it, a step of Adam changes a value by at most about √d times the
@@ -39,24 +40,27 @@ OWN_EPOCHS = 4
 
 
 class ValueHead(nn.Module):
-    """[*, d] -> [*], in float32."""
+    """[*, d], and [*, v] where the critic sees more than the policy -> [*], in float32."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, view: int = 0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1, width))
         self.bias = nn.Parameter(torch.zeros(()))
+        self.view = nn.Parameter(torch.zeros(view)) if view else None
 
-    def forward(self, states: Tensor) -> Tensor:
-        """The values of hidden states."""
-        return _values(states, self.weight, self.bias)
+    def forward(self, states: Tensor, seen: Tensor | None = None) -> Tensor:
+        """The values of hidden states, and of what else is seen."""
+        return _values(states, seen, self.weight, self.view, self.bias)
 
-    def fixed(self, states: Tensor) -> Tensor:
+    def fixed(self, states: Tensor, seen: Tensor | None = None) -> Tensor:
         """The same; a gradient reaches the hidden states and not the head."""
-        return _values(states, self.weight.detach(), self.bias.detach())
+        view = None if self.view is None else self.view.detach()
+        return _values(states, seen, self.weight.detach(), view, self.bias.detach())
 
 
-def _values(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return states.float() @ weight[0] / math.sqrt(weight.shape[1]) + bias
+def _values(states: Tensor, seen: Tensor | None, weight: Tensor, view: Tensor | None, bias: Tensor) -> Tensor:
+    values = states.float() @ weight[0] / math.sqrt(weight.shape[1]) + bias
+    return values if view is None or seen is None else values + seen.to(values.device) @ view
 
 
 class ValueModel:
@@ -81,7 +85,7 @@ class ValueModel:
         reduce: Callable[[Sequence[Tensor]], None] | None = None,
     ) -> None:
         self.algo, self.trunk, self.reduce = algo, trunk, reduce
-        self.head = ValueHead(width).to(device)
+        self.head = ValueHead(width, algo.value_view).to(device)
         self.started = False
         self.epochs = algo.value_epochs or (SHARED_EPOCHS if trunk is None else OWN_EPOCHS)
         self.optimizers = [Optimizer(self.head.parameters(), _at(algo, algo.value_lr), total_steps)]
@@ -101,7 +105,7 @@ class ValueModel:
         meter = Meter()
         for _ in range(self.epochs):
             for states, rows in passes():
-                values = self.head(states.to(self.head.weight.device))
+                values = self.head(states.to(self.head.weight.device), rows.critic_view)
                 meter.add_values(values, rows, self.algo.value_clip)
                 (rows.weight * value_error(values, rows, self.algo.value_clip)).sum().backward()  # type: ignore[no-untyped-call]
             self._update()
@@ -133,12 +137,17 @@ class ValueModel:
         """Resume from `state`, with this critic's own learning rates.
 
         Raises:
-            ConfigError: it was saved by a critic with another trunk.
+            ConfigError: it was saved by a critic with another trunk, or one that saw more or less.
         """
         ours, saved = ("policy" if trunk is None else "own" for trunk in (self.trunk, state["trunk"]))
         if ours != saved:
             raise ConfigError(
                 f"algo.value_trunk={ours}: the checkpoint's critic has value_trunk={saved}; resume with that"
+            )
+        had = len(state["head"].get("view", ()))
+        if had != self.algo.value_view:
+            raise ConfigError(
+                f"algo.value_view={self.algo.value_view}: the checkpoint's critic has {had}; resume with that"
             )
         self.head.load_state_dict(state["head"])
         if self.trunk is not None:
@@ -149,4 +158,5 @@ class ValueModel:
 
 
 def _at(algo: CriticConfig, rate: float) -> CriticConfig:
-    return algo.model_copy(update={"lr": rate})
+    warmup = algo.warmup_steps if algo.value_lr_warmup is None else algo.value_lr_warmup
+    return algo.model_copy(update={"lr": rate, "warmup_steps": warmup})

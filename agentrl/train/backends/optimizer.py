@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -13,6 +13,9 @@ from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError
 from agentrl.train.backends.muon import MOMENTUM, SCALE, SpreadMuon, add_sharded
 from agentrl.train.backends.parameters import Parameter
+
+AWAY = "cpu"
+"""The device of moments that are offloaded, between updates."""
 
 
 class Optimizer:
@@ -26,12 +29,18 @@ class Optimizer:
         parameters: to update; those that are not trained are ignored.
         algo: rates, decay and clipping.
         total_steps: the phase's length in training steps, for the schedule.
+        offload: whether the moments are in the CPU's memory but during updates.
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter] | Sequence[Parameter], algo: AlgoConfig, total_steps: int
+        self,
+        parameters: Iterable[nn.Parameter] | Sequence[Parameter],
+        algo: AlgoConfig,
+        total_steps: int,
+        *,
+        offload: bool = False,
     ) -> None:
-        self.algo, self.total_steps = algo, total_steps
+        self.algo, self.total_steps, self.offload = algo, total_steps, offload
         self.steps = 0
         self.skipped = 0
         each = [p if isinstance(p, Parameter) else Parameter(p) for p in parameters]
@@ -65,12 +74,15 @@ class Optimizer:
         """
         norm = self._clip()
         finite = math.isfinite(norm)
+        if finite:
+            self._move(away=False)
         for optimizer in self.optimizers.values():
             if finite:
                 for group in optimizer.param_groups:
                     group["lr"] = self.rate() * group["factor"]
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        self._move(away=True)
         self.skipped += not finite
         return norm
 
@@ -82,6 +94,19 @@ class Optimizer:
         nn.utils.clip_grads_with_norm_(self.parameters, self.algo.max_grad_norm, norm)
         return float(norm)
 
+    def _move(self, *, away: bool) -> None:
+        """Move the moments to the CPU's memory, or to their parameters' device, where they are offloaded."""
+        if self.offload:
+            for parameter, state in self._states():
+                for name, tensor in state.items():
+                    if tensor.ndim:  # counts stay where they are
+                        state[name] = tensor.to(AWAY if away else parameter.device)
+
+    def _states(self) -> Iterator[tuple[nn.Parameter, dict[str, Tensor]]]:
+        for optimizer in self.optimizers.values():
+            for parameter, state in optimizer.state.items():
+                yield cast(nn.Parameter, parameter), state
+
     def moments(self) -> dict[nn.Parameter, dict[str, Tensor]]:
         """The state of each sharded parameter; what its first update would create is created."""
         for parameter in (p for group in self.adam.param_groups for p in group["params"]):
@@ -92,8 +117,8 @@ class Optimizer:
             for group in self.muon.param_groups:
                 for parameter in group["params"]:
                     self.muon.momentum(parameter)
-        states = (each for optimizer in self.optimizers.values() for each in optimizer.state.items())
-        return {cast(nn.Parameter, parameter): state for parameter, state in states}
+        self._move(away=True)
+        return dict(self._states())
 
     def state(self) -> dict[str, object]:
         """All that resuming needs."""
@@ -123,6 +148,7 @@ class Optimizer:
                 ) from None
             for group, own in zip(optimizer.param_groups, settings, strict=True):
                 group.update(own)
+        self._move(away=True)
         self.steps, self.skipped = int(state["steps"]), int(state["skipped"])  # type: ignore[call-overload]
 
 

@@ -21,3 +21,6 @@ class ParameterConfig(TrainerConfig):
     """A moving average of the weights, for evaluation only: after each step it is this times itself plus the rest times
     the policy (float32, the memory of a second model). Each checkpoint has it in a folder `averaged`, a model of its
     own. None: there is none."""
+    offload_optimizer: bool = False
+    """The policy's optimizer state is kept in the CPU's memory between updates: AdamW's two moments, 8 bytes for each
+    weight, leave the GPU to activations and to colocated engines, and are moved there and back for each update."""

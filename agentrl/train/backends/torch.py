@@ -135,7 +135,8 @@ class TorchTrainer(Learner[Batch]):
         reward = self.algorithm.reward_config if self.algorithm.needs.reward_model else None
         self.reward_model = RewardModel(self.model, reward, total_steps) if reward else None
         self.critic = self._new_critic(total_steps) if self.algorithm.needs.critic else None
-        self.optimizer: Optimizer = Optimizer(trained(self.model, self.config), algo, total_steps)
+        weights, offload = trained(self.model, self.config), self.config.offload_optimizer
+        self.optimizer: Optimizer = Optimizer(weights, algo, total_steps, offload=offload)
         self.reference = WeightCopy(self.model) if self.keeps_reference else None
         self.average = WeightCopy(self.model) if self.config.average_decay is not None else None
 
@@ -229,7 +230,7 @@ class TorchTrainer(Learner[Batch]):
             logp, entropy = self._logps(self.model, hidden, rows)
             values = None
             if self.critic is not None and self.critic.trunk is None:
-                values = self.critic.head.fixed(hidden[rows.predictor])
+                values = self.critic.head.fixed(hidden[rows.predictor], rows.critic_view)
             return self.loss(logp, entropy, rows, values, meter, first=first)
 
         loss = self.whole(compute)
@@ -256,7 +257,7 @@ class TorchTrainer(Learner[Batch]):
             raise InvalidInput(f"algo={self.algo.name} has no critic: it needs none")
         critic.start(start)
         trunk = trunk_of(self.model) if critic.trunk is None else critic.trunk
-        return self.per_token(forests, lambda batch: critic.head(self._states(trunk, batch)))
+        return self.per_token(forests, lambda batch: critic.head(self._states(trunk, batch), batch.rows.critic_view))
 
     @computing
     @torch.no_grad()
@@ -418,6 +419,11 @@ class TorchTrainer(Learner[Batch]):
     def write(self, folder: Path) -> None:
         """Write the weights as transformers does."""
         self.model.save_pretrained(folder)  # type: ignore[operator]
+
+    def release(self) -> None:
+        """See `Sharer`: what torch keeps for later allocations."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def close(self) -> None:
         """Free the weights."""

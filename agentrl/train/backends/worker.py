@@ -10,7 +10,7 @@ from agentrl import cluster
 from agentrl.cluster import Resources, Role
 from agentrl.config import AlgoConfig, ClusterConfig, TrainerConfig
 from agentrl.errors import DeadlineExceeded, InfraError, TrainerError, TrainerTimeout
-from agentrl.train.backends import TRAINERS, Averager, Trainer, make_trainer
+from agentrl.train.backends import TRAINERS, Averager, Sharer, Trainer, make_trainer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,13 +55,18 @@ class TrainerRole:
         """The trainer's version, CPU threads of each of its processes, and whether it is deterministic."""
         return self.trainer.version, self.trainer.threads, self.trainer.deterministic
 
+    def release(self) -> None:
+        """See `Sharer`; a trainer that is none keeps its memory."""
+        if isinstance(self.trainer, Sharer):
+            self.trainer.release()
+
     def close(self) -> None:
         """Close the trainer."""
         self.trainer.close()
 
 
 class WorkerTrainer:
-    """`agentrl.train.backends.Averager`, `Critic` and `Rewarder` over a trainer on a node of the cluster.
+    """`agentrl.train.backends.Averager`, `Critic`, `Rewarder` and `Sharer` over a trainer on a node of the cluster.
 
     Forests are sent to it as they are; paths must exist on its node. A call that fails or takes longer than
     `cluster.call_timeout` ends the worker with a TrainerError, so that another one can take its place.
@@ -152,6 +157,10 @@ class WorkerTrainer:
     def export(self, path: Path) -> None:
         """See `Trainer.export`."""
         self._call("export", Path(path).absolute())
+
+    def release(self) -> None:
+        """See `Sharer`."""
+        self._run("release")
 
     def close(self) -> None:
         """End the worker."""

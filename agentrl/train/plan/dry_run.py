@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 
 from agentrl import cluster
 from agentrl.cluster.base import Node
-from agentrl.cluster.placement import Assignment, place
+from agentrl.cluster.gpus import installed
+from agentrl.cluster.inventory import on_gpus
+from agentrl.cluster.placement import Assignment, Place, place
 from agentrl.config import RunConfig
+from agentrl.errors import ConfigError
 from agentrl.models.registry import cache_folder
 from agentrl.models.tiny import TinyShape
 from agentrl.rollout.engines import ENGINES
@@ -17,6 +22,7 @@ from agentrl.train.algorithms import make_algorithm
 from agentrl.train.backends.fsdp.settings import FsdpConfig
 from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.placing import asked, split_of
+from agentrl.train.plan.devices import Devices, devices_of, size, too_full
 from agentrl.train.plan.memory import GIB, EngineMemory, Numbers, Split, TrainerMemory, engine_memory, trainer_memory
 from agentrl.train.plan.shapes import Shape, shape_of
 from agentrl.train.plan.step import (
@@ -47,28 +53,33 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
         ConfigError, InvalidInput: the model can't be planned, or the parts don't fit on the nodes.
     """
     shape, nodes = model_shape(config), nodes_of(config)
-    on_gpus = config.trainer.device == "cuda"
     split = split_of(config, shape, nodes)
     ranks = ENGINES.find(config.engine.name).ranks(config.engine)
     trainer = trainer_memory(shape, split, numbers_of(config), config.trainer.token_budget)
     width = 4 if config.engine.dtype == "float32" else 2
-    device = max((node.gpu_memory for node in nodes), default=0.0) * GIB if on_gpus else host_memory()
-    engine = engine_memory(shape, ranks, width, device)
-    assignment = place(nodes, asked(config, split, nodes).wanted(trainer.total / GIB))
+    assignment = places(config, split, nodes, trainer)
+    devices = devices_of(assignment, nodes, host_memory())
+    engine = engine_of(shape, ranks, width, devices, trainer)
+    by_gpu = any(each.numbers for each in devices if each.trainers)
     yield f"dry run of env={config.env.name} model={config.model.name}: nothing is started"
     yield f"model: {shape.parameters:,} parameters, {shape.num_hidden_layers} layers of {shape.hidden_size}"
     yield from _where(assignment, nodes, config)
-    yield from _memory(trainer, engine, config, device)
+    yield from _memory(trainer, engine, config)
+    yield from (f"memory of {each.name}: {_on_device(each, trainer, engine)}" for each in devices)
     work = work_of(config)
     yield from _flows(shape, split, numbers_of(config), work, config.trainer.token_budget, engines_of(config), width)
-    known = rates or (Rates() if on_gpus else measured_rates())
+    known = rates or (Rates() if by_gpu else measured_rates())
     step = step_time(config, shape, split, engine, work, known, ranks)
-    whose = "given" if rates else "an H100's data sheet" if on_gpus else "this CPU, measured now"
-    yield (
-        f"a step: about {step.total:.3g} s = generate {step.generate:.3g} s {'beside' if step.overlaps else '+'} "
-        f"train {step.train:.3g} s + publish {step.publish:.3g} s (rates: {whose}; sessions of {work.length} tokens)"
+    whose = "given" if rates else "an H100's data sheet" if by_gpu else "this CPU, measured now"
+    learns = f"train {step.train:.3g} s + publish {step.publish:.3g} s"
+    about = (
+        f"about {step.total:.3g} s = generate {step.generate:.3g} s {'beside' if step.overlaps else '+'} {learns}"
+        if math.isfinite(step.generate)
+        else f"no engine has room for a session; {learns}"
     )
-    yield from (f"warning: {each}" for each in _warnings(config, assignment, nodes, trainer, step, device))
+    yield f"a step: {about} (rates: {whose}; sessions of {work.length} tokens)"
+    full = too_full(devices, trainer, engine, config.rollout.session_tokens)
+    yield from (f"warning: {each}" for each in (*full, *_warnings(config, assignment, nodes, step)))
 
 
 def model_shape(config: RunConfig) -> Shape:
@@ -87,7 +98,44 @@ def nodes_of(config: RunConfig) -> list[Node]:
     if config.cluster.name == "ray" and config.cluster.address is not None:
         with cluster.opened(config.cluster, None) as opened:
             return [node for node in opened.nodes() if node.alive]
-    return cluster.LocalCluster().nodes()
+    found = installed()
+    (here,) = cluster.LocalCluster().nodes()
+    return [replace(here, gpus=len(found), gpu_memory=min(found, default=0.0))]
+
+
+def places(config: RunConfig, split: Split, nodes: Sequence[Node], trainer: TrainerMemory) -> Assignment:
+    """Who is where: as it is placed on a cluster's nodes; on this machine alone all of them count GPUs from the first.
+
+    Raises:
+        ConfigError: the parts don't fit on the nodes.
+    """
+    run = asked(config, split, nodes)
+    if config.cluster.name == "ray":
+        return place(nodes, run.wanted(trainer.total / GIB))
+    (here,) = nodes
+    ranks = ENGINES.find(config.engine.name).ranks(config.engine) if run.units["engine"] else 0
+    wide = {
+        "trainer": split.tensor if on_gpus(config.trainer.device, nodes) else 0,
+        "engine": ranks if on_gpus(config.engine.device, nodes) else 0,
+    }
+    if (most := max(run.units["trainer"] * wide["trainer"], wide["engine"])) > here.gpus:
+        raise ConfigError(f"the run is to compute on {most} GPUs of this machine, and there are {here.gpus}")
+    roles = {role: replace(resources, gpus=0) for role, resources in run.roles.items()}
+    placed = place(nodes, replace(run, roles=roles, layout="disaggregated", colocated=None).wanted())
+    return Assignment(tuple(_on_this_machine(each, wide.get(each.role, 0)) for each in placed.places))
+
+
+def _on_this_machine(unit: Place, gpus: int) -> Place:
+    """A unit with its GPUs: a rank of the trainer has its own, every engine the first ones."""
+    first = unit.number * gpus if unit.role == "trainer" else 0
+    return replace(unit, devices=tuple(range(first, first + gpus)))
+
+
+def engine_of(shape: Shape, ranks: int, width: int, devices: Sequence[Devices], trainer: TrainerMemory) -> EngineMemory:
+    """An engine rank's memory, on the device that has least room for one."""
+    alone = engine_memory(shape, ranks, width, 0.0)
+    caches = [each.cache(trainer, alone) for each in devices if each.engines and each.room]
+    return replace(alone, cache=min(caches, default=0.0))
 
 
 def host_memory() -> float:
@@ -96,15 +144,27 @@ def host_memory() -> float:
 
 
 def numbers_of(config: RunConfig) -> Numbers:
-    """How the trainer keeps its numbers."""
+    """How the trainer keeps its numbers.
+
+    Raises:
+        ConfigError: the algorithm's critic is a model that this trainer has no place for.
+    """
     trainer = config.trainer
     megatron = isinstance(trainer, MegatronConfig)
-    needs = make_algorithm(config.algo).needs
+    algorithm = make_algorithm(config.algo)
+    needs = algorithm.needs
+    own_critic = needs.critic and algorithm.critic_config.value_trunk == "own"
+    if own_critic and isinstance(trainer, MegatronConfig | FsdpConfig):
+        raise ConfigError(
+            f"algo.value_trunk=own: trainer={trainer.name} has one model, whose hidden states its critic reads; use "
+            "algo.value_trunk=policy, or trainer=torch"
+        )
     keeps = bool(config.algo.kl_coef) or needs.reference or needs.reward_model
     return Numbers(
         "megatron" if megatron else "fsdp" if isinstance(trainer, FsdpConfig) else "torch",
         trainer.dtype,
         recompute=getattr(trainer, "recompute", "none") == "full",
+        critic=own_critic,
         reward_model=needs.reward_model,
         reference=keeps and (not megatron or getattr(trainer, "reference", "") == "copy"),
         average=not megatron and getattr(trainer, "average_decay", None) is not None,
@@ -130,25 +190,30 @@ def step_time(
 ) -> StepTime:
     """The expected time of a step."""
     numbers, budget = numbers_of(config), config.trainer.token_budget
+    awake = engines_of(config) - config.fleet.shared if config.rollout.staleness else 0
     return StepTime(
         generate_seconds(shape, engine, engines_of(config), ranks, work, rates),
         train_seconds(shape, split, numbers, work, rates, budget, split.ranks),
         publish_seconds(shape, rates, across=config.cluster.name == "ray"),
-        overlaps=config.rollout.staleness > 0,
+        generate_seconds(shape, engine, awake, ranks, work, rates),
     )
 
 
 def _where(assignment: Assignment, nodes: Sequence[Node], config: RunConfig) -> Iterator[str]:
-    yield f"{nodes[0].name}: the loop, the gateway" + ("" if config.cluster.environments else ", sessions")
+    gateway, apart = ", gateway" if config.agent else "", bool(config.cluster.environments)
+    yield f"{nodes[0].name}: the loop" + ("" if apart else f", sessions{gateway}")
     for node in nodes:
         for each in assignment.on(node.name):
             gpus = f" on GPUs {', '.join(map(str, each.devices))}" if each.devices else ""
-            yield f"{node.name}: {each.role} {each.number}{gpus}{', colocated' if each.colocated else ''}"
+            also = gateway if each.role == "environments" else ", colocated" if each.colocated else ""
+            yield f"{node.name}: {each.role} {each.number}{gpus}{also}"
 
 
-def _memory(trainer: TrainerMemory, engine: EngineMemory, config: RunConfig, device: float) -> Iterator[str]:
-    parts = ("weights", "gradients", "optimizer", "activations", "reference", "average", "gathered", "logits")
-    each = ", ".join(f"{name} {size(getattr(trainer, name))}" for name in parts if getattr(trainer, name))
+def _memory(trainer: TrainerMemory, engine: EngineMemory, config: RunConfig) -> Iterator[str]:
+    parts = (part.name for part in fields(trainer))
+    each = ", ".join(
+        f"{name.replace('_', ' ')} {size(getattr(trainer, name))}" for name in parts if getattr(trainer, name)
+    )
     yield f"memory of a trainer rank: {size(trainer.total)} = {each} (forests of {config.trainer.token_budget} tokens)"
     sessions = min(config.engine.max_batch, work_of(config).sessions)
     cache = sessions * config.rollout.session_tokens * engine.token
@@ -156,8 +221,19 @@ def _memory(trainer: TrainerMemory, engine: EngineMemory, config: RunConfig, dev
         f"memory of an engine rank: weights {size(engine.weights)}, key-value cache {size(cache)} for {sessions} "
         f"sessions of {config.rollout.session_tokens} tokens ({size(engine.token)} a token)"
     )
-    if not device:
-        yield "memory of the GPUs: not known here"
+
+
+def _on_device(devices: Devices, trainer: TrainerMemory, engine: EngineMemory) -> str:
+    """What is on each of these devices."""
+    each = "each " if len(devices.numbers) > 1 else ""
+    parts = []
+    if devices.trainers:
+        parts.append(f"{devices.trainers} x trainer, {size(devices.trainers * trainer.total)}")
+    if devices.engines:
+        turns = ", which sleep while it computes" if devices.sleeping else ""
+        parts.append(f"{devices.engines} x engine, {size(devices.engines * engine.weights)} and their cache{turns}")
+    room = f"of {size(devices.room)}" if devices.room else "the size of its memory is not known here"
+    return f"{each}{'; '.join(parts)}; {room}"
 
 
 def _flows(
@@ -170,30 +246,19 @@ def _flows(
         yield f"in a step, between data-parallel ranks: {size(gradients)} of gradients and weights for each"
 
 
-def _warnings(
-    config: RunConfig,
-    assignment: Assignment,
-    nodes: Sequence[Node],
-    trainer: TrainerMemory,
-    step: StepTime,
-    device: float,
-) -> Iterator[str]:
+def _warnings(config: RunConfig, assignment: Assignment, nodes: Sequence[Node], step: StepTime) -> Iterator[str]:
     idle = {node.name: assignment.idle(node) for node in nodes}
     for name, gpus in idle.items():
         if gpus:
             yield f"GPUs {', '.join(map(str, gpus))} of {name} are idle"
-    if device and trainer.total > device:
-        yield f"a trainer rank needs {size(trainer.total)}, and there are {size(device)}"
+    placed = {each.role for each in assignment.places if not each.devices}
+    if config.cluster.name == "ray" and any(node.gpus for node in nodes):
+        for role, device in (("trainer", config.trainer.device), ("engine", config.engine.device)):
+            if role in placed and device == "auto":
+                yield f"{role}.device=auto takes no GPU of its node for itself here; {role}.device=cuda does"
     if step.publish > 0.2 * step.total:
         yield f"weights take {step.publish / step.total:.0%} of a step: the link to the engines is the bottleneck"
-    if step.overlaps and max(step.generate, step.train) > 2 * min(step.generate, step.train):
-        waits = "trainer" if step.generate > step.train else "engines"
-        yield f"the {waits} wait more than half of each step"
-
-
-def size(count: float) -> str:
-    """Bytes in words: `1.5 GiB`."""
-    for unit, factor in (("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count:.3g} B"
+    if step.overlaps and not config.fleet.shared and step.generate > 2 * step.train:
+        yield "the trainer waits more than half of each step"
+    if step.overlaps and step.train > 2 * step.alone:
+        yield "the engines wait more than half of each step"

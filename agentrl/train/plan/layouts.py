@@ -14,6 +14,7 @@ from agentrl.config import Section
 from agentrl.errors import ConfigError
 from agentrl.train.backends.megatron.layout import layout_of
 from agentrl.train.backends.megatron.settings import MegatronConfig
+from agentrl.train.plan.devices import SLEEPING
 from agentrl.train.plan.memory import (
     GIB,
     OVERHEAD,
@@ -28,8 +29,6 @@ from agentrl.train.plan.shapes import Shape
 from agentrl.train.plan.step import Rates, StepTime, Work, generate_seconds, publish_seconds, train_seconds
 
 POWERS = (1, 2, 4, 8, 16, 32)
-SLEEPING = 1 * GIB
-"""What an engine that sleeps still takes on each device; an assumption."""
 
 
 class PlanConfig(Section):
@@ -99,6 +98,7 @@ class Candidate:
         split: the trainer's ranks.
         numbers: how it keeps its numbers.
         engines: how many engines there are.
+        colocated: how many of them are on the trainer's GPUs.
         ranks: GPUs of each.
         trainer: memory on a device of the trainer.
         engine: memory on a device of an engine.
@@ -110,6 +110,7 @@ class Candidate:
     split: Split
     numbers: Numbers
     engines: int
+    colocated: int
     ranks: int
     trainer: TrainerMemory
     engine: EngineMemory
@@ -120,7 +121,9 @@ class Candidate:
     def settings(self) -> str:
         """The settings that choose it."""
         split = self.split
-        shared = ["fleet.colocated=true"] if self.layout == "colocated" else ["rollout.staleness=1"]
+        shared = ["fleet.colocated=true"] if self.colocated else []
+        shared += [f"fleet.colocated_engines={self.colocated}"] if self.layout == "mixed" else []
+        shared += ["rollout.staleness=1"] if self.time.overlaps else []
         parallel = (
             f"trainer.{name}_parallel={getattr(split, name)}"
             for name in ("tensor", "pipeline", "context", "expert")
@@ -166,6 +169,7 @@ def wanted(candidate: Candidate, environments: int = 0) -> Wanted:
         Demand("engine", candidate.engines, candidate.ranks),
         (Demand("environments", environments, cpus=1.0),),
         candidate.layout,
+        candidate.colocated if candidate.layout == "mixed" else None,
     )
 
 
@@ -173,7 +177,6 @@ def _candidates(shape: Shape, config: PlanConfig, nodes: Sequence[Node]) -> Iter
     total, largest = sum(node.gpus for node in nodes), max((node.gpus for node in nodes), default=0)
     device = min((node.gpu_memory for node in nodes if node.gpus), default=0.0) * GIB
     widths = [ranks for ranks in POWERS if ranks <= largest and shape.num_attention_heads % ranks == 0]
-    memories = {ranks: engine_memory(shape, ranks, 2, device) for ranks in widths}
     ways = _fsdp_splits(total) if config.trainer == "fsdp" else _splits(shape, total, largest)
     for split, numbers in ways:
         numbers = replace(numbers, reference=config.reference)
@@ -181,19 +184,30 @@ def _candidates(shape: Shape, config: PlanConfig, nodes: Sequence[Node]) -> Iter
         if memory.total + OVERHEAD > device:
             continue
         train = train_seconds(shape, split, numbers, config.work, config.rates, config.token_budget, largest)
-        for ranks, own in memories.items():
-            layouts: tuple[Layout, ...] = ("disaggregated", "colocated")
-            for layout in layouts:
-                shared = layout == "colocated"
-                engines = (split.ranks if shared else total - split.ranks) // ranks
-                if engines < 1 or (shared and memory.total + OVERHEAD + SLEEPING > device):
-                    continue
-                generate = generate_seconds(shape, own, engines, ranks, config.work, config.rates)
-                if generate < float("inf"):
-                    across = split.ranks > largest or (not shared and total > largest)
-                    publish = publish_seconds(shape, config.rates, across=across)
-                    step = StepTime(generate, train, publish, overlaps=not shared)
-                    yield Candidate(layout, split, numbers, engines, ranks, memory, own, step)
+        room = memory.total + OVERHEAD + SLEEPING <= device
+        for ranks in widths:
+            beside, apart = (split.ranks // ranks if room else 0), (total - split.ranks) // ranks
+            for layout, colocated, others in _shares(beside, apart):
+                taken = memory.resident + OVERHEAD if colocated else 0.0
+                own = engine_memory(shape, ranks, 2, device, taken)
+                together, alone = (
+                    generate_seconds(shape, own, engines, ranks, config.work, config.rates)
+                    for engines in (colocated + others, others)
+                )
+                if together < float("inf"):
+                    across = (split.ranks if layout == "colocated" else total) > largest
+                    step = StepTime(together, train, publish_seconds(shape, config.rates, across=across), alone)
+                    yield Candidate(layout, split, numbers, colocated + others, colocated, ranks, memory, own, step)
+
+
+def _shares(beside: int, apart: int) -> Iterator[tuple[Layout, int, int]]:
+    """Each layout with its engines on the trainer's GPUs and on their own, of so many that have room there."""
+    if apart:
+        yield "disaggregated", 0, apart
+    if beside:
+        yield "colocated", beside, 0
+    if beside and apart:
+        yield "mixed", beside, apart
 
 
 def _sizes(total: int) -> list[int]:

@@ -47,7 +47,8 @@ class Numbers:
         recompute: whether activations are computed again in the backward pass.
         reference: whether a reference's weights are on the device as well.
         average: whether a moving average of the weights is there too.
-        reward_model: whether a reward model learns there beside the policy.
+        critic: whether a critic with a trunk of its own learns there beside the policy.
+        reward_model: whether a reward model does.
         distributed: whether data-parallel ranks share the optimizer's state.
         offloaded: whether the optimizer's state is in the CPU's memory.
     """
@@ -57,6 +58,7 @@ class Numbers:
     recompute: bool = False
     reference: bool = False
     average: bool = False
+    critic: bool = False
     reward_model: bool = False
     distributed: bool = True
     offloaded: bool = False
@@ -87,6 +89,7 @@ class TrainerMemory:
     activations: float
     reference: float = 0.0
     average: float = 0.0
+    critic: float = 0.0
     reward_model: float = 0.0
     gathered: float = 0.0
     logits: float = LOGITS
@@ -95,6 +98,11 @@ class TrainerMemory:
     def total(self) -> float:
         """All together."""
         return float(sum(getattr(self, each.name) for each in fields(self)))
+
+    @property
+    def resident(self) -> float:
+        """What stays while colocated engines generate."""
+        return self.total - self.activations - self.gathered - self.logits
 
 
 def own_parameters(shape: Shape, split: Split) -> tuple[float, float]:
@@ -122,6 +130,7 @@ def trainer_memory(shape: Shape, split: Split, numbers: Numbers, token_budget: i
         copies = split.data * split.context
         of_experts = max(split.ranks // (split.pipeline * split.expert), 1)
         state = numbers.state * (shared / copies + experts / of_experts)
+    beside = (numbers.weight + 4) * own + state  # a model that learns beside the policy
     tokens, layers = token_budget / split.context, shape.num_hidden_layers  # 1F1B: as many micro-batches as stages
     kept = (
         shape.hidden_size * layers + shape.layer_activations if numbers.recompute else shape.layer_activations * layers
@@ -133,7 +142,8 @@ def trainer_memory(shape: Shape, split: Split, numbers: Numbers, token_budget: i
         activations=tokens * kept / split.tensor * numbers.activation,
         reference=numbers.weight * own if numbers.reference else 0.0,
         average=4 * own if numbers.average else 0.0,
-        reward_model=(numbers.weight + 4) * own + state if numbers.reward_model else 0.0,
+        critic=beside if numbers.critic else 0.0,
+        reward_model=beside if numbers.reward_model else 0.0,
         gathered=gathered,
         logits=min(LOGITS, 12 * tokens * shape.vocab_size / split.tensor),
     )
@@ -159,7 +169,7 @@ class EngineMemory:
         return max(int(self.cache // self.token), 0)
 
 
-def engine_memory(shape: Shape, ranks: int, width: int, device: float) -> EngineMemory:
+def engine_memory(shape: Shape, ranks: int, width: int, device: float, taken: float = 0.0) -> EngineMemory:
     """What an engine keeps on each of its devices.
 
     Args:
@@ -167,7 +177,8 @@ def engine_memory(shape: Shape, ranks: int, width: int, device: float) -> Engine
         ranks: GPUs that share it by tensor parallelism.
         width: bytes of a weight and of a cached number.
         device: bytes of a device's memory.
+        taken: those of them that a trainer on the same devices keeps.
     """
     weights = shape.parameters * width / ranks
     token = shape.kv_values * width / min(ranks, shape.num_key_value_heads)  # beyond, ranks keep copies
-    return EngineMemory(weights, token, device * ENGINE_FRACTION - weights)
+    return EngineMemory(weights, token, min(device * ENGINE_FRACTION, device - taken) - weights)

@@ -53,9 +53,10 @@ def table(found: Sequence[Candidate]) -> Iterator[str]:
     for each in found:
         split, step = each.split, each.time
         experts = f", {split.expert}" if split.expert > 1 else ""
+        engines = f"{each.colocated} + {each.engines - each.colocated}" if each.layout == "mixed" else each.engines
         yield (
             f"| {each.layout} | {split.ranks} ({split.tensor} x {split.pipeline}{experts}) "
-            f"| {'yes' if each.numbers.recompute else 'no'} | {each.engines} x {each.ranks} "
+            f"| {'yes' if each.numbers.recompute else 'no'} | {engines} x {each.ranks} "
             f"| {each.trainer.total / GIB:.0f} | {each.engine.tokens:,} | {step.generate:.0f} | {step.train:.0f} "
             f"| {step.publish:.1f} | {step.total:.0f} |"
         )
@@ -69,6 +70,7 @@ def warnings(best: Candidate, nodes: Sequence[Node]) -> Iterator[str]:
     step = best.time
     if step.publish > 0.2 * step.total:
         yield f"weights take {step.publish / step.total:.0%} of a step: the network between nodes is the bottleneck"
-    if step.overlaps and max(step.generate, step.train) > 2 * min(step.generate, step.train):
-        slow, waits = ("engines", "trainer") if step.generate > step.train else ("trainer", "engines")
-        yield f"the {waits} wait for the {slow} more than half of each step"
+    if best.layout == "disaggregated" and step.generate > 2 * step.train:
+        yield "the trainer waits for the engines more than half of each step"
+    if step.overlaps and step.train > 2 * step.alone:
+        yield f"the engines{' apart' if best.colocated else ''} wait for the trainer more than half of each step"

@@ -148,6 +148,10 @@ def read_shape(settings: Mapping[str, Any], model: str) -> Shape:
     kind = settings.get("model_type")
     if kind not in KINDS:
         raise ConfigError(f"model={model!r}: model_type={kind!r} can't be planned; what can: {', '.join(KINDS)}")
+    if settings.get("mlp_only_layers") or settings.get("decoder_sparse_step", 1) != 1:
+        raise ConfigError(f"model={model!r} has layers without experts among others, which can't be planned")
+    if "num_local_experts" in settings:  # transformers 5 writes it under this name
+        settings = {**settings, "num_experts": settings["num_local_experts"]}
     names = ["hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"]
     names += ["num_experts", "num_experts_per_tok", "moe_intermediate_size"] if kind == "qwen3_moe" else []
     for name in names:

@@ -70,28 +70,36 @@ class StepTime:
     """Seconds of a step's parts.
 
     Attributes:
-        generate: until all sessions have ended.
+        generate: until all sessions have ended, by all engines.
         train: forward, backward, exchanges and update.
         publish: new weights to the engines.
-        overlaps: whether the next step's sessions are generated while the trainer learns (staleness 1).
+        alone: until all sessions have ended, by the engines that generate the next step's while the trainer learns
+            (staleness 1); inf where there are none.
     """
 
     generate: float
     train: float
     publish: float
-    overlaps: bool = False
+    alone: float = float("inf")
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether sessions are generated while the trainer learns."""
+        return self.alone < float("inf")
 
     @property
     def total(self) -> float:
-        """The step."""
-        both = max(self.generate, self.train) if self.overlaps else self.generate + self.train
-        return both + self.publish
+        """The step: what the engines leave over while the trainer learns, all of them generate after it."""
+        left = max(1 - self.train / self.alone, 0.0)
+        return self.train + left * self.generate + self.publish
 
 
 def generate_seconds(
     shape: Shape, memory: EngineMemory, engines: int, ranks: int, work: Work, rates: Rates, width: int = 2
 ) -> float:
-    """Seconds until all sessions are generated, as many by each engine; inf where the cache holds no session."""
+    """Seconds until all sessions are generated, as many by each engine; inf without engines, or room for a session."""
+    if not engines:
+        return float("inf")
     each = -(-work.sessions // engines)
     batch = min(each, work.batch, memory.tokens // work.length)
     if batch < 1:

@@ -26,6 +26,7 @@ from agentrl.train.replay.weights import weights_of
 from agentrl.train.setup import quiet
 from agentrl.train.verify.recorded import Recorded
 from agentrl.types import MAIN, Engine, Node, Session, VersionSpan
+from agentrl.types.branches import alone, branch_nodes, branch_of
 
 STORE = "replays.db"
 USED = ("env.", "engine.", "sandbox.", "rewards.", "policies.")
@@ -36,7 +37,7 @@ class ReplayConfig(Section):
     """What `agentrl replay` takes."""
 
     turn: PositiveInt
-    """The turn that is generated again, from 1; those before it are the recorded ones."""
+    """The turn that is generated again, from 1; those before it on its path are the recorded ones."""
     n: PositiveInt = 1
     """How many replays."""
     seed: int | None = Field(default=None, ge=0)
@@ -127,8 +128,7 @@ async def replay(
     quiet()
     recorded = Recorded.read(run)
     with Store(run / "sessions.db", read_only=True) as store, tempfile.TemporaryDirectory() as scratch:
-        session = _session(store, name)
-        node = _turn(session, config.turn)
+        session, node, turn = _path(_session(store, name), config.turn)
         settings = _settings(recorded.settings((session.step or 0) + 1), session)
         if lacking := sorted(name for name in recorded.secrets if name.startswith(USED)):
             raise ConfigError(f"{run}: {lacking[0]} is a secret, which is not recorded: the session can't be replayed")
@@ -147,7 +147,7 @@ async def replay(
                 await started(inner)
                 if config.model is None:
                     await _same_weights(recorded, node.versions[0], inner)
-                engine = ReplayEngine(inner, session, config.turn, node.versions[0].version)
+                engine = ReplayEngine(inner, session, turn, node.versions[0].version)
                 own = replace(rollouts, policy=replace(rollouts.policy, engine=engine))
                 limits = settings.rollout if session.phase == TRAIN else settings.eval.limits(settings.rollout)
                 actor = act(limits)
@@ -166,19 +166,35 @@ async def replay(
 
 def _session(store: Store, name: str) -> Session:
     try:
-        session = store.load(name)
+        return store.load(name)
     except InvalidInput:
         raise ConfigError(f"session {name!r} is not in {store.path}; `agentrl view` lists sessions") from None
-    if session.branches:
-        raise ConfigError(f"session {name!r} was forked (rollout.branch); such sessions can't be replayed")
-    return session
 
 
-def _turn(session: Session, turn: int) -> Node:
-    turns = [node for node in session.nodes if node.sampled and node.policy == MAIN]
+def _path(session: Session, turn: int) -> tuple[Session, Node, int]:
+    """The session that ends on a turn's path, the turn's node, and its number there.
+
+    That is the session itself, unless it was forked: then the branch that the turn is of, as an episode of its own.
+
+    Args:
+        session: the recorded one.
+        turn: the number among all turns of the trained policy, whatever their branches, from 1.
+
+    Raises:
+        ConfigError: there are not as many turns.
+    """
+    turns = _played(session)
     if turn > len(turns):
         raise ConfigError(f"turn={turn}: session {session.id!r} has {len(turns)} turns of the trained policy")
-    return turns[turn - 1]
+    node = turns[turn - 1]
+    branch = branch_of(session, node.id)
+    if branch is None:
+        return session, node, turn
+    nodes = branch_nodes(session, branch)
+    ended = replace(session, status=branch.status, rewards=branch.rewards, reward=branch.reward, error=branch.error)
+    path = alone(ended, nodes)
+    node = path.nodes[nodes.index(node)]
+    return path, node, 1 + _played(path).index(node)
 
 
 def _settings(config: RunConfig, session: Session) -> RunConfig:

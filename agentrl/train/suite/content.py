@@ -41,8 +41,10 @@ def policy_content(config: RunConfig, folder: Path | None) -> dict[str, Any]:
     """
     if config.policy in SCRIPTED:
         return {"policy": config.policy}
+    policies = {name: policy.model_dump(mode="json") for name, policy in config.policies.items()}
     if is_remote(config.policy):
-        return {"policy": config.policy, "api": config.api.model_dump(mode="json", exclude={"retries", "key_env"})}
+        own = {"policy": config.policy, "api": config.api.model_dump(mode="json", exclude={"retries", "key_env"})}
+        return own | ({"policies": policies, "agents": config.agents} if policies else {})
     script = Path((config.agent or "").partition(".py:")[0] + ".py")
     return {
         "model": "made on the spot" if folder is None else _files(folder),
@@ -50,7 +52,7 @@ def policy_content(config: RunConfig, folder: Path | None) -> dict[str, Any]:
         "reasoning": config.model.reasoning,
         "engine": config.engine.model_dump(mode="json", include=set(ENGINE)),
         "agent": [config.agent, manifest.digest(script) if script.is_file() else None],
-        "policies": {name: policy.model_dump(mode="json") for name, policy in config.policies.items()},
+        "policies": policies,
         "agents": config.agents,
     }
 

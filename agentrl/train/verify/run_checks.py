@@ -104,6 +104,8 @@ def _check_weights(recorded: Recorded, check: Check) -> None:
     before: Published | None = None
     for step, published in recorded.published:
         check.examined["publications"] += 1
+        if published.reference:
+            check.examined["compared with an engine that loaded a folder"] += 1
         where = f"step {step}, version {published.version}"
         config = recorded.settings(max(step, 1))
         check.faults += [Fault(where, what) for what in _wrong_publication(published, config)]
@@ -127,8 +129,11 @@ def _wrong_publication(published: Published, config: RunConfig) -> Iterator[str]
     sums = published.checksums
     if len(set(sums.values())) > 1:
         yield f"engines have other weights than each other: {', '.join(f'{k} {v}' for k, v in sums.items())}"
-    if published.probe is not None and not published.probe <= config.weights.probe_bound:
-        yield f"the probe found {published.probe:.3g}, over weights.probe_bound={config.weights.probe_bound:g}"
+    if published.undelivered:
+        yield published.undelivered
+    bound = config.weights.probe_bound or published.probe_bound
+    if published.probe is not None and bound is not None and not published.probe <= bound:
+        yield f"the probe found {published.probe:.3g}, over weights.probe_bound={bound:g}"
     if published.caches == "kept" and config.weights.mode != "in_place":
         yield f"engines kept caches of older weights, which weights.mode={config.weights.mode} drops"
 

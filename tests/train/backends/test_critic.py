@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from agentrl.attachments import critic_view
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.train.algorithms.grpo import Grpo
@@ -22,7 +23,7 @@ from agentrl.train.backends.torch import TorchTrainer, trunk_of
 from agentrl.train.credit import Credit, NodeAdvantage, NodeKey
 from agentrl.train.forest import Forest
 from agentrl.train.losses import value_error
-from agentrl.train.packing import pack
+from agentrl.train.packing import pack, pack_credited
 from agentrl.train.values import compute_values
 from agentrl.types import Group
 from tests.train.backends.test_torch import CPU, parameters, same
@@ -231,6 +232,51 @@ def returned(credit: Credit, key: NodeKey) -> Sequence[float]:
     return returns
 
 
+def seen(view: Sequence[float], name: str = "g") -> list[Group]:
+    """A group whose sessions have the same tokens; each is worth what the critic sees before its turn."""
+    sessions = [linear_session(f"{name}{i}", [8, 9], [[12, 13]], reward=number) for i, number in enumerate(view)]
+    for session, number in zip(sessions, view, strict=True):
+        session.nodes[1].attachments = {critic_view.NAME: critic_view.pack([number])}
+    return [as_group(sessions, name)]
+
+
+def test_a_critic_that_sees_what_agents_do_not_explains_what_their_tokens_can_not(tiny_llama: Path) -> None:
+    """MAPPO's centralised critic (arXiv:2103.01955): advantages come to the chance that is left, here none."""
+    left = {}
+    for numbers in (0, 1):
+        trainer, groups = (
+            trainer_on(tiny_llama, PpoConfig(value_view=numbers), total_steps=5),
+            seen([0.0, 1.0, 0.0, 1.0]),
+        )
+        for _ in range(5):
+            values = compute_values(trainer, groups, trainer.algorithm.critic_config, 64)
+            _, forests = pack_credited(trainer.algorithm, groups, values, 64, seed=0)
+            assert all((forest.critic_view is not None) == bool(numbers) for forest in forests)
+            trainer.step(forests)
+        values = compute_values(trainer, groups, trainer.algorithm.critic_config, 64)
+        errors = [values[s.id, 1][-1] - (s.reward or 0.0) for s in groups[0].sessions]
+        left[numbers] = sum(error**2 for error in errors) / len(errors)
+    assert left[0] > 0.2  # 0.25 is the variance
+    assert left[1] < 0.05
+
+
+def test_what_the_critic_sees_keeps_equal_tokens_apart_and_nothing_else_does(tiny_llama: Path) -> None:
+    groups = seen([0.0, 1.0, 1.0])
+    credit = Credit({(s.id, 1): (NodeAdvantage(1.0, 1.0),) for s in groups[0].sessions})
+    (plain,), (apart,) = pack(groups, credit, 64), pack(groups, credit, 64, view=1)
+    assert (plain.trained, apart.trained) == (2, 4)
+    assert sorted(apart.rows().critic_view[:, 0].tolist()) == [0.0, 0.0, 1.0, 1.0]  # type: ignore[index]
+    apart.padded(64).check()
+    with pytest.raises(InvalidInput, match=r"algo.value_view = 2: the environment's critic_view gave 1 numbers"):
+        pack(groups, credit, 64, view=2)
+
+
+def test_a_checkpoint_of_a_critic_that_saw_more_is_refused_with_what_to_do(tiny_llama: Path, tmp_path: Path) -> None:
+    trainer_on(tiny_llama, PpoConfig(value_view=2)).save(tmp_path / "saved")
+    with pytest.raises(ConfigError, match=r"algo.value_view=0: the checkpoint's critic has 2; resume with that"):
+        trainer_on(tiny_llama).load(tmp_path / "saved")
+
+
 def test_rates_of_its_own_move_the_critic_and_not_the_policy(tiny_llama: Path) -> None:
     """The first step of Adam is as long as its rate, whatever the gradient."""
     found = []
@@ -249,6 +295,14 @@ def test_rates_of_its_own_move_the_critic_and_not_the_policy(tiny_llama: Path) -
     assert same(found[0][0], found[2][0])
     assert [row for _, row, _ in found] == pytest.approx([1.0, 1e-2, 1e-2], rel=1e-3)
     assert [moved for _, _, moved in found] == pytest.approx([1e-2, 1e-2, 1e-3], rel=1e-2)
+
+
+@pytest.mark.parametrize(("warmup", "moved"), [(None, 1e-3), (0, 1e-2)])
+def test_the_critics_rates_rise_over_steps_of_their_own(warmup: int | None, moved: float, tiny_llama: Path) -> None:
+    algo = PpoConfig(warmup_steps=9, value_lr=1e-2, value_lr_warmup=warmup, value_epochs=1, value_coef=0.0)
+    trainer = trainer_on(tiny_llama, algo, total_steps=20)
+    trainer.step(forests_of(trainer, batch()))
+    assert float(critic_of(trainer).head.weight.detach().abs().max()) == pytest.approx(moved, rel=1e-2)
 
 
 def test_more_updates_of_the_critic_change_nothing_else(tiny_llama: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError, InvalidInput
+from agentrl.train.backends import optimizer as optimizer_module
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.backends.torch_settings import TorchConfig
 from tests.train.backends.test_torch import forests_for, parameters, same
@@ -135,3 +136,35 @@ def test_settings_that_fit_no_parameter_or_another_checkpoint_are_refused(tiny_l
         trainer_on(tiny_llama, optimizer="muon").load(tmp_path / "trainer")
     with pytest.raises(ConfigError, match="other groups of parameters"):
         trainer_on(tiny_llama, layer_decay=0.5).load(tmp_path / "trainer")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_offloaded_moments_are_on_the_other_device_between_updates_and_come_back_for_each(
+    optimizer: str, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On torch's meta device, which takes tensors and loses what is in them."""
+    monkeypatch.setattr(optimizer_module, "AWAY", "meta")
+    trainer = trainer_on(tiny_llama, offload_optimizer=True, optimizer=optimizer)
+    trainer.step(forests_for(ALGO))
+    moments = [t for state in trainer.optimizer.moments().values() for t in state.values() if t.ndim]
+    assert len(moments) >= len(trainer.optimizer.parameters)
+    assert all(tensor.is_meta for tensor in moments)
+    assert not any(parameter.is_meta for parameter in trainer.model.parameters())
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        trainer.step(forests_for(ALGO, 1))
+
+
+def test_a_trainer_that_offloads_its_moments_learns_the_same_bits_and_goes_on_from_one_that_does_not(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    plain, offloaded = trainer_on(tiny_llama), trainer_on(tiny_llama, offload_optimizer=True)
+    for step in range(2):
+        assert plain.step(forests_for(ALGO, step)) == offloaded.step(forests_for(ALGO, step))
+        offloaded.release()
+    plain.save(tmp_path / "state")
+    resumed = trainer_on(tiny_llama, offload_optimizer=True)
+    resumed.load(tmp_path / "state")
+    found = [trainer.step(forests_for(ALGO, 2)) for trainer in (plain, offloaded, resumed)]
+    assert found[1:] == found[:1] * 2
+    assert same(parameters(offloaded), parameters(plain))
+    assert same(parameters(resumed), parameters(plain))

@@ -31,5 +31,8 @@ def ranks_of(config: FsdpConfig, gpus: int) -> int:
     """
     ranks = config.ranks or max(gpus, 1)
     if gpus and ranks > gpus:
-        raise ConfigError(f"trainer.ranks={ranks} needs as many GPUs on the trainer's node, and there are {gpus}")
+        raise ConfigError(
+            f"trainer.ranks={ranks} needs as many GPUs, and there are {gpus} in all: trainer.ranks={gpus} is the most, "
+            "engines that are not colocated aside"
+        )
     return ranks

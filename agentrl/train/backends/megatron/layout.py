@@ -68,12 +68,13 @@ def layout_of(config: MegatronConfig, hf: Any, gpus: int = 0) -> Layout:
     _require(
         ranks % shared == 0,
         f"trainer.ranks={ranks} is not a multiple of tensor x pipeline x context = "
-        f"{config.tensor_parallel} x {config.pipeline_parallel} x {config.context_parallel} = {shared}",
+        f"{config.tensor_parallel} x {config.pipeline_parallel} x {config.context_parallel} = {shared}; "
+        f"trainer.ranks={least * max(ranks // least, 1)} is",
     )
     _require(
         ranks % (config.pipeline_parallel * config.expert_parallel) == 0,
         f"trainer.ranks={ranks} is not a multiple of pipeline x expert = "
-        f"{config.pipeline_parallel} x {config.expert_parallel}",
+        f"{config.pipeline_parallel} x {config.expert_parallel}; trainer.ranks={least * max(ranks // least, 1)} is",
     )
     experts = experts_of(hf)
     sequence = (

@@ -311,6 +311,10 @@ class Rank(Learner[Micro]):
         """Load a checkpoint; see `Checkpoints.load`."""
         return self.checkpoints.load(Path(path))
 
+    def release(self) -> None:
+        """See `agentrl.train.backends.base.Sharer`: what torch keeps for later allocations."""
+        torch.cuda.empty_cache()
+
     def finish_saving(self) -> None:
         """Wait for a checkpoint that is still being written."""
         self.checkpoints.finish()

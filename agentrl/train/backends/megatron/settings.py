@@ -55,8 +55,6 @@ class MegatronConfig(ParameterConfig):
     """Activations: keep them, or keep each layer's input and compute the rest again in the backward pass."""
     distributed_optimizer: bool = True
     """Data-parallel ranks share the optimizer's state."""
-    offload_optimizer: bool = False
-    """The optimizer's state is kept in the CPU's memory between steps."""
     async_save: bool = False
     """Checkpoints are written while training goes on."""
     proof: bool = True

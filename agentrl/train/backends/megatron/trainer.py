@@ -97,6 +97,11 @@ class MegatronTrainer(RankTrainer):
                 "algo.value_trunk=own: trainer=megatron has one model in its layout, and its critic reads that one's "
                 "hidden states; use algo.value_trunk=policy, or trainer=torch"
             )
+        if algorithm.needs.critic and algorithm.critic_config.value_view:
+            raise ConfigError(
+                "algo.value_view: trainer=megatron computes values on the ranks that hold hidden states, which get "
+                "nothing else; use trainer=torch or trainer=fsdp"
+            )
         if algo.reference_decay is not None and self.config.dtype == "bfloat16":
             raise ConfigError(
                 "algo.reference_decay: the reference is kept in trainer.dtype=bfloat16, whose rounding would swallow "

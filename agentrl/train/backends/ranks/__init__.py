@@ -3,7 +3,7 @@
 trainer.py     the `Trainer` protocol over rank processes; holds no weights
 group.py       the processes, from the trainer's side: started, called and ended together
 worker.py      one of them
-heartbeat.py   finds ranks that do not run any more; keeper.py ends them when the trainer's process was killed
+heartbeat.py   finds ranks that do not run any more; those of a trainer that was killed are ended by `cluster.keeper`
 balance.py     forests to data-parallel ranks, by cost
 joined.py      what ranks computed, put together
 contents.py    what a checkpoint holds, recorded and compared

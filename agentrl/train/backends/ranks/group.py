@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from agentrl import cores, faults, processes, watchdog
+from agentrl.cluster.keeper import Keeper
 from agentrl.errors import AgentRLError, InfraError, TrainerError, TrainerTimeout
 from agentrl.train.backends.ranks.heartbeat import SECOND, SILENT, Watch
 from agentrl.train.backends.ranks.worker import Role, heartbeat_file
@@ -59,8 +60,7 @@ class Ranks:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
         self._streaming = False
-        keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), self._folder.name]
-        self._keeper = subprocess.Popen(keeper, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
+        self._keeper = Keeper(self._folder.name)
         try:
             for _ in roles:
                 self._start()
@@ -89,7 +89,7 @@ class Ranks:
         )
         remote.close()
         self._pipes.append(own)
-        self._send_to_keeper(self._processes[-1].pid)
+        self._keeper.keep(self._processes[-1].pid)
         processes.register(self._processes[-1].pid, "trainer")
 
     @property
@@ -245,14 +245,7 @@ class Ranks:
             pipe.close()
         self._pipes = []
         self._folder.cleanup()
-        if self._keeper.poll() is None:
-            self._send_to_keeper("done")
-        self._keeper.communicate()
-
-    def _send_to_keeper(self, what: object) -> None:
-        assert self._keeper.stdin is not None
-        with contextlib.suppress(OSError):  # without a keeper running ranks end by themselves
-            self._keeper.stdin.write(f"{what}\n".encode())
+        self._keeper.close()
 
 
 def _send_all(pipes: Sequence[Connection], calls: Sequence[bytes], closed: list[int]) -> None:

@@ -164,6 +164,10 @@ class RankTrainer:
         """Load a folder that `save` wrote, with its version; the settings remain those of the last `begin`."""
         self.version = self.ranks.call("load", str(Path(path).absolute()))
 
+    def release(self) -> None:
+        """See `agentrl.train.backends.base.Sharer`."""
+        self.ranks.call("release")
+
     def close(self) -> None:
         """End the ranks."""
         self.ranks.close()

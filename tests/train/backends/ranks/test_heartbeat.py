@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.train.backends.ranks import heartbeat, keeper
+from agentrl.cluster import keeper
+from agentrl.train.backends.ranks import heartbeat
 
 BEATING = """
 import pathlib, sys, time
@@ -27,7 +28,7 @@ OWNER = """
 import subprocess, sys, time, os, signal
 keeper = subprocess.Popen([sys.executable, "-I", "-S", sys.argv[1], sys.argv[2]], stdin=subprocess.PIPE, bufsize=0)
 rank = subprocess.Popen(["sleep", "600"], start_new_session=True)
-keeper.stdin.write(f"{rank.pid}\\n".encode())
+keeper.stdin.write(f"+{rank.pid}\\n".encode())
 os.kill(rank.pid, signal.SIGSTOP)
 print(rank.pid, flush=True)
 time.sleep(600)

@@ -1,0 +1,112 @@
+"""Memory of each device in a dry run: what is on it, what that takes, and what does not fit.
+
+Trainer and engines that share GPUs take turns: while engines generate, the trainer keeps its weights, gradients and
+optimizer state there, and while it computes, a colocated engine that sleeps keeps about `SLEEPING`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from agentrl.cluster.assignment import Assignment
+from agentrl.cluster.base import Node
+from agentrl.train.plan.memory import ENGINE_FRACTION, GIB, OVERHEAD, EngineMemory, TrainerMemory
+
+SLEEPING = 1 * GIB
+"""What an engine that sleeps still takes on each device; an assumption."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """GPUs of a node that have the same on them, or the node itself, where nothing is on GPUs.
+
+    Attributes:
+        node: its name.
+        numbers: the GPUs; none: the node's own memory.
+        room: bytes of each of them; 0 where that is not known.
+        trainers: ranks of the trainer on each.
+        engines: ranks of engines on each.
+        sleeping: whether the engines sleep while the trainer computes.
+    """
+
+    node: str
+    numbers: tuple[int, ...]
+    room: float
+    trainers: int
+    engines: int
+    sleeping: bool = False
+
+    @property
+    def name(self) -> str:
+        """It in words."""
+        return f"{self.node}, GPUs {', '.join(map(str, self.numbers))}" if self.numbers else self.node
+
+    @property
+    def overhead(self) -> float:
+        """What drivers and allocators take of it."""
+        return OVERHEAD if self.numbers else 0.0
+
+    def kept(self, trainer: TrainerMemory) -> float:
+        """What is taken of it while engines generate, beside them."""
+        return self.trainers * trainer.resident + self.overhead
+
+    def while_training(self, trainer: TrainerMemory, engine: EngineMemory) -> float:
+        """What is taken of it while the trainer computes; without the cache of engines that don't sleep."""
+        beside = SLEEPING if self.sleeping else engine.weights
+        return self.trainers * trainer.total + self.engines * beside + self.overhead
+
+    def cache(self, trainer: TrainerMemory, engine: EngineMemory) -> float:
+        """What is left of it for an engine's key-value cache; the share of each of several."""
+        room = min(self.room * ENGINE_FRACTION, self.room - self.kept(trainer))
+        return room / self.engines - engine.weights
+
+
+def devices_of(assignment: Assignment, nodes: Sequence[Node], here: float) -> list[Devices]:
+    """All devices that something is on, those with the same together.
+
+    Args:
+        assignment: who is where.
+        nodes: the cluster's.
+        here: bytes of this machine's memory, which is the first node.
+    """
+    found = list[Devices]()
+    for node in nodes:
+        places = [place for place in assignment.on(node.name) if place.role in ("trainer", "engine")]
+        alike: dict[tuple[int, int, bool], list[int]] = {}
+        for device in sorted({device for place in places for device in place.devices}):
+            on = [place for place in places if device in place.devices]
+            trainers = sum(place.role == "trainer" for place in on)
+            sleeping = any(place.colocated for place in on)
+            alike.setdefault((trainers, len(on) - trainers, sleeping), []).append(device)
+        for (trainers, engines, sleeping), numbers in alike.items():
+            found.append(Devices(node.name, tuple(numbers), node.gpu_memory * GIB, trainers, engines, sleeping))
+        off = [place.role for place in places if not place.devices]
+        if off:
+            room = here if node is nodes[0] else 0.0
+            found.append(Devices(node.name, (), room, off.count("trainer"), off.count("engine")))
+    return found
+
+
+def too_full(devices: Sequence[Devices], trainer: TrainerMemory, engine: EngineMemory, session: int) -> Iterator[str]:
+    """What does not fit, as warnings; `session`: tokens that a session may have."""
+    for each in devices:
+        if not each.room:
+            continue
+        if (taken := each.while_training(trainer, engine)) > each.room and each.trainers:
+            yield f"{each.name}: a trainer rank computes with {size(taken)} in all, and there are {size(each.room)}"
+        if each.engines and (left := each.cache(trainer, engine)) < session * engine.token:
+            kept = f" beside the trainer's {size(each.kept(trainer))}" if each.trainers else ""
+            has = f"{int(left // engine.token)} tokens of cache" if left > 0 else "no cache"
+            yield (
+                f"{each.name}: an engine's weights, {size(engine.weights)}, leave {has} of {size(each.room)}{kept}, "
+                f"and a session may have {session} tokens"
+            )
+
+
+def size(count: float) -> str:
+    """Bytes in words: `1.5 GiB`."""
+    for unit, factor in (("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.3g} B"

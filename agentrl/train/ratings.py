@@ -1,0 +1,197 @@
+"""Games against earlier versions (`policies.NAME=past`), and ratings that follow from them.
+
+`matches.jsonl` in the run folder has a line for each step:
+
+    {"step": 12, "games": {"0": 64, "10": 64}, "points": {"0": 49.5, "10": 33.0}}
+
+The learner gets a point where its agents' mean reward is higher than that of the version it met, half a point where it
+is equal. Ratings are on Elo's scale, and the first version has 0. They are fitted to all games at once
+(Bradley and Terry's model by maximum likelihood; Hunter 2004, doi:10.1214/aos/1079120141), so neither their order nor a
+step size matters. The learner between two kept versions counts as the later one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+import orjson
+
+from agentrl.errors import ConfigError
+from agentrl.train.files import append, write_atomically
+from agentrl.types import Group, Session
+
+NAME = "matches.jsonl"
+ROUNDS = 1000
+"""Of the fit, at most; it ends when no rating changes by more than `CLOSE`."""
+CLOSE = 1e-6
+ELO = 400 / math.log(10)
+"""Points of Elo's scale for each unit of log odds."""
+
+
+@dataclass
+class Matches:
+    """The games of a step, by the version that was met.
+
+    Attributes:
+        step: from 1.
+        games: how many.
+        points: those of the learner.
+    """
+
+    step: int
+    games: dict[int, int] = field(default_factory=dict)
+    points: dict[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, step: int, policy: str, groups: Iterable[Group]) -> Matches:
+        """Those of groups, against the versions of a policy."""
+        matches = cls(step)
+        for found in (result(session, policy) for group in groups for session in group.scored):
+            if found is not None:
+                version, points = found
+                matches.add({version: 1}, {version: points})
+        return matches
+
+    def add(self, games: Mapping[int, int], points: Mapping[int, float]) -> None:
+        """Add other games."""
+        for version, number in games.items():
+            self.games[version] = self.games.get(version, 0) + number
+            self.points[version] = self.points.get(version, 0.0) + points[version]
+
+    @property
+    def win_rates(self) -> dict[int, float]:
+        """The learner's points per game."""
+        return {version: self.points[version] / games for version, games in sorted(self.games.items())}
+
+
+def result(session: Session, policy: str) -> tuple[int, float] | None:
+    """The version of `policy` that a session met, and the learner's points; None where it met none."""
+    prefix = f"{policy}/"
+    names = (node.policy for node in session.nodes if node.policy is not None)
+    met = next((name.removeprefix(prefix) for name in names if name.startswith(prefix)), None)
+    if met is None or not session.agent_rewards or not session.partner_rewards:
+        return None
+    lead = _mean(session, session.agent_rewards) - _mean(session, session.partner_rewards)
+    return int(met), 0.5 * (1 + (lead > 0) - (lead < 0))
+
+
+def _mean(session: Session, finals: Mapping[str, float | None]) -> float:
+    """The mean over agents of their final and step rewards."""
+    steps = defaultdict[str, float](float)
+    for node in session.nodes:
+        steps[node.agent] += node.reward or 0.0
+    return fmean((final or 0.0) + steps[agent] for agent, final in finals.items())
+
+
+def write(run: Path, matches: Matches) -> None:
+    """Add a step's games to the run's file."""
+    append(run / NAME, _line(matches))
+
+
+def read(run: Path) -> list[Matches]:
+    """A run's games, step by step; a torn last line is left out.
+
+    Raises:
+        ConfigError: a line is damaged.
+    """
+    file = run / NAME
+    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    try:
+        rows = [orjson.loads(line) for line in lines if line.endswith(b"\n")]
+        return [
+            Matches(
+                row["step"],
+                {int(version): games for version, games in row["games"].items()},
+                {int(version): points for version, points in row["points"].items()},
+            )
+            for row in rows
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{file} is damaged: {error}") from None
+
+
+def drop_after(run: Path, step: int) -> None:
+    """Remove the lines of steps after `step`, which a resumed run will write again."""
+    if (run / NAME).exists():
+        write_atomically(run / NAME, b"".join(map(_line, (each for each in read(run) if each.step <= step))))
+
+
+def _line(matches: Matches) -> bytes:
+    row = {"step": matches.step, "games": matches.games, "points": matches.points}
+    return orjson.dumps(row, option=orjson.OPT_NON_STR_KEYS) + b"\n"
+
+
+def learner(step: int, every: int) -> int:
+    """The version that the learner of a step (from 1) counts as."""
+    return math.ceil(step / every) * every
+
+
+def ratings(matches: Sequence[Matches], every: int) -> dict[int, float]:
+    """The rating of each version, the first one's 0, in points of Elo's scale: 400 are odds of 10 to 1.
+
+    Each version is given one more drawn game against the first, without which one that never lost had no finite rating.
+
+    Args:
+        matches: a run's games.
+        every: steps between two versions (`PastConfig.every`).
+    """
+    points: dict[int, dict[int, float]] = {0: {}}
+
+    def add(winner: int, loser: int, number: float) -> None:
+        row = points.setdefault(winner, {})
+        row[loser] = row.get(loser, 0.0) + number
+        points.setdefault(loser, {}).setdefault(winner, 0.0)
+
+    for each in matches:
+        own = learner(each.step, every)
+        for version, games in each.games.items():
+            add(own, version, each.points[version])
+            add(version, own, games - each.points[version])
+    for version in [version for version in points if version]:
+        add(version, 0, 0.5)
+        add(0, version, 0.5)
+    return _fitted(points)
+
+
+def _fitted(points: Mapping[int, Mapping[int, float]]) -> dict[int, float]:
+    """Maximum-likelihood ratings by Hunter's iteration: strength = points / sum of games / (own + other's strength)."""
+    strength = dict.fromkeys(sorted(points), 1.0)
+    found = dict.fromkeys(strength, 0.0)
+    for _ in range(ROUNDS if len(points) > 1 else 0):
+        for player, row in points.items():
+            games = {other: number + points[other][player] for other, number in row.items()}
+            expected = sum(number / (strength[player] + strength[other]) for other, number in games.items())
+            strength[player] = sum(row.values()) / expected
+        before, found = found, {each: ELO * math.log(strength[each] / strength[0]) for each in strength}
+        if max(abs(found[each] - before[each]) for each in found) < CLOSE:
+            break
+    return found
+
+
+def record(run: Path, step: int, policy: str, every: int, groups: Iterable[Group]) -> dict[str, float]:
+    """Write a step's games, and return its metrics: the learner's win rates, and its rating where a version is kept."""
+    matches = Matches.of(step, policy, groups)
+    write(run, matches)
+    metrics = {f"win_rate/{policy}/{version}": rate for version, rate in matches.win_rates.items()}
+    if step % every == 0:
+        metrics["elo/learner"] = ratings(read(run), every).get(step, 0.0)
+    return metrics
+
+
+def rows(matches: Sequence[Matches], every: int) -> list[tuple[str, str, str]]:
+    """Of a table: the learner's steps, its rating, and its win rate against each version that it met."""
+    rated = ratings(matches, every)
+    found = [("first version", f"{0:+.0f}", "")]
+    for version in sorted({learner(each.step, every) for each in matches}):
+        own = [each for each in matches if learner(each.step, every) == version]
+        whole = Matches(version)
+        for each in own:
+            whole.add(each.games, each.points)
+        against = ", ".join(f"{met}: {rate:.2f} of {whole.games[met]}" for met, rate in whole.win_rates.items())
+        found.append((f"steps {own[0].step} to {own[-1].step}", f"{rated.get(version, 0.0):+.0f}", against))
+    return found
