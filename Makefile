@@ -32,7 +32,7 @@ clients-all: .venv/installed .venv-clients/installed
 	.venv-clients/bin/pip install --quiet --requirement $<
 	touch $@
 
-# The libraries that adapters are tried with, of the versions that go together (200 MB, in seconds).
+# The libraries that adapters are tried with, of the versions that go together (700 MB, in seconds).
 adapters: .venv/installed
 	tests/envs/adapters/install.sh
 
@@ -67,4 +67,4 @@ format: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-clients* .venv-adapters .venv-sglang .venv-vllm .venv-uv .venv-trl .venv-trl-functions .venv-verl .venv-router .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-clients* .venv-adapters* .venv-sglang .venv-vllm .venv-uv .venv-trl .venv-trl-functions .venv-verl .venv-router .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

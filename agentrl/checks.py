@@ -17,7 +17,7 @@ from rich.table import Table
 from agentrl.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
-    from agentrl.envs.check import Finding, Progress
+    from agentrl.envs.check import Finding, Measured, Progress
 
 Check = Callable[..., bool]
 """(name, options, where to print, the check's own settings by keyword) -> whether the contract is kept."""
@@ -59,14 +59,16 @@ class _Shown:
         self.out, self.status = out, status
         self._faults, self._next = 0, QUIET_SECONDS
 
-    def __call__(self, event: Finding | Progress) -> None:
-        from agentrl.envs.check import Finding
+    def __call__(self, event: Finding | Measured | Progress) -> None:
+        from agentrl.envs.check import Finding, Measured
 
         if isinstance(event, Finding):
             self._faults += 1
             self.out.print(f"[red]✗[/] {escape(event.rule)}: {escape(event.message)}", highlight=False, soft_wrap=True)
             if event.fix:
                 self.out.print(f"    [dim]→[/] {escape(event.fix)}", highlight=False, soft_wrap=True)
+        elif isinstance(event, Measured):
+            self.out.print(f"[dim]{event}[/]", highlight=False, soft_wrap=True)
         elif event.done:
             if not self._faults:
                 self.out.print(f"[green]✓[/] {event.rule}: {escape(event.proves)}", highlight=False, soft_wrap=True)

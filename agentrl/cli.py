@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from rich.markup import escape
 from rich.table import Column, Table
 
-from agentrl.envs.commands import app as datasets
+from agentrl.envs.commands import app as environments
 from agentrl.envs.search_r1.commands import app as search_r1
 from agentrl.envs.swe.commands import app as swe
 from agentrl.errors import AgentRLError, Blame, ConfigError, missing_extra
@@ -38,7 +38,7 @@ app = typer.Typer(
 models = typer.Typer(help="Models that a run can start from.", no_args_is_help=True)
 app.add_typer(records)  # verify, replay
 app.add_typer(suites)  # compare
-app.add_typer(datasets)  # decontaminate
+app.add_typer(environments)  # envs, init, play, decontaminate
 app.add_typer(looking)  # view, top, sessions, diff, report
 app.add_typer(models, name="models")
 app.add_typer(sandbox, name="sandbox")
@@ -214,53 +214,6 @@ def serve(words: Words = None, config: File = None) -> None:
     from agentrl.rollout.serve_workers import serve_command
 
     serve_command(typed(words or (), config), out)
-
-
-@app.command()
-def envs(words: Words = None) -> None:
-    """List the environments, or play one with its expert, a random and a silent agent: agentrl envs env=NAME n=10."""
-    from agentrl.overrides import parse_words
-
-    tree = parse_words(words or ())
-    if not tree:
-        _list_environments()
-        return
-    subject, n = tree.pop("env", None), tree.pop("n", 10)
-    if subject is None or tree or isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ConfigError("agentrl envs takes env=NAME, env.KEY=VALUE, and n=TASKS, a whole number above 0")
-    options = dict(subject) if isinstance(subject, dict) else {"name": subject}
-    _measure_environment(str(options.pop("name", "")), options, n)
-
-
-def _list_environments() -> None:
-    from agentrl.envs.registry import list_envs
-
-    table = Table(Column("name", no_wrap=True), "turns", "about", show_lines=True)
-    for env in list_envs():
-        parts = {
-            "tools": env.tools,
-            "rewards": env.rewards or (() if env.error else ("of steps",)),
-            "needs": (env.needs,) if env.needs else (),
-            "splits": env.splits,
-            "options": [f"env.{option.name}" for option in env.options],
-        }
-        about = f"[red]{escape(env.error)}[/]" if env.error else escape(env.description)
-        lines = [f"[dim]{key}:[/] {escape(', '.join(values))}" for key, values in parts.items() if values]
-        expert = [] if env.expert or env.error else ["[dim]no expert[/]"]
-        table.add_row(
-            env.name, "" if env.max_turns is None else str(env.max_turns), "\n".join([about, *lines, *expert])
-        )
-    out.print(table)
-
-
-def _measure_environment(name: str, options: dict[str, Any], n: int) -> None:
-    from agentrl.envs.reference import references
-
-    table = Table("agent", "mean reward", "mean turns", "failed calls", "episodes", title=escape(name))
-    for each in references(name, options, n):
-        reward = "none" if each.reward is None else f"{each.reward:.3f}"
-        table.add_row(each.agent, reward, f"{each.turns:.1f}", f"{each.tool_errors:.0%}", str(each.episodes))
-    out.print(table)
 
 
 @app.command()

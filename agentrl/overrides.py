@@ -227,6 +227,8 @@ def fields(
         if _is_named(field):
             yield prefix + name, field if field.is_required() else _name_field(field, section), docs.get(name, "")
         below = f"{name}.NAME" if get_origin(field.annotation) is dict else name
+        if below != name and "name" in section.model_fields:
+            yield prefix + below, section.model_fields["name"], _docs(section).get("name", "")
         inside = given if isinstance(given, Mapping) and below == name else None
         for key, inner, doc in fields(section, inside, prefix=f"{prefix}{below}."):
             if not key.endswith(".name"):
@@ -326,7 +328,7 @@ def _sentence(detail: ErrorDetails, model: type[BaseModel], tree: Mapping[str, A
         case "value_error":  # a rule of ours, between fields
             return (f"{key}: " if key else "") + detail["msg"].removeprefix("Value error, ")
         case "tuple_type":
-            return f"{key}={value!r}: this is a list of values, such as [0.5, 2]"
+            return f'{key}={value!r}: this is a list of values, such as [0.5, 2] or ["layers.?", "head.*"]'
         case _:
             return f"{key}={value!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
 

@@ -3,7 +3,8 @@
 `span` costs nothing where nobody asks: it returns a shared context manager that does nothing. Within `collected` the
 seconds of spans are added up by name (`Node.timings`). Within `exported` each span goes to an OpenTelemetry collector
 over OTLP/HTTP, from a thread of OpenTelemetry's own behind a bounded queue: a collector that is slow, fails or does not
-exist costs spans and one warning, never a run's time.
+exist costs spans and one warning, never a run's time. OpenTelemetry's span is made when the work has ended, since the
+SDK's live ones cost ten times as much (decision 260).
 
 What is worked on (`scope`: session, turn) is on every span and in every line of the log (`agentrl.logs`). All of that
 is in context variables, which tasks inherit from where they were created; so what a tool's task does is still
@@ -13,11 +14,13 @@ attributed to the turn that called the tool.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -26,7 +29,6 @@ from agentrl.errors import brief, missing_extra
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
-    from opentelemetry.trace import Span, Tracer
 
 Destination = tuple[str, Mapping[str, str]]
 """The address of a collector, and what all spans have in common."""
@@ -37,18 +39,22 @@ PATIENCE = 5.0
 OFF: AbstractContextManager[None] = nullcontext()
 _collected: ContextVar[dict[str, float] | None] = ContextVar("collected", default=None)
 _scope: ContextVar[Mapping[str, str | int]] = ContextVar("scope", default={})  # noqa: B039 - never changed
-_tracer: Tracer | None = None
+_innermost: ContextVar[_Work | None] = ContextVar("innermost", default=None)
+_sink: _Sink | None = None
 _destination: Destination | None = None
 
 
-@contextmanager
-def scope(**names: str | int) -> Iterator[None]:
+class scope(AbstractContextManager[None]):
     """What is worked on within the block, besides what is known already."""
-    token = _scope.set({**_scope.get(), **names})
-    try:
-        yield
-    finally:
-        _scope.reset(token)
+
+    def __init__(self, **names: str | int) -> None:
+        self._names = names
+
+    def __enter__(self) -> None:
+        self._token = _scope.set({**_scope.get(), **self._names})
+
+    def __exit__(self, *raised: object) -> None:
+        _scope.reset(self._token)
 
 
 def current() -> Mapping[str, str | int]:
@@ -56,37 +62,37 @@ def current() -> Mapping[str, str | int]:
     return _scope.get()
 
 
-@contextmanager
-def collected() -> Iterator[dict[str, float]]:
+class collected(AbstractContextManager[dict[str, float]]):
     """The seconds of the spans within the block, by name; spans of one name add up, also where they overlap."""
-    seconds: dict[str, float] = {}
-    token = _collected.set(seconds)
-    try:
-        yield seconds
-    finally:
-        _collected.reset(token)
+
+    def __enter__(self) -> dict[str, float]:
+        seconds: dict[str, float] = {}
+        self._token = _collected.set(seconds)
+        return seconds
+
+    def __exit__(self, *raised: object) -> None:
+        _collected.reset(self._token)
 
 
 def span(name: str, *, root: bool = False, **attributes: str | float) -> AbstractContextManager[None]:
     """A named piece of work: the block. `root`: it begins a trace of its own."""
     seconds = _collected.get()
-    return OFF if seconds is None and _tracer is None else _Timed(name, seconds, root, attributes)
+    return OFF if seconds is None and _sink is None else _Timed(name, seconds, root, attributes)
 
 
 def record(name: str, began: float, **attributes: str | float) -> None:
     """A piece of work that has ended now, for where a block can't be marked; `began` in `time.monotonic()`."""
-    if _tracer is not None:
-        now, took = time.time_ns(), time.monotonic() - began
-        opened = _tracer.start_span(name, attributes={**_scope.get(), **attributes}, start_time=now - int(took * 1e9))
-        opened.end(now)
+    if _sink is not None:
+        work = _sink.begun(name, _innermost.get(), {**_scope.get(), **attributes})
+        work.began -= int((time.monotonic() - began) * 1e9)
+        _sink.ended(work)
 
 
 def note(**attributes: str | float) -> None:
     """Add to what is known of the innermost span of the block that is being run."""
-    if _tracer is not None:
-        from opentelemetry import trace
-
-        trace.get_current_span().set_attributes(attributes)
+    work = _innermost.get()
+    if work is not None:
+        work.attributes.update(attributes)
 
 
 def rounded(seconds: float) -> float:
@@ -97,22 +103,18 @@ def rounded(seconds: float) -> float:
 class _Timed(AbstractContextManager[None]):
     """A span that somebody asked for."""
 
-    __slots__ = ("_attributes", "_began", "_name", "_opened", "_root", "_seconds", "_token")
+    __slots__ = ("_attributes", "_began", "_name", "_root", "_seconds", "_token", "_work")
 
     def __init__(self, name: str, seconds: dict[str, float] | None, root: bool, attributes: dict[str, Any]) -> None:
         self._name, self._seconds, self._root, self._attributes = name, seconds, root, attributes
-        self._opened: Span | None = None
+        self._work: _Work | None = None
 
     def __enter__(self) -> None:
         self._began = time.monotonic()
-        if _tracer is None:
-            return
-        from opentelemetry import context, trace
-
-        if self._root or trace.get_current_span().is_recording():  # else it is of no session or step, or not sampled
-            above = context.Context() if self._root else None
-            self._opened = _tracer.start_span(self._name, above, attributes={**_scope.get(), **self._attributes})
-            self._token = context.attach(trace.set_span_in_context(self._opened))
+        above = None if self._root else _innermost.get()
+        if _sink is not None and (self._root or above is not None):  # else it is of no session or step
+            self._work = _sink.begun(self._name, above, {**_scope.get(), **self._attributes})
+            self._token = _innermost.set(self._work)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -120,17 +122,74 @@ class _Timed(AbstractContextManager[None]):
         if self._seconds is not None:
             took = self._seconds.get(self._name, 0.0) + time.monotonic() - self._began
             self._seconds[self._name] = rounded(took)
-        if self._opened is not None:
-            from opentelemetry import context
-            from opentelemetry.trace import StatusCode
-
-            context.detach(self._token)
-            if kind is not None:  # its kind alone: messages quote models and tools
-                self._opened.set_status(StatusCode.ERROR, kind.__name__)
-            self._opened.end()
+        if self._work is not None:
+            _innermost.reset(self._token)
+            if _sink is not None:
+                _sink.ended(self._work, None if kind is None else kind.__name__)  # messages quote models and tools
 
 
 # ------------------------------------------------------------------------------------------- exporting
+
+
+@dataclass(slots=True)
+class _Work:
+    """A piece of work under way; `began` in nanoseconds since 1970."""
+
+    name: str
+    trace: int
+    id: int
+    parent: int | None
+    sampled: bool
+    attributes: dict[str, Any]
+    began: int
+
+
+class _Sink:
+    """Makes OpenTelemetry's spans of work that has ended, and hands them to a processor of its SDK."""
+
+    def __init__(self, processor: SpanProcessor, about: Mapping[str, str]) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        self._resource = Resource.create({"service.name": "agentrl", **about})
+        self._provider = TracerProvider(resource=self._resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(processor)
+        self._processor, self._by = processor, InstrumentationScope("agentrl")
+
+    def begun(self, name: str, above: _Work | None, attributes: dict[str, Any]) -> _Work:
+        """Work that begins now, in the trace of what it is a part of, or in one of its own, if that is sampled."""
+        own = int.from_bytes(os.urandom(8), "big")  # no generator of random numbers that the run seeds
+        if above is not None:
+            return _Work(name, above.trace, own, above.id, above.sampled, attributes, time.time_ns())
+        trace = int.from_bytes(os.urandom(16), "big")
+        sampled = self._provider.sampler.should_sample(None, trace, name, attributes=attributes).decision.is_sampled()
+        return _Work(name, trace, own, None, sampled, attributes, time.time_ns())
+
+    def ended(self, work: _Work, error: str | None = None) -> None:
+        """Work that ends now; `error`: the class of the one that ended it."""
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
+
+        if work.sampled:
+            flags = TraceFlags(TraceFlags.SAMPLED)
+            above = None if work.parent is None else SpanContext(work.trace, work.parent, False, flags)
+            span = ReadableSpan(
+                work.name,
+                SpanContext(work.trace, work.id, False, flags),
+                above,
+                self._resource,
+                work.attributes,
+                status=Status() if error is None else Status(StatusCode.ERROR, error),
+                start_time=work.began,
+                end_time=time.time_ns(),
+                instrumentation_scope=self._by,
+            )
+            self._processor.on_end(span)
+
+    def shutdown(self) -> None:
+        """Send what is left; takes up to 30 seconds."""
+        self._provider.shutdown()
 
 
 @contextmanager
@@ -173,19 +232,14 @@ def destination() -> Destination | None:
 @contextmanager
 def sent_to(processor: SpanProcessor, about: Mapping[str, str]) -> Iterator[None]:
     """Hand each span of the block to a processor of OpenTelemetry's SDK, which has `PATIENCE` seconds to end."""
-    global _tracer
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-
-    resource = Resource.create({"service.name": "agentrl", **about})
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(processor)
-    before, _tracer = _tracer, provider.get_tracer("agentrl")
+    global _sink
+    sink = _Sink(processor, about)
+    before, _sink = _sink, sink
     try:
         yield
     finally:
-        _tracer = before
-        ending = threading.Thread(target=provider.shutdown, name="agentrl-tracing-end", daemon=True)
+        _sink = before
+        ending = threading.Thread(target=sink.shutdown, name="agentrl-tracing-end", daemon=True)
         ending.start()
         ending.join(PATIENCE)
 

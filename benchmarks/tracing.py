@@ -1,12 +1,13 @@
 """What `tracing=` costs: sessions with the local engine with spans and without, in turn, and a span by itself.
 
-    python -m benchmarks.tracing [--rounds 7] [--width 128] [--layers 3]
+    python -m benchmarks.tracing [--rounds 7] [--groups 8] [--model FOLDER]
 
-The sessions are the calculator's, by a model of random weights; a turn is up to 48 tokens. Spans go to a collector in
-another process, which answers and keeps nothing. Cost is processor time of this process, with sending them. Printed are
-the share of a turn that its spans take, from their number and what one costs by itself (aim: at most 2 %), and the
-ratio of whole rounds with spans and without, the median of pairs, which a busy machine makes worthless. The default
-model has half a million parameters, so turns are as cheap as can be: a real model's cost more, their spans the same.
+The sessions are the calculator's, by a model of random weights or the one in a folder; a turn is up to 48 tokens. Spans
+go to a collector in another process, which answers and keeps nothing. Cost is processor time of this process, with
+sending them. Printed are the share of a turn that its spans take, from their number and what one costs by itself (aim:
+at most 2 %), and the ratio of whole rounds with spans and without, the median of pairs, which a busy machine makes
+worthless. The model of random weights has half a million parameters, so turns are as cheap as can be: a real model's
+cost more, their spans the same.
 Needs the extra `tracing`.
 """
 
@@ -52,24 +53,24 @@ server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 print(server.server_port, flush=True)
 server.serve_forever()
 """
-GROUPS, SIZE, TOKENS = 8, 8, 48
+SIZE, TOKENS = 8, 48
 TEXTS = [f"<|im_start|>user\nWhat is {n} + {n * 7}?<|im_end|>\n" for n in range(200)]
 AIM = 0.02
 
 
-async def played(rollouts: Rollouts) -> int:
+async def played(rollouts: Rollouts, groups: int) -> int:
     """Play the groups; how many turns there were."""
-    tasks = list(islice(calls.tasks(agentrl.make("calculator")), GROUPS))
-    groups = await rollouts.collect(tasks, ModelActor(Sampling(max_new_tokens=TOKENS)), phase="train", n=SIZE)
-    return sum(session.turns for group in groups for session in group.sessions)
+    tasks = list(islice(calls.tasks(agentrl.make("calculator")), groups))
+    done = await rollouts.collect(tasks, ModelActor(Sampling(max_new_tokens=TOKENS)), phase="train", n=SIZE)
+    return sum(session.turns for group in done for session in group.sessions)
 
 
-async def compare(rollouts: Rollouts, rounds: int, url: str, span: float) -> None:
+async def compare(rollouts: Rollouts, groups: int, rounds: int, url: str, span: float) -> None:
     """Print the cost of a turn with spans and without, where one span takes `span` milliseconds."""
     lost: list[str] = []
     memory = InMemorySpanExporter()
     with tracing.sent_to(SimpleSpanProcessor(memory), {}):
-        turns = await played(rollouts)
+        turns = await played(rollouts, groups)
     each = len(memory.get_finished_spans()) / turns
     pairs = []
     for number in range(rounds):
@@ -77,7 +78,7 @@ async def compare(rollouts: Rollouts, rounds: int, url: str, span: float) -> Non
         for on in (True, False) if number % 2 else (False, True):
             began = time.process_time()
             with tracing.exported(url, {"agentrl.run": "benchmark"}, lost.append) if on else nullcontext():
-                turns = await played(rollouts)
+                turns = await played(rollouts, groups)
             cost[on] = 1e3 * (time.process_time() - began) / turns
         pairs.append((cost[True], cost[False]))
     ratio = statistics.median(on / off for on, off in pairs)
@@ -88,8 +89,8 @@ async def compare(rollouts: Rollouts, rounds: int, url: str, span: float) -> Non
     print(f"whole rounds of {turns} turns: {on:.2f} ms a turn with spans, ratio {ratio:.3f}")
 
 
-def single(url: str, count: int = 2000) -> float:
-    """Print what a span costs by itself, and return it in milliseconds, sending included."""
+def single(url: str, count: int = 1500) -> float:
+    """Print what a span costs by itself, and return it in milliseconds, sending included: all fit into the queue."""
 
     def microseconds() -> float:
         began = time.process_time()
@@ -113,8 +114,8 @@ def single(url: str, count: int = 2000) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--model", type=Path)
     options = parser.parse_args()
     print(machine())
     collector = subprocess.Popen([sys.executable, "-c", COLLECTOR], stdout=subprocess.PIPE, text=True)
@@ -125,14 +126,12 @@ def main() -> None:
             pass  # the first time imports the SDK
         span = single(url)
         with tempfile.TemporaryDirectory() as scratch:
-            shape = tiny.TinyShape(width=options.width, layers=options.layers)
-            path = tiny.build(Path(scratch) / "model", TEXTS, shape=shape)
+            path = options.model or tiny.build(Path(scratch) / "model", TEXTS, shape=tiny.TinyShape())
             engine = LocalEngine(path, EngineConfig(max_batch=128))
             policy = Policy(get_renderer(path, "auto"), engine)
             limits = RolloutConfig(turn_tokens=TOKENS, concurrency=128)
-            asyncio.run(
-                compare(Rollouts(lambda: agentrl.make("calculator"), policy, limits, 0), options.rounds, url, span)
-            )
+            rollouts = Rollouts(lambda: agentrl.make("calculator"), policy, limits, 0)
+            asyncio.run(compare(rollouts, options.groups, options.rounds, url, span))
     finally:
         collector.kill()
 

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on two shared cores, spinning threads cost more than they give
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+settings.register_profile("agentrl", deadline=None)  # no example is late on a busy machine
+settings.load_profile("agentrl")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 

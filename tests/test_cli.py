@@ -111,6 +111,9 @@ def test_help_lists_the_settings_of_the_plug_ins_on_the_line_and_plugins_lists_t
 def test_envs_lists_the_built_in_worlds_and_their_options() -> None:
     text = agentrl("envs").stdout
     assert all(name in text for name in ("calculator", "castle", "gsm8k", "env.max_steps"))
+    scores = [line.split("scores:")[1].strip(" │") for line in text.splitlines() if "scores:" in line]
+    assert scores[0] == "expert 1.00, random 0.00, silent 0.00"
+    assert len(scores) >= 10, "every environment that needs nothing is played"
 
 
 def test_envs_of_one_name_shows_what_scripted_agents_get() -> None:

@@ -74,6 +74,7 @@ VERIFY = "tests/train/test_verify.py::test_the_command_ends_with_0_1_or_2"
 TERMINAL = "tests/viewer/test_terminal.py"
 ADAPTERS = "tests/envs/adapters/test_adapters.py"
 REAL = "tests/train/backends/megatron/test_with_sglang.py"
+PLAY = "tests/envs/test_play.py"
 SERVERS = "engine.python=.venv-sglang/bin/python fleet.engines=2 engine.device=cpu "
 COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "make train": Elsewhere(
@@ -89,6 +90,11 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "trainer=megatron trainer.pipeline_parallel=2": Run(TRAINED + "steps=1 engine.device=cpu"),
     "agentrl train env=calculator agent=examples/openai_agent/agent.py:agent": Elsewhere(
         "tests/train/test_learning.py::test_an_agent_program_is_trained_through_the_gateway_without_a_change"
+    ),
+    "agentrl train env=calculator agent=examples/openai_agent/agent.py:agent cluster.environments=2 "
+    "gateway.host=node": Elsewhere(
+        "tests/cluster/test_programs.py"
+        "::test_programs_on_another_node_reach_its_gateway_by_https_and_change_nothing_where_a_worker_dies"
     ),
     'agentrl eval env=calculator agent="python my_agent.py" model=PATH': Run(QUICK, {"model=PATH": "model=model"}),
     "uv venv .venv-sglang && uv pip install --python .venv-sglang/bin/python sglang==0.5.23": Left(
@@ -112,6 +118,10 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
         {"env=swe": "env=calculator", "model=…": "model=model", "weights.dir=/shared/weights": "weights.dir=shared"},
         servers=("http://a:30000", "http://b:30000"),
     ),
+    "agentrl train env=calculator model=smollm2-135m engine=sglang weights.prove_every=1": Elsewhere(
+        "tests/rollout/engines/test_sglang.py"
+        "::test_a_publication_to_sglang_with_a_stale_tensor_is_found_by_a_server_that_loaded_the_weights"
+    ),
     "agentrl envs": Run(slow=False),
     "agentrl envs env=retail env.level=2 n=20": Run(instead={"n=20": "n=2"}, slow=False),
     "agentrl check env=retail hostile=1000": Run(instead={"hostile=1000": "hostile=2"}),
@@ -120,13 +130,40 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
         instead={"env.level=3": "env.level=1"}, slow=False
     ),
     "agentrl eval env=data_analysis env.level=3 policy=expert eval.tasks=20": Run(slow=False),
+    "agentrl eval env=document_search env.level=3 policy=expert eval.tasks=10": Run(slow=False),
+    "agentrl eval env=terminal env.level=2 policy=expert eval.tasks=10": Elsewhere(
+        "tests/envs/test_terminal.py::test_the_expert_solves_every_kind_and_an_agent_that_says_nothing_none"
+    ),
+    "agentrl eval env=web_forms env.level=3 policy=expert eval.tasks=20": Run(slow=False),
+    "agentrl eval env=web_shop env.level=2 policy=expert eval.tasks=20": Run(slow=False),
     "agentrl eval env=liars_dice env.players=3 env.dice=2 policy=expert eval.tasks=20": Run(slow=False),
     "agentrl eval env=retail env.level=1 policy=expert eval.tasks=20": Run(slow=False),
     "agentrl train env=retail env.path=tau2_retail env.customer=policy agents.customer=simulator "
     "policies.simulator.model=start model=…": Left(
         "hours with a real model; the two agents are tested in test_retail.py"
     ),
+    "agentrl train -c examples/several_agents/hiding.yaml": Elsewhere(
+        "tests/rollout/test_past.py::test_a_run_that_goes_on_from_a_checkpoint_has_the_same_games_metrics_and_weights"
+    ),
+    **dict.fromkeys(
+        [f"agentrl train -c examples/several_agents/{name}.yaml" for name in ("demand", "relay")],
+        Run(TRAINED.replace("rollout.max_turns=1 ", "") + "eval.n=1 steps=1 warm_start.steps=2 warm_start.demos=16"),
+    ),
+    "agentrl train env=kuhn_poker algo=ppo algo.value_view=1": Run(
+        TRAINED.replace("rollout.max_turns=1 ", "") + "eval.n=1 steps=1 warm_start.steps=2 warm_start.demos=16"
+    ),
     "agentrl check env=oracle.py:Oracle": Run(slow=False),
+    **dict.fromkeys(
+        ("agentrl init my-env", "pip install -e 'my-env[test]'", "agentrl check env=my-env"),
+        Elsewhere("tests/envs/test_init.py::test_the_package_installs_passes_its_own_tests_is_checked_and_trains"),
+    ),
+    **dict.fromkeys(
+        ("agentrl play env=my-env", "agentrl play env=castle task=3 split=eval"),
+        Elsewhere(f"{PLAY}::test_lines_of_a_pipe_play_an_episode_that_the_viewer_lists"),
+    ),
+    "agentrl view runs/play-castle": Elsewhere(
+        "tests/viewer/test_app.py::test_the_command_serves_until_it_is_interrupted"
+    ),
     "agentrl train env=oracle.py:Oracle": Run(TRAINED + "steps=1 warm_start.steps=2 warm_start.demos=16"),
     "agentrl eval env=oracle.py:Oracle policy=noop": Run(slow=False),
     "agentrl train env=calculator rewards.judge=examples/plugins/reward_service.py:Service "
@@ -137,6 +174,19 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl train env=calculator tools.files.name=mcp "
     'tools.files.command="npx -y @modelcontextprotocol/server-filesystem ."': Left(
         "it fetches a server from npm; tests/envs/adapters/inside/tools_adapter.py runs one of Python's"
+    ),
+    "agentrl eval env=inspect:arithmetic.py@addition model=PATH": Left(
+        "the library is not in .venv; tests/envs/adapters/inside/inspect_adapter.py plays such files"
+    ),
+    "agentrl eval env=inspect:inspect_evals/gsm8k policy=https://api.example.com/v1 api.model=NAME": Left(
+        "its package of tasks, and a model behind an API"
+    ),
+    "agentrl train env=openenv:http://127.0.0.1:8000 env.returns=[-1,1]": Left(
+        "a server that runs; tests/envs/adapters/inside/openenv_adapter.py starts one"
+    ),
+    "agentrl train env=verifiers:wordle": Left("an environment of their hub, which needs its package"),
+    "agentrl eval env=verifiers:my_env.py:load_environment env.difficulty=hard policy=noop": Left(
+        "the library is not in .venv; tests/envs/adapters/inside/verifiers_adapter.py plays such files"
     ),
     "agentrl train env=textarena:TicTacToe-v0": Left(
         "the library is not in .venv; tests/envs/adapters/inside/textarena_adapter.py plays the game"
@@ -150,6 +200,10 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     ),
     "agentrl doctor cluster=ray cluster.address=auto folder=runs": Elsewhere(
         "tests/cluster/test_doctor.py::test_every_node_of_a_ray_cluster_says_what_it_has_and_reaches_the_others"
+    ),
+    "agentrl doctor cluster=ray cluster.address=auto images=[agentrl/base:latest] send_images=true": Elsewhere(
+        "tests/tools/sandbox/test_delivery.py"
+        "::test_a_host_sends_an_image_to_another_and_refuses_one_that_it_does_not_have"
     ),
     "echo 'ranks: 4' > runs/NAME/trainer.yaml": Elsewhere(
         "tests/train/test_resizing.py::test_a_run_goes_on_with_the_other_trainer_from_the_step_that_it_had_done"

@@ -11,6 +11,7 @@ BUILT_IN_TASKS = PACKAGE / "envs" / "swe" / "tasks"
 LAYERS = (
     {
         "types",
+        "concurrency",
         "errors",
         "config",
         "overrides",

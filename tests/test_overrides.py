@@ -48,6 +48,7 @@ def test_a_sections_name_and_fields_may_come_in_any_order(words: tuple[str, ...]
         ("rollout.group_size=1", ["rollout.group_size=1", "grpo", ">=2"]),
         ("rollout.temperature=0", ["rollout.temperature=0"]),
         ("steps", ["'steps'", "key=value"]),
+        ("trainer.freeze=[a.*,b.?.*]", ["trainer.freeze='[a.*,b.?.*]'", "list of values", '["layers.?", "head.*"]']),
     ],
 )
 def test_a_wrong_setting_is_answered_with_the_key_the_value_and_what_is_allowed(word: str, says: list[str]) -> None:

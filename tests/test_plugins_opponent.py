@@ -92,6 +92,7 @@ async def test_a_learner_beats_a_frozen_copy_of_itself_which_stays_as_it_was(tmp
         (RIVAL | {"agents": {"first": "rival", "second": "rival"}}, "there is nothing to train"),
         (RIVAL | {"agent": "python -V"}, "is for one agent"),
         ({"policies": {"rival": {"modle": "tiny"}}}, "did you mean 'policies.rival.model'?"),
+        ({"algo": {"name": "ppo", "value_view": 2}}, "algo.value_view=2 needs an environment with critic_view(agent)"),
         ({"policies": {"main": {}}, "agents": {"second": "main"}}, "policies.main is the policy that is trained"),
     ],
 )

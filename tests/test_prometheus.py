@@ -7,6 +7,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,12 +18,11 @@ from agentrl.prometheus import TYPE, metric, page
 from agentrl.train.trackers import Trackers
 from agentrl.train.trackers.base import About
 from agentrl.train.trackers.prometheus import Prometheus
-from agentrl.types import Status
-from agentrl.viewer.runs import run_at
-from tests.viewer.recorded import write_run
 
 ROOT = Path(__file__).resolve().parents[1]
 LINE = re.compile(r'^([a-zA-Z_:][a-zA-Z0-9_:]*)\{run="((?:[^"\\\n]|\\["\\n])*)"\} (\S+)$')
+BOARD: dict[str, Any] = json.loads((ROOT / "launch" / "grafana.json").read_text())
+QUERY = re.compile(r'(agentrl_\w+)(\{run=~"\$run"\})?')
 NUMBERS = st.dictionaries(st.text(max_size=8), st.floats(), max_size=6)
 
 
@@ -86,18 +86,34 @@ def test_an_address_that_is_taken_is_a_warning_and_no_failure(tmp_path: Path) ->
     assert "Address already in use" in said[0]
 
 
-def test_the_dashboard_asks_only_for_what_a_run_or_the_gateway_has(tmp_path: Path) -> None:
-    board = json.loads((ROOT / "launch" / "grafana.json").read_text())
-    asked = {
-        name
-        for panel in board["panels"]
-        for target in panel["targets"]
-        for name in re.findall(r"agentrl_\w+", target["expr"])
-    }
-    written = {name for row in run_at(write_run(tmp_path / "run", steps=2)).metrics.rows() for name in row}
-    named = {*re.findall(r'"(\w+/\w+)"', (ROOT / "agentrl" / "sessions" / "gateway" / "app.py").read_text())}
-    loop = (ROOT / "agentrl" / "train" / "loop.py").read_text()
-    named |= {*re.findall(r'"(\w+/\w+)"', loop + (ROOT / "agentrl" / "rollout" / "stats.py").read_text())}
-    named |= {f"time/{phase}" for phase in re.findall(r'self\.clock\("(\w+)"\)', loop)}
-    named |= {f"status/{status}" for status in Status}
-    assert asked <= {metric(name) for name in written | named}
+def asked() -> dict[str, bool]:
+    """The metrics that the dashboard asks for, and whether of chosen runs or of the gateway; each query is parsed."""
+    found = {}
+    for panel in BOARD["panels"]:
+        for target in panel["targets"]:
+            query = QUERY.fullmatch(target["expr"])
+            assert query, target["expr"]
+            found[query[1]] = query[2] is not None
+    return found
+
+
+def test_the_dashboard_is_whole_and_its_panels_lie_beside_each_other() -> None:
+    """What Grafana's schema asks, and which metrics there really are, the tests of runs and of the gateway show."""
+    assert BOARD["schemaVersion"] >= 36, "data sources are objects since then"
+    variables = {variable["name"]: variable["type"] for variable in BOARD["templating"]["list"]}
+    assert variables == {"datasource": "datasource", "run": "query"}
+    assert QUERY.fullmatch(re.sub(r"label_values\((\w+), run\)", r"\1", BOARD["templating"]["list"][1]["query"]))
+    panels = BOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
+    places: set[tuple[int, int]] = set()
+    for panel in panels:
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+        at = panel["gridPos"]
+        own = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not own & places
+        assert at["x"] + at["w"] <= 24
+        places |= own
+        for target in panel["targets"]:
+            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= {"run", "model"}
+    assert {metric.split("_")[1] for metric, of_run in asked().items() if not of_run} == {"gateway", "engine"}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import random
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,8 +26,9 @@ from agentrl.errors import ToolError
 from agentrl.rollout.actors import ModelActor
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.policies import Policy
+from agentrl.tools.registry import ToolRegistry
 from agentrl.train.clock import Clock
-from agentrl.types import Sampling, Session, Task
+from agentrl.types import FunctionCall, Sampling, Session, Task, ToolCall
 from tests.conftest import need
 from tests.rollout.test_timings import LIMITS, Looking
 from tests.sessions.fakes import DiceEngine, LetterRenderer
@@ -97,6 +100,31 @@ async def test_a_span_that_an_error_ended_has_its_class_and_none_of_its_text() -
     assert tool.status.description == "ToolError"
     assert not tool.events
     assert "whispered" not in "".join(span.to_json() for span in spans)
+
+
+async def test_of_a_call_of_no_tool_a_span_has_no_text_of_the_model() -> None:
+    """OTLP has no lone surrogates, and one loses all spans that are sent with it."""
+    with kept() as spans, tracing.span("turn", root=True):
+        function = FunctionCall(name="\ud800" * 9000, arguments="{}")
+        await ToolRegistry([]).run(ToolCall(id="1", function=function))
+    assert [(span.attributes or {}).get("tool") for span in spans] == ["(unknown)", None]
+
+
+async def test_spans_draw_nothing_from_the_random_numbers_that_a_run_has_seeded() -> None:
+    random.seed(5)
+    with kept() as spans, tracing.span("turn", root=True), tracing.span("tool"):
+        tracing.record("generate", time.monotonic())
+    assert len({span.context.span_id for span in spans if span.context}) == 3
+    assert random.random() == random.Random(5).random()
+
+
+async def test_what_is_not_sampled_has_no_spans_below_it_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.0")
+    with kept() as spans, tracing.span("step", root=True):
+        await play()
+        tracing.record("generate", time.monotonic())
+    assert not spans
 
 
 async def test_a_steps_phases_are_spans_below_it() -> None:

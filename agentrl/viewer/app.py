@@ -28,7 +28,8 @@ from agentrl.sessions.search import search
 from agentrl.sessions.summary import Summary
 from agentrl.untrusted import read_json
 from agentrl.viewer import conversations, health, replayed, series
-from agentrl.viewer.distribution import distribution, selected
+from agentrl.viewer.distribution import distribution
+from agentrl.viewer.facets import facets
 from agentrl.viewer.filters import filters_of
 from agentrl.viewer.guard import Guard
 from agentrl.viewer.notes import RUN, Change, Note
@@ -44,8 +45,6 @@ KEPT_SESSIONS = 4
 MOST_BODY = 64 * 1024
 """Bytes of what a page may send."""
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-FACETS = ("status", "phase", "environment", "blame")
-AGENTS = "SELECT value, count(*) FROM summaries, json_each(agents) GROUP BY value"
 
 
 def create_app(
@@ -139,11 +138,8 @@ class Viewer:
         return {"rows": _rows(run, page.rows), "next": page.next, "total": total}
 
     def facets(self, request: Request) -> Any:
-        """How many sessions there are of each status, phase, environment, blame, agent and tag."""
-        run = self._run(request)
-        store = run.store()
-        counts = {name: {str(key): count for key, count in store.counts(name).items() if key} for name in FACETS}
-        return {**counts, "agent": dict(selected(run.database, AGENTS)), "tag": run.notes.counts()}
+        """How many sessions there are of each status, phase, environment, blame, agent, tool and tag."""
+        return facets(self._run(request))
 
     def distribution(self, request: Request) -> Any:
         """How many sessions of each step have which score."""

@@ -69,8 +69,6 @@ def _turns(session: Session) -> dict[int, int]:
 
 def no_replay(run: Run, session: Session) -> str:
     """Why a session can't be replayed, in words; '' where it may be."""
-    if session.branches:
-        return "it was forked"
     if session.status is Status.OPEN:
         return "it has not ended"
     if session.phase not in ("train", "eval"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from agentrl.errors import StoreError
+from agentrl.sessions import schema
 from agentrl.sessions.query import Filters, condition
 
 BINS = 12
@@ -52,4 +52,4 @@ def selected(path: Path, select: str, values: Sequence[Any] = ()) -> list[tuple[
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
             return db.execute(select, values).fetchall()
     except sqlite3.Error as error:
-        raise StoreError(f"session store {str(path)!r}: {error}") from error
+        raise schema.failure(str(path), error) from error

@@ -3,7 +3,8 @@
     status=truncated&status=agent_error&score=0..0.5&step=40..&task~=9*14&trained=41&tag=bug
 
 `NAME=` with several values means any of them, `LOW..HIGH` a range whose ends may be left out, `~` contained text, and
-an empty value absence. `trained=N` are the sessions that step N trained on, by the run's ledger, and `tag=NAME` those
+an empty value absence. `phase=played` are the sessions that a policy played: all but a warm start's demonstrations, in
+a run that has others. `trained=N` are the sessions that step N trained on, by the run's ledger, and `tag=NAME` those
 that people gave the tag (`notes`).
 """
 
@@ -14,13 +15,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from agentrl.errors import InvalidInput
-from agentrl.sessions.query import Between, Contains, Filters
+from agentrl.sessions.query import Between, Contains, Filters, Without
+from agentrl.sessions.store import Store
 from agentrl.train import ledger
 from agentrl.viewer.runs import Run
 
 CONTROL = frozenset({"run", "sort", "descending", "limit", "after", "text", "by"})
 """Parameters that are no filters."""
 TRAINED, TAG = "trained", "tag"
+PLAYED, DEMO = "played", "demo"
+"""Stands for all phases but a warm start's demonstrations, whose phase is the second."""
 
 
 def filters_of(run: Run, parameters: Iterable[tuple[str, str]]) -> Filters:
@@ -39,12 +43,20 @@ def filters_of(run: Run, parameters: Iterable[tuple[str, str]]) -> Filters:
     for name, each in values.items():
         if name == TRAINED:
             found["group"] = [group for text in each for group in trained_groups(run, _whole(name, text))]
+        elif name == "phase" and each == [PLAYED]:
+            found[name] = phases_played(run.store())
         elif name != TAG:
             found[name] = _wanted(name, each)
     if TAG in values:
         tagged = run.notes.tagged(values[TAG])
         found["id"] = [id_ for id_ in tagged if id_ in values["id"]] if "id" in values else tagged
     return found
+
+
+def phases_played(store: Store) -> Without | str:
+    """The phases of the sessions that a policy has played, as demonstrations have no scores of its; else theirs."""
+    played = Without(DEMO)
+    return played if store.find({"phase": played}, limit=1).rows else DEMO
 
 
 def trained_groups(run: Run, step: int) -> list[str]:

@@ -7,7 +7,7 @@ proof of a fault; each says its number.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from statistics import fmean
 from typing import Any
@@ -34,16 +34,16 @@ class Alarm:
         title: what it is.
         reason: the numbers.
         advice: what to do.
-        metric: the curve that shows it; '' where none does.
-        sessions: filters of the sessions that show it, as `viewer.filters` reads them; None where none do.
+        metric: the curve that shows it.
+        sessions: filters, and the order, of the sessions that show it, as `viewer.filters` reads them.
     """
 
     level: Level
     title: str
     reason: str
     advice: str
-    metric: str = ""
-    sessions: dict[str, str] | None = field(default=None)
+    metric: str
+    sessions: dict[str, str]
 
 
 def alarms(rows: Sequence[Row], settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -66,6 +66,11 @@ def _span(rows: Sequence[Row]) -> str:
 def _steps(rows: Sequence[Row]) -> dict[str, str]:
     """Sessions begun in the window: they carry the steps done when they began, one less than the row's."""
     return {"phase": "train", "step": f"{rows[-WINDOW:][0]['step'] - 1}..{rows[-1]['step'] - 1}"}
+
+
+def _slowest(rows: Sequence[Row]) -> dict[str, str]:
+    """The window's sessions, those first that took the longest: what others waited for."""
+    return {**_steps(rows), "sort": "duration", "descending": "1"}
 
 
 def mismatch(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
@@ -166,7 +171,7 @@ def truncations(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm
 
 
 def tool_calls(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
-    """Tool calls that fail, or that stopped."""
+    """Tool calls that fail, that are answered with nothing, or that stopped."""
     calls, errors = _last(rows, "count/tool_calls"), _last(rows, "count/tool_errors") or 0.0
     if calls and errors / calls > 0.5:
         yield Alarm(
@@ -176,6 +181,17 @@ def tool_calls(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]
             "Read what the tools answer: a schema that the model misreads looks like this as well.",
             "count/tool_errors",
             {**_steps(rows), "tool_errors": "1.."},
+        )
+    silent = _last(rows, "count/tool_silent")
+    if calls and silent and silent / calls > 0.5:
+        yield Alarm(
+            Level.WARNING,
+            "Tools answer with nothing",
+            f"In {_span(rows)} {silent / calls:.0%} of the tool calls were answered with an empty text.",
+            "A model can't tell whether such a call worked. Let the tool say what it did, and see whether it gets what "
+            "it is asked for.",
+            "count/tool_silent",
+            {**_steps(rows), "tool_calls": "1.."},
         )
     before = mean(rows[:EARLY], "count/tool_calls")
     if before and len(rows) >= 2 * EARLY and (mean(rows[-EARLY:], "count/tool_calls") or 0.0) < 0.1 * before:
@@ -199,6 +215,7 @@ def stale(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
             f"In {_span(rows)} {discarded:.1f} groups a step were discarded as stale, and {count:.1f} trained.",
             "Their generation is lost. Raise rollout.staleness, or lower rollout.oversample.",
             "stream/discarded_stale",
+            _slowest(rows),
         )
 
 
@@ -230,6 +247,7 @@ def idle(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
             f"In {_span(rows)} no group was under way for {engine:.0%} of the time.",
             "rollout.staleness=1 generates while the trainer computes.",
             "time/idle_engine",
+            _slowest(rows),
         )
     if trainer > 0.9 and len(rows) >= EARLY:
         yield Alarm(
@@ -238,6 +256,7 @@ def idle(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
             f"In {_span(rows)} the trainer computed nothing for {trainer:.0%} of the time: generation takes it.",
             "More engines (fleet.engines), a larger rollout.concurrency, or fewer devices for training.",
             "time/idle_trainer",
+            _slowest(rows),
         )
 
 

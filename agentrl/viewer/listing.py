@@ -11,17 +11,15 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from agentrl.errors import ConfigError
-from agentrl.sessions.query import Filters
+from agentrl.sessions.query import Filters, Without
 from agentrl.sessions.search import search
 from agentrl.sessions.store import Store
 from agentrl.sessions.summary import Summary
 from agentrl.untrusted import visible_text
-from agentrl.viewer.filters import CONTROL, filters_of
+from agentrl.viewer.filters import CONTROL, filters_of, phases_played
 from agentrl.viewer.runs import Run
 from agentrl.viewer.series import MetricsFile
 
-DEMO = "demo"
-"""The phase of a warm start's demonstrations."""
 FORMS = "COLUMN=VALUE, COLUMN=LOW..HIGH, COLUMN~=TEXT, trained=STEP or tag=NAME"
 
 
@@ -54,10 +52,10 @@ def filters(file: Path, words: Iterable[str]) -> Filters:
     return filters_of(Run(file.name, file.parent, MetricsFile(file.parent / "metrics.jsonl")), pairs)
 
 
-def played(file: Path) -> list[str]:
-    """The phases of the sessions that a policy has played: demonstrations have no scores of its."""
+def played(file: Path) -> Without | str:
+    """The phases of the sessions that a policy has played; see `viewer.filters`."""
     with Store(file, read_only=True) as store:
-        return [phase for phase in store.counts("phase") if phase != DEMO]
+        return phases_played(store)
 
 
 def matching(

@@ -32,7 +32,7 @@ class Replayed:
     Attributes:
         session: as the run recorded it.
         tree: the session with the nodes of the replays behind its own; the session itself where there are none. Its
-            branches are the recorded path and the replays.
+            branches are the recorded ones and the replays.
         replays: what is known of each replay.
     """
 
@@ -61,8 +61,11 @@ def with_replays(run: Run, session: Session, names: Sequence[str]) -> Replayed:
     """
     if not names:
         return Replayed(session, session)
-    nodes, known = list(session.nodes), {_key(node, node.parent): node.id for node in session.nodes}
-    branches = [Branch(None, 0, len(nodes), session.status, session.rewards, session.reward, session.error)]
+    nodes, known, first = list(session.nodes), dict[bytes, int](), dict[int | None, int | None]({None: None})
+    for node in nodes:  # two branches may begin alike: what follows them is found below the first one
+        first[node.id] = known.setdefault(_key(node, first[node.parent]), node.id)
+    whole = Branch(None, 0, len(nodes), session.status, session.rewards, session.reward, session.error)
+    branches = list(session.branches) or [whole]
     replays = []
     for name in names:
         played, start = run.store(STORE).load(name), len(nodes)

@@ -1,4 +1,4 @@
-"""What went on when: the phases of each step, and the sessions that were under way, on one axis of time."""
+"""What went on when: phases of steps, requests on each engine, calls of environments, sessions, on one axis of time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
+import orjson
+
 from agentrl.train.panel import PHASES
 from agentrl.viewer.distribution import selected
+from agentrl.viewer.lanes import busy_lanes, under_way
 from agentrl.viewer.runs import Run
 from agentrl.viewer.series import Row
 
-BINS = 240
-"""Points at which sessions under way are counted."""
 MOST_SESSIONS = 400
 """Sessions that are drawn one by one; where there are more, they are only counted."""
 MOST_STEPS = 400
@@ -36,9 +37,10 @@ def timeline(run: Run, low: float = 0.0, high: float = math.inf) -> dict[str, An
 
     Returns:
         `began`, in seconds since 1970, `length`, and `low` and `high` within it, in seconds since then, as all other
-        times; `steps`: [step, version, [[phase, from, to], ...]]; `under_way`: counts of sessions at equal distances
-        from `low` to `high`; `sessions`: [id, from, to, status, phase, score, step, lane], where no two of a lane
-        overlap, or None where there are too many to draw.
+        times; `steps`: [step, version, [[phase, from, to], ...]]; `warm_start`: [from, to], or None; `under_way`:
+        counts of sessions at equal distances from `low` to `high`; `lanes`: the same of requests and calls
+        (`busy_lanes`), or None where they are too many; `sessions`: [id, from, to, status, phase, score, step, lane],
+        where no two of a lane overlap, or None where there are too many to draw.
 
     Raises:
         StoreError: the sessions can't be read.
@@ -48,7 +50,9 @@ def timeline(run: Run, low: float = 0.0, high: float = math.inf) -> dict[str, An
     begins: list[float] = [phases[0][1] for _, _, phases in steps[:1]] + [row[1] for row in sessions[:1]]
     ends = [phases[-1][2] for _, _, phases in steps[-1:]] + [row[2] or row[1] for row in sessions]
     if not begins:
-        return {"began": None, "length": 0.0, "low": 0.0, "high": 0.0, "steps": [], "under_way": [], "sessions": []}
+        nothing: dict[str, Any] = {key: [] for key in ("steps", "under_way", "lanes", "sessions")}
+        return {"began": None, "length": 0.0, "low": 0.0, "high": 0.0, "warm_start": None, **nothing}
+    imitated = _warm_start(run)
     began, last = min(begins), max(ends)
     length = max(last - began, 1e-3)
     low = min(low, length)
@@ -66,9 +70,20 @@ def timeline(run: Run, low: float = 0.0, high: float = math.inf) -> dict[str, An
         "low": low,
         "high": high,
         "steps": seen[:: math.ceil(len(seen) / MOST_STEPS) or 1],
-        "under_way": _under_way(shown, low, high),
+        "warm_start": imitated and [imitated[0] - began, (imitated[1] or last) - began],
+        "under_way": under_way(((start, end) for _, start, end, *_ in shown), low, high),
+        "lanes": busy_lanes(run.database, began + low, began + high) if sessions else [],
         "sessions": list(_in_lanes(shown)) if len(shown) <= MOST_SESSIONS else None,
     }
+
+
+def _warm_start(run: Run) -> tuple[float, float | None] | None:
+    """When the trainer imitated demonstrations; None where it did not, or an older agentrl wrote the run."""
+    try:
+        times = orjson.loads((run.path / "warm_start.json").read_bytes())
+        return float(times["began"]), times["ended"] and float(times["ended"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _step(row: Row) -> tuple[int, float | None, list[tuple[str, float, float]]] | None:
@@ -80,18 +95,6 @@ def _step(row: Row) -> tuple[int, float | None, list[tuple[str, float, float]]] 
     ends = [*accumulate((seconds for _, seconds in known), initial=ended - took)]
     phases = [(name, ends[place], ends[place + 1]) for place, (name, _) in enumerate(known)]
     return row["step"], row.get("version"), phases or [("step", ended - took, ended)]
-
-
-def _under_way(sessions: Iterable[tuple[Any, ...]], low: float, high: float) -> list[int]:
-    """How many sessions are under way at `BINS` times from `low` to `high`, both included."""
-    changes = [0] * (BINS + 1)
-    scale = (BINS - 1) / (high - low)
-    for _, start, end, *_ in sessions:
-        first, last = math.ceil((start - low) * scale), math.floor((end - low) * scale)
-        if last >= max(first, 0):
-            changes[max(first, 0)] += 1
-            changes[min(last, BINS - 1) + 1] -= 1
-    return list(accumulate(changes[:BINS]))
 
 
 def _in_lanes(sessions: Iterable[tuple[Any, ...]]) -> Iterator[list[Any]]:

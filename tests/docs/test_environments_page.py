@@ -22,6 +22,7 @@ from agentrl.train.result import TrainResult
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "environments.md"
+pytestmark = pytest.mark.timeout(900)  # it checks every environment of the page: minutes on a busy machine
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 EXAMPLES = sorted((ROOT / "examples" / "environments").glob("*.py"))
 SMALL: Mapping[str, Any] = {

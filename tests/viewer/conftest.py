@@ -82,8 +82,8 @@ async def page() -> AsyncIterator[Any]:
         options = ["--no-sandbox", "--disable-dev-shm-usage"]
         opened = await started.chromium.launch(executable_path=chromium, args=options, timeout=1000 * SECONDS)
         context = await opened.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+        context.set_default_timeout(1000 * SECONDS)
         page = await context.new_page()
-        page.set_default_timeout(1000 * SECONDS)
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)

@@ -72,6 +72,16 @@ def write_run(folder: Path, *, steps: int = 30, groups: int = 2, lr: float = 1e-
     return folder
 
 
+def with_demonstrations(run: Path, count: int = 3) -> None:
+    """What a warm start played, before the run's first session."""
+    with Store(run / "sessions.db") as store:
+        for number in range(count):
+            name = f"demo-{number}.0-0"
+            store.save(
+                Session(name, Task(id="shown"), phase="demo", status=Status.COMPLETED, started=BEGAN - 90 + number)
+            )
+
+
 def _proof(step: int, made: list[Session]) -> list[Published | Trained]:
     mean = sum(session.reward or 0.0 for session in made) / len(made)
     credit = {session.id: {str(id_): [[(session.reward or 0.0) - mean, 0.25]] for id_ in (1, 3)} for session in made}
@@ -143,6 +153,10 @@ def _session(rng: random.Random, step: int, number: int, sample: int, skill: flo
     answer = str(a * b) if right else "error: division by zero"
     told = tree.add(session, called.id, Message(role="tool", content=answer, tool_call_id="call_1"), [8, 9 + right])
     spoken(session, told, Message(role="assistant", content=str(a * b if right else a + b)), step)
+    for number, node in enumerate(session.nodes):
+        seconds = {"generation": 0.5, "first_token": 0.1} if node.sampled else {"env": 0.2}
+        node.timings = {**seconds, "began": BEGAN + 10 * step + 0.5 * number}
+        node.engines = (f"engine-{sample % 2}",) if node.sampled else ()
     session.rewards = {"correct": float(right), "form": 0.5}
     session.reward = float(right)
     session.counters = {"tool_calls": 1, "tool_errors": int(not right)}

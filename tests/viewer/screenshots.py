@@ -83,7 +83,7 @@ def shoot(camera: Camera) -> None:
     page.locator("tbody tr").nth(5).wait_for()
     camera.save("sessions", 560)
     camera.open("#/run/calculator/timeline?from=60&to=120")
-    camera.save("timeline", 380)
+    camera.save("timeline", 480)
     camera.open("#/run/doors/session/train-40.0-0")
     page.get_by_role("button", name="Replay turn 1").click()
     page.get_by_label("Replays", exact=True).first.fill("3")

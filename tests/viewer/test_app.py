@@ -31,7 +31,7 @@ from agentrl.viewer.app import create_app
 from agentrl.viewer.conversations import as_pytest
 from agentrl.viewer.guard import HEADERS
 from agentrl.viewer.runs import Runs, State
-from tests.viewer.recorded import HOSTILE, spoken, write_run
+from tests.viewer.recorded import HOSTILE, spoken, with_demonstrations, write_run
 
 
 def client(folder: Path, host: str = "127.0.0.1", **options: Any) -> httpx.AsyncClient:
@@ -113,6 +113,22 @@ async def test_sessions_are_filtered_sorted_and_paged_by_the_server(runs: Path) 
     assert not {row["id"] for row in page["rows"]} & {row["id"] for row in following["rows"]}
 
 
+async def test_the_sessions_that_a_policy_played_are_all_but_demonstrations_unless_there_are_no_others(
+    tmp_path: Path,
+) -> None:
+    run = write_run(tmp_path / "run", steps=1, hostile=False)
+    with_demonstrations(run)
+    every = await asked(tmp_path, "sessions", run="run")
+    played = await asked(tmp_path, "sessions", run="run", phase="played")
+    assert sum(row["phase"] == "demo" for row in every["rows"]) == 3
+    assert played["total"] == every["total"] - 3
+    assert all(row["phase"] != "demo" for row in played["rows"])
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "config.yaml").write_text("steps: 1")
+    with_demonstrations(tmp_path / "begun")
+    assert (await asked(tmp_path, "sessions", run="begun", phase="played"))["total"] == 3
+
+
 async def test_the_sessions_of_a_point_are_those_that_its_step_trained_on(runs: Path) -> None:
     page = await asked(runs, "sessions", run="first", trained="7", limit=50)
     assert {row["group"] for row in page["rows"]} == {"train-12.0", "train-13.0"}
@@ -140,7 +156,8 @@ async def test_text_is_found_in_contents_reasoning_and_arguments_and_not_in_the_
 
 async def test_the_choices_of_a_filter_are_counted_as_the_filter_finds_them(runs: Path) -> None:
     facets = await asked(runs, "facets", run="first")
-    assert set(facets) == {"status", "phase", "environment", "blame", "agent", "tag"}
+    assert set(facets) == {"status", "phase", "environment", "blame", "agent", "tool", "tag"}
+    assert facets["tool"]["calculator"] == 240
     for name, values in facets.items():
         for value, count in values.items():
             found = await asked(runs, "sessions", run="first", limit=1, **{name: value})

@@ -14,12 +14,15 @@ import pytest
 from agentrl.sessions import tree
 from agentrl.sessions.store import Store
 from agentrl.train.files import append
-from agentrl.types import Message, Session, Status, Task
+from agentrl.train.warmstart import note_times
+from agentrl.types import FunctionCall, Message, Session, Status, Task, ToolCall
 from tests.conftest import need
 from tests.viewer.conftest import viewing
-from tests.viewer.recorded import HOSTILE, write_long, write_run
+from tests.viewer.recorded import BEGAN, HOSTILE, with_demonstrations, write_long, write_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+"""A PNG of one pixel."""
 VIEWS = (
     "#/",
     "#/run/first",
@@ -78,6 +81,7 @@ async def test_a_link_restores_smoothing_scale_axis_and_open_sections(page: Any,
     await page.get_by_label("log scale").check()
     await page.get_by_label("Horizontal axis").select_option("hours")
     await page.get_by_text("Time and throughput").click()
+    await page.wait_for_url("**open=Time+and+throughput")
     address, other = page.url, await page.context.new_page()
     await other.goto(address)
     await other.wait_for_selector("main[data-shown]")
@@ -86,6 +90,17 @@ async def test_a_link_restores_smoothing_scale_axis_and_open_sections(page: Any,
     assert await other.get_by_label("Horizontal axis").input_value() == "hours"
     await other.locator('[data-chart="time/step"] polyline').first.wait_for(state="attached")
     assert await other.locator("polyline.faint").count() > 0
+
+
+async def test_a_view_that_is_being_left_does_not_take_the_address_back(page: Any, url: str) -> None:
+    """A section tells that it was opened after the click that opened it: another view may have been chosen by then."""
+    await opened(page, url, "#/run/first")
+    await page.evaluate(
+        "() => { location.hash = '#/run/first/timeline';"
+        " document.querySelector('details').dispatchEvent(new Event('toggle')); }"
+    )
+    await page.get_by_role("heading", name="Timeline").wait_for()
+    assert page.url.endswith("#/run/first/timeline")
 
 
 async def test_from_a_point_of_a_curve_to_its_sessions_to_the_tokens_of_a_turn(page: Any, url: str) -> None:
@@ -138,10 +153,42 @@ async def test_sessions_are_filtered_searched_and_sorted(page: Any, url: str) ->
     await page.get_by_role("link", name="forked-0.0-0").wait_for()
     await page.get_by_label("Text in messages").fill("")
     await page.keyboard.press("Enter")
+    await page.get_by_label("tool", exact=True).select_option(HOSTILE[:100])
+    await page.get_by_text("1 session", exact=True).wait_for()
+    await page.get_by_label("tool", exact=True).select_option("calculator")
+    await page.get_by_text("240 sessions", exact=True).wait_for()
     await page.get_by_role("button", name="Step").click()
     await page.get_by_role("button", name="Step ▲").click()
     await page.locator("tbody tr").filter(has_text="train-58.0-0").wait_for()
     assert "sort=step&descending=1" in page.url
+
+
+async def test_demonstrations_are_a_filter_of_the_sessions_and_their_imitation_is_on_the_timeline(
+    page: Any, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run", steps=2, hostile=False)
+    with_demonstrations(run)
+    note_times(run, BEGAN - 60, BEGAN - 10)
+    with viewing(tmp_path) as url:
+        await opened(page, url, "#/run/run/sessions")
+        await page.get_by_text("17 sessions", exact=True).wait_for()
+        assert await page.get_by_role("link", name="demo-").count() == 0
+        assert await page.get_by_label("phase").locator("option:checked").text_content() == "no demonstrations"
+        await page.get_by_label("phase").select_option("demo")
+        await page.get_by_text("3 sessions", exact=True).wait_for()
+        await page.get_by_label("phase").select_option("any phase")
+        await page.get_by_text("20 sessions", exact=True).wait_for()
+        await opened(page, url, "#/run/run/timeline")
+        assert await page.locator("svg.timeline title", has_text="trainer, warm start: 50.0 s").count() == 1
+
+
+async def test_a_timeline_has_lanes_for_the_trainer_each_engine_and_the_environments(page: Any, url: str) -> None:
+    await opened(page, url, "#/run/first/timeline?from=60&to=80")
+    shown = await page.locator("svg.timeline text.lane").all_text_contents()
+    assert shown == ["Steps", "Trainer", "Published", "engine-0", "engine-1", "environments", "Under way", "Sessions"]
+    for lane in ("engine-0: requests", "engine-1: requests", "environments: calls", "sessions"):
+        points = await page.locator(f'[data-lane="{lane} under way"]').get_attribute("points")
+        assert len({point.split(",")[1] for point in points.split()}) > 1, f"{lane} has no course"
 
 
 async def test_a_line_of_fifty_megabytes_is_cut_on_the_page_and_its_end_is_said(page: Any, tmp_path: Path) -> None:
@@ -155,6 +202,44 @@ async def test_a_line_of_fifty_megabytes_is_cut_on_the_page_and_its_end_is_said(
         message = page.locator('[data-message="0"]')
         await message.get_by_role("button", name="more characters").click()
         assert "49,900,000 more characters" in await message.inner_text()
+
+
+async def test_an_image_in_a_session_is_shown_and_one_elsewhere_is_not_asked_for(page: Any, tmp_path: Path) -> None:
+    run, asked = write_long(tmp_path / "seen", nodes=0), list[str]()
+    urls = [
+        f"data:image/png;base64,{DOT}",
+        "https://elsewhere.example/a.png",
+        "data:image/svg+xml,<svg onload=alert(1)>",
+    ]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    session = Session("image", Task(id="image"), status=Status.COMPLETED)
+    tree.add(session, None, Message.model_validate({"role": "user", "content": parts}), [1])
+    with Store(run / "sessions.db") as store:
+        store.save(session)
+    page.on("request", lambda request: asked.append(request.url))
+    with viewing(tmp_path) as url:
+        await opened(page, url, "#/run/seen/session/image")
+        message = page.locator('[data-message="0"]')
+        assert await message.locator("img").evaluate_all("all => all.map(each => each.naturalWidth)") == [1]
+        assert await message.locator("code").all_inner_texts() == [f"image at {url}" for url in urls[1:]]
+    assert not any("elsewhere" in each for each in asked)
+
+
+async def test_a_patch_and_code_in_a_calls_arguments_are_shown_as_such(page: Any, tmp_path: Path) -> None:
+    run, patch = write_long(tmp_path / "seen", nodes=0), "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-old = 1\n+new = 2\n"
+    arguments = orjson.dumps({"patch": patch, "test": "def check():\n    return 3  # three\n"}).decode()
+    call = ToolCall(id="1", function=FunctionCall(name="apply", arguments=arguments))
+    session = Session("patch", Task(id="patch"), status=Status.COMPLETED)
+    tree.add(session, None, Message(role="assistant", tool_calls=[call]), [1])
+    with Store(run / "sessions.db") as store:
+        store.save(session)
+    with viewing(tmp_path) as url:
+        await opened(page, url, "#/run/seen/session/patch")
+        shown = page.locator('[data-message="0"]')
+        assert await shown.locator(".diff .added").all_inner_texts() == ["+new = 2\n"]
+        assert await shown.locator(".code .code-word").all_inner_texts() == ["def", "return"]
+        assert await shown.locator(".code .code-comment").all_inner_texts() == ["# three"]
+        await page.goto("about:blank")
 
 
 async def test_of_a_session_of_ten_thousand_turns_only_what_is_looked_at_is_loaded(page: Any, tmp_path: Path) -> None:
@@ -176,6 +261,30 @@ async def test_a_group_shows_where_its_sessions_part(page: Any, url: str) -> Non
     await opened(page, url, "#/run/first/group/train-30.0")
     assert await page.locator(".together > section").count() == 4
     assert await page.locator(".parts").first.get_attribute("data-message") == "2"
+    marked = await page.evaluate("[...CSS.highlights.get('differs')].map(range => range.toString())")
+    told = await page.locator("[data-message='2'] .body").all_inner_texts()
+    assert len(set(told)) > 1, "tools answered otherwise"
+    assert {text.strip() for text in told} <= set(marked), "they have nothing in common, so all of them is marked"
+
+
+async def test_a_logarithmic_chart_has_round_ticks_and_one_without_positive_values_stays_linear(
+    page: Any, tmp_path: Path
+) -> None:
+    write_run(tmp_path / "runs" / "one", steps=9, hostile=False)
+    rows = [
+        {"step": step, "version": step, "reward/mean": 0.3 + step / 20, "policy/logp": -step / 9}
+        for step in range(1, 10)
+    ]
+    (tmp_path / "runs" / "one" / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    with viewing(tmp_path / "runs") as url:
+        await opened(page, url, "#/run/one/curves?log=1&smooth=0.9")
+        labels = {}
+        for name in ("reward/mean", "policy/logp"):
+            await page.locator(f'[data-chart="{name}"] polyline.line').wait_for(state="attached")
+            labels[name] = await page.locator(f'[data-chart="{name}"] text[text-anchor="end"]').all_text_contents()
+        await page.goto("about:blank")
+    assert all(len(text) <= 4 for texts in labels.values() for text in texts), labels
+    assert all(float(text) < 0 for text in labels["policy/logp"]), labels
 
 
 async def test_what_a_model_or_tool_wrote_is_text_and_can_do_nothing(page: Any, url: str) -> None:
@@ -210,6 +319,7 @@ async def test_a_step_of_the_timeline_opens_its_time_and_a_bar_its_session(page:
     await opened(page, url, "#/run/first/timeline")
     await page.locator('[data-step="7"]').click()
     await page.wait_for_url("**from=*")
+    await page.get_by_text(re.compile(r" to .* of .* since ")).wait_for()  # it is drawn anew, and takes the focus away
     await page.locator('[data-row="train-12.0-0"]').focus()
     await page.keyboard.press("Enter")
     await page.get_by_role("heading", name="train-12.0-0").wait_for()
@@ -230,6 +340,21 @@ async def test_a_list_is_walked_by_keys_and_no_view_is_wider_than_a_telephone(pa
     for view in VIEWS:
         await opened_whole(page, url, view)
         assert await page.evaluate("document.documentElement.scrollWidth") <= 360, view
+
+
+async def test_settings_and_the_timeline_can_be_read_on_a_telephone(page: Any, tmp_path: Path) -> None:
+    """Long names left a value the width of a letter, and the timeline's words were 3 pixels high."""
+    run = write_run(tmp_path / "run", steps=2, hostile=False)
+    (run / "config.yaml").write_text("rollout: {branch: {max_continuations_of_a_session: castles/of/sand.py}}")
+    await page.set_viewport_size({"width": 360, "height": 740})
+    with viewing(tmp_path) as url:
+        await opened(page, url, "#/run/run/settings")
+        box = await page.locator("table.settings td").first.bounding_box()
+        assert box["width"] > 120
+        await opened(page, url, "#/run/run/timeline")
+        box = await page.locator("svg.timeline text.lane").first.bounding_box()
+        assert box["height"] > 6
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 async def test_a_view_may_be_left_before_what_it_asked_for_arrives(page: Any, url: str) -> None:

@@ -28,6 +28,7 @@ HEALTHY = {
     "status/truncated": 0.05,
     "count/tool_calls": 40.0,
     "count/tool_errors": 4.0,
+    "count/tool_silent": 3.0,
     "stream/discarded_stale": 0.0,
     "time/idle_engine": 0.2,
     "time/idle_trainer": 0.5,
@@ -43,7 +44,8 @@ ILL = {
     "The agent fails often": {"status/agent_error": 0.5},
     "Sessions are cut off": {"status/truncated": 0.7},
     "Most tool calls fail": {"count/tool_errors": 30.0},
-    "Tools are no longer called": {"count/tool_calls": 1.0, "count/tool_errors": 0.0},
+    "Tools answer with nothing": {"count/tool_silent": 30.0},
+    "Tools are no longer called": {"count/tool_calls": 1.0, "count/tool_errors": 0.0, "count/tool_silent": 0.0},
     "Groups grow too old": {"stream/discarded_stale": 4.0},
     "Caches are of older weights": {"tokens/after_switch": 300.0},
     "Engines are idle": {"time/idle_engine": 0.9},
@@ -77,8 +79,9 @@ def test_the_sessions_of_an_alarm_are_found_by_its_filters(tmp_path: Path) -> No
     run = Runs(write_run(tmp_path / "run", hostile=False)).get("run")
     for ill in ILL.values():
         for alarm in alarms(rows(ill), SETTINGS):
-            if alarm["sessions"] is not None:
-                run.store().find(filters_of(run, alarm["sessions"].items()))
+            assert alarm["sessions"], alarm["title"]
+            order = {"sort": alarm["sessions"].get("sort"), "descending": alarm["sessions"].get("descending") == "1"}
+            assert run.store().find(filters_of(run, alarm["sessions"].items()), **order).rows is not None
     (failing,) = alarms(rows(ILL["Infrastructure failures"]), {})
     found = run.store().find(filters_of(run, failing["sessions"].items())).rows
     assert found

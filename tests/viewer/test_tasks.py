@@ -10,12 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import orjson
 import pytest
 
 from agentrl.sessions.store import Store
 from agentrl.train import trainer_logprobs
+from agentrl.train.trackers.base import About
+from agentrl.train.trackers.prometheus import Prometheus
 from agentrl.viewer.replay_process import Replays
+from tests.test_prometheus import asked, read
 from tests.viewer.conftest import viewing
 from tests.viewer.recorded import write_run
 from tests.viewer.trained import STEPS, train_run
@@ -214,7 +218,7 @@ async def see_what_went_on_at_a_time_and_open_a_session_of_it(user: User, run: P
     await user.link("doors")
     await user.link("Timeline")
     await user.clicks(user.page.locator('[data-step="12"] rect').first)
-    await user.page.wait_for_url("**from=*")
+    await user.page.get_by_text(re.compile(r" to .+ of .+ since ")).wait_for()  # it is drawn anew
     await user.clicks(user.page.locator('a[data-row="train-11.0-1"]'), force=True)
     await user.page.get_by_role("heading", name="train-11.0-1").wait_for()
 
@@ -250,3 +254,12 @@ def test_the_recorded_log_probabilities_of_a_step_are_those_of_its_mismatch(fold
                         gaps += [abs(one - other) for one, other, trained in pairs if trained]
             assert 0 <= max(gaps) < 1e-3
             assert row["time/logprobs"] > 0
+
+
+def test_the_dashboard_asks_of_a_run_only_for_what_prometheus_scrapes_from_it(folder: Path) -> None:
+    tracker = Prometheus(About(folder / "doors"))
+    row = orjson.loads((folder / "doors" / "metrics.jsonl").read_bytes().splitlines()[-1])
+    tracker.log(row.pop("step"), row)
+    scraped = read(httpx.get(f"http://127.0.0.1:{tracker.port}/metrics", timeout=60).text)
+    tracker.close()
+    assert {name for name, of_run in asked().items() if of_run} <= scraped.keys()

@@ -74,6 +74,7 @@ def test_sessions_are_found_by_a_text_in_a_tool_call_or_its_answer(runs: Path, c
     assert len(found) == 7
     assert all(row["tool_errors"] for row in found)
     assert listed(command, runs / "first", "--grep", "nobody wrote this") == []
+    assert len(listed(command, runs / "first", "tool=calculator", "--limit", 500)) == 240
     assert listed(command, runs / "first", "trained=3", "--limit", 100) == listed(
         command, runs / "first", "step=2", "phase=train", "group~=train", "--limit", 100
     )

@@ -28,6 +28,7 @@ function address() {
 async function show() {
   leave();
   const { parts, asked } = address();
+  let here = location.hash;
   const ended = new AbortController();
   const timers = [];
   leave = () => {
@@ -37,13 +38,15 @@ async function show() {
   const view = {
     asked,
     signal: ended.signal,
-    /** Change parameters of the address without another step in the history; null removes one. */
+    /** Change parameters of the address without another step in the history; null removes one. A view that is left changes nothing. */
     keep(changes) {
+      if (ended.signal.aborted || location.hash !== here) return;
       for (const [name, value] of Object.entries(changes)) {
         asked.delete(name);
         for (const each of [value].flat()) if (each !== null && each !== undefined) asked.append(name, each);
       }
       history.replaceState(null, "", `#/${parts.map(encodeURIComponent).join("/")}${asked.size ? `?${asked}` : ""}`);
+      here = location.hash;
     },
     /** Call a function again and again while the view is there and the page is seen. */
     every(act) {

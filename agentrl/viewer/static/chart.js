@@ -1,9 +1,10 @@
 // One chart: several curves over steps or hours, with hover, keys, smoothing, log scale, PNG and CSV.
 
-import { download, h, short, svg } from "./dom.js";
+import { download, duration, h, short, svg } from "./dom.js";
 
 const WIDTH = 460, HEIGHT = 210, LEFT = 52, RIGHT = 10, TOP = 10, BOTTOM = 24;
 const MOST_POINTS = 500;
+let made = 0;
 export const COLOURS = ["--c0", "--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7"];
 
 /**
@@ -18,6 +19,7 @@ export class Chart {
     this.opened = opened;
     this.curves = [];
     this.options = {};
+    this.plot = `plot-${made++}`;
     this.picture = svg("svg", {
       viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart", tabindex: 0, role: "img",
       onpointermove: (event) => this.hover(this.nearest(event)), onpointerleave: () => this.hover(null), onblur: () => this.hover(null),
@@ -43,17 +45,18 @@ export class Chart {
   }
 
   bounds() {
-    const log = this.options.log;
-    const ys = this.curves.flatMap((curve, at) => (this.options.smooth ? [...this.smoothed[at]] : curve.y))
-      .filter((y) => y !== null && (!log || y > 0));
+    const values = this.curves.flatMap((curve, at) => (this.options.smooth ? [...this.smoothed[at]] : curve.y)).filter((y) => y !== null);
+    this.log = this.options.log && values.some((y) => y > 0); // else there is nothing that a logarithm could show
+    const ys = this.log ? values.filter((y) => y > 0) : values;
     const xs = this.curves.flatMap((curve) => [curve.x[0], curve.x.at(-1)]);
     let [low, high] = ys.length ? extent(ys) : [0, 1];
-    this.log = log && ys.length > 0;
     if (this.log) [low, high] = [Math.log10(low), Math.log10(high)];
     const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 0.5;
     this.y = { low: low - room, high: high + room };
     const [first, last] = xs.length ? extent(xs) : [0, 1];
     this.x = { low: first, high: last > first ? last : first + 1 };
+    const span = this.x.high - this.x.low;
+    this.unit = this.options.by !== "hours" ? { size: 1, name: "" } : span < 0.05 ? { size: 3600, name: " s" } : span < 3 ? { size: 60, name: " min" } : { size: 1, name: " h" };
   }
 
   atX(x) {
@@ -67,23 +70,27 @@ export class Chart {
 
   grid() {
     const parts = [];
-    for (const tick of ticks(this.y.low, this.y.high, 4)) {
+    for (const tick of this.log ? logTicks(this.y.low, this.y.high) : ticks(this.y.low, this.y.high, 4)) {
       const y = HEIGHT - BOTTOM - ((tick - this.y.low) / (this.y.high - this.y.low)) * (HEIGHT - TOP - BOTTOM);
       parts.push(svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y, class: "grid" }),
         svg("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, short(this.log ? 10 ** tick : tick)));
     }
-    for (const tick of ticks(this.x.low, this.x.high, 5)) {
-      parts.push(svg("text", { x: this.atX(tick), y: HEIGHT - 6, "text-anchor": "middle" }, short(tick)));
+    const { size, name } = this.unit;
+    for (const tick of ticks(this.x.low * size, this.x.high * size, 5)) {
+      parts.push(svg("text", { x: this.atX(tick / size), y: HEIGHT - 6, "text-anchor": "middle" }, `${short(tick)}${name}`));
     }
     return parts;
   }
 
+  /** The curves, cut off where raw values lie beyond the axis of the smoothed ones. */
   lines() {
-    return this.curves.flatMap((curve, at) => {
+    const plot = { x: LEFT - 2, y: TOP - 4, width: WIDTH - LEFT - RIGHT + 4, height: HEIGHT - TOP - BOTTOM + 6 };
+    const drawn = this.curves.flatMap((curve, at) => {
       const colour = `var(${COLOURS[at % COLOURS.length]})`;
       const faint = this.options.smooth ? this.line(curve.x, curve.y, colour, "faint") : [];
       return [...faint, ...this.line(curve.x, this.smoothed[at], colour, "line")];
     });
+    return [svg("clipPath", { id: this.plot }, svg("rect", plot)), svg("g", { "clip-path": `url(#${this.plot})` }, drawn)];
   }
 
   line(x, y, colour, kind) {
@@ -123,7 +130,7 @@ export class Chart {
       return h("div", { class: place === at && this.curves.length > 1 ? "chosen" : null }, h("i", { style: { background: colour } }), `${curve.label} `, h("b", {}, short(curve.y[near])),
         this.options.smooth ? h("span", { class: "quiet" }, ` (${short(this.smoothed[place][near])})`) : null);
     });
-    const when = this.options.by === "hours" ? `step ${chosen.steps[index]}, ${short(x)} h` : `step ${chosen.steps[index]}`;
+    const when = this.options.by === "hours" ? `step ${chosen.steps[index]}, ${duration(x * 3600)}` : `step ${chosen.steps[index]}`;
     this.tip.replaceChildren(h("div", { class: "quiet" }, when), ...rows.filter(Boolean));
     const share = this.atX(x) / WIDTH;
     this.tip.style.setProperty("left", share < 0.5 ? `${share * 100 + 3}%` : "auto");
@@ -244,6 +251,17 @@ function closest(x, wanted, y) {
     for (const index of [first - away, first + away]) if (y[index] !== null && y[index] !== undefined) return index;
   }
   return null;
+}
+
+/** Exponents of ten between two of which the values are round: powers of ten, where there are few also 2 and 5 times these, or any. */
+function logTicks(low, high) {
+  const tens = Math.max(1, Math.ceil((high - low) / 4)), digits = high - low > 2 ? [1] : high - low > 0.8 ? [1, 2, 5] : null;
+  if (!digits) return ticks(10 ** low, 10 ** high, 4).filter((value) => value > 0).map(Math.log10);
+  const found = [];
+  for (let power = Math.floor(low); power <= high; power++) {
+    for (const digit of digits) if (power % tens === 0 && power + Math.log10(digit) >= low && power + Math.log10(digit) <= high) found.push(power + Math.log10(digit));
+  }
+  return found;
 }
 
 /** About `count` round numbers between two. */

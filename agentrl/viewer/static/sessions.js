@@ -10,9 +10,11 @@ const COLUMNS = [ // [column, title, cell]
   ["turns", "Turns", (row) => row.turns], ["tokens", "Tokens", (row) => short(row.tokens)], ["tool_errors", "Tool errors", (row) =>
     (row.tool_calls ? `${row.tool_errors} / ${row.tool_calls}` : "–")], ["duration", "Time", (row) => duration(row.duration)],
 ];
-const CHOICES = ["phase", "status", "blame", "environment", "agent", "tag"];
+const CHOICES = ["phase", "status", "blame", "environment", "agent", "tool", "tag"];
 const ALWAYS = ["blame", "tag"]; // shown with one value, too
+const NAMED = ["tool", "tag"]; // by others: shown as they are
 const RANGES = [["step", "Steps"], ["score", "Score"], ["turns", "Turns"], ["tokens", "Tokens"], ["version_max", "Version"]];
+const ANY = "any"; // the phase of all sessions; without one, a warm start's demonstrations are left out
 const OWN = new Set(["sort", "descending", "text"]);
 
 export async function showSessions(main, view) {
@@ -31,6 +33,8 @@ export async function showSessions(main, view) {
   const wanted = () => {
     const parameters = { run };
     for (const name of new Set(asked.keys())) parameters[name] = asked.getAll(name);
+    if (asked.get("phase") === ANY) delete parameters.phase;
+    else if (!["phase", "group", "id"].some((name) => asked.has(name) || asked.has(`${name}~`))) parameters.phase = "played";
     return parameters;
   };
 
@@ -110,8 +114,8 @@ export async function showSessions(main, view) {
   }
 
   function choice(name, counts) {
-    return h("select", { "aria-label": name, onchange: (event) => change({ [name]: event.target.value || null }) }, h("option", { value: "" }, `any ${name}`),
-      Object.entries(counts).map(([value, number]) => h("option", { value }, `${shown(name === "tag" ? value : value.replace("_", " "))} (${number})`)));
+    return h("select", { "aria-label": name, onchange: (event) => change({ [name]: event.target.value || null }) }, h("option", { value: "" }, name === "phase" && counts.demo ? "no demonstrations" : `any ${name}`),
+      name === "phase" && counts.demo ? h("option", { value: ANY }, "any phase") : null, Object.entries(counts).map(([value, number]) => h("option", { value }, `${shown(NAMED.includes(name) ? value : value.replace("_", " "))} (${number})`)));
   }
 
   const ranges = RANGES.map(([name, title]) => {

@@ -5,6 +5,7 @@ import { h } from "./dom.js";
 // C0 and C1 controls but tab and newline; zero-width, direction and tag characters
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\u{e0000}-\u{e007f}]/gu;
 const LINES = 40, CHARACTERS = 4000;
+const DIFF = /^(diff --git|--- .*\n\+\+\+ |@@ -\d)/m;
 
 /** The text with characters that would not be seen, or would change how the rest reads, written as symbols. */
 export function shown(text) {
@@ -19,7 +20,7 @@ export function readable(text) {
   const parsed = json(text);
   if (parsed !== undefined) return tree(parsed);
   const clean = shown(text);
-  if (/^(diff --git|--- .*\n\+\+\+ |@@ -\d)/m.test(clean)) return folded(clean, diff);
+  if (DIFF.test(clean)) return folded(clean, diff);
   return folded(clean, fenced);
 }
 
@@ -50,12 +51,16 @@ function diff(text) {
   }));
 }
 
+function code(text) {
+  return h("pre", { class: "text code" }, highlighted(text));
+}
+
 function fenced(text) {
   const parts = text.split(/^```([\w+-]*)\n([\s\S]*?)^```$/gm);
   if (parts.length === 1) return h("pre", { class: "text" }, text);
   return h("div", {}, parts.map((part, at) => {
     if (at % 3 === 1 || (at % 3 === 0 && !part.trim())) return null;
-    return at % 3 === 2 ? h("pre", { class: "text code" }, highlighted(part)) : h("pre", { class: "text" }, part.replace(/^\n|\n$/g, ""));
+    return at % 3 === 2 ? code(part) : h("pre", { class: "text" }, part.replace(/^\n|\n$/g, ""));
   }));
 }
 
@@ -81,7 +86,8 @@ export function tree(value, depth = 0) {
   if (value === null || typeof value !== "object") {
     if (typeof value !== "string") return h("code", { class: "json-value" }, String(value));
     if (!value.includes("\n")) return h("code", { class: "json-text" }, `"${shown(value)}"`);
-    return h("pre", { class: "text code" }, highlighted(shown(value)));
+    const clean = shown(value);
+    return folded(clean, DIFF.test(clean) ? diff : code);
   }
   const list = Array.isArray(value), entries = Object.entries(value);
   if (!entries.length) return h("code", {}, list ? "[]" : "{}");

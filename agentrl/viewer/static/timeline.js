@@ -1,9 +1,13 @@
-// A run's course on one axis of time: phases of steps, published versions, sessions under way and, near enough, each session.
+// A run's course on one axis of time: phases of steps, the trainer, published versions, each engine, environments, sessions.
 
 import { api, duration, h, link, short, svg } from "./dom.js";
+import { shown } from "./text.js";
 
-const WIDTH = 1200, LEFT = 110, RIGHT = 10, ROW = 22, AREA = 60, BAR = 9, MOST_LANES = 60;
-const COLOURS = { rollout: "--c0", reference: "--c3", values: "--c5", pack: "--c7", logprobs: "--c3", train: "--c1", publish: "--c2", publish_average: "--c6", eval: "--c4", step: "--c7" };
+const WIDTH = 1200, LEFT = 132, RIGHT = 10, ROW = 22, AREA = 60, BAR = 9, MOST_LANES = 60;
+const COLOURS = { rollout: "--c0", reference: "--c3", values: "--c5", pack: "--c7", logprobs: "--c3", train: "--c1", publish: "--c2", prove: "--c5", publish_average: "--c6", eval: "--c4", step: "--c7" };
+const TRAINER = ["reference", "values", "logprobs", "train"]; // phases in which it computes
+const IMITATION = "--c6";
+const LABEL = 12; // characters of a lane's name
 
 export async function showTimeline(main, view) {
   const { run, asked } = view;
@@ -48,17 +52,24 @@ export async function showTimeline(main, view) {
       return picture.replaceChildren();
     }
     const lanes = Math.min((now.sessions ?? []).reduce((most, session) => Math.max(most, session[7] + 1), 0), MOST_LANES);
-    const top = { steps: 4, versions: ROW + 8, area: 2 * ROW + 12, sessions: 2 * ROW + AREA + 26 };
-    const height = top.sessions + lanes * BAR + 24;
+    const busy = now.lanes ?? [], top = {};
+    let height = 4;
+    for (const [part, room] of [["steps", ROW + 14], ["trainer", ROW], ["versions", ROW + 4], ["busy", busy.length * ROW], ["area", AREA + 14], ["sessions", lanes * BAR + 24]]) {
+      top[part] = height;
+      height += room;
+    }
+    const titles = [["Steps", top.steps + 14], ["Trainer", top.trainer + 14], ["Published", top.versions + 14], ...busy.map(([name], at) => [name, top.busy + at * ROW + 14]),
+      ["Under way", top.area + 14], ...(lanes ? [["Sessions", top.sessions + 10]] : [])];
     picture.setAttribute("viewBox", `0 0 ${WIDTH} ${height}`);
-    picture.replaceChildren(...axis(height), ...steps(top.steps), ...versions(top.versions), ...area(top.area), ...bars(top.sessions, lanes),
-      ...[["Steps", top.steps + 14], ["Published", top.versions + 14], ["Under way", top.area + 14], ...(lanes ? [["Sessions", top.sessions + 10]] : [])]
-        .map(([title, y]) => svg("text", { x: 4, y, class: "lane" }, title)));
+    picture.replaceChildren(...axis(height), ...steps(top.steps), ...trainer(top.trainer), ...versions(top.versions),
+      ...busy.flatMap(([name, counts], at) => area(counts, top.busy + at * ROW, ROW - 4, `${shown(name)}: ${name === "environments" ? "calls" : "requests"} under way`)),
+      ...area(now.under_way, top.area, AREA, "sessions under way"), ...bars(top.sessions, lanes), ...titles.map(([title, y]) => svg("text", { x: 4, y, class: "lane" }, shown(title).slice(0, LABEL))));
     const phases = [...new Set(now.steps.flatMap(([, , each]) => each.map(([phase]) => phase)))];
-    legend.replaceChildren(...phases.map((phase) => h("span", {}, h("i", { style: { background: `var(${COLOURS[phase]})` } }), phase.replace("_", " "))));
+    legend.replaceChildren(...phases.map((phase) => h("span", {}, h("i", { style: { background: `var(${COLOURS[phase]})` } }), phase.replace("_", " "))),
+      now.warm_start ? h("span", {}, h("i", { style: { background: `var(${IMITATION})` } }), "warm start") : "");
     const whole = now.high - now.low >= now.length;
     words.textContent = `${whole ? "" : `${duration(now.low)} to ${duration(now.high)} of `}${duration(now.length)} since ${new Date(now.began * 1000).toLocaleString()}`
-      + (now.sessions === null ? "; zoom in to see single sessions" : "") + (now.steps.length ? "" : "; no step has a time");
+      + (now.lanes === null ? "; zoom in to see engines" : now.sessions === null ? "; zoom in to see single sessions" : "") + (now.steps.length ? "" : "; no step has a time");
   }
 
   function axis(height) {
@@ -83,11 +94,21 @@ export async function showTimeline(main, view) {
         svg("title", {}, `version ${version ?? "?"} at ${duration(done)}`)))).filter(Boolean);
   }
 
-  function area(y) {
-    const most = Math.max(...now.under_way, 1), wide = WIDTH - LEFT - RIGHT, last = now.under_way.length - 1;
-    const points = now.under_way.map((count, place) => `${(LEFT + (wide * place) / last).toFixed(1)},${(y + AREA * (1 - count / most)).toFixed(1)}`);
-    return [svg("polygon", { points: `${LEFT},${y + AREA} ${points.join(" ")} ${WIDTH - RIGHT},${y + AREA}`, class: "area" }, svg("title", {}, "sessions under way")),
+  /** Counts at points in time, as an area. */
+  function area(counts, y, height, title) {
+    if (!counts.length) return [];
+    const most = Math.max(...counts, 1), wide = WIDTH - LEFT - RIGHT, last = counts.length - 1;
+    const points = counts.map((count, place) => `${(LEFT + (wide * place) / last).toFixed(1)},${(y + height * (1 - count / most)).toFixed(1)}`);
+    return [svg("polygon", { points: `${LEFT},${y + height} ${points.join(" ")} ${WIDTH - RIGHT},${y + height}`, class: "area", "data-lane": title }, svg("title", {}, `${title}, at most ${most}`)),
       svg("text", { x: LEFT - 6, y: y + 12, "text-anchor": "end" }, short(most))];
+  }
+
+  function trainer(y) {
+    const [from, to] = now.warm_start ?? [0, 0];
+    const imitation = from >= now.high || to <= Math.max(now.low, from) ? [] : [svg("rect", { ...within(from, to), y, height: ROW - 6, fill: `var(${IMITATION})` },
+      svg("title", {}, `trainer, warm start: ${duration(to - from)}`))];
+    return imitation.concat(now.steps.flatMap(([step, , phases]) => phases.filter(([phase]) => TRAINER.includes(phase)).map(([phase, from, to]) =>
+      svg("rect", { ...within(from, to), y, height: ROW - 6, fill: `var(${COLOURS[phase]})` }, svg("title", {}, `trainer, step ${step}, ${phase}: ${duration(to - from)}`)))));
   }
 
   function bars(y, lanes) {
