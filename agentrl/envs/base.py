@@ -14,14 +14,18 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self
 
 from agentrl import tracing
+from agentrl.envs.reward_marks import FinalReward as FinalReward
+from agentrl.envs.reward_marks import RewardMark as RewardMark
+from agentrl.envs.reward_marks import members
+from agentrl.envs.reward_marks import reward as reward
+from agentrl.envs.reward_marks import reward_methods as reward_methods
 from agentrl.envs.state import resolved
-from agentrl.errors import EnvError, InvalidInput, StateUnsupported
+from agentrl.errors import EnvError, StateUnsupported
 from agentrl.tools.registry import ToolRegistry
 from agentrl.tools.tool import mark_of
 from agentrl.types import AGENT, FunctionCall, Message, StepResult, Task, ToolCall
@@ -31,24 +35,9 @@ if TYPE_CHECKING:
     from agentrl.envs.fixtures import Fixture
     from agentrl.envs.sub_agents import SubAgents
 
-F = TypeVar("F", bound=Callable[..., Any])
 Messages = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
 """What an environment may return for messages: text (a user message), a message, a dict, or a list of them."""
-MARK = "__agentrl_reward__"
 _JSON = json.JSONEncoder(ensure_ascii=False)
-
-
-@dataclass(frozen=True)
-class RewardMark:
-    """The arguments of `@reward`."""
-
-    name: str
-    weight: float
-    range: tuple[float, float]
-
-
-FinalReward = tuple[RewardMark, Callable[..., Any]]
-"""A final reward: its mark, and what is called with the finished session."""
 
 
 class Env:
@@ -307,75 +296,10 @@ class Env:
         return self._sandbox
 
 
-@overload
-def reward(function: F, /) -> F: ...
-@overload
-def reward(
-    *, weight: float = 1.0, range: tuple[float, float] = (0.0, 1.0), name: str | None = None
-) -> Callable[[F], F]: ...
-def reward(
-    function: F | None = None,
-    /,
-    *,
-    weight: float = 1.0,
-    range: tuple[float, float] = (0.0, 1.0),
-    name: str | None = None,
-) -> F | Callable[[F], F]:
-    """Let this method, called with the finished session, give a final reward.
-
-    Returning None gives none: a session without any reward is not trained on. Where an environment has several agents
-    a mapping gives each one, or each team (`Env.teams`), its own reward, and a number is the reward of all of them.
-
-    Args:
-        function: what to mark, when used without parentheses.
-        weight: its share of the session's reward, which is the weighted sum.
-        range: the least and the greatest value it can give; others are an error.
-        name: what logs call it; the method's own name by default.
-
-    Raises:
-        InvalidInput: an empty range.
-    """
-
-    def mark(target: F) -> F:
-        if not range[0] < range[1]:
-            raise InvalidInput(f"@reward on {target.__qualname__}: range must rise, not {range}")
-        setattr(target, MARK, RewardMark(name or target.__name__, float(weight), (float(range[0]), float(range[1]))))
-        return target
-
-    return mark if function is None else mark(function)
-
-
-def reward_methods(env: Env) -> list[FinalReward]:
-    """An environment's `@reward` methods, base classes first, and then the run's `rewards.*`, by name.
-
-    One of those that has the name of a method replaces it.
-    """
-    env = env.unwrapped
-    replaced = {mark.name for mark, _ in env._added_rewards}
-    marks = _reward_marks(type(env))  # type: ignore[arg-type]  # as for tools
-    own = [(mark, getattr(env, name)) for name, mark in marks.items() if mark.name not in replaced]
-    return own + list(env._added_rewards)
-
-
 @lru_cache(maxsize=256)  # every episode asks, mostly of the same few classes
 def _tool_names(cls: type) -> tuple[str, ...]:
     """The names of a class's `@tool` methods, base classes first."""
-    return tuple(name for name, member in _members(cls).items() if mark_of(member) is not None)
-
-
-@lru_cache(maxsize=256)
-def _reward_marks(cls: type) -> dict[str, RewardMark]:
-    """The marks of a class's `@reward` methods by the methods' names, base classes first."""
-    marks = {name: getattr(member, MARK, None) for name, member in _members(cls).items()}
-    return {name: mark for name, mark in marks.items() if isinstance(mark, RewardMark)}
-
-
-def _members(cls: type) -> dict[str, Any]:
-    """A class's members as written, inherited ones first; an override stands in its original's place."""
-    members: dict[str, Any] = {}
-    for base in reversed(cls.__mro__[:-1]):
-        members.update(vars(base))
-    return members
+    return tuple(name for name, member in members(cls).items() if mark_of(member) is not None)
 
 
 def has_expert(env: Env | type[Env]) -> bool:

@@ -1,32 +1,29 @@
-"""Calling an environment's methods as a run does: sync or async, answers checked, failures named.
+"""Calling an environment's methods as a run does: sync or async, answers checked, failures attributed.
 
-Whatever an environment's own code raises becomes an EnvError that says which method of which class it was,
-with the original as its cause; our named errors pass as they are. So an episode runner has three outcomes
-to tell apart (the model's fault, the environment's, ours) and never an anonymous exception.
+Whose fault a failure is, is in `attribution`; how episodes are saved and forked in `saving`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import fmean
-from types import TracebackType
 from typing import Any
-
-from pydantic import ValidationError
 
 from agentrl import faults, tracing
 from agentrl.attachments import critic_view as attached_view
-from agentrl.envs.added_tools import add_tools
+from agentrl.envs.attribution import blamed
 from agentrl.envs.base import Env, reward_methods
 from agentrl.envs.fixtures import Fixture
-from agentrl.envs.state import EnvState, plain, resolved
-from agentrl.errors import AgentRLError, EnvError, InvalidInput, nearest
-from agentrl.tools.registry import ToolFailure
+from agentrl.envs.saving import fork as fork
+from agentrl.envs.saving import restore as restore
+from agentrl.envs.saving import restore_data as restore_data
+from agentrl.envs.saving import state as state
+from agentrl.envs.saving import state_data as state_data
+from agentrl.envs.state import resolved
+from agentrl.errors import EnvError, nearest
 from agentrl.tools.schema import shown
 from agentrl.types import Message, Session, StepResult, Task, as_messages
 
@@ -44,42 +41,6 @@ class Rewards:
     by_agent: dict[str, float | None] = field(default_factory=dict)
 
 
-watch: ContextVar[Callable[[Env, str], AbstractContextManager[None]] | None] = ContextVar("watch", default=None)
-"""Entered around every call of an environment's method, with the method's name, where it is set: `check_env` does."""
-
-
-class _blamed(AbstractContextManager[None]):
-    """The block is a call of an environment's method: what it raises is the environment's fault.
-
-    Raises:
-        EnvError: in place of everything that is no `AgentRLError`.
-    """
-
-    def __init__(self, env: Env, method: str) -> None:
-        self._env, self._method = env, method
-
-    def __enter__(self) -> None:
-        watching = watch.get()
-        self._watched = None if watching is None else watching(self._env, self._method)
-        if self._watched is not None:
-            self._watched.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._watched is not None:
-            self._watched.__exit__(kind, error, trace)
-        if not isinstance(error, Exception | SystemExit) or isinstance(error, AgentRLError):
-            return
-        where = f"{type(self._env.unwrapped).__name__}.{self._method}"
-        if isinstance(error, ValidationError):
-            words = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            raise EnvError(f"{where} gave something that is not a message: {words}") from error
-        if isinstance(error, NotImplementedError):
-            raise EnvError(str(error) or f"{where} is not implemented") from error
-        raise EnvError(f"{where} raised {type(error).__name__}: {error}") from error  # exit() would end the run
-
-
 def tasks(env: Env, split: str = "train", start: int = 0) -> Iterator[Task]:
     """A split's tasks from index `start` on; those without an id get "<split>-<index>".
 
@@ -87,7 +48,7 @@ def tasks(env: Env, split: str = "train", start: int = 0) -> Iterator[Task]:
         EnvError: no such split, or something that is not a task.
     """
     _check_split(env, split)
-    with _blamed(env, "tasks"):
+    with blamed(env, "tasks"):
         for index, task in enumerate(islice(env.tasks(split), start, None), start):
             yield _as_task(env, split, index, task)
 
@@ -95,7 +56,7 @@ def tasks(env: Env, split: str = "train", start: int = 0) -> Iterator[Task]:
 def task(env: Env, split: str, index: int, value: Any) -> Task:
     """The task that `value`, the item at `index` of a split's tasks, stands for; see `tasks`."""
     _check_split(env, split)
-    with _blamed(env, "tasks"):
+    with blamed(env, "tasks"):
         return _as_task(env, split, index, value)
 
 
@@ -105,7 +66,7 @@ def fixtures(env: Env) -> Iterator[tuple[Task, Fixture]]:
     Raises:
         EnvError: its code failed, or gave something that is no fixture.
     """
-    with _blamed(env, "fixtures"):
+    with blamed(env, "fixtures"):
         for index, fixture in enumerate(env.fixtures()):
             if not isinstance(fixture, Fixture):
                 raise EnvError(f"{type(env.unwrapped).__name__}.fixtures gave {shown(fixture)}, which is no Fixture")
@@ -134,7 +95,7 @@ async def prepare(env: Env, tasks: Sequence[Task], sessions: int) -> None:
     Raises:
         EnvError: its code failed.
     """
-    with _blamed(env, "prepare"):
+    with blamed(env, "prepare"):
         await resolved(env.prepare(tasks, sessions))
 
 
@@ -155,7 +116,7 @@ async def openings(env: Env, task: Task, *, seed: int | None = None) -> dict[str
         EnvError: its code failed, gave no messages, or gave messages for an agent that it does not have.
     """
     where = f"{type(env.unwrapped).__name__}.reset"
-    with _blamed(env, "reset"):
+    with blamed(env, "reset"):
         value = await resolved(env.reset(task, seed=seed))
         await faults.async_point("env.reset")
         if value is None:
@@ -207,7 +168,7 @@ async def brief(env: Env, task: Task) -> Task:
     Raises:
         EnvError: its code failed, or gave something else than a task.
     """
-    with _blamed(env, "brief"):
+    with blamed(env, "brief"):
         given = await resolved(env.brief(task))
     if not isinstance(given, Task):
         raise EnvError(f"{type(env.unwrapped).__name__}.brief returned {shown(given)}, not a Task")
@@ -222,7 +183,7 @@ async def step(env: Env, message: Message) -> StepResult:
             agent that the environment does not have.
     """
     name = type(env.unwrapped).__name__
-    with _blamed(env, "step"):
+    with blamed(env, "step"):
         result = await resolved(env.step(message))
         await faults.async_point("env.step")
         if not isinstance(result, StepResult):
@@ -255,7 +216,7 @@ async def expert(env: Env, messages: Sequence[Message]) -> Message:
     Raises:
         EnvError: it has none, it failed, or it gave something else than an assistant message.
     """
-    with _blamed(env, "expert"):
+    with blamed(env, "expert"):
         return _assistant(env, "expert", await resolved(env.expert(list(messages))))
 
 
@@ -265,7 +226,7 @@ async def demonstrate(env: Env, messages: Sequence[Message]) -> Message:
     Raises:
         EnvError: see `expert`.
     """
-    with _blamed(env, "demonstrate"):
+    with blamed(env, "demonstrate"):
         return _assistant(env, "demonstrate", await resolved(env.demonstrate(list(messages))))
 
 
@@ -275,7 +236,7 @@ async def critic_view(env: Env, agent: str) -> bytes:
     Raises:
         EnvError: its code failed, or gave something else than finite numbers.
     """
-    with _blamed(env, "critic_view"):
+    with blamed(env, "critic_view"):
         numbers = [float(number) for number in await resolved(env.critic_view(agent))]
         if not all(map(math.isfinite, numbers)):
             raise EnvError(f"{type(env.unwrapped).__name__}.critic_view gave numbers that are not finite: {numbers}")
@@ -289,92 +250,6 @@ def _assistant(env: Env, method: str, value: Any) -> Message:
     return message
 
 
-async def state(env: Env) -> EnvState:
-    """The episode as it is between two steps; it does not change with the episode.
-
-    Raises:
-        StateUnsupported: the environment has no state, or none at this point of the episode.
-        EnvError: its code failed or gave something that can't be stored, or no episode has begun.
-    """
-    task, seed = _episode(env)
-    _refuse_added_state(env)
-    data = await state_data(env)
-    return EnvState(env._identity(), env.version, task, seed, data, _counters(env))
-
-
-async def restore(env: Env, state: EnvState) -> None:
-    """Continue an episode in a new instance, which then answers the same messages as the original would.
-
-    Raises:
-        InvalidInput: the state is one of another environment or version, or this instance has begun an episode.
-        EnvError: the environment's code failed.
-    """
-    for what, has, wanted in (("environment", env._identity(), state.env), ("version", env.version, state.version)):
-        if has != wanted:
-            raise InvalidInput(f"a state of {what} {wanted!r} can't be restored in {what} {has!r}")
-    if env.unwrapped._episode is not None:
-        raise InvalidInput(f"a state is restored in a new instance; this {state.env} has begun an episode")
-    await restore_data(env, state.task, plain(state.data, "the state"))
-    _continue(env, state.task, state.seed, state.counters)
-
-
-async def fork(env: Env) -> Env:
-    """Another instance with the same episode; what happens in one does not change the other.
-
-    Raises:
-        StateUnsupported: the environment can't, or not at this point of the episode.
-        EnvError: its code failed, or gave no other instance.
-    """
-    task, seed = _episode(env)
-    _refuse_added_state(env)
-    with _blamed(env, "fork"):
-        other = await resolved(env.fork())
-        if not isinstance(other, Env) or other.unwrapped is env.unwrapped:
-            raise EnvError(f"{type(env.unwrapped).__name__}.fork returned {shown(other)}, not another instance")
-    _continue(other, task, seed, _counters(env))
-    other.tools.timeout = env.tools.timeout
-    other.unwrapped._added_rewards = env.unwrapped._added_rewards
-    if (added := env.unwrapped._added_tools) is not None:
-        add_tools(other, added.sources)
-    return other
-
-
-def _refuse_added_state(env: Env) -> None:
-    if env.unwrapped._added_tools is not None:
-        env.unwrapped._added_tools.refuse_state(env.unwrapped)
-
-
-async def state_data(env: Env) -> Any:
-    """What an environment's `state` returns, as plain data; wrappers call it of what they wrap."""
-    with _blamed(env, "state"):
-        return plain(await resolved(env.state()), f"{type(env.unwrapped).__name__}.state")
-
-
-async def restore_data(env: Env, task: Task, data: Any) -> None:
-    """Let an environment continue from what its `state` returned; wrappers call it of what they wrap."""
-    with _blamed(env, "restore"):
-        await resolved(env.restore(task, data))
-
-
-def _episode(env: Env) -> tuple[Task, int | None]:
-    if env.unwrapped._episode is None:
-        raise EnvError(f"{type(env.unwrapped).__name__} has begun no episode: there is no state")
-    return env.unwrapped._episode
-
-
-def _counters(env: Env) -> dict[str, Any]:
-    failures = {kind.value: number for kind, number in env.tools.failures.items()}
-    called = env.unwrapped._called
-    return {"calls": env.tools.calls, "failures": failures, "silent": env.tools.silent, "expert_calls": called}
-
-
-def _continue(env: Env, task: Task, seed: int | None, counters: Mapping[str, Any]) -> None:
-    env.unwrapped._episode, env.unwrapped._called = (task, seed), counters["expert_calls"]
-    env.tools.calls, env.tools.silent = counters["calls"], counters.get("silent", 0)
-    env.tools.failures.clear()
-    env.tools.failures.update({ToolFailure(kind): number for kind, number in counters["failures"].items()})
-
-
 async def close(env: Env) -> None:
     """Close an environment and the sandbox that its tools used; may be called again.
 
@@ -383,7 +258,7 @@ async def close(env: Env) -> None:
     """
     inner = env.unwrapped
     sandbox, inner._sandbox = inner._sandbox, None
-    with _blamed(env, "close"):
+    with blamed(env, "close"):
         try:
             await resolved(env.close())
         finally:
@@ -407,7 +282,7 @@ async def compute_rewards(env: Env, session: Session) -> Rewards:
     sums: dict[str, float] = {}
     for mark, method in reward_methods(env):
         where = f"reward {mark.name!r} of {type(env.unwrapped).__name__}"
-        with _blamed(env, mark.name), tracing.span("reward", reward=mark.name):
+        with blamed(env, mark.name), tracing.span("reward", reward=mark.name):
             given = await resolved(method(session))
             await faults.async_point("env.reward")
             each: dict[str, tuple[Any, tuple[str, ...]]]

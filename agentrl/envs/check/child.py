@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from agentrl.envs import calls
+from agentrl.envs import attribution
 from agentrl.envs.base import Env
 from agentrl.envs.check import places
 from agentrl.envs.check.monitor import Monitor, SharedLabel
@@ -83,7 +83,7 @@ def check_in_child(job: Job, send: Connection, shared: SharedLabel, folder: str)
     log = logging.getLogger(TOOL_LOGGER)
     log.setLevel(logging.DEBUG)
     log.handlers, log.propagate = [monitor], False
-    calls.watch.set(monitor)
+    attribution.watch.set(monitor)
     try:
         make = _factory(job, monitor)
     except EnvError as error:

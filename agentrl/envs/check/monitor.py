@@ -86,7 +86,7 @@ class Failure:
 
 
 class Monitor(logging.Handler):
-    """Records calls (set as `calls.watch`), and what tools raise from the tool registry's log.
+    """Records calls (set as `attribution.watch`), and what tools raise from the tool registry's log.
 
     Attributes:
         context: which episode runs, for labels.

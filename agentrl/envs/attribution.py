@@ -1,0 +1,57 @@
+"""Whose fault it is that a call of an environment failed.
+
+Whatever an environment's own code raises becomes an EnvError that says which method of which class it was,
+with the original as its cause; our named errors pass as they are. So an episode runner has three outcomes
+to tell apart (the model's fault, the environment's, ours) and never an anonymous exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from types import TracebackType
+
+from pydantic import ValidationError
+
+from agentrl.envs.base import Env
+from agentrl.errors import AgentRLError, EnvError
+
+watch: ContextVar[Callable[[Env, str], AbstractContextManager[None]] | None] = ContextVar("watch", default=None)
+"""Entered around every call of an environment's method, with the method's name, where it is set: `check_env` does."""
+
+
+class blamed(AbstractContextManager[None]):
+    """The block is a call of an environment's method: what it raises is the environment's fault.
+
+    Args:
+        env: the environment, perhaps wrapped.
+        method: what is called of it.
+
+    Raises:
+        EnvError: in place of everything that is no `AgentRLError`.
+    """
+
+    def __init__(self, env: Env, method: str) -> None:
+        self._env, self._method = env, method
+
+    def __enter__(self) -> None:
+        watching = watch.get()
+        self._watched = None if watching is None else watching(self._env, self._method)
+        if self._watched is not None:
+            self._watched.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watched is not None:
+            self._watched.__exit__(kind, error, trace)
+        if not isinstance(error, Exception | SystemExit) or isinstance(error, AgentRLError):
+            return
+        where = f"{type(self._env.unwrapped).__name__}.{self._method}"
+        if isinstance(error, ValidationError):
+            words = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise EnvError(f"{where} gave something that is not a message: {words}") from error
+        if isinstance(error, NotImplementedError):
+            raise EnvError(str(error) or f"{where} is not implemented") from error
+        raise EnvError(f"{where} raised {type(error).__name__}: {error}") from error  # exit() would end the run

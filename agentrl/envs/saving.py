@@ -1,0 +1,105 @@
+"""An environment's episode between two steps: saved, continued in another instance, forked.
+
+An environment writes `state` and `restore` (or `fork`); what every environment has besides, its task, its seed and the
+counters of its tools, is added here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.envs.added_tools import add_tools
+from agentrl.envs.attribution import blamed
+from agentrl.envs.base import Env
+from agentrl.envs.state import EnvState, plain, resolved
+from agentrl.errors import EnvError, InvalidInput
+from agentrl.tools.registry import ToolFailure
+from agentrl.tools.schema import shown
+from agentrl.types import Task
+
+
+async def state(env: Env) -> EnvState:
+    """The episode as it is between two steps; it does not change with the episode.
+
+    Raises:
+        StateUnsupported: the environment has no state, or none at this point of the episode.
+        EnvError: its code failed or gave something that can't be stored, or no episode has begun.
+    """
+    task, seed = _episode(env)
+    _refuse_added_state(env)
+    data = await state_data(env)
+    return EnvState(env._identity(), env.version, task, seed, data, _counters(env))
+
+
+async def restore(env: Env, state: EnvState) -> None:
+    """Continue an episode in a new instance, which then answers the same messages as the original would.
+
+    Raises:
+        InvalidInput: the state is one of another environment or version, or this instance has begun an episode.
+        EnvError: the environment's code failed.
+    """
+    for what, has, wanted in (("environment", env._identity(), state.env), ("version", env.version, state.version)):
+        if has != wanted:
+            raise InvalidInput(f"a state of {what} {wanted!r} can't be restored in {what} {has!r}")
+    if env.unwrapped._episode is not None:
+        raise InvalidInput(f"a state is restored in a new instance; this {state.env} has begun an episode")
+    await restore_data(env, state.task, plain(state.data, "the state"))
+    _continue(env, state.task, state.seed, state.counters)
+
+
+async def fork(env: Env) -> Env:
+    """Another instance with the same episode; what happens in one does not change the other.
+
+    Raises:
+        StateUnsupported: the environment can't, or not at this point of the episode.
+        EnvError: its code failed, or gave no other instance.
+    """
+    task, seed = _episode(env)
+    _refuse_added_state(env)
+    with blamed(env, "fork"):
+        other = await resolved(env.fork())
+        if not isinstance(other, Env) or other.unwrapped is env.unwrapped:
+            raise EnvError(f"{type(env.unwrapped).__name__}.fork returned {shown(other)}, not another instance")
+    _continue(other, task, seed, _counters(env))
+    other.tools.timeout = env.tools.timeout
+    other.unwrapped._added_rewards = env.unwrapped._added_rewards
+    if (added := env.unwrapped._added_tools) is not None:
+        add_tools(other, added.sources)
+    return other
+
+
+def _refuse_added_state(env: Env) -> None:
+    if env.unwrapped._added_tools is not None:
+        env.unwrapped._added_tools.refuse_state(env.unwrapped)
+
+
+async def state_data(env: Env) -> Any:
+    """What an environment's `state` returns, as plain data; wrappers call it of what they wrap."""
+    with blamed(env, "state"):
+        return plain(await resolved(env.state()), f"{type(env.unwrapped).__name__}.state")
+
+
+async def restore_data(env: Env, task: Task, data: Any) -> None:
+    """Let an environment continue from what its `state` returned; wrappers call it of what they wrap."""
+    with blamed(env, "restore"):
+        await resolved(env.restore(task, data))
+
+
+def _episode(env: Env) -> tuple[Task, int | None]:
+    if env.unwrapped._episode is None:
+        raise EnvError(f"{type(env.unwrapped).__name__} has begun no episode: there is no state")
+    return env.unwrapped._episode
+
+
+def _counters(env: Env) -> dict[str, Any]:
+    failures = {kind.value: number for kind, number in env.tools.failures.items()}
+    called = env.unwrapped._called
+    return {"calls": env.tools.calls, "failures": failures, "silent": env.tools.silent, "expert_calls": called}
+
+
+def _continue(env: Env, task: Task, seed: int | None, counters: Mapping[str, Any]) -> None:
+    env.unwrapped._episode, env.unwrapped._called = (task, seed), counters["expert_calls"]
+    env.tools.calls, env.tools.silent = counters["calls"], counters.get("silent", 0)
+    env.tools.failures.clear()
+    env.tools.failures.update({ToolFailure(kind): number for kind, number in counters["failures"].items()})
