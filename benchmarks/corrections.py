@@ -27,7 +27,7 @@ import agentrl
 from agentrl.envs.calculator import Calculator
 from agentrl.train import setup
 from agentrl.train.display import Display
-from agentrl.train.loop import Stopped
+from agentrl.train.stopping import Stopped
 from benchmarks.machine import machine
 
 RECOMPUTED = {"algo.correction.proximal": "recomputed"}

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from agentrl import faults, tracing
 from agentrl.config import RunConfig
@@ -43,6 +43,7 @@ from agentrl.train.run_folder import RunFolder
 from agentrl.train.selection import chooser, select
 from agentrl.train.shaping import reference_kl, shaped_groups
 from agentrl.train.state import RunState
+from agentrl.train.stopping import Stopped, unless
 from agentrl.train.values import Values, compute_values, per_token
 from agentrl.types import Engine, Group
 
@@ -377,29 +378,3 @@ class Loop:
 def has_signal(forest: Forest) -> bool:
     """Whether any advantage in it is not 0."""
     return any(bool(channel.any()) for channel in (forest.advantage, forest.advantage_minus) if channel is not None)
-
-
-class Stopped(AgentRLError):
-    """The run was asked to stop, and has saved a checkpoint."""
-
-
-async def unless(stop_requested: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result.
-
-    Raises:
-        Stopped: `stop_requested` is set already, and the work does not begin; or it is set before the work is done,
-            which is cancelled then. Work that is done is never lost.
-    """
-    if stop_requested.is_set():
-        work.close()
-        raise Stopped("the run was asked to stop")
-    doing, waiting = asyncio.create_task(work), asyncio.create_task(stop_requested.wait())
-    try:
-        await asyncio.wait((doing, waiting), return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            raise Stopped("the run was asked to stop")
-        return await doing
-    finally:
-        for task in (doing, waiting):
-            task.cancel()
-        await asyncio.gather(doing, waiting, return_exceptions=True)

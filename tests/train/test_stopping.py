@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agentrl.train.loop import Stopped, unless
+from agentrl.train.stopping import Stopped, unless
 
 
 async def test_work_does_not_begin_once_the_run_was_asked_to_stop() -> None:
