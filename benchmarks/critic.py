@@ -24,7 +24,8 @@ from torch import Tensor
 
 import agentrl
 from agentrl.envs.base import Env, reward
-from agentrl.train.backends.torch import TorchTrainer, trunk_of
+from agentrl.train.backends.torch import TorchTrainer
+from agentrl.train.backends.torch_batch import trunk_of
 from agentrl.train.forest import Forest
 from agentrl.train.result import TrainResult
 from agentrl.types import Message, Session, Task

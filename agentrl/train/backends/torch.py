@@ -15,52 +15,39 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from agentrl import cores, watchdog
 from agentrl.config import AlgoConfig
-from agentrl.errors import ConfigError, InvalidInput
+from agentrl.errors import InvalidInput
 from agentrl.models.devices import torch_device
 from agentrl.models.folders import exported, read_side_files
 from agentrl.models.loading import load_causal_lm
 from agentrl.models.mixers import set_plan, wrap_mixers
 from agentrl.models.rope import fixed_angle_length
 from agentrl.rollout.engines.weights import single_experts
-from agentrl.train.backends.attention import NAME, BlockPlan, Plan
+from agentrl.train.backends import torch_checkpoint
+from agentrl.train.backends.attention import NAME
 from agentrl.train.backends.copies import WeightCopy
 from agentrl.train.backends.critic import ValueModel
-from agentrl.train.backends.flex import FLEX_BLOCK, FlexPlan
 from agentrl.train.backends.head import Logits, token_logps
 from agentrl.train.backends.learner import Learned, Learner
-from agentrl.train.backends.optimizer import Optimizer, to_cpu
+from agentrl.train.backends.optimizer import Optimizer
 from agentrl.train.backends.parameters import trained
 from agentrl.train.backends.recompute import recompute_layers
 from agentrl.train.backends.reference import record_layer_outputs
 from agentrl.train.backends.reward_model import RewardModel
-from agentrl.train.backends.state_schedule import StateSchedule
+from agentrl.train.backends.torch_batch import Batch, prepared, trunk_of
 from agentrl.train.backends.torch_settings import TorchConfig
 from agentrl.train.forest import Forest, Rows, sequence_count, token_counts
 from agentrl.train.objective import Meter, add_sums
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Batch:
-    """A forest ready to be computed: trained rows, token ids and positions [1, T], plans of attention and states."""
-
-    rows: Rows
-    token_ids: Tensor
-    position: Tensor
-    plan: Plan
-    states: StateSchedule
 
 
 def computing(method: Callable[..., T]) -> Callable[..., T]:
@@ -203,16 +190,7 @@ class TorchTrainer(Learner[Batch]):
         Raises:
             ConfigError: a path is longer than the length up to which the model's rotary angles are constant.
         """
-        if self.longest is not None and len(forest) and int(forest.position.max()) >= self.longest:
-            raise ConfigError(
-                f"a path has {int(forest.position.max()) + 1} tokens, and in rows of more than {self.longest} the "
-                f"model's rotary angles change; set engine.max_context={self.longest}"
-            )
-        rows = forest.to(self.device).rows()
-        if self.device.type == "cuda":
-            forest = forest.to(self.device).padded(padded_length(len(forest)))
-        plan: Plan = FlexPlan(forest) if self.device.type == "cuda" else BlockPlan(forest)
-        return Batch(rows, forest.token_ids[None], forest.position[None], plan, StateSchedule(forest))
+        return prepared(forest, self.device, self.longest)
 
     def backward(self, batch: Batch, meter: Meter | None = None, *, first: bool = True) -> float:
         """Accumulate one forest's gradient; returns its loss.
@@ -366,44 +344,11 @@ class TorchTrainer(Learner[Batch]):
 
     def save(self, path: Path) -> None:
         """Write model, reference, critic, reward model, optimizer, generators and version into one file."""
-        state = {
-            "model": to_cpu(self.model.state_dict()),
-            "reference": None if self.reference is None else to_cpu(self.reference.state_dict()),
-            "average": None if self.average is None else to_cpu(self.average.state_dict()),
-            "critic": None if self.critic is None else self.critic.state(),
-            "reward_model": None if self.reward_model is None else self.reward_model.state(),
-            "optimizer": self.optimizer.state(),
-            "version": self.version,
-            "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
-        }
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        with partial.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        torch_checkpoint.save(self, Path(path))
 
     def load(self, path: Path) -> None:
         """Load a file that `save` wrote; the settings remain those of the last `begin`."""
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        self.model.load_state_dict(state["model"])
-        self.begin(self.algo, self.optimizer.total_steps)
-        self.optimizer.restore(state["optimizer"])
-        if self.reference is not None and state["reference"] is not None:
-            self.reference.load_state_dict(state["reference"])
-        if self.average is not None and state.get("average") is not None:
-            self.average.load_state_dict(state["average"])
-        if self.critic is not None and state.get("critic") is not None:
-            self.critic.restore(state["critic"])
-        if self.reward_model is not None and state.get("reward_model") is not None:
-            self.reward_model.restore(state["reward_model"])
-        self.version = state["version"]
-        torch.set_rng_state(state["rng"])
-        if state["cuda_rng"]:
-            torch.cuda.set_rng_state_all(state["cuda_rng"])
+        torch_checkpoint.load(self, Path(path))
 
     def export(self, path: Path) -> None:
         """Write a Hugging Face folder: the weights, and whatever else the source folder held when it was read.
@@ -429,17 +374,3 @@ class TorchTrainer(Learner[Batch]):
         """Free the weights."""
         self.reference = self.average = self.critic = self.reward_model = None
         self.model.to("meta")
-
-
-def trunk_of(model: nn.Module) -> nn.Module:
-    """A model without its head: what computes hidden states."""
-    trunk = model.base_model
-    if trunk is model and hasattr(model, "model"):  # Llama 4's text model
-        trunk = model.model
-    return cast(nn.Module, trunk)
-
-
-def padded_length(tokens: int) -> int:
-    """The next of a few fixed lengths (1, 1.25, 1.5 or 1.75 times a power of two), so that few shapes are compiled."""
-    step = max(FLEX_BLOCK, 1 << max(0, (tokens - 1).bit_length() - 3))
-    return -(-tokens // step) * step

@@ -19,7 +19,8 @@ from agentrl.train.algorithms.grpo import Grpo
 from agentrl.train.algorithms.ppo import Ppo, PpoConfig
 from agentrl.train.backends import Critic, Trainer, make_trainer
 from agentrl.train.backends.critic import ValueModel
-from agentrl.train.backends.torch import TorchTrainer, trunk_of
+from agentrl.train.backends.torch import TorchTrainer
+from agentrl.train.backends.torch_batch import trunk_of
 from agentrl.train.credit import Credit, NodeAdvantage, NodeKey
 from agentrl.train.forest import Forest
 from agentrl.train.losses import value_error

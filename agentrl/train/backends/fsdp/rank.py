@@ -30,7 +30,8 @@ from agentrl.train.backends.learner import Learned
 from agentrl.train.backends.ranks.balance import Division, Share
 from agentrl.train.backends.ranks.joined import Entry, joined, summed
 from agentrl.train.backends.ranks.worker import Builder, Role, join
-from agentrl.train.backends.torch import Batch, TorchTrainer, computing
+from agentrl.train.backends.torch import TorchTrainer, computing
+from agentrl.train.backends.torch_batch import Batch
 from agentrl.train.forest import Forest
 
 T = TypeVar("T")

@@ -66,7 +66,7 @@ def lengths(plan: Sequence[Sequence[int]], layout: Layout, *, gpu: bool, togethe
 
 def _padded(tokens: int, layout: Layout, gpu: bool) -> int:
     if gpu:
-        from agentrl.train.backends.torch import padded_length
+        from agentrl.train.backends.torch_batch import padded_length
 
         tokens = padded_length(tokens)
     block = block_size(tokens, layout.context, FLEX_BLOCK if gpu else None)

@@ -1,0 +1,63 @@
+"""What the torch trainer makes of a forest before it computes it, and which part of a model computes hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from agentrl.errors import ConfigError
+from agentrl.train.backends.attention import BlockPlan, Plan
+from agentrl.train.backends.flex import FLEX_BLOCK, FlexPlan
+from agentrl.train.backends.state_schedule import StateSchedule
+from agentrl.train.forest import Forest, Rows
+
+
+@dataclass(slots=True)
+class Batch:
+    """A forest ready to be computed: trained rows, token ids and positions [1, T], plans of attention and states."""
+
+    rows: Rows
+    token_ids: Tensor
+    position: Tensor
+    plan: Plan
+    states: StateSchedule
+
+
+def prepared(forest: Forest, device: torch.device, longest: int | None = None) -> Batch:
+    """The forest on the device, padded where kernels want fixed lengths, with its attention planned.
+
+    Args:
+        forest: what is computed.
+        device: where.
+        longest: how many tokens a path may have; None: any number.
+
+    Raises:
+        ConfigError: a path is longer than `longest`, the length up to which the model's rotary angles are constant.
+    """
+    if longest is not None and len(forest) and int(forest.position.max()) >= longest:
+        raise ConfigError(
+            f"a path has {int(forest.position.max()) + 1} tokens, and in rows of more than {longest} the "
+            f"model's rotary angles change; set engine.max_context={longest}"
+        )
+    rows = forest.to(device).rows()
+    if device.type == "cuda":
+        forest = forest.to(device).padded(padded_length(len(forest)))
+    plan: Plan = FlexPlan(forest) if device.type == "cuda" else BlockPlan(forest)
+    return Batch(rows, forest.token_ids[None], forest.position[None], plan, StateSchedule(forest))
+
+
+def trunk_of(model: nn.Module) -> nn.Module:
+    """A model without its head: what computes hidden states."""
+    trunk = model.base_model
+    if trunk is model and hasattr(model, "model"):  # Llama 4's text model
+        trunk = model.model
+    return cast(nn.Module, trunk)
+
+
+def padded_length(tokens: int) -> int:
+    """The next of a few fixed lengths (1, 1.25, 1.5 or 1.75 times a power of two), so that few shapes are compiled."""
+    step = max(FLEX_BLOCK, 1 << max(0, (tokens - 1).bit_length() - 3))
+    return -(-tokens // step) * step
