@@ -213,7 +213,6 @@ class RunConfig(Section):
             ("fleet.urls", self.fleet.urls),
             ("engine.url", getattr(self.engine, "url", None)),
             ("agent", self.agent),
-            ("cluster.environments", self.cluster.environments),
             ("cluster.place_timeout", getattr(self.cluster, "place_timeout", None)),
         ):
             if value:

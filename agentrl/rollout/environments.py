@@ -68,6 +68,19 @@ Cast = Mapping[str, Part]
 """Such parts in a session, by agent; of all other agents the worker knows itself who plays them."""
 
 
+@dataclass(frozen=True)
+class OtherWeights:
+    """The policy that is evaluated where it is the trained one with other weights, such as their average.
+
+    Attributes:
+        policy: its name.
+        capabilities: its engine's.
+    """
+
+    policy: str
+    capabilities: Capabilities
+
+
 class EnvironmentRole:
     """Plays sessions.
 
@@ -102,7 +115,13 @@ class EnvironmentRole:
             self._open.enter_context(tracing.exported(*traces, logger.warning))
 
     async def play(
-        self, session: Session, actor: Actor | Program, limits: RolloutConfig, left: Left, cast: Cast
+        self,
+        session: Session,
+        actor: Actor | Program,
+        limits: RolloutConfig,
+        left: Left,
+        cast: Cast,
+        other: OtherWeights | None,
     ) -> Session:
         """Play one attempt at a session; see `Rollouts._play`."""
         deadline = None if left is None else Deadline(left[0], time.monotonic() + left[1])
@@ -111,8 +130,13 @@ class EnvironmentRole:
             told = {agent: await self._partner(agent, part) for agent, part in cast.items()}
             if isinstance(actor, Program):
                 actor = replace(await self._served(), recorded=actor.recorded)
+        policy = self._policy
+        if other is not None:
+            engine = DistantEngine(self._calls, other.capabilities, other.policy)
+            policy = replace(policy, engine=engine, name=other.policy)
+        partners = {**rollouts.partners, **told}
         try:
-            return await replace(rollouts, limits=limits, partners={**rollouts.partners, **told})._play(
+            return await replace(rollouts, limits=limits, policy=policy, partners=partners)._play(
                 session, actor, deadline, None
             )
         finally:
@@ -160,10 +184,12 @@ class InWorkers:
 
     Args:
         workers: they.
+        trained: the name of the policy that they know.
+        evaluated: gets the other policies that are evaluated, by name, before sessions are played by them.
     """
 
-    def __init__(self, workers: Workers) -> None:
-        self._workers = workers
+    def __init__(self, workers: Workers, trained: str, evaluated: dict[str, Policy]) -> None:
+        self._workers, self._trained, self._evaluated = workers, trained, evaluated
         self._parts: dict[str, Part] = {}
 
     async def play(
@@ -175,7 +201,16 @@ class InWorkers:
         if rollouts.rule.active:  # forks have deadlines each
             timeout = None
         cast = await self._cast(rollouts.partners, session)
-        return await self._workers.play(session, actor, rollouts.limits, left, cast, timeout=timeout)
+        other = await self._other(rollouts.policy)
+        return await self._workers.play(session, actor, rollouts.limits, left, cast, other, timeout=timeout)
+
+    async def _other(self, policy: Policy) -> OtherWeights | None:
+        """What workers are told of the policy that plays; None: it is the trained one."""
+        engine = policy.engine
+        if policy.name == self._trained or engine is None:
+            return None
+        self._evaluated[policy.name] = policy
+        return OtherWeights(policy.name, await asyncio.to_thread(lambda: engine.capabilities))
 
     async def _cast(self, partners: Partners, session: Session) -> Cast:
         """Which of the run's engines play in a session."""
@@ -201,7 +236,8 @@ async def in_workers(config: RunConfig, rollouts: Rollouts, base: Path) -> Async
         return
     folder = await asyncio.to_thread(os.path.abspath, base)
     engine, host = rollouts.engines[0], cluster.current().host
-    access, key = EngineAccess(lambda: rollouts.policies), secrets.token_bytes(32)
+    evaluated: dict[str, Policy] = {}
+    access, key = EngineAccess(lambda: evaluated | rollouts.policies), secrets.token_bytes(32)
     capabilities = await asyncio.to_thread(lambda: engine.capabilities)
     async with Listener(access, "the run's engines", "the run's engines", host, key) as address:
         role = Role(
@@ -216,7 +252,7 @@ async def in_workers(config: RunConfig, rollouts: Rollouts, base: Path) -> Async
         processes.register_cleanup("containers of environment workers", sandboxes.remove_left)
         try:
             await workers.start()
-            yield replace(rollouts, elsewhere=InWorkers(workers))
+            yield replace(rollouts, elsewhere=InWorkers(workers, rollouts.policy.name, evaluated))
         finally:
             with contextlib.suppress(InfraError):
                 await workers.close()
