@@ -201,6 +201,10 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl doctor cluster=ray cluster.address=auto folder=runs": Elsewhere(
         "tests/cluster/test_doctor.py::test_every_node_of_a_ray_cluster_says_what_it_has_and_reaches_the_others"
     ),
+    "agentrl doctor cluster=ray cluster.address=auto gateway.host=node gateway.tls_certificate=cert.pem "
+    "gateway.tls_key=key.pem": Elsewhere(
+        "tests/cluster/test_doctor.py::test_every_node_of_a_ray_cluster_says_what_it_has_and_reaches_the_others"
+    ),
     "agentrl doctor cluster=ray cluster.address=auto images=[agentrl/base:latest] send_images=true": Elsewhere(
         "tests/tools/sandbox/test_delivery.py"
         "::test_a_host_sends_an_image_to_another_and_refuses_one_that_it_does_not_have"

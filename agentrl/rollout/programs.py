@@ -30,6 +30,7 @@ from agentrl.types import Session, Status
 
 if TYPE_CHECKING:
     from agentrl.sessions.gateway.gateway import Gateway
+    from agentrl.sessions.gateway.tls import Tls
 
 T = TypeVar("T")
 PATIENCE = 600.0
@@ -114,6 +115,21 @@ async def _first(*work: Awaitable[T]) -> T:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def listening_place(where: GatewayConfig) -> tuple[str, str, Tls | None]:
+    """Of a gateway of this process: the address that it binds to, the name that programs use, and its certificate.
+
+    Raises:
+        ConfigError: the certificate can't be used.
+    """
+    from agentrl.sessions.gateway.server import ALL_INTERFACES
+    from agentrl.sessions.gateway.tls import Tls
+
+    node = cluster.current().host
+    host = node if where.host == NODE else where.host
+    name = where.name or (node if host in ALL_INTERFACES else host)
+    return host, name, Tls.of(where.tls_certificate, where.tls_key, "gateway.")
+
+
 @asynccontextmanager
 async def serving(
     agent: str, policy: Policy, store: Store, limits: RolloutConfig, where: GatewayConfig | None = None
@@ -132,11 +148,8 @@ async def serving(
         InfraError: nothing can listen there.
     """
     from agentrl.sessions.gateway import Limits, create_app, running
-    from agentrl.sessions.gateway.server import ALL_INTERFACES
-    from agentrl.sessions.gateway.tls import Tls
 
     assert policy.engine is not None
-    where = where or GatewayConfig()
     bounds = Limits(
         turn_tokens=limits.turn_tokens,
         temperature=limits.temperature,
@@ -156,10 +169,7 @@ async def serving(
         strip_reasoning=policy.strip_reasoning,
         admin_key=secrets.token_urlsafe(24),
     )
-    tls = Tls.of(where.tls_certificate, where.tls_key, "gateway.")
-    node = cluster.current().host
-    host = node if where.host == NODE else where.host
-    name = where.name or (node if host in ALL_INTERFACES else None)
+    host, name, tls = listening_place(where or GatewayConfig())
     async with running(app, host=host, tls=tls, name=name) as url:
         user_agent = agents.load_agent(agent, tls.trusted() if tls else None)
         yield ServedProgram(agent, gateway=app.state.gateway, url=url, user_agent=user_agent)

@@ -2,7 +2,8 @@
 
 A role is started on every node, as a run's parts are: by Ray, on free ports of the node's address. It says what the
 node has, reads a file that this process has written into the folder that all must share, and sends megabytes to the
-other nodes over the connections that a run's workers use.
+other nodes over the connections that a run's workers use. A gateway is opened on each as a run opens one
+(`gateway_probe`).
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from agentrl import cluster, cores
 from agentrl.cluster import Address, Cluster, Node, Resources, Role, Worker, connect
 from agentrl.cluster.assignment import Assignment, Place
 from agentrl.cluster.gpus import queried
-from agentrl.config import ClusterConfig
+from agentrl.config import ClusterConfig, GatewayConfig
 from agentrl.config.sections import NAMED, Section
 from agentrl.errors import AgentRLError, InvalidInput, brief
-from agentrl.tools.sandbox.delivery import ImageHost
+from agentrl.train.gateway_probe import GatewayHost, problems_of_gateways
 from agentrl.train.plan.memory import GIB
 
 PROBE = "probe"
@@ -51,6 +52,10 @@ class DoctorConfig(Section):
     """Whether a node that lacks one of them gets it from a node that has it, without a registry."""
     image_timeout: PositiveFloat = 3600.0
     """Seconds that sending an image to a node may take."""
+    gateway: GatewayConfig = GatewayConfig()
+    """Where the gateways of agent programs listen, as in a run."""
+    sandbox_network: str | None = None
+    """The Docker network of sandboxes that are to reach their node's gateway; None: none are."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class Equipment:
         return f"{self.cpus} CPUs, {self.memory / GIB:.3g} GiB, {gpus}; {docker}; {disk}"
 
 
-class Probe(ImageHost):
+class Probe(GatewayHost):
     """Runs on a node."""
 
     def equipment(self, file: str, content: bytes) -> Equipment:
@@ -185,6 +190,11 @@ async def _examine(opened: Cluster, nodes: Sequence[Node], config: DoctorConfig,
         except AgentRLError as error:
             report.problems.append(f"{one} does not reach {other}: {brief(str(error))}")
     hosts = {name: workers[name] for name, has in report.nodes.items() if has.docker}
+    there = {name: workers[name] for name in report.nodes}
+    sandboxes = dict.fromkeys(hosts if config.sandbox_network else (), next(iter(config.images), None))
+    report.problems += await problems_of_gateways(
+        there, _pairs(list(there)), config.gateway, sandboxes, config.sandbox_network or "", config.timeout
+    )
     for image in config.images:
         try:
             await _compare_image(image, hosts, config, report)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from agentrl.config import ClusterConfig
+from agentrl.config import ClusterConfig, GatewayConfig
 from agentrl.errors import InvalidInput
 from agentrl.train.doctor import MOST_PAIRS, DoctorConfig, Equipment, Probe, Report, _pairs, examine
+from tests.cluster.test_programs import certificate
 from tests.tools.sandbox.conftest import TINY, docker
 
 __all__ = ["docker"]
@@ -18,7 +19,8 @@ __all__ = ["docker"]
 @pytest.mark.slow
 def test_every_node_of_a_ray_cluster_says_what_it_has_and_reaches_the_others(ray_nodes: Any, tmp_path: Path) -> None:
     config = ClusterConfig(name="ray", address=ray_nodes.address)
-    found = examine(DoctorConfig(cluster=config, folder=tmp_path / "runs", megabytes=1))
+    gateway = GatewayConfig(host="node", **certificate(ray_nodes.address.partition(":")[0], tmp_path))
+    found = examine(DoctorConfig(cluster=config, folder=tmp_path / "runs", megabytes=1, gateway=gateway))
     assert found.problems == []
     assert len(found.nodes) == 2
     assert all(node.cpus > 0 and node.memory > 0 and node.free for node in found.nodes.values())

@@ -1,0 +1,235 @@
+"""Whether a run's gateways can be reached: each node opens one as a run does, and is called as programs call it.
+
+What is served answers with a word that only the opened gateway knows: a name may lead to another machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import secrets
+import socket
+import ssl
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.cluster import Worker
+from agentrl.config import GatewayConfig
+from agentrl.errors import AgentRLError, ConfigError, InfraError, brief
+from agentrl.rollout.programs import listening_place
+from agentrl.tools.sandbox.delivery import ImageHost
+from agentrl.tools.sandbox.spec import DEFAULT_IMAGE, SandboxSpec
+
+CALL_SECONDS = 10.0
+"""How long a gateway may take to answer."""
+_PEM = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_FROM_SHELL = "exec 3<>/dev/tcp/{name}/{port} && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && head -c 4096 <&3"
+
+
+@dataclass(frozen=True)
+class OpenGateway:
+    """A gateway that a node has opened.
+
+    Attributes:
+        name: the host name or address that programs are given.
+        port: where it listens.
+        word: what it answers.
+        certificate: the PEM file that it serves HTTPS with; None is HTTP.
+        loopback: whether other machines can't reach it, by its settings.
+    """
+
+    name: str
+    port: int
+    word: str
+    certificate: str | None
+    loopback: bool
+
+    def __str__(self) -> str:
+        name = f"[{self.name}]" if ":" in self.name else self.name
+        return f"{'https' if self.certificate else 'http'}://{name}:{self.port}"
+
+
+class GatewayHost(ImageHost):
+    """Opens a gateway on a node, and calls those of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._opened = AsyncExitStack()
+
+    async def open_gateway(self, where: GatewayConfig) -> OpenGateway:
+        """Listen as a run's gateway does, until `close`.
+
+        Raises:
+            ConfigError: the certificate and its key can't be used, or nothing can listen there.
+        """
+        return await self._opened.enter_async_context(opened_gateway(where))
+
+    async def call_gateway(self, gateway: OpenGateway) -> None:
+        """Call a gateway by the name that programs are given.
+
+        Raises:
+            InfraError: it is not reached; the message says why.
+        """
+        await called(gateway)
+
+    async def call_from_sandbox(self, gateway: OpenGateway, network: str, image: str | None) -> None:
+        """Call a gateway from a sandbox of this host in a Docker network; with HTTPS its port is enough.
+
+        Raises:
+            InfraError: it is not reached.
+            AgentRLError: there is no such sandbox.
+        """
+        from agentrl.tools.sandbox.docker import create_docker
+
+        sandbox = await create_docker(SandboxSpec(image=image or DEFAULT_IMAGE, network=network))
+        try:
+            done = await sandbox.exec(_FROM_SHELL.format(name=gateway.name, port=gateway.port), timeout=CALL_SECONDS)
+        finally:
+            await sandbox.close()
+        answered = gateway.certificate is not None or gateway.word.encode() in done.stdout
+        if done.exit_code or not answered:
+            said = brief(done.stderr.decode(errors="replace").strip())
+            raise InfraError(said or f"nothing answered within {CALL_SECONDS:g} s")
+
+    async def close(self) -> None:
+        """Listen no longer."""
+        await self._opened.aclose()
+
+
+@asynccontextmanager
+async def opened_gateway(where: GatewayConfig) -> AsyncIterator[OpenGateway]:
+    """Listen as a run's gateway does, and answer with a word of its own; raises as `GatewayHost.open_gateway`."""
+    from agentrl.sessions.gateway.limits import Limits
+    from agentrl.sessions.gateway.listener import listening, served
+
+    host, name, tls = listening_place(where)
+    try:
+        listener = await asyncio.to_thread(listening, host, 0)
+    except InfraError as error:
+        raise ConfigError(
+            f"gateway.host={where.host}: {error}; it must be an address of the node: gateway.host=node is, on every one"
+        ) from None
+    word = secrets.token_hex(16)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", str(len(word)).encode()), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": word.encode()})
+
+    address, port = listener.getsockname()[:2]
+    certificate = await asyncio.to_thread(Path(tls.certificate).read_text) if tls else None
+    with listener:
+        async with served(answer, listener, Limits(), tls):
+            yield OpenGateway(name, port, word, certificate, ipaddress.ip_address(address).is_loopback)
+
+
+async def called(gateway: OpenGateway) -> None:
+    """See `GatewayHost.call_gateway`."""
+    name = gateway.name
+    try:
+        async with asyncio.timeout(CALL_SECONDS):
+            found = await asyncio.get_running_loop().getaddrinfo(name, gateway.port, type=socket.SOCK_STREAM)
+    except (OSError, TimeoutError):
+        raise InfraError(f"the name {name} (gateway.name) stands for no address there") from None
+    address = found[0][4][0]
+    at = "" if address == name else f" ({name} is {address} there)"
+    try:
+        async with asyncio.timeout(CALL_SECONDS):
+            answer = await _answer(gateway, _trusting(gateway))
+    except ssl.SSLCertVerificationError as error:
+        covered = await _covered_names(gateway)
+        raise InfraError(
+            f"the certificate of gateway.tls_certificate is not accepted for {name}: {error.verify_message.rstrip('.')}"
+            f"; it is for {covered}, and gateway.name, or the gateway's address without one, must be among these{at}"
+        ) from None
+    except TimeoutError:
+        raise InfraError(f"nothing answered within {CALL_SECONDS:g} s{at}: a firewall may drop it") from None
+    except OSError as error:
+        raise InfraError(f"{error.strerror or error}{at}") from None
+    if not answer.endswith(gateway.word.encode()):
+        raise InfraError(f"something else answered{at}: without gateway.name programs are given its node's address")
+
+
+async def _answer(gateway: OpenGateway, trusting: ssl.SSLContext | None) -> bytes:
+    reader, writer = await asyncio.open_connection(gateway.name, gateway.port, ssl=trusting)
+    try:
+        writer.write(f"GET / HTTP/1.1\r\nHost: {gateway.name}\r\nConnection: close\r\n\r\n".encode())
+        return await reader.read(-1)
+    finally:
+        writer.close()
+
+
+def _trusting(gateway: OpenGateway) -> ssl.SSLContext | None:
+    """What trusts the gateway's certificate under the names that it is for; None is HTTP."""
+    if gateway.certificate is None:
+        return None
+    context = ssl.create_default_context(cadata="\n".join(_PEM.findall(gateway.certificate)))
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
+async def _covered_names(gateway: OpenGateway) -> str:
+    """The names and addresses that a certificate is for, as far as it is valid otherwise."""
+    trusting = _trusting(gateway)
+    assert trusting is not None
+    trusting.check_hostname = False
+    try:
+        async with asyncio.timeout(CALL_SECONDS):
+            _, writer = await asyncio.open_connection(gateway.name, gateway.port, ssl=trusting)
+    except (OSError, TimeoutError):
+        return "no name, since it is not valid"
+    names = writer.get_extra_info("peercert").get("subjectAltName", ())
+    writer.close()
+    return ", ".join(name for _, name in names) or "no name"
+
+
+async def problems_of_gateways(
+    workers: Mapping[str, Worker],
+    pairs: Sequence[tuple[str, str]],
+    where: GatewayConfig,
+    sandboxes: Mapping[str, str | None],
+    network: str,
+    timeout: float,
+) -> list[str]:
+    """Open a gateway on each node, and call it from there, from other nodes and from sandboxes.
+
+    Args:
+        workers: `GatewayHost`s, by their nodes' names.
+        pairs: which node is called from which: the caller, and the node of the gateway.
+        where: the settings of the run's gateways.
+        sandboxes: the nodes whose sandboxes are to reach it, and the image of one; None is the default image.
+        network: the sandboxes' Docker network.
+        timeout: seconds that a call to a node may take.
+
+    Returns:
+        A sentence for each thing that is wrong.
+    """
+    problems: list[str] = []
+    opened: dict[str, OpenGateway] = {}
+    for node, worker in workers.items():
+        try:
+            opened[node] = await worker.call("open_gateway", where, timeout=timeout)
+        except AgentRLError as error:
+            problems.append(f"{node}: {brief(str(error))}")
+    outside = [(one, other) for one, other in pairs if other in opened and not opened[other].loopback]
+    for one, other in [*((node, node) for node in opened), *outside]:
+        what = "its own gateway" if one == other else f"the gateway of {other}"
+        try:
+            await workers[one].call("call_gateway", opened[other], timeout=timeout)
+        except AgentRLError as error:
+            problems.append(f"{one} does not reach {what} at {opened[other]}: {brief(str(error))}")
+    for node, image in sandboxes.items():
+        if node not in opened:
+            continue
+        try:
+            await workers[node].call("call_from_sandbox", opened[node], network, image, timeout=timeout)
+        except AgentRLError as error:
+            problems.append(
+                f"a sandbox on {node} in the Docker network {network!r} does not reach the gateway at {opened[node]}: "
+                f"{brief(str(error))}" + ("; gateway.host=node listens outside of the node" * opened[node].loopback)
+            )
+    return problems
