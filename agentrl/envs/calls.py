@@ -179,8 +179,8 @@ async def step(env: Env, message: Message) -> StepResult:
     """Answer the agent's message.
 
     Raises:
-        EnvError: its code failed, or gave something else than a StepResult, or a reward that is not finite, or named an
-            agent that the environment does not have.
+        EnvError: its code failed, or gave something else than a StepResult, or a reward that is no finite number, or
+            named an agent that the environment does not have.
     """
     name = type(env.unwrapped).__name__
     with blamed(env, "step"):
@@ -196,9 +196,9 @@ async def step(env: Env, message: Message) -> StepResult:
             raise EnvError(f"{name}.step gave next={shown(result.next)}; expected an agent, or several different ones")
         for agent in (*result.rewards, *(result.next or ())):
             _known(env, agent, f"{name}.step")
-    for reward in (result.reward, *result.rewards.values()):
-        if reward is not None and not math.isfinite(reward):
-            raise EnvError(f"{name}.step gave the reward {reward}, which is not finite")
+    if result.reward is not None:
+        result.reward = _number(result.reward, f"{name}.step, as the reward,")
+    result.rewards = {who: _number(value, f"{name}.step, as {who}'s reward,") for who, value in result.rewards.items()}
     if result.continuation is not None and (result.messages or not env.stop_strings):
         why = "messages as well" if result.messages else "it has no stop_strings"
         raise EnvError(f"{name}.step gave a continuation, but {why}")

@@ -213,7 +213,9 @@ async def test_an_opening_may_be_text_a_dict_or_messages(value: Any):
     [
         ("text", "not a StepResult"),
         (StepResult(), "nothing to answer"),
-        (StepResult(terminated=True, reward=float("nan")), "not finite"),
+        (StepResult(terminated=True, reward=float("nan")), "not a finite number"),
+        (StepResult(terminated=True, reward="1"), "not a finite number"),  # type: ignore[arg-type]
+        (StepResult(terminated=True, rewards={"agent": [1]}), "not a number"),  # type: ignore[dict-item]
     ],
 )
 async def test_a_step_that_leads_nowhere_is_refused(value: Any, words: str):
