@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,6 +32,7 @@ from agentrl.tools.registry import MAX_RESULT_CHARS, cut
 from agentrl.tools.schema import shown
 from agentrl.tools.tool import Tool
 from agentrl.types import Message, StepResult, Task
+from agentrl.untrusted import read_json
 
 EXTRA = "openenv"
 ACT = "act"
@@ -125,24 +127,25 @@ class OpenEnv(Env):
 
     async def _act(self, name: str, checked: Json, _: Any) -> str:
         action = {"type": "call_tool", "tool_name": name, "arguments": checked} if self._mcp else checked
-        data = await self._take(action)
-        if data.get("reward") is not None:
-            self.earn(data["reward"])
+        data, reward = await self._take(action)
+        if reward is not None:
+            self.earn(reward)
         if self._done:
             self.end()
         return self._text(data)
 
     async def _take_text(self, text: str) -> StepResult:
         try:
-            data = await self._take({self._field: text})
+            data, reward = await self._take({self._field: text})
         except ToolError as error:
             return StepResult([_user(f"Error: {error}")])
-        return StepResult([_user(self._text(data))], data.get("reward"), terminated=self._done)
+        return StepResult([_user(self._text(data))], reward, terminated=self._done)
 
-    async def _take(self, action: Json) -> Json:
+    async def _take(self, action: Json) -> tuple[Json, float | None]:
+        """Take an action; what the answer holds, and its reward."""
         data = await self._session.request("step", action)
         self._done = bool(data.get("done"))
-        return data
+        return data, _reward(self.url, data.get("reward"))
 
     def _text(self, data: Json) -> str:
         seen = data.get("observation")
@@ -160,6 +163,7 @@ class _Session:
     def __init__(self, url: str, timeout: float) -> None:
         self.url, self.timeout = url, timeout
         self._socket: Any = None
+        self._unanswered = False
 
     async def reset(self, data: Json) -> Json:
         """Open the connection and begin an episode; where the server has no room, wait for it."""
@@ -181,7 +185,8 @@ class _Session:
 
         Raises:
             ToolError: the environment refuses the action, or failed at it.
-            InfraError: the server is gone or answers with something else than the protocol's messages.
+            InfraError: the server is gone or answers with something else than the protocol's messages, or what it has
+                not answered yet was given up (by the deadline of a tool call).
             DeadlineExceeded: it did not answer in time.
         """
         from websockets.exceptions import ConnectionClosed, WebSocketException
@@ -189,15 +194,19 @@ class _Session:
         where = f"the OpenEnv server {self.url}"
         if self._socket is None:
             raise InfraError(f"{where}: no session is open")
+        if self._unanswered:  # the next answer would be taken for this request's
+            raise InfraError(f"{where} has not answered the request before this one")
+        self._unanswered = True
         try:
             async with asyncio.timeout(self.timeout):
                 with suppress(ConnectionClosed):  # a server without room says so and closes before it is asked
                     await self._socket.send(json.dumps({"type": kind, "data": data}))
-                answer = json.loads(await self._socket.recv())
+                answer = read_json(await self._socket.recv())
         except TimeoutError:
             raise DeadlineExceeded(f"{where} did not answer {kind} within env.timeout={self.timeout:g} s") from None
         except (WebSocketException, OSError, ValueError) as error:
             raise InfraError(f"{where} has ended the session: {error}") from error
+        self._unanswered = False
         return _understood(where, kind, answer)
 
     async def close(self) -> None:
@@ -211,6 +220,7 @@ class _Session:
         from websockets.exceptions import WebSocketException
 
         address = "ws" + self.url.removeprefix("http") + "/ws"
+        self._unanswered = False
         try:
             self._socket = await connect(
                 address, open_timeout=self.timeout, close_timeout=CLOSE_SECONDS, max_size=MAX_BYTES, proxy=None
@@ -230,9 +240,9 @@ def _understood(where: str, kind: str, answer: Any) -> Json:
         raise InfraError(f"{where} answered {kind} with {shown(answer)}")
     if answer.get("type") != "error":
         return data
-    code, said = data.get("code"), str(data.get("message"))
+    code, said = data.get("code"), cut(str(data.get("message")), MAX_RESULT_CHARS)
     if code == "VALIDATION_ERROR":
-        raise ToolArguments("; ".join(_complaint(error) for error in data.get("errors") or ()) or said)
+        raise ToolArguments(cut(_complaints(data.get("errors")), MAX_RESULT_CHARS) or said)
     if code == "EXECUTION_ERROR":
         raise ToolError(said)
     if code == "CAPACITY_REACHED":
@@ -240,8 +250,25 @@ def _understood(where: str, kind: str, answer: Any) -> Json:
     raise InfraError(f"{where} answered {kind} with {code}: {said}")
 
 
-def _complaint(error: Mapping[str, Any]) -> str:
-    return f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg')}"
+def _complaints(errors: Any) -> str:
+    """What the server says of an action's fields."""
+    listed = [error for error in errors if isinstance(error, Mapping)] if isinstance(errors, list) else []
+    places = [place if isinstance(place := error.get("loc"), list) else [] for error in listed]
+    return "; ".join(f"{'.'.join(map(str, at))}: {error.get('msg')}" for at, error in zip(places, listed, strict=True))
+
+
+def _reward(url: str, given: Any) -> float | None:
+    """The reward of an answer.
+
+    Raises:
+        InfraError: it is no finite number.
+    """
+    if given is None:
+        return None
+    with suppress(OverflowError):
+        if isinstance(given, int | float) and math.isfinite(number := float(given)):
+            return number
+    raise InfraError(f"the OpenEnv server {url} gave the reward {shown(given)}, which is no finite number")
 
 
 def _read(parameters: Mapping[str, Any], arguments: Json) -> Json:
@@ -287,7 +314,7 @@ def _mcp_tools(url: str, timeout: float) -> tuple[tuple[str, str, Json], ...]:
             "ws" + url.removeprefix("http") + "/ws", open_timeout=timeout, max_size=MAX_BYTES, proxy=None
         ) as ws:
             ws.send(json.dumps({"type": "step", "data": LIST_TOOLS}))
-            data = _understood(f"the OpenEnv server {url}", "list_tools", json.loads(ws.recv(timeout)))
+            data = _understood(f"the OpenEnv server {url}", "list_tools", read_json(ws.recv(timeout)))
         return tuple((tool["name"], tool["description"], tool["input_schema"]) for tool in data["observation"]["tools"])
     except (InfraError, ToolError, OSError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"env=openenv:{url}: its tools can't be listed: {error!r}") from error
@@ -308,8 +335,9 @@ def _text_field(url: str, schema: Json) -> str:
 def _plain(seen: Any) -> str:
     """An observation as text: its only filled field where that is text, else JSON without empty fields."""
     if isinstance(seen, Mapping):
-        if isinstance(content := (seen.get("result") or {}), Mapping) and "content" in content:  # an MCP tool's answer
-            return "\n".join(str(block.get("text", "")) for block in content["content"] if isinstance(block, Mapping))
+        result = seen.get("result")
+        if isinstance(result, Mapping) and isinstance(blocks := result.get("content"), list):  # an MCP tool's answer
+            return "\n".join(str(block.get("text", "")) for block in blocks if isinstance(block, Mapping))
         filled = {name: value for name, value in seen.items() if value not in (None, "", [], {})}
         if len(filled) == 1 and isinstance(only := next(iter(filled.values())), str):
             return only

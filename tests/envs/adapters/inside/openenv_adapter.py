@@ -7,10 +7,14 @@ import random
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import websockets
+from websockets.asyncio.server import ServerConnection
+from websockets.http11 import Request, Response
 
 import agentrl
 from agentrl.envs import calls
@@ -114,6 +118,92 @@ async def test_an_action_of_one_text_is_the_turn_and_a_full_server_is_waited_for
     await calls.close(held)
     with pytest.raises(ConfigError, match="an action of one text"):
         agentrl.make(f"openenv:{serve('tools', 1)[0]}", form="text")
+
+
+@asynccontextmanager
+async def answering(*answers: str, properties: str = '{"word": {"type": "string"}}') -> AsyncIterator[str]:
+    """The address of a server that answers each session's requests with these, whatever was asked."""
+
+    async def serve_session(connection: ServerConnection) -> None:
+        for answer in answers:
+            await connection.recv()
+            if answer == SLOW:
+                await asyncio.sleep(0.3)
+            await connection.send(ANSWERED if answer == SLOW else answer)
+        await connection.wait_closed()
+
+    def about(connection: ServerConnection, request: Request) -> Response | None:
+        if request.path == "/ws":
+            return None
+        return connection.respond(200, f'{{"action": {{"properties": {properties}}}}}')
+
+    async with websockets.serve(serve_session, "127.0.0.1", 0, process_request=about) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+SLOW = "slow"
+BEGUN = '{"type": "observation", "data": {"observation": "begun", "done": false}}'
+ANSWERED = '{"type": "observation", "data": {"observation": "answered", "reward": 1, "done": false}}'
+ODD = {
+    "nests": "[" * 5000,
+    "a reward that is text": '{"type": "observation", "data": {"observation": "", "reward": "1"}}',
+    "a reward without end": '{"type": "observation", "data": {"observation": "", "reward": 1e999}}',
+    "a reward of 400 digits": f'{{"type": "observation", "data": {{"observation": "", "reward": {"9" * 400}}}}}',
+}
+
+
+@pytest.mark.parametrize("form", ["text", "tools"])
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+async def test_what_a_server_should_not_answer_is_its_fault_and_ends_no_run(odd: str, form: str) -> None:
+    """The error was taken for one of the environment's code, or told to the model as if it were the model's."""
+    async with answering(BEGUN, odd) as url:
+        env = await asyncio.to_thread(agentrl.make, f"openenv:{url}", form=form)
+        await calls.reset(env, next(calls.tasks(env)))
+        action = Message(role="assistant", content="x") if form == "text" else env.call("act", word="x")
+        with pytest.raises(InfraError):
+            await calls.step(env, action)
+        await calls.close(env)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "[" * 5000,
+        '{"type": "error", "data": {"code": "VALIDATION_ERROR", "errors": 3}}',
+        '{"type": "error", "data": {"code": "VALIDATION_ERROR", "errors": [3, {"loc": 3}]}}',
+    ],
+    ids=["nests", "no list", "no errors"],
+)
+async def test_an_odd_answer_to_a_reset_is_the_servers_fault(odd: str) -> None:
+    async with answering(odd) as url:
+        env = await asyncio.to_thread(agentrl.make, f"openenv:{url}", form="text")
+        with pytest.raises(InfraError):
+            await calls.reset(env, next(calls.tasks(env)))
+        await calls.close(env)
+
+
+async def test_an_odd_observation_is_shown_as_it_is() -> None:
+    odd = '{"type": "observation", "data": {"observation": {"result": {"content": 5}}}}'
+    async with answering(odd) as url:
+        env = await asyncio.to_thread(agentrl.make, f"openenv:{url}", form="text")
+        (opening,) = await calls.reset(env, next(calls.tasks(env)))
+        assert opening.text == '{"result": {"content": 5}}'
+        await calls.close(env)
+
+
+async def test_an_answer_that_came_after_its_calls_deadline_is_not_the_next_ones() -> None:
+    """It was: from then on each action got the observation and the reward of the one before it."""
+    async with answering(BEGUN, SLOW, ANSWERED) as url:
+        env = await asyncio.to_thread(agentrl.make, f"openenv:{url}")
+        await calls.reset(env, next(calls.tasks(env)))
+        env.tools.timeout = 0.05
+        late = await calls.step(env, env.call("act", word="first"))
+        assert "took longer than" in late.messages[0].text
+        await asyncio.sleep(0.5)
+        with pytest.raises(InfraError, match="has not answered the request before"):
+            await calls.step(env, env.call("act", word="second"))
+        await calls.reset(env, next(calls.tasks(env)))
+        await calls.close(env)
 
 
 def test_an_address_without_a_server_is_named() -> None:
