@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from agentrl.envs.adapters.loops import Ask, Loop
 from agentrl.errors import EnvError
-from agentrl.types import Message
+from agentrl.types import FunctionCall, Message, ToolCall
 
 
 async def echo(ask: Ask) -> str:
@@ -50,3 +53,53 @@ async def test_a_loop_that_was_refused_is_named_once_and_printed_by_nobody_else(
     await asyncio.sleep(0)
     gc.collect()
     assert not printed
+
+
+async def test_arguments_that_nest_too_deeply_are_no_fault_of_the_loop() -> None:
+    """They are the model's: the error of the decoder was taken for one of the environment's code, and ended the run."""
+    call = ToolCall(id="c", function=FunctionCall(name="add", arguments="[" * 5000))
+    loop = Loop(echo, [], "echo")
+    await loop.begin()
+    assert await loop.answer(Message(role="assistant", content="", tool_calls=[call])) is not None
+    await loop.close()
+
+
+async def gives_up(ask: Ask) -> str:
+    try:
+        async with asyncio.timeout(0):
+            await ask([Message(role="user", content="quick")], [])
+    except TimeoutError:
+        return "too slow"
+    return "answered"
+
+
+async def asks_again(ask: Ask) -> str:
+    await gives_up(ask)
+    return (await ask([Message(role="user", content="now?")], [])).text
+
+
+async def test_a_loop_that_no_longer_waits_for_the_turn_ends_as_it_likes() -> None:
+    loop = Loop(gives_up, [], "hasty")
+    await loop.begin()
+    await asyncio.sleep(0.01)
+    async with asyncio.timeout(5):
+        assert await loop.answer(Message(role="assistant", content="late")) is None
+    assert loop.result == "too slow"
+
+
+async def late(loop: Loop[str]) -> object:
+    return await loop.answer(Message(role="assistant", content="late"))
+
+
+async def cut_off(loop: Loop[str]) -> object:
+    return await loop.end(EnvError("cut off"))
+
+
+@pytest.mark.parametrize("go_on", [late, cut_off])
+async def test_a_loop_that_asks_anew_while_its_turn_is_written_is_refused(go_on: Callable[[Any], Any]) -> None:
+    loop = Loop(asks_again, [], "hasty")
+    await loop.begin()
+    await asyncio.sleep(0.01)
+    async with asyncio.timeout(5):
+        with pytest.raises(EnvError, match="hasty asks its model for two turns at once"):
+            await go_on(loop)

@@ -27,6 +27,7 @@ from agentrl.tools.schema import shown
 from agentrl.tools.threads import run_in_thread
 from agentrl.tools.tool import Tool
 from agentrl.types import Message, StepResult, Task
+from agentrl.untrusted import read_json
 
 T = TypeVar("T")
 EXTRA = "gymnasium"
@@ -226,7 +227,7 @@ class Gymnasium(Env):
         value: Any = text.strip()
         if not self.names and self._about.parameters.get("type") != "string":
             try:
-                value = json.loads(value)
+                value = read_json(value)
             except ValueError:
                 return StepResult([_user(f"Error: action = {shown(value)}: allowed: {self._allowed}")])
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,12 +23,15 @@ from agentrl.envs.base import Env, reward
 from agentrl.errors import AgentRLError, ConfigError, EnvError, nearest
 from agentrl.tools.tool import Tool
 from agentrl.types import FunctionCall, Message, Session, StepResult, Task, ToolCall
+from agentrl.untrusted import read_json
 
 EXTRA = "inspect"
 EVERYTHING = (float("-inf"), float("inf"))
 CONNECTIONS = 100_000
 """Turns that may be waited for at once; the library's own limit is for providers' APIs."""
 ToolSchema = tuple[str, str, dict[str, Any]]
+Scores = dict[str, float | None]
+"""By the scorers' names, and by name.key where a score has several values; None where the sample is left out."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Inspect(Env):
         self._loaded = _load(source, json.dumps(options, sort_keys=True, default=str))
         for name, description, parameters in self._loaded.tools:
             self.tools.add(Tool(name, description, parameters, _never))
-        self._loop: Loop[dict[str, float]] | None = None
+        self._loop: Loop[Scores] | None = None
 
     def tasks(self, split: str = "eval") -> list[Task]:
         """Its samples."""
@@ -73,7 +77,7 @@ class Inspect(Env):
         await self.close()
         sample = self._loaded.task.dataset[task["place"]]
 
-        async def run(ask: Ask) -> dict[str, float]:
+        async def run(ask: Ask) -> Scores:
             return await _run(self._loaded.task, sample, ask)
 
         self._loop = Loop(run, self.tools.names, f"inspect:{self.source}")
@@ -89,12 +93,12 @@ class Inspect(Env):
         return StepResult(terminated=True) if following is None else StepResult(following)
 
     @reward(range=EVERYTHING)
-    async def score(self, session: Session) -> float:
-        """The scorer's value, as a number: 1 for correct, 0 for incorrect, 0.5 for partly correct."""
+    async def score(self, session: Session) -> float | None:
+        """The scorer's value, as a number: 1 for correct, 0 for incorrect, 0.5 for partly correct; None is unscored."""
         assert self._loop is not None
         error = library("inspect_ai.util", EXTRA).LimitExceededError("custom", value=1, limit=1)
         scores = await self._loop.end(error)
-        session.info["scores"] = scores
+        session.info["scores"] = {name: value for name, value in scores.items() if value is not None}
         name = self.scorer or next(iter(scores), "")
         if name not in scores:
             guess = nearest(name, scores)
@@ -152,8 +156,8 @@ async def _offered(task: Any) -> tuple[ToolSchema, ...]:
     return tuple(offered)
 
 
-async def _run(task: Any, sample: Any, ask: Ask) -> dict[str, float]:
-    """Run a sample and score it; scores by the scorers' names, and by name.key where a score has several values."""
+async def _run(task: Any, sample: Any, ask: Ask) -> Scores:
+    """Run a sample and score it."""
     registry, metric = library("inspect_ai._util.registry", EXTRA), library("inspect_ai.scorer", EXTRA)
     types = library("inspect_ai.model", EXTRA)
 
@@ -163,13 +167,14 @@ async def _run(task: Any, sample: Any, ask: Ask) -> dict[str, float]:
 
     state = await _solve(task, sample, answer)
     state.completed = True
-    number, scores = metric.value_to_float(), dict[str, float]()
+    number, scores = metric.value_to_float(), Scores()
     for scorer in task.scorer:
         given = await scorer(state, metric.Target(sample.target))
         name = str(registry.registry_unqualified_name(scorer))
-        if given is not None:
-            several = given.value.items() if isinstance(given.value, Mapping) else [("", given.value)]
-            scores |= {f"{name}.{key}" if key else name: float(number(value)) for key, value in several}
+        value = math.nan if given is None else given.value
+        for key, each in value.items() if isinstance(value, Mapping) else [("", value)]:
+            found = float(number(each))
+            scores[f"{name}.{key}" if key else name] = None if math.isnan(found) else found
     return scores
 
 
@@ -252,7 +257,7 @@ def _output(types: Any, said: Message) -> Any:
 def _arguments(call: ToolCall) -> tuple[dict[str, Any], str | None]:
     """A call's arguments, and why they can't be read."""
     try:
-        found = json.loads(call.function.arguments or "{}")
+        found = read_json(call.function.arguments or "{}")
     except ValueError as error:
         return {}, call.error or f"the arguments are not valid JSON: {error}"
     if not isinstance(found, dict):

@@ -10,12 +10,12 @@ played in this way, and is refused by name.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from agentrl.errors import EnvError
 from agentrl.types import Message, ToolCall
+from agentrl.untrusted import read_json
 
 R = TypeVar("R")
 Ask = Callable[[Sequence[Message], Sequence[str]], Awaitable[Message]]
@@ -59,7 +59,8 @@ class Loop(Generic[R]):
         self._waiting = asyncio.get_running_loop().create_future()
         self._known = [*self._asked, message]
         answer, self._answer = self._answer, None
-        answer.set_result(message)
+        if not answer.done():  # else the loop has given up waiting, by a deadline of its own
+            answer.set_result(message)
         return await self._request()
 
     @property
@@ -77,7 +78,7 @@ class Loop(Generic[R]):
         assert self._task is not None, "the loop has not begun"
         if not self._task.done():
             self._error = self._error or error
-            if self._answer is not None:
+            if self._answer is not None and not self._answer.done():
                 self._answer.set_exception(self._error)
             await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)
         if not self._task.done():
@@ -127,7 +128,8 @@ class Loop(Generic[R]):
     async def _request(self) -> list[Message] | None:
         assert self._waiting is not None
         assert self._task is not None
-        await self._waiting
+        if self._error is None and not self._task.done():
+            await self._waiting
         if self._error is not None:
             raise self._error
         if self._answer is not None:
@@ -156,7 +158,7 @@ def _same(one: Message, other: Message) -> bool:
 
 def _call(call: ToolCall) -> tuple[str, Any]:
     try:
-        found = json.loads(call.function.arguments or "{}")
+        found = read_json(call.function.arguments or "{}")
     except ValueError:
         found = None
     return call.function.name, found if isinstance(found, dict) else {}

@@ -15,6 +15,7 @@ from typing import Any
 from agentrl.errors import DeadlineExceeded
 from agentrl.tools.sandbox import Sandbox
 from agentrl.tools.sandbox.base import Process, SandboxMemory
+from agentrl.untrusted import read_json
 
 SECONDS = 20.0
 """For each command of the verifier's."""
@@ -92,7 +93,7 @@ async def _read(sandbox: Sandbox, paths: Sequence[str]) -> dict[str, Any]:
     command = ["/usr/bin/env", "python3", "-I", "-S", "-c", READER]
     result = await sandbox.exec(command, stdin=json.dumps(paths), timeout=SECONDS, limit=OUTPUT)
     try:
-        found = json.loads(result.stdout) if result.ok else {}
+        found = read_json(result.stdout) if result.ok else {}
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -128,6 +128,11 @@ async def test_what_is_no_action_is_answered_with_what_is_allowed_and_changes_no
         assert result.messages[0].text.startswith("Error: ")
         assert "a whole number from 0 to 1" in result.messages[0].text
         assert result.reward == -1.0
+    plain = agentrl.make("gymnasium:CartPole-v1", form="text")
+    await calls.reset(plain, task)
+    for text in ("left", "[" * 5000):
+        result = await calls.step(plain, Message(role="assistant", content=text))
+        assert result.messages[0].text.startswith("Error: ")
     silent = await calls.step(env, Message(role="assistant", content="left"))
     assert (silent.reward, silent.terminated, silent.truncated) == (-1.0, False, False)
     right = await calls.step(env, env.call("act", action=1))

@@ -25,7 +25,7 @@ from agentrl.errors import ConfigError, EnvError
 from agentrl.sessions.conversation import Conversation
 from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.sessions.turn_generator import TurnGenerator
-from agentrl.types import FunctionCall, Message, Session, Status, ToolCall
+from agentrl.types import FunctionCall, Message, Session, Status, Task, ToolCall
 
 os.environ["INSPECT_DISPLAY"] = "none"
 FILE = Path(__file__).with_name("inspect_tasks.py")
@@ -122,6 +122,17 @@ async def test_an_episode_that_a_limit_cuts_off_is_scored_as_it_is() -> None:
     assert session.score == 5.0, "two turns, and three messages that ask"
 
 
+async def test_a_sample_that_the_scorer_leaves_out_has_no_reward() -> None:
+    """The library counts it in no metric; its NaN, and its absence, ended the run."""
+    session = await play(
+        agentrl.make(f"inspect:{FILE}@undecided"),
+        Task(id="sample-0", data={"place": 0}),
+        lambda env, messages: Message(role="assistant", content="0"),
+    )
+    assert (session.status, session.reward) == (Status.COMPLETED, None)
+    assert session.info["scores"] == {}
+
+
 async def test_a_call_that_cant_be_read_is_answered_and_the_tools_are_shown() -> None:
     env = agentrl.make(f"inspect:{FILE}@tools")
     (schema,) = env.tools.schemas()
@@ -130,6 +141,7 @@ async def test_a_call_that_cant_be_read_is_answered_and_the_tools_are_shown() ->
     for arguments, answer in (
         ('{"a": 1', "not valid JSON"),
         ("[1]", "must be a JSON object"),
+        ("[" * 5000, "nests too deeply"),
         ('{"a": 1, "b": 1}', "2"),
     ):
         call = ToolCall(id="c", function=FunctionCall(name="add", arguments=arguments))

@@ -65,6 +65,27 @@ def several() -> Task:
     return Task(dataset=samples(), solver=[generate(), again()], scorer=[includes(), lengths()])
 
 
+@scorer(metrics=[accuracy()])
+def leaves_out() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        return Score(value=float("nan"))
+
+    return score
+
+
+@scorer(metrics=[accuracy()])
+def says_nothing() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score | None:
+        return None
+
+    return score
+
+
+@task
+def undecided() -> Task:
+    return Task(dataset=samples(3), solver=generate(), scorer=[leaves_out(), says_nothing()])
+
+
 @solver
 def forgets() -> Solver:
     async def solve(state: TaskState, generate: Generate) -> TaskState:
