@@ -5,6 +5,7 @@ Whose fault a failure is, is in `attribution`; how episodes are saved and forked
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +24,11 @@ from agentrl.envs.saving import restore_data as restore_data
 from agentrl.envs.saving import state as state
 from agentrl.envs.saving import state_data as state_data
 from agentrl.envs.state import resolved
-from agentrl.errors import EnvError, nearest
+from agentrl.errors import EnvError, InfraError, nearest
 from agentrl.tools.schema import shown
 from agentrl.types import Message, Session, StepResult, Task, as_messages
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -253,19 +256,24 @@ def _assistant(env: Env, method: str, value: Any) -> Message:
 async def close(env: Env) -> None:
     """Close an environment and the sandbox that its tools used; may be called again.
 
+    Where the infrastructure fails at that there is a warning: the episode is what it was.
+
     Raises:
         EnvError: its code failed.
     """
     inner = env.unwrapped
     sandbox, inner._sandbox = inner._sandbox, None
-    with blamed(env, "close"):
-        try:
-            await resolved(env.close())
-        finally:
-            if sandbox is not None and hasattr(sandbox, "close"):
-                await resolved(sandbox.close())
-            if inner._added_tools is not None:
-                await inner._added_tools.close()
+    try:
+        with blamed(env, "close"):
+            try:
+                await resolved(env.close())
+            finally:
+                if sandbox is not None and hasattr(sandbox, "close"):
+                    await resolved(sandbox.close())
+                if inner._added_tools is not None:
+                    await inner._added_tools.close()
+    except InfraError as error:
+        logger.warning("%s.close: %s", type(inner).__name__, error)
 
 
 async def compute_rewards(env: Env, session: Session) -> Rewards:

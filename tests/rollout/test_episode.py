@@ -183,6 +183,18 @@ async def test_a_tool_that_raises_is_the_models_problem_and_not_the_runs() -> No
     assert session.counters["tool_errors/raised"] == 3
 
 
+async def test_a_sandbox_that_cant_be_removed_takes_no_episode_back(caplog: pytest.LogCaptureFixture) -> None:
+    """The error of `close` took the place of the session, and ended the run."""
+
+    class Left(Counting):
+        def close(self) -> None:
+            raise SandboxError("the daemon is gone")
+
+    (session,) = (await collect(Left)).sessions
+    assert (session.status, session.reward) == (Status.COMPLETED, 1.0)
+    assert "Left.close: the daemon is gone" in caplog.text
+
+
 async def test_every_environment_is_closed_however_its_episode_ended() -> None:
     class Closing(Counting):
         closed = 0

@@ -78,7 +78,7 @@ class ChromiumBrowser(Browser):
 
     async def _load(self, url: str) -> None:
         if self._page is None:
-            self._page = await self._do(self._open_page())
+            await self._do(self._open_page())
         await self._do(self._page.goto(url))
         await self._read()
 
@@ -118,12 +118,16 @@ class ChromiumBrowser(Browser):
                 element.value = value
             element.on = on
 
-    async def _open_page(self) -> Any:
+    async def _open_page(self) -> None:
         context = await (await _chromium()).new_context()
-        await context.add_cookies([{"name": COOKIE, "value": self.session, "url": f"http://{self.host}/"}])
-        page = await context.new_page()
+        try:
+            await context.add_cookies([{"name": COOKIE, "value": self.session, "url": f"http://{self.host}/"}])
+            page = await context.new_page()
+        except BaseException:  # the caller's deadline, too: nobody else knows of the context
+            await context.close()
+            raise
         page.set_default_timeout(1000 * SECONDS)
-        return page
+        self._page = page
 
     async def _do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run something of playwright's on its loop.
@@ -140,15 +144,23 @@ class ChromiumBrowser(Browser):
 
 
 async def _chromium() -> Any:
-    """The process's Chromium, which the first call on this loop starts.
+    """The process's Chromium, which the first call on this loop starts, and the first one after it has ended.
 
     Raises:
         ConfigError: there is none, or it does not start.
     """
     global _started
-    if _started is None or (_started.done() and (_started.cancelled() or _started.exception() is not None)):
+    if _started is None or not _usable(_started):
         _started = asyncio.create_task(_start())
     return await asyncio.shield(_started)
+
+
+def _usable(starting: asyncio.Task[Any]) -> bool:
+    """Whether a Chromium is starting, or runs."""
+    if not starting.done():
+        return True
+    failed = starting.cancelled() or starting.exception() is not None
+    return not failed and bool(starting.result().is_connected())
 
 
 async def _start() -> Any:

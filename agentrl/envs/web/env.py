@@ -109,9 +109,11 @@ class WebEnv(Env, Generic[S]):
 
     async def close(self) -> None:
         """End the session; what it holds stays readable."""
-        if self._browser is not None:
-            await self._browser.close()
-        sites().close(self._session)
+        try:
+            if self._browser is not None:
+                await self._browser.close()
+        finally:
+            sites().close(self._session)
 
     # ------------------------------------------------------------------------------ for subclasses
 

@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -365,6 +366,98 @@ async def test_where_there_is_no_chromium_the_refusal_says_what_to_install(monke
     with pytest.raises(ConfigError, match=r"needs a Chromium that starts: install the package playwright"):
         await calls.reset(env, first("web_forms", 1))
     await calls.close(env)
+
+
+class FakeContext:
+    """Of a browser whose process may be gone."""
+
+    def __init__(self, browser: FakeChromium) -> None:
+        self.browser = browser
+
+    async def add_cookies(self, cookies: Any) -> None:
+        await asyncio.sleep(self.browser.seconds)
+
+    async def new_page(self) -> Any:
+        return SimpleNamespace(context=self, set_default_timeout=lambda seconds: None)
+
+    async def close(self) -> None:
+        from playwright.async_api import Error
+
+        self.browser.contexts.remove(self)
+        if not self.browser.connected:
+            raise Error("Target closed")
+
+
+class FakeChromium:
+    """Stands for playwright's browser."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds, self.connected, self.contexts = seconds, True, list[FakeContext]()
+
+    def is_connected(self) -> bool:
+        return self.connected
+
+    async def new_context(self) -> FakeContext:
+        self.contexts.append(FakeContext(self))
+        return self.contexts[-1]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[FakeChromium]:
+    """Those that were started, the next ones in place of real ones."""
+    need(importlib.util.find_spec("playwright") is not None, "playwright")
+    from agentrl.envs.web import chromium
+
+    browsers: list[FakeChromium] = []
+
+    async def start() -> FakeChromium:
+        browsers.append(FakeChromium())
+        return browsers[-1]
+
+    monkeypatch.setattr(chromium, "_started", None)
+    monkeypatch.setattr(chromium, "_start", start)
+    return browsers
+
+
+async def test_a_chromium_that_died_is_started_anew(started: list[FakeChromium]):
+    """Every further session of the run was an infrastructure error."""
+    from agentrl.envs.web.chromium import ChromiumBrowser
+
+    for _ in range(2):
+        browser = ChromiumBrowser("shop.test", "session")
+        await browser._do(browser._open_page())
+        started[-1].connected = False
+    assert len(started) == 2
+
+
+async def test_an_episode_whose_chromium_died_is_closed_like_any_other(started: list[FakeChromium]):
+    from agentrl.envs.web.chromium import ChromiumBrowser
+
+    env: Any = make("web_shop", level=1, browser="chromium")
+    await env._begin(first("web_shop", 1))
+    assert isinstance(env.browser, ChromiumBrowser)
+    await env.browser._do(env.browser._open_page())
+    started[0].connected = False
+    await calls.close(env)
+    assert sites().find(env._session) is None
+    assert not started[0].contexts
+
+
+async def test_a_page_that_an_episodes_deadline_cut_off_leaves_no_context(
+    started: list[FakeChromium],
+):
+    from agentrl.envs.web.chromium import ChromiumBrowser
+
+    browser = ChromiumBrowser("shop.test", "session")
+    await browser._do(browser._open_page())
+    await browser.close()
+    started[0].seconds = 60.0
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(browser.open("/"), 0.2)
+    await browser.close()
+    for _ in range(100):
+        await asyncio.sleep(0.01 if started[0].contexts else 0)
+    assert not started[0].contexts
 
 
 @pytest.mark.slow
