@@ -1,9 +1,9 @@
-"""Coroutines that run side by side and end together."""
+"""Coroutines that run side by side and end together, and threads that are waited for."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,3 +18,18 @@ async def concurrently(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Call it in a thread, like `asyncio.to_thread`; where this is cancelled, the thread is waited for all the same.
+
+    It is for calls that use what the canceller closes next.
+    """
+    call = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        await asyncio.wait([call])
+        if not call.cancelled():
+            call.exception()  # nobody asks for it any more
+        raise

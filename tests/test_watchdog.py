@@ -76,7 +76,6 @@ def test_a_signal_has_the_stacks_written_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_run_that_hangs_says_where_and_ends_where_it_shall(tmp_path: Path) -> None:
     plan, run = tmp_path / "plan.yaml", tmp_path / "run"
     plan.write_text("faults: [{action: delay, point: trainer.step, nth: 1, seconds: 100000}]")

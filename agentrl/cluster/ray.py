@@ -36,6 +36,7 @@ from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraErr
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a call that comes after the end would start another Ray
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: a busy machine would starve engines and trainer
 try:
     import ray

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl import cluster
 from agentrl.cluster import Role, Worker, elastic
+from agentrl.concurrency import in_thread
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError, brief
 from agentrl.types import Session, Status
 
@@ -44,7 +45,7 @@ class Workers:
         """Until all are ready; from then on the nodes are followed."""
         await asyncio.gather(*(worker.ready(self._timeout) for worker in self._under_way))
         if cluster.current().name != "local":
-            nodes = await asyncio.to_thread(cluster.current().nodes)
+            nodes = await in_thread(cluster.current().nodes)
             self._following = asyncio.create_task(self._follow(elastic.usable(nodes)))
 
     async def play(self, session: Session, *how: Any, timeout: float | None) -> Session:
@@ -101,7 +102,7 @@ class Workers:
     async def _add(self) -> None:
         worker: Worker | None = None
         try:
-            worker = await asyncio.to_thread(cluster.current().spawn, self._role)
+            worker = await in_thread(cluster.current().spawn, self._role)
             await worker.ready(self._timeout)
         except AgentRLError as error:
             logger.warning("an environment worker could not be started: %s", brief(str(error)))
@@ -122,7 +123,7 @@ class Workers:
             before: the usable nodes when the workers started.
         """
         while True:
-            nodes = await asyncio.to_thread(cluster.current().nodes)
+            nodes = await in_thread(cluster.current().nodes)
             drained = elastic.drained(nodes)
             self._leaving |= {worker for worker in self._under_way if worker.node in drained}
             want = elastic.wanted(self._count, self._most, before, elastic.usable(nodes)) - self._given_up

@@ -13,6 +13,7 @@ from tests.conftest import need
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 STORE = 80 << 20
 """Bytes of a node's object store, which nothing of ours uses."""
 

@@ -37,7 +37,6 @@ def here(world: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, An
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["local", "ray"])
 def test_evaluations_of_the_average_in_workers_are_those_in_one_process_bit_for_bit(
     name: str, world: str, here: tuple[Path, Any], request: pytest.FixtureRequest, tmp_path: Path

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.cluster import opened, while_not_lost
+from agentrl.cluster import Role, opened, while_not_lost
 from agentrl.cluster.head import Head
 from agentrl.config import ClusterConfig
 from agentrl.errors import ConfigError, InfraError
@@ -37,6 +37,21 @@ def test_a_head_that_died_just_before_the_run_ends_is_lost_then_too() -> None:
     gone.close()
     assert "does not answer" in str(gone.lost.result(timeout=0))
     there.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_call_that_comes_after_a_clusters_end_starts_no_other_ray(ray_nodes: Any) -> None:
+    """Ray starts itself for calls without one: a late thread was held up by that, and left a cluster behind."""
+    import ray
+    from ray.exceptions import RaySystemError
+
+    with opened(ClusterConfig(name="ray", address=ray_nodes.address), None) as cluster:
+        pass
+    for late in (lambda: cluster.spawn(Role("environments", "tests.cluster.roles:Counter")), lambda: ray.put(1)):
+        with pytest.raises(RaySystemError, match=r"not been (started|initialized)|ray\.init"):
+            late()
+        assert not ray.is_initialized()
 
 
 @pytest.mark.slow

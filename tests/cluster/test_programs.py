@@ -63,7 +63,6 @@ def certificate(host: str, folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_programs_on_another_node_reach_its_gateway_by_https_and_change_nothing_where_a_worker_dies(
     ray_nodes: Any, agent: Path, here: tuple[Path, Any], tmp_path: Path
 ) -> None:
@@ -92,7 +91,6 @@ def test_programs_on_another_node_reach_its_gateway_by_https_and_change_nothing_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_recorded_run_of_a_program_is_run_again_by_workers(
     agent: Path, here: tuple[Path, Any], tmp_path: Path
 ) -> None:

@@ -20,7 +20,6 @@ TRAIN = (
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # a busy machine takes minutes for what a quiet one does in twenty seconds
 def test_the_package_installs_passes_its_own_tests_is_checked_and_trains(tmp_path: Path):
     folder = init_package("tea-shop", tmp_path)
     site = tmp_path / "site"

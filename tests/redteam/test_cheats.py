@@ -10,7 +10,7 @@ from tests.envs.swe.conftest import BROKEN, FIXED, docker, judged  # noqa: F401
 from tests.redteam.attack import Attack, ids
 from tests.redteam.cheats import ANSWERS, CHEATS, HELD
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("docker"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("docker")]
 
 
 @pytest.mark.parametrize("case", CHEATS, ids=ids(CHEATS))

@@ -62,7 +62,6 @@ def test_every_algorithm_and_loss_steps_on_forked_sessions_with_a_finite_loss(na
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_few_of_the_matrix_raise_the_reward_in_six_steps(tmp_path: Path) -> None:
     matrix = Matrix(tmp_path, steps=6)
     rises = {name: matrix.measure(*name).rise for name in (("sft",), ("grpo", "gspo"))}

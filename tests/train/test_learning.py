@@ -21,7 +21,6 @@ def test_the_calculator_agent_rises_from_below_half_to_nine_in_ten_on_tasks_it_n
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_an_agent_program_is_trained_through_the_gateway_without_a_change(tmp_path: Path) -> None:
     agent = Path(__file__).parents[2] / "examples" / "openai_agent" / "agent.py"
     result = agentrl.train(

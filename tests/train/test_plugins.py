@@ -52,7 +52,6 @@ class Nothing(Grpo):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_step_whose_groups_are_all_dropped_changes_no_weight_and_the_run_goes_on(tmp_path: Path) -> None:
     """ReMax drops groups whose greedy session has no reward, and where no greedy turn ended a run died of it."""
     first, second = agentrl.train(

@@ -56,7 +56,6 @@ def play(run: Path, session: str, turn: int, **settings: Any) -> Result:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_random_turns_of_a_deterministic_run_are_reproduced_bit_for_bit_also_without_their_checkpoint(
     run: Path,
 ) -> None:
@@ -76,7 +75,6 @@ def test_random_turns_of_a_deterministic_run_are_reproduced_bit_for_bit_also_wit
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_turn_of_a_branch_is_replayed_on_its_own_path_to_the_branchs_end_and_reward(tmp_path: Path) -> None:
     """Turns are numbered over the whole tree; the path of one has those before the fork, and the branch's."""
     (tmp_path / "world.py").write_text(LETTERS)
@@ -103,7 +101,6 @@ def test_a_turn_of_a_branch_is_replayed_on_its_own_path_to_the_branchs_end_and_r
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_weights_after_a_warm_start_are_trained_again_from_its_checkpoint(tmp_path: Path) -> None:
     settings = {**SMALL, "checkpoint_every": 9, "steps": 2, "warm_start.steps": 3}
     train(env="calculator", **settings, run_dir=str(tmp_path / "run"))
@@ -114,7 +111,6 @@ def test_weights_after_a_warm_start_are_trained_again_from_its_checkpoint(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_other_seeds_give_other_sessions_with_a_value_and_are_stored_beside_the_run(run: Path) -> None:
     session, turn, _ = turns(run)[-1]
     result = play(run, session, turn, n=3)
@@ -131,7 +127,6 @@ def test_other_seeds_give_other_sessions_with_a_value_and_are_stored_beside_the_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_an_environment_that_answers_otherwise_is_told_with_the_message(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +140,6 @@ def test_an_environment_that_answers_otherwise_is_told_with_the_message(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_what_can_not_be_replayed_is_refused_by_name(run: Path, tmp_path: Path) -> None:
     session, _, _ = next(each for each in turns(run) if each[2] == 1)
     with pytest.raises(ConfigError, match=r"turn=9: session .* has . turns"):

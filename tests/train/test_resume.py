@@ -158,7 +158,6 @@ def test_along_the_history_of_a_killed_asynchronous_run_each_group_is_trained_on
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
 def test_a_checkpoint_is_a_folder_that_transformers_loads(straight: Callable[[str, str], Path]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -50,7 +50,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["synchronous", "resumed"])
 def test_a_clean_run_passes_and_nothing_of_it_is_unknown(kind: str, runs: dict[str, Path]) -> None:
     report = verify(runs[kind], weights=True)
@@ -331,7 +330,6 @@ def _link(source: str, target: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("corruption", PLANTED, ids=lambda each: each.__name__)
 def test_a_planted_corruption_is_found_and_named(corruption: Callable[[Path], None], copied: Path) -> None:
     session = trained_session(copied)
@@ -345,7 +343,6 @@ def test_a_planted_corruption_is_found_and_named(corruption: Callable[[Path], No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_command_ends_with_0_1_or_2(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = CliRunner().invoke
     passed = run(app, ["verify", str(copied), "--weights", "--json"])

@@ -20,7 +20,7 @@ from tests.conftest import need
 from tests.viewer.conftest import viewing
 from tests.viewer.recorded import BEGAN, HOSTILE, with_demonstrations, write_long, write_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 """A PNG of one pixel."""
 VIEWS = (

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from agentrl import cluster
 from agentrl.cluster import elastic
+from agentrl.concurrency import in_thread
 from agentrl.errors import InvalidInput
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.fleet.member import State
@@ -27,7 +28,7 @@ async def following_nodes(fleet: Fleet, make: Callable[[], Engine], most: int | 
         make: starts another one.
         most: how many there may be; None is as many as there are.
     """
-    before = elastic.usable(await asyncio.to_thread(cluster.current().nodes))
+    before = elastic.usable(await in_thread(cluster.current().nodes))
     following = asyncio.create_task(_follow(fleet, make, before, most))
     try:
         yield
@@ -40,7 +41,7 @@ async def _follow(fleet: Fleet, make: Callable[[], Engine], before: int, most: i
     count, removing = len(fleet.engines), dict[str, asyncio.Task[None]]()
     try:
         while True:
-            nodes = await asyncio.to_thread(cluster.current().nodes)
+            nodes = await in_thread(cluster.current().nodes)
             drained = elastic.drained(nodes)
             leaving = {name for name, member in fleet.engines.items() if member.managed.node in drained}
             staying = fleet.engines.keys() - leaving

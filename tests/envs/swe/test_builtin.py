@@ -16,7 +16,7 @@ from agentrl.rollout.policies import Policy
 from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.types import Session
 
-pytestmark = [pytest.mark.usefixtures("docker"), pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.usefixtures("docker"), pytest.mark.slow]
 
 
 def played(actor: Actor) -> list[Session]:

@@ -19,7 +19,7 @@ from agentrl.envs.swe.scoring import Exam
 from agentrl.tools.sandbox import Sandbox
 from tests.envs.swe.conftest import BROKEN, FIXED, HIDDEN, TASK, judged
 
-pytestmark = [pytest.mark.usefixtures("docker"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("docker")]
 
 FORGED = "\n".join([*(f"PASSED {test}" for test in TASK.required), "8 passed in 0.01s"])
 PRINTS_AND_LEAVES = f"""

@@ -195,7 +195,6 @@ def played(task: SweTask, *commands: str) -> Session:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_swebench_row_is_scored_in_its_conda_environment(images: str) -> None:
     hidden = as_patch({}, {"tests/test_hidden.py": text_file(HIDDEN)}).decode()
     fields = {"repo": "pallets/flask", "base_commit": "v1", "test_patch": hidden, "FAIL_TO_PASS": json.dumps(MUST)}
@@ -206,7 +205,6 @@ def test_a_swebench_row_is_scored_in_its_conda_environment(images: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_smith_row_begins_with_its_bug_and_no_history_shows_it(images: str) -> None:
     task = task_of(SMITH, image=f"{images}-smith")
     assert played(task).reward == 1.0

@@ -42,9 +42,6 @@ def episode(policy: Any, **options: Any) -> Session:
     return asyncio.run(play(Swe(**options), TASK.as_task(), policy))
 
 
-pytestmark = pytest.mark.timeout(300)
-
-
 @pytest.mark.usefixtures("docker")
 @pytest.mark.parametrize("tools", ["all", "bash"])
 def test_the_expert_solves_a_task_through_the_tools_and_saying_nothing_does_not(tools: str) -> None:

@@ -49,7 +49,6 @@ async def forked() -> tuple[Group, set[str]]:
 
 @pytest.mark.usefixtures("docker")
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_continuation_has_the_files_of_its_fork_point_and_siblings_do_not_see_each_others() -> None:
     group, containers = asyncio.run(forked())
     (session,) = group.sessions

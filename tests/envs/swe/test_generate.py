@@ -147,7 +147,6 @@ def kinds_of(tasks: list[SweTask]) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_every_kind_is_planted_and_caught(made: list[SweTask]) -> None:
     assert kinds_of(made) == {kind.value for kind in Kind}
     assert len({task.id for task in made}) == len(made) >= 10
@@ -189,7 +188,6 @@ def test_the_solution_restores_the_package_and_hides_the_tests_that_show_it(made
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("docker")
 def test_the_command_makes_the_same_tasks_of_the_same_seed(folder: Path, tmp_path: Path) -> None:
     for out in ("one", "two"):

@@ -16,7 +16,7 @@ from agentrl.envs.swe.env import Swe
 from agentrl.types import Message, Session
 from tests.envs.swe.conftest import FIXED, TASK
 
-pytestmark = [pytest.mark.usefixtures("docker"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("docker")]
 
 FIX = f"printf %s {shlex.quote(FIXED)} > slug.py"
 HONEST = {

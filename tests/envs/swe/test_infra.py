@@ -22,7 +22,7 @@ from agentrl.tools.sandbox.loop import on_loop
 from agentrl.types import Group, Message, Node, Status
 from tests.envs.swe.conftest import FIXED, TASK
 
-pytestmark = [pytest.mark.usefixtures("docker"), pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.usefixtures("docker"), pytest.mark.slow]
 
 GROUPS, N = 5, 4
 LIMITS = RolloutConfig(concurrency=4, retries=3)

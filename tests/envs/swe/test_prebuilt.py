@@ -21,7 +21,7 @@ from agentrl.tools.sandbox.daemon import daemon
 from agentrl.types import Message, Session, Task
 from tests.envs.swe.conftest import BROKEN, FIXED, HIDDEN, VISIBLE, finish_elsewhere, text_file
 
-pytestmark = [pytest.mark.usefixtures("docker"), pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("docker"), pytest.mark.slow]
 
 IMAGE = "agentrl/test-prebuilt:latest"
 DOCKERFILE = """

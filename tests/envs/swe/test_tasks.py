@@ -38,7 +38,6 @@ def proofs(tasks: Sequence[SweTask]) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("docker")
 def test_hidden_tests_fail_before_the_solution_and_pass_after_it() -> None:
     """As they are written, every fourth task's; as they are scored, every task's (below)."""
@@ -54,7 +53,6 @@ def examined(task: SweTask) -> tuple[Key, list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("docker")
 def test_every_task_can_be_scored() -> None:
     async def run() -> None:

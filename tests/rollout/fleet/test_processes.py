@@ -25,7 +25,7 @@ from agentrl.rollout.weights.snapshot import read_snapshot
 from agentrl.sessions.generation import generate
 from agentrl.types import Sampling, Turn, collect
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 PATIENCE = 500.0
 PROMPT = [5, 6, 7, 8]
 TIMES = FleetConfig(probe_every=0.3, probe_timeout=10, stall_timeout=10, max_restarts=1000)

@@ -289,6 +289,5 @@ async def converse(serve: Serve, number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 async def test_hundreds_of_conversations_of_every_habit_are_stored_as_the_engine_saw_them(serve: Serve) -> None:
     await converse(serve, 400)

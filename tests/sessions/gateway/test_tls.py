@@ -81,7 +81,6 @@ def serving(folder: Path, *words: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_client_that_trusts_the_authority_has_a_conversation_and_no_other_gets_an_answer(
     workers: int, tmp_path: Path, words: dict[str, str], trusting: httpx.Client, collector: Collector

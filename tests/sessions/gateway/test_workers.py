@@ -103,7 +103,6 @@ def port_of(url: str) -> int:
     return httpx.URL(url).port or 0
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.slow
 def test_sessions_stay_with_their_worker_through_wrong_ports_and_its_death_and_nothing_is_left_at_the_end(
     server: subprocess.Popen[str], tmp_path: Path

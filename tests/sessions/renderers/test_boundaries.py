@@ -21,7 +21,6 @@ from tests.sessions.renderers.published import published
 from tests.sessions.renderers.support import CHATML_TOKENS, tokenizer, trained
 from tests.sessions.renderers.test_parsing import FAMILY_NAMES, renderer_of
 
-pytestmark = pytest.mark.timeout(600)  # a first run fetches what it compares with, which may take its own 300 s
 SHARED_TURN = ("chatml", "smollm2", "qwen2.5", "qwen3", "qwen3-coder", "glm-4.5", "deepseek-v3")
 TOOLED = [name for name in FAMILY_NAMES if name == "chatml-text" or FAMILIES[name].expresses.tools]
 

@@ -18,7 +18,6 @@ from tests.sessions.renderers import minimal
 from tests.sessions.renderers.support import CHATML_TOKENS, tokenizer, trained, with_template
 from tests.sessions.renderers.table import BEGIN, DOCS, END, MODELS, Model, row
 
-pytestmark = pytest.mark.timeout(600)  # a first run fetches what it compares with
 BY_NAME = {model.name: model for model in MODELS}
 USER = Message(role="user", content="u")
 FOREIGN = (

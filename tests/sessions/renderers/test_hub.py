@@ -113,7 +113,6 @@ def loopback() -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_gate_for_published_files_passes_against_a_hub_on_the_loopback(loopback: str, tmp_path: Path) -> None:
     """What `pytest -m hub` does where a hub is reachable: download, check, compare."""
     fresh = {"HF_ENDPOINT": loopback, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}

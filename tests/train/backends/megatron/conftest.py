@@ -11,15 +11,6 @@ import pytest
 from tests.conftest import need
 from tests.train.backends.megatron.world import World, open_world
 
-LIMIT = 600.0
-"""Seconds for a test here: the first of a session waits for workers, which a loaded machine starts in minutes."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.timeout(LIMIT))  # one that a test sets for itself comes first
-
 
 @pytest.fixture(scope="session")
 def world() -> Iterator[World]:

@@ -194,7 +194,6 @@ def test_a_family_that_is_not_there_is_refused_by_its_name(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(580)
 def test_a_family_that_computes_something_else_is_refused_at_start_with_the_numbers(
     tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +207,6 @@ def test_a_family_that_computes_something_else_is_refused_at_start_with_the_numb
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(580)
 def test_the_gate_goes_through_the_function_that_the_model_names(tmp_path: Path) -> None:
     """Megatron went through SiLU whatever the configuration said: 0.99 nats off for a Llama with GELU."""
     need(_has_megatron(), "megatron-core is not installed")

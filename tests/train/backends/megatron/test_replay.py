@@ -150,7 +150,6 @@ def test_training_uses_the_engines_experts_even_where_its_own_router_would_not(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_run_records_publishes_and_replays(tmp_path: Path) -> None:
     """The whole way by configuration alone: the engine records because the trainer is to replay."""
     pytest.importorskip("megatron.core")

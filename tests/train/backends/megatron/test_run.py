@@ -42,7 +42,6 @@ class Say(agentrl.Env):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_run_imitates_reinforces_publishes_and_resumes_under_another_layout(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core")
     first = agentrl.train(
