@@ -115,6 +115,30 @@ def steps(
     return answer({"rows": rows, "weights": weights, "critic": critics(rank)})
 
 
+def memory(folder: str, forests: Sequence[Forest], config: TrainerConfig, layout: Layout, algo: AlgoConfig) -> Answer:
+    """Bytes of the weights, gradients and optimizer state of each rank after a step, as storages of its tensors."""
+    rank = Rank(folder, config, layout, algo)
+    step(rank, forests)
+    own: dict[str, dict[int, int]] = {"weights": {}, "gradients": {}, "optimizer": {}}
+    weights = [parameter for model in rank.models for parameter in model.parameters()]
+    parts = getattr(rank.optimizer.inner, "chained_optimizers", [rank.optimizer.inner])
+    groups = [group["params"] for part in parts for group in part.optimizer.param_groups]
+    states = [state.values() for part in parts for state in part.optimizer.state.values()]
+    counted: set[int] = set()
+    for kind, tensors in (
+        ("weights", weights),
+        ("gradients", [parameter.main_grad for parameter in weights]),
+        ("optimizer", [each for several in (*groups, *states) for each in several if torch.is_tensor(each)]),
+    ):
+        for storage in (tensor.untyped_storage() for tensor in tensors):
+            if storage.data_ptr() not in counted:
+                own[kind][storage.data_ptr()] = storage.nbytes()
+        counted |= own[kind].keys()
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, {kind: sum(sizes.values()) for kind, sizes in own.items()})
+    return answer({"ranks": everyone})
+
+
 def critics(rank: Rank) -> list[Tensor]:
     """The critic's row and bias, from every rank."""
     return everyones([] if rank.critic is None else [head_of(rank.critic)])
