@@ -1,7 +1,8 @@
 """Memory of one device, in bytes: what the trainer and the engines keep there.
 
 Weights, gradients and optimizer state are counted; tests hold them against the tensors of the torch trainer and of
-Megatron's ranks. Activations are an estimate (`Shape.layer_activations`): fused attention, one forest of `token_budget` tokens.
+Megatron's ranks. Activations are an estimate (`Shape.layer_activations`): fused attention, one forest of `token_budget`
+tokens.
 """
 
 from __future__ import annotations
