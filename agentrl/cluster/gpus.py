@@ -11,10 +11,12 @@ from collections.abc import Iterable
 SECONDS = 20.0
 TYPE = "accelerator_type:"
 MEMORY = {
-    **{"T4": 15.0, "A10G": 22.0, "L4": 22.0, "L40S": 44.0, "A100-40G": 39.0, "A100-80G": 79.0},
+    **{"T4": 14.5, "A10G": 22.0, "L4": 22.0, "L40S": 44.0, "A100-40G": 39.0, "A100-80G": 79.0},
     **{"H100": 79.0, "H20": 95.0, "H200": 139.0, "B200": 178.0},
 }
-"""GiB of a GPU that a process can have, about, by Ray's names; types that are sold in several sizes are left out."""
+"""GiB of a GPU that a process can have, by Ray's names: what CUDA reports (in PyTorch's errors, the total capacity),
+rounded down; `nvidia-smi` shows up to half a GiB more. Ray gives one name to several products: an H100 NVL (94 GB) and
+an H20-3e (141 GB) have more than stands here. Where a name says as little as A100 or V100, nothing does."""
 
 
 def queried(fields: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from agentrl.train.plan.memory import GIB, EngineMemory, TrainerMemory
 from agentrl.train.plan.shapes import KNOWN
 from agentrl.train.plan.step import Rates
 from agentrl.train.setup import complete
+from tests.conftest import need
 
 TRAINER = TrainerMemory(weights=10 * GIB, gradients=10 * GIB, optimizer=20 * GIB, activations=15 * GIB, logits=0.0)
 ENGINE = EngineMemory(weights=16 * GIB, token=GIB / 1024, cache=0.0)
@@ -56,6 +58,13 @@ def test_a_nodes_gpu_memory_goes_by_the_type_that_ray_names() -> None:
     assert memory_of(["CPU", "GPU", "node:10.0.0.1", "accelerator_type:H100"]) == MEMORY["H100"]
     assert memory_of(["GPU", "accelerator_type:A100", "accelerator_type:A100-80G"]) == MEMORY["A100-80G"]
     assert memory_of(["GPU", "accelerator_type:V100"]) == 0.0, "of which there are several"
+
+
+def test_the_types_whose_memory_is_known_are_rays_names() -> None:
+    need(find_spec("ray") is not None, "Ray's names of GPUs need Ray (the extra `ray`)")
+    from ray.util.accelerators import accelerators
+
+    assert set(MEMORY) <= {value for name, value in vars(accelerators).items() if name.startswith("NVIDIA_")}
 
 
 def test_automatic_devices_are_the_gpus_of_this_machine_which_trainer_and_engine_share(gpus: Path) -> None:
