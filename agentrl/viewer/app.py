@@ -107,14 +107,15 @@ class Viewer:
         }
 
     def series(self, request: Request) -> Any:
-        """Metrics of several runs (`run`, `name`, each repeated) as columns, from row `start` on."""
+        """Metrics of several runs (`run`, `name`, each repeated) as columns, and all names, from row `start` on."""
         wanted = request.query_params.getlist("name")
         found = {}
         for name in request.query_params.getlist("run"):
             run = self._runs.get(name)
             rows = run.metrics.rows()
             start = min(_whole(request, "start", 0), len(rows))
-            found[name] = {"epoch": run.metrics.epoch, "rows": len(rows), **series.columns(rows, wanted, start)}
+            about = {"epoch": run.metrics.epoch, "rows": len(rows), "names": series.names(rows[start:])}
+            found[name] = {**about, **series.columns(rows, wanted, start)}
         return {"runs": found}
 
     def sessions(self, request: Request) -> Any:

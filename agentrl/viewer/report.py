@@ -156,13 +156,13 @@ def _sessions(body: Element, run: Run, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _chosen(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Filters, bool]]:
-    """Which sessions are shown: the worst and the best of the last steps, or of an evaluation."""
+    """Which sessions are shown: the worst and the best of the last steps, or of all where there are none."""
     if rows:
         first, last = rows[-WINDOW:][0]["step"], rows[-1]["step"]
         wanted: Filters = {"phase": "train", "step": Between(first - 1, last - 1)}  # the steps done when they began
         where = f"of steps {first} to {last}"
     else:
-        wanted, where = {"phase": "eval"}, "of the evaluation"
+        wanted, where = {"phase": ("eval", "play")}, "of those that were played"
     yield f"The worst {where}", wanted, False
     yield f"The best {where}", wanted, True
 

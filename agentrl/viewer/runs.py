@@ -6,6 +6,7 @@ what a request says.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from typing import Any
 import orjson
 
 from agentrl.config.secrets import without_secrets
-from agentrl.errors import ConfigError, unknown_name
+from agentrl.errors import AgentRLError, ConfigError, unknown_name
 from agentrl.overrides import read_yaml
 from agentrl.sessions.store import Store
 from agentrl.train import lock
@@ -42,6 +43,14 @@ class State(StrEnum):
     KILLED = "killed"  # its process is gone and did not end in order
 
 
+class Kind(StrEnum):
+    """What a folder holds."""
+
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+    PLAY = "play"  # sessions that a person has played
+
+
 @dataclass
 class Run:
     """A run's folder.
@@ -58,6 +67,7 @@ class Run:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stores: dict[str, tuple[int, Store]] = field(default_factory=dict)
     _settings: tuple[int, dict[str, Any]] | None = None
+    _evaluates: bool = False
 
     @cached_property
     def notes(self) -> Notes:
@@ -106,27 +116,43 @@ class Run:
         """A line of the list of runs."""
         settings, rows = self.settings(), self.metrics.rows()
         last = rows[-1] if rows else {}
-        evaluation = self.evaluation()
-        steps = settings.get("steps") if evaluation is None else None
+        kind, evaluation = self.kind(), self.evaluation() or {}
+        trains = kind is Kind.TRAINING
+        steps = settings.get("steps") if trains else None
         done = int(last.get("step", 0))
         rewards = [row.get("reward/mean") for row in rows]
+        model, policy = settings.get("model.name"), settings.get("policy", "model")
+        by_model = trains or policy == "model"
         return {
             "name": self.name,
-            "kind": "training" if evaluation is None else "evaluation",
-            "state": self.state(done, steps, evaluation is not None),
+            "kind": kind,
+            "state": self.state(done, steps, bool(evaluation) or kind is Kind.PLAY),
             "done": done,
             "steps": steps,
             "environment": settings.get("env.name"),
-            "model": settings.get("model.name"),
-            "algorithm": settings.get("algo.name"),
-            "engine": settings.get("engine.name"),
-            "reward": last.get("reward/mean") if evaluation is None else evaluation.get("mean"),
+            "model": model if trains else evaluation.get("policy", model if by_model else policy),
+            "algorithm": settings.get("algo.name") if trains else None,
+            "engine": settings.get("engine.name") if by_model else None,
+            "reward": last.get("reward/mean") if trains else evaluation.get("mean"),
             "left": last.get("time/left"),
             "spark": thinned([value if isinstance(value, float | int) else None for value in rewards], SPARK),
             "updated": self.updated(),
             "sessions": self.database.exists(),
             "note": self.notes.one().json(),
         }
+
+    def kind(self) -> Kind:
+        """What its folder holds; an evaluation that has not ended is known by its sessions."""
+        if self.settings().get("played"):
+            return Kind.PLAY
+        if self.evaluation() is not None:
+            return Kind.EVALUATION
+        if self.metrics.rows() or (self.path / "model").exists() or not self.database.exists():
+            return Kind.TRAINING
+        with contextlib.suppress(AgentRLError):
+            if not self._evaluates and "eval" in self.store().counts("phase"):
+                self._evaluates = True
+        return Kind.EVALUATION if self._evaluates else Kind.TRAINING
 
     def state(self, done: int, steps: Any, evaluated: bool) -> State:
         """How it stands after `done` of `steps`."""
@@ -150,9 +176,11 @@ class Run:
         times = []
         for name in ("metrics.jsonl", "sessions.db-wal", "sessions.db", "result.json", "config.yaml"):
             try:
-                times.append((self.path / name).stat().st_mtime)
+                found = (self.path / name).stat()
             except OSError:
                 continue
+            if found.st_size:  # a reader leaves an empty -wal
+                times.append(found.st_mtime)
         return max(times, default=0.0)
 
 

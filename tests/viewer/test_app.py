@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,11 +17,13 @@ import httpx
 import orjson
 import pytest
 
+import agentrl
 from agentrl.cli import app
 from agentrl.envs.registry import make
 from agentrl.envs.state import resolved
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.sessions import tree
+from agentrl.sessions.store import Store
 from agentrl.train import provenance
 from agentrl.train.files import append
 from agentrl.train.lock import RunLock
@@ -53,6 +56,27 @@ async def test_runs_are_found_at_any_depth_with_their_state_and_curve(runs: Path
     assert found["first"]["done"] == found["first"]["steps"] == 30
     assert len(found["first"]["spark"]) == 30
     assert (await asked(runs / "first", "runs"))["runs"][0]["name"] == "first"
+
+
+async def test_evaluations_and_played_sessions_are_listed_as_what_they_are_before_and_after_their_end(
+    tmp_path: Path,
+) -> None:
+    """An evaluation by its expert was shown as a model's; one that was interrupted as a training run of 0 steps."""
+    await asyncio.to_thread(
+        agentrl.evaluate, "calculator", policy="expert", run_dir=str(tmp_path / "whole"), eval={"tasks": 2}
+    )
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    (tmp_path / "cut" / "result.json").unlink()
+    played = tmp_path / "played"
+    played.mkdir()
+    (played / "config.yaml").write_text("played: true\nenv: {name: castle}\n")
+    Store(played / "sessions.db").close()
+    found = {run["name"]: run for run in (await asked(tmp_path, "runs"))["runs"]}
+    shown = ("kind", "state", "model", "algorithm", "engine", "steps", "reward")
+    assert [found["whole"][name] for name in shown] == ["evaluation", "finished", "expert", None, None, None, 1.0]
+    assert [found["cut"][name] for name in shown] == ["evaluation", "stopped", "expert", None, None, None, None]
+    assert [found["played"][name] for name in shown] == ["play", "finished", None, None, None, None, None]
+    assert found["cut"]["updated"] <= found["whole"]["updated"] + 1, "to look at a run is no change of it"
 
 
 def test_a_run_is_running_while_its_process_is_and_killed_when_it_is_gone(tmp_path: Path) -> None:

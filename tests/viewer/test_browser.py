@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
+import agentrl
 from agentrl.sessions import tree
 from agentrl.sessions.store import Store
 from agentrl.train.files import append
@@ -73,6 +74,33 @@ async def test_two_runs_are_chosen_compared_and_exported(page: Any, url: str) ->
     async with page.expect_download() as saved:
         await chart.get_by_role("button", name="PNG").click()
     assert (await saved_bytes(saved))[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+async def test_an_evaluation_opens_on_its_result_and_its_sessions(page: Any, tmp_path: Path) -> None:
+    settings = {"policy": "expert", "eval": {"tasks": 2}, "run_dir": str(tmp_path / "measured")}
+    await asyncio.to_thread(agentrl.evaluate, "calculator", **settings)
+    with viewing(tmp_path) as url:
+        await opened(page, url, "#/")
+        await page.get_by_role("link", name="measured").click()
+        await page.get_by_role("heading", name="Result").wait_for()
+        assert "expert" in await page.locator(".results").inner_text()
+        assert await page.locator("tr [data-row]").count() == 2
+        assert await page.locator(".tab[aria-current]").inner_text() == "Sessions"
+
+
+async def test_curves_appear_with_a_runs_first_step_without_a_reload(page: Any, tmp_path: Path) -> None:
+    metrics = write_run(tmp_path / "run", steps=2, hostile=False) / "metrics.jsonl"
+    rows = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(b"")
+    (tmp_path / "run" / "model").mkdir()
+    with viewing(tmp_path) as url:
+        await opened(page, url, "#/run/run")
+        await page.get_by_text("No step is done yet.").wait_for()
+        append(metrics, rows[0])
+        await page.locator('[data-chart="reward/mean"]').wait_for()
+        assert not await page.get_by_text("No step is done yet.").is_visible()
+        append(metrics, orjson.dumps({**orjson.loads(rows[1]), "eval/mean": 0.5}) + b"\n")
+        await page.locator('[data-chart="eval/mean"]').wait_for()
 
 
 async def test_a_link_restores_smoothing_scale_axis_and_open_sections(page: Any, url: str) -> None:

@@ -1,6 +1,6 @@
 // The page: reads its address (#/run/NAME/…?…), shows the view that it names, and keeps the address up to date.
 
-import { h, link } from "./dom.js";
+import { api, h, link } from "./dom.js";
 import { showCurves } from "./curves.js";
 import { showGroup } from "./group.js";
 import { showHealth } from "./health.js";
@@ -77,10 +77,16 @@ async function route(parts, view) {
     trail([]);
     return showRuns(main, view);
   }
-  const [, name, tab = "curves", item] = parts;
+  const [, name, tab = await firstTab(name, view), item] = parts;
   const shown = VIEWS[tab] ?? showCurves;
   trail([[name, link(["run", name])], ...(item ? [[item, null]] : [])], name, tab);
   return shown(main, { ...view, run: name, runs: [name], item });
+}
+
+/** What a run opens on: its curves, or the sessions where it has no steps, as an evaluation. */
+async function firstTab(run, view) {
+  const { summary } = await api("run", { run }, view.signal);
+  return summary.kind !== "training" && summary.sessions ? "sessions" : "curves";
 }
 
 /** The path to this view, and the run's tabs. */

@@ -3,6 +3,7 @@
 import { Chart, COLOURS } from "./chart.js";
 import { api, copy, h, link, short } from "./dom.js";
 import { notesCard } from "./notes.js";
+import { resultCard } from "./result.js";
 import { settingsTable } from "./settings.js";
 
 const SECTIONS = [
@@ -52,6 +53,7 @@ export async function showCurves(main, view) {
 
   function arrange() {
     const wanted = search.value.toLowerCase();
+    empty.hidden = names.length > 0;
     sections.forEach((section) => (section.names = []));
     names.filter((name) => name.toLowerCase().includes(wanted)).forEach((name) => sectionOf(name).names.push(name));
     for (const section of sections) {
@@ -78,13 +80,17 @@ export async function showCurves(main, view) {
   const visible = () => sections.filter((section) => section.element.open && !section.element.hidden).flatMap((section) => section.names);
 
   async function update(redraw = false) {
-    const wanted = visible();
+    const wanted = visible(), known = names.length;
     let changed = redraw;
     for (const run of view.runs) {
       const have = data.get(run);
       const fresh = wanted.filter((name) => !(name in have.values));
       if (fresh.length || !have.rows) changed = (await fetchRows(run, [...Object.keys(have.values), ...fresh], 0)) || changed;
       else changed = (await fetchRows(run, Object.keys(have.values), have.rows)) || changed;
+    }
+    if (names.length > known) { // a run's first step, or its first evaluation
+      arrange();
+      return update(true);
     }
     if (changed) draw();
   }
@@ -95,6 +101,7 @@ export async function showCurves(main, view) {
     if (start && (found.epoch !== have.epoch || found.rows < have.rows)) return fetchRows(run, wanted, 0);
     const joined = (old, more) => (start ? old.concat(more) : more);
     Object.assign(have, { epoch: found.epoch, rows: found.rows, step: joined(have.step, found.step), hours: joined(have.hours, found.hours) });
+    names.push(...found.names.filter((name) => !names.includes(name)));
     for (const name of wanted) have.values[name] = joined(have.values[name], found.values[name]);
     return found.step.length > 0;
   }
@@ -132,7 +139,7 @@ export async function showCurves(main, view) {
   const by = h("select", { "aria-label": "Horizontal axis", onchange: () => change({ x: by.value === "hours" ? "hours" : null }) },
     h("option", { value: "step" }, "by step"), h("option", { value: "hours" }, "by hours of training"));
   by.value = how.by;
-  const legend = h("div", { class: "legend" });
+  const legend = h("div", { class: "legend" }), empty = nothing(about);
   const state = about.length === 1 ? about[0].summary : null;
 
   main.replaceChildren(
@@ -141,7 +148,7 @@ export async function showCurves(main, view) {
       h("label", {}, "smooth", slider), h("label", {}, log, "log scale"), by, search,
       h("button", { type: "button", onclick: () => copy(location.href, "link.txt") }, "Copy link")),
     ...(state ? [notesCard({ run: view.runs[0] }, state.note, about[0].writable)].filter(Boolean) : []),
-    ...(names.length ? sections.map((section) => section.element) : [nothing(about)]),
+    empty, ...sections.map((section) => section.element),
     ...(view.compared ? [h("h2", {}, "Settings"), await settingsTable(view)] : []));
   arrange();
   view.live(about.some((each) => each.summary.state === "running"));
@@ -151,9 +158,7 @@ export async function showCurves(main, view) {
 
 /** What there is instead of curves. */
 function nothing(about) {
-  const evaluation = about.find((each) => each.evaluation)?.evaluation;
-  if (!evaluation) return h("p", { class: "quiet" }, "No step is done yet.");
-  const facts = Object.entries(evaluation).filter(([, value]) => value !== null && typeof value !== "object");
-  return h("section", { class: "card" }, h("h2", {}, "Evaluation"),
-    h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))])));
+  const results = about.map((each) => resultCard(each.evaluation, about.length > 1 ? each.summary.name : "Result")).filter(Boolean);
+  const steps = about.some((each) => each.summary.kind === "training");
+  return h("div", { class: "results" }, results.length ? results : h("p", { class: "quiet" }, steps ? "No step is done yet." : "There are no steps here, only sessions."));
 }

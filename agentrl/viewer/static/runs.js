@@ -44,7 +44,7 @@ export async function showRuns(main, view) {
       h("td", {}, h("a", { href: link(["run", run.name]), "data-row": run.name, class: "name" }, run.name),
         h("div", { class: "quiet small" }, [run.environment, run.model, run.algorithm, run.engine].filter(Boolean).join(" · ")), noteLine(run.note)),
       h("td", {}, h("span", { class: ["state", run.state] }, h("span", { "aria-hidden": "true" }, STATES[run.state]), run.state)),
-      h("td", { class: "number" }, run.kind === "evaluation" ? "evaluation" : `${run.done}${run.steps ? ` / ${run.steps}` : ""}`,
+      h("td", { class: "number" }, run.kind !== "training" ? run.kind : `${run.done}${run.steps ? ` / ${run.steps}` : ""}`,
         share === null ? null : h("div", { class: "bar" }, h("div", { style: { width: `${100 * share}%` } })),
         run.state === "running" && run.left ? h("div", { class: "quiet small" }, `${duration(run.left)} left`) : null),
       h("td", { class: "number" }, short(run.reward)),

@@ -2,6 +2,7 @@
 
 import { api, copy, counted, duration, h, link, short, svg, whenSeen } from "./dom.js";
 import { noteLine } from "./notes.js";
+import { resultCard } from "./result.js";
 import { shown } from "./text.js";
 
 const PAGE = 100;
@@ -28,6 +29,7 @@ export async function showSessions(main, view) {
   const count = h("span", { class: "quiet", role: "status" });
   const more = h("p", { class: "quiet" });
   const picture = h("div", { class: "card figure" });
+  const result = h("div", { class: "results" });
   let next, asking = new AbortController(), stop = () => {}, searched = 0, found = 0, known = 0, now = 0;
 
   const wanted = () => {
@@ -60,7 +62,8 @@ export async function showSessions(main, view) {
 
   /** While the run goes on: say that there are new ones, and leave the list where it is read. */
   async function look() {
-    const { summary } = await api("run", { run }, view.signal);
+    const { summary, evaluation } = await api("run", { run }, view.signal);
+    result.replaceChildren(...[resultCard(evaluation)].filter(Boolean));
     view.live(summary.state === "running");
     if (summary.state !== "running") return;
     now = total(await api("facets", { run }, view.signal));
@@ -167,6 +170,7 @@ export async function showSessions(main, view) {
   main.replaceChildren(
     h("div", { class: "head" }, h("h1", {}, "Sessions"), count, fresh, h("span", { class: "grow" }), search,
       h("button", { type: "button", onclick: () => copy(location.href, "link.txt") }, "Copy link")),
+    result,
     h("div", { class: "filters", role: "group", "aria-label": "Filters" }, choices, ranges.map(([, , field]) => field), chips),
     picture, h("div", { class: "scroll card" }, h("table", { class: "sessions" }, h("thead", {}, head), body)), more);
   await Promise.all([reload(), choose()]);
