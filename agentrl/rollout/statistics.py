@@ -15,6 +15,8 @@ Z = NormalDist().inv_cdf(0.975)
 MOST_EXACT = 13
 """Differences up to which the permutation test goes through all signs; with more it draws `PERMUTATIONS` of them."""
 PERMUTATIONS = 10_000
+ROUNDING = 1e-9
+"""Scores are sums, whose last bits depend on the order of their terms: twenty times 0.05 is 1.0000000000000002."""
 NORMAL_FROM = 1000
 """Degrees of freedom from which Student's t is taken for normal: its quantile differs by less than 0.003."""
 
@@ -27,12 +29,12 @@ def interval(means: Sequence[float]) -> tuple[float, float]:
     which one task is too few.
     """
     n = len(means)
-    bounded = n > 0 and 0 <= min(means) <= max(means) <= 1
+    bounded = n > 0 and -ROUNDING <= min(means) <= max(means) <= 1 + ROUNDING
     if n < (1 if bounded else 2):
         return math.nan, math.nan
     if not bounded:
         return t_interval(means)
-    mean = fmean(means)
+    mean = min(max(fmean(means), 0.0), 1.0)
     centre = (mean + Z * Z / (2 * n)) / (1 + Z * Z / n)
     margin = Z / (1 + Z * Z / n) * math.sqrt(mean * (1 - mean) / n + Z * Z / (4 * n * n))
     return max(centre - margin, 0.0), min(centre + margin, 1.0)
@@ -96,7 +98,7 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     that are not 0 all signs are tried (for solved or not, that is McNemar's exact test); with more, signs are drawn
     with a fixed seed, and the observed ones count among them, so that p is never 0.
     """
-    changed = [value for value in differences if value]
+    changed = [value for value in differences if abs(value) > ROUNDING]
     if not changed:
         return 1.0
     least = abs(sum(changed)) * (1 - 1e-9)  # equal sums differ in their last bits by the order of the terms

@@ -12,12 +12,9 @@ from statistics import fmean, pstdev
 
 from agentrl.config import EvalConfig
 from agentrl.rollout.health import sessions_of, worked
-from agentrl.rollout.statistics import interval, pass_at_k, pass_hat_k
+from agentrl.rollout.statistics import ROUNDING, interval, pass_at_k, pass_hat_k
 from agentrl.rollout.usage import Usage, usage
 from agentrl.types import Group, Node, Session, Status
-
-ROUNDING = 1e-9
-"""How far a score may be below what solves a task: fourteen step rewards of 1/14 add up to less than 1."""
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -74,6 +74,18 @@ def test_the_interval_is_not_empty_when_every_task_was_solved() -> None:
     assert high == 1.0
 
 
+def test_scores_that_miss_a_bound_by_their_rounding_alone_are_bounded() -> None:
+    """Four towers of twenty gates, all climbed, were printed as certain: mean 1.000, 95% CI [1.000, 1.000]."""
+    climbed = sum([0.05] * 20)
+    assert climbed > 1
+    assert interval([climbed] * 4) == interval([1.0] * 4)
+    assert interval([1 - climbed, 0.5]) == pytest.approx(interval([0.0, 0.5]))
+
+
+def test_scores_that_differ_by_their_rounding_alone_are_equal() -> None:
+    assert sign_flip_p([sum([0.05] * 20) - 1.0] * 12) == 1.0
+
+
 def test_one_task_has_an_interval_where_its_reward_is_bounded_and_none_elsewhere() -> None:
     assert interval([1.0]) == pytest.approx((0.2065, 1.0), abs=1e-3)
     assert all(map(math.isnan, interval([5.0])))

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.statistics import holm, sign_flip_p, t_interval
+from agentrl.rollout.statistics import ROUNDING, holm, sign_flip_p, t_interval
 from agentrl.train.suite.results import Results
 
 ALPHA = 0.05
@@ -28,8 +28,9 @@ class Change:
 
     @property
     def difference(self) -> float:
-        """By how much the second is better."""
-        return self.after - self.before
+        """By how much the second is better; what the order of a sum's terms decides is no difference."""
+        found = self.after - self.before
+        return found if abs(found) > ROUNDING else 0.0
 
 
 @dataclass(frozen=True)
