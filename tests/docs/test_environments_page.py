@@ -103,6 +103,19 @@ async def test_an_example_keeps_the_contract_and_its_splits_apart(path: Path) ->
         assert any(scores), "nothing to start from"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"several_agents/{each}.py:{each.capitalize()}" for each in ("demand", "hiding", "relay")),
+        "plugins/frozen_opponent.py:HigherDigit",
+    ],
+)
+def test_an_example_of_several_agents_passes_the_check(name: str) -> None:
+    """Two of them trained and measured on the same tasks."""
+    assert agentrl.check_env(f"{ROOT}/examples/{name}") == []
+
+
 def disjoint(env: agentrl.Env) -> bool:
     """Whether no problem is in two of its splits."""
     drawn = [{str(sorted(task.data.items())) for task in calls.tasks(env, split)} for split in env.splits]
