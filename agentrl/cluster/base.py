@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.cluster.connection import Address, Calling, Connection
+from agentrl.concurrency import in_thread
 from agentrl.config.cluster import RoleResources
 from agentrl.errors import InfraError
 
@@ -200,8 +201,8 @@ class Worker(Calling):
         self.process.close()
 
     async def close(self) -> None:
-        """End the process; open calls get an InfraError. Idempotent."""
-        await asyncio.to_thread(self.shutdown)
+        """End the process, also where this is cancelled; open calls get an InfraError. Idempotent."""
+        await in_thread(self.shutdown)
 
 
 class Cluster(ABC):

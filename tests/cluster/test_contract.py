@@ -128,6 +128,19 @@ async def test_closing_ends_it_with_what_it_started_and_fails_its_calls(cluster:
     await asyncio.to_thread(until, lambda: not alive(child), "what it started goes on")
 
 
+async def test_a_close_that_is_cancelled_ends_the_worker_before_it_ends_itself(cluster: Cluster) -> None:
+    """Else its thread goes on while the cluster is left, and holds up the end of the event loop."""
+    worker = cluster.spawn(COUNTER)
+    await worker.ready(LONG)
+    process = await worker.call("process", timeout=LONG)
+    closing = asyncio.create_task(worker.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert not alive(process)
+
+
 async def test_a_role_that_can_not_be_built_says_why(cluster: Cluster) -> None:
     worker = cluster.spawn(replace(COUNTER, arguments=(-1,)))
     with pytest.raises(ConfigError, match="must not be negative"):
