@@ -99,6 +99,16 @@ def test_every_rule_has_an_environment_that_breaks_it():
     assert len(RULES) >= 40
 
 
+def test_what_an_environment_prints_and_options_that_are_no_json_make_no_other_process_differ(tmp_path: Path):
+    """The decoder's and the encoder's errors were reported as findings about the environment's tasks."""
+    (tmp_path / "loud.py").write_text(
+        "import atexit\nfrom tests.envs.broken_envs import Till\natexit.register(print, 'goodbye')\n"
+        "class Loud(Till):\n    def __init__(self, path=None):\n        super().__init__()\n"
+    )
+    assert check_env(f"{tmp_path / 'loud.py'}:Loud", tasks=1, path=tmp_path) == []
+    assert check_env(f"{tmp_path / 'loud.py'}:Loud", tasks=1) == []
+
+
 @pytest.mark.parametrize(("env", "words"), HANGING, ids=lambda value: getattr(value, "__name__", ""))
 @pytest.mark.slow
 def test_a_call_that_hangs_or_ends_the_process_is_reported_with_its_line(env: type[Env], words: str):

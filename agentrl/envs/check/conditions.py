@@ -12,6 +12,7 @@ from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.check import places
 from agentrl.envs.check.clock import DAYS, shifted_clock
+from agentrl.envs.check.elsewhere import MARK
 from agentrl.envs.check.subject import Subject
 from agentrl.envs.episode import play, record
 from agentrl.errors import AgentRLError, TokenBudgetExceeded
@@ -49,7 +50,11 @@ async def other_process(subject: Subject) -> AsyncIterator[str]:
         return
     listed = {split: [task.model_dump() for task in tasks] for split, (tasks, _) in subject.splits.items()}
     most = max(map(len, listed.values()), default=0)
-    words = [sys.executable, "-m", "agentrl.envs.check.elsewhere", subject.name, json.dumps(subject.options), str(most)]
+    try:
+        options = json.dumps(subject.options)
+    except (TypeError, ValueError):
+        return  # options that only this process has
+    words = [sys.executable, "-m", "agentrl.envs.check.elsewhere", subject.name, options, str(most)]
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
     process = await asyncio.create_subprocess_exec(
         *words,
@@ -63,9 +68,10 @@ async def other_process(subject: Subject) -> AsyncIterator[str]:
         process.kill()
         await process.wait()
         return
-    if process.returncode:
+    found = [line for line in written.splitlines() if line.startswith(MARK.encode())]
+    if process.returncode or not found:
         return  # a name that only this process knows, or a failure that is reported elsewhere
-    for split, tasks in json.loads(written.splitlines()[-1]).items():
+    for split, tasks in json.loads(found[-1].removeprefix(MARK.encode())).items():
         here = json.loads(json.dumps(listed.get(split, []), default=str))
         for index, (one, other) in enumerate(zip(here, tasks, strict=False)):
             if one != other:

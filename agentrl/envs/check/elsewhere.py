@@ -9,6 +9,9 @@ from itertools import islice
 from agentrl.envs import calls
 from agentrl.envs.registry import factory
 
+MARK = "the tasks of every split: "
+"""Before them, in a line of their own: an environment's code may print, also as the process ends."""
+
 
 def main(name: str, options: str, number: str) -> None:
     """Write the first tasks of every split as one line of JSON."""
@@ -16,7 +19,7 @@ def main(name: str, options: str, number: str) -> None:
     listed = {
         split: [task.model_dump() for task in islice(calls.tasks(env, split), int(number))] for split in env.splits
     }
-    print(json.dumps(listed, default=str))
+    print(f"\n{MARK}{json.dumps(listed, default=str)}", flush=True)
 
 
 if __name__ == "__main__":
