@@ -54,19 +54,17 @@ class Person:
     Attributes:
         agent: the agent that the person plays.
         show: prints lines.
-        seen: how many messages of the conversation the person has seen.
+        seen: the conversation as the person has seen it, without what the person answered.
     """
 
     agent: str
     show: Show
-    seen: int = 0
+    seen: list[Message] = field(default_factory=list)
     _calls: int = field(default=0, repr=False)
 
     async def __call__(self, env: Env, messages: Sequence[Message]) -> Message:
         """Show what is new, and read lines until they make a message."""
-        for message in messages[self.seen :]:
-            self.show(shown(message))
-        self.seen = len(messages) + 1
+        self.show_new(messages)
         while True:
             line = self._line()
             try:
@@ -82,6 +80,13 @@ class Person:
                     return Message(role="assistant", content=line)
             except (ConfigError, ToolArguments, LookupError) as error:
                 self.show([str(error)])
+
+    def show_new(self, messages: Sequence[Message]) -> None:
+        """Show what was said since the person's last message; all where the path begins anew (`StepResult.fresh`)."""
+        goes_on = list(messages[: len(self.seen)]) == self.seen
+        for message in messages[len(self.seen) + bool(self.seen) if goes_on else 0 :]:
+            self.show(shown(message))
+        self.seen = list(messages)
 
     def _answered(self, env: Env, line: str) -> Sequence[str]:
         """What a command answers."""
@@ -259,8 +264,7 @@ async def _played(env: Env, session: Session, person: Person, store: Store) -> N
         for agent in env.agents
     }
     await run_episode(env, session, players, NO_DEADLINES, before_turn=stored)
-    last = players[person.agent].conversation.messages[person.seen :]
-    person.show(line for message in last for line in shown(message))
+    person.show_new(players[person.agent].conversation.messages)
 
 
 def _interruptible(work: Any) -> None:

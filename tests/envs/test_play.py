@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from agentrl.envs.lines import call_of, signature
-from agentrl.envs.play import game_of
+from agentrl.envs.play import Person, game_of
 from agentrl.envs.registry import make
 from agentrl.errors import AgentRLError, ConfigError, UnknownName
 from agentrl.sessions.store import Store
-from agentrl.types import Session, Status
+from agentrl.types import Message, Session, Status
 from agentrl.viewer.runs import Runs
 from tests.envs.honest_envs import Async
 
@@ -39,6 +39,22 @@ def piped(folder: Path, text: str, *words: str) -> tuple[str, Session]:
 def stored(folder: Path) -> Session:
     with Store(folder / "sessions.db", read_only=True) as store:
         return store.load(store.ids()[-1])
+
+
+async def test_a_path_that_begins_anew_is_shown_whole(monkeypatch: pytest.MonkeyPatch):
+    """After a compaction (`StepResult.fresh`) a person saw nothing of what the agent was told."""
+    lines: list[str] = []
+    monkeypatch.setattr("agentrl.envs.play._read", lambda prompt: "said")
+    person, env = Person("agent", lines.extend), make("calculator")
+    path = [Message(role="user", content="opening")]
+    path.append(await person(env, path))
+    path.append(Message(role="user", content="more"))
+    path.append(await person(env, path))
+    fresh = [Message(role="system", content="rules"), Message(role="user", content="notes")]
+    fresh.append(await person(env, fresh))
+    person.show_new([*fresh, Message(role="user", content="the end")])
+    shown = [line for line in lines if line.startswith("[")]
+    assert shown == ["[user] opening", "[user] more", "[system] rules", "[user] notes", "[user] the end"]
 
 
 @pytest.mark.slow
