@@ -182,6 +182,7 @@ class Lease:
     def __init__(self, name: str, spec: SandboxSpec) -> None:
         self._name, self._spec = name, spec
         self._opening: asyncio.Task[Sandbox] | None = None
+        self._supplier: Supplier | None = None
 
     @property
     def used(self) -> bool:
@@ -199,12 +200,12 @@ class Lease:
             SandboxError: creating it or `set_up` failed.
         """
         if self._opening is None:
-            self._opening = asyncio.create_task(self._open(set_up))
+            self._supplier = supplier(self._name)
+            self._opening = asyncio.create_task(self._open(self._supplier, set_up))
         with tracing.span("sandbox"):
             return await asyncio.shield(self._opening)
 
-    async def _open(self, set_up: Callable[[Sandbox], Awaitable[None]] | None) -> Sandbox:
-        pool = supplier(self._name)
+    async def _open(self, pool: Supplier, set_up: Callable[[Sandbox], Awaitable[None]] | None) -> Sandbox:
         await pool.check(self._spec)
         sandbox, _ = await pool.acquire(self._spec)
         try:
@@ -218,8 +219,8 @@ class Lease:
     async def release(self) -> None:
         """Return the sandbox, if there is one; harmless the second time."""
         opening, self._opening = self._opening, None
-        if opening is not None:
-            await supplier(self._name).release_opened(opening)
+        if self._supplier is not None:
+            await self._supplier.release_opened(opening)
 
 
 def configure(config: SandboxConfig) -> None:

@@ -89,3 +89,14 @@ async def test_an_episode_that_ended_while_it_waited_leaves_no_traceback_behind(
 def test_a_wrong_choice_is_named_with_what_is_allowed() -> None:
     with pytest.raises(ConfigError, match=r"reuse.*proven.*never"):
         validate({"reuse": "always"}, SandboxConfig)
+
+
+async def test_a_sandbox_goes_back_to_the_pool_that_it_came_from(made: list[Any]) -> None:
+    """Another run of the process had set `sandbox.reuse` meanwhile, and its pool got the sandbox."""
+    lease = sandboxes.Lease("docker", SandboxSpec())
+    await lease.get()
+    supplier = sandboxes.supplier("docker")
+    sandboxes.configure(SandboxConfig(reuse="never"))
+    await lease.release()
+    assert not supplier.leased
+    await supplier.pool.close()
