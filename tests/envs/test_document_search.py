@@ -114,6 +114,13 @@ def folder_of(path: Path, *rows: Any) -> Path:
     return path
 
 
+def test_a_question_may_hold_separators_of_lines_that_json_leaves_as_they_are(tmp_path: Path):
+    question = "What is the word\u2028of chapter\x85150?"
+    row = json.dumps({"document": "guide.txt", "question": question, "answer": "w150"}, ensure_ascii=False)
+    env: Any = make("document_search", path=str(folder_of(tmp_path, row)))
+    assert [task["question"] for split in env.splits for task in env.tasks(split)] == [question]
+
+
 async def test_questions_on_the_users_own_files_are_played(tmp_path: Path):
     row = {"document": "guide.txt", "question": "What is the word of chapter 150?", "answer": "w150"}
     folder = folder_of(tmp_path, {**row, "split": "train"}, {**row, "split": "eval", "question": "The same?"})

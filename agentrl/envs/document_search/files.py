@@ -33,7 +33,7 @@ def read_questions(folder: Path) -> Questions:
     """
     path = folder / QUESTIONS
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # a text in JSON may hold other separators of lines
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"env.path = {str(folder)!r}: {path} can't be read: {error}") from None
     documents: dict[str, Document] = {}
