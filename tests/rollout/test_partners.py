@@ -167,6 +167,14 @@ async def test_a_function_that_fails_stops_the_run_with_the_setting_that_names_i
         (["policies.other=rules.py:missing"], "policies.other='rules.py:missing'"),
         (["policies.other=expect"], "unknown kind of policy (policies.other) 'expect'; did you mean 'expert'?"),
         (["policies.other=http://localhost:1"], "needs policies.other.api.model=NAME"),
+        (
+            [
+                "policies.other=https://example.invalid",
+                "policies.other.api.model=x",
+                "policies.other.api.key_env=NO_KEY",
+            ],
+            "NO_KEY, or policies.other.api.key_env",
+        ),
         (["policies.other=expert"], "policies.other=expert: Silent has no expert"),
     ],
 )

@@ -69,9 +69,8 @@ def check_api(url: str, config: ApiConfig, env: Env, setting: str = "policy") ->
     Raises:
         ConfigError: the model or the key is missing, or turns are to end at strings and be continued.
     """
-    section = "api" if setting == "policy" else f"{setting}.api"
     if not config.model:
-        raise ConfigError(f"{setting}={url!r} needs {section}.model=NAME, the model's name there")
+        raise ConfigError(f"{setting}={url!r} needs {_section(setting)}.model=NAME, the model's name there")
     if env.stop_strings:
         raise ConfigError(
             f"{type(env.unwrapped).__name__} continues a turn's own text (Env.stop_strings), which no API does; "
@@ -111,6 +110,11 @@ def _client(url: str, config: ApiConfig, setting: str) -> Api:
         raise missing_extra(config.protocol, "gateway") from None
 
 
+def _section(setting: str) -> str:
+    """Where the API's other settings are."""
+    return "api" if setting == "policy" else f"{setting}.api"
+
+
 def _key(url: str, config: ApiConfig, setting: str) -> str:
     """The key; a server on this machine may go without."""
     name = config.key_env or KEYS[config.protocol]
@@ -119,4 +123,5 @@ def _key(url: str, config: ApiConfig, setting: str) -> str:
     host = url.split("://", 1)[1].split("/", 1)[0].rsplit(":", 1)[0]
     if config.key_env is None and host in ("localhost", "127.0.0.1", "[::1]"):
         return "none"
-    raise ConfigError(f"{setting}={url!r} needs a key: set the environment variable {name}, or api.key_env")
+    where = f"{_section(setting)}.key_env"
+    raise ConfigError(f"{setting}={url!r} needs a key: set the environment variable {name}, or {where}")
