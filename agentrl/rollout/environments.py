@@ -164,8 +164,11 @@ class EnvironmentRole:
         """What plays an agent by an engine of the run's process."""
         if part.policy not in self._frozen:
             own = self._config.policies[self._config.agents[agent]]
-            model = self._config.model if own.name == PAST else own.model
-            renderer = await asyncio.to_thread(get_renderer, part.model, model.renderer)
+            model, renderer = own.model, self._policy.renderer
+            if own.name == PAST:  # as many as the run keeps: they share the tokenizer
+                model = self._config.model
+            else:
+                renderer = await asyncio.to_thread(get_renderer, part.model, model.renderer)
             engine = DistantEngine(self._calls, part.capabilities, part.policy)
             self._frozen[part.policy] = Policy(
                 renderer, engine, part.policy, part.model, strip_reasoning=model.reasoning == "strip", frozen=True
