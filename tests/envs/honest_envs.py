@@ -281,3 +281,25 @@ class Running(Till):
         )
         out, _ = await program.communicate()
         return out.decode()
+
+
+@honest
+class Delegating(Till):
+    """Has a price looked up by a sub-agent, and can be saved."""
+
+    @agentrl.tool
+    async def ask(self, item: str) -> str:
+        """Have a price looked up."""
+        return await self.spawn(f"Look up {item}", tools=["price"], max_turns=2)
+
+    def state(self) -> Any:
+        return None
+
+    def restore(self, task: Task, state: Any) -> None:
+        self.reset(task)
+
+    def expert(self, messages: Sequence[Message]) -> Any:
+        words, last = messages[0].text, messages[-1]
+        if last.role == "tool":
+            return last.text
+        return self.call("price" if words.startswith("Look up") else "ask", item=self.item)

@@ -84,9 +84,12 @@ async def tools_kept(subject: Subject) -> AsyncIterator[str]:
 
 
 async def _walks(subject: Subject) -> AsyncIterator[tuple[Episode, Walk]]:
-    """The walk through the default agent's episode of the first task; nothing where it failed."""
+    """The walk through the default agent's episode of the first task; nothing where it failed, or had sub-agents.
+
+    Those write their messages within a step, and the steps of a walk have none.
+    """
     episode = await subject.episode(subject.tasks[0], subject.default)
-    if episode.session is None:
+    if episode.session is None or any(node.spawned for node in episode.session.nodes):
         return
     if subject.walk is None:
         subject.walk, env = Walk(), subject.make()

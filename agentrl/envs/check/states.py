@@ -137,8 +137,8 @@ async def _interrupted_episodes(subject: Subject, take: Take, how: str) -> Async
         return
     for task, agent in zip(subject.tasks, (subject.default, RANDOM), strict=False):
         episode = await subject.episode(task, agent)
-        if episode.session is None:
-            continue
+        if episode.session is None or any(node.spawned for node in episode.session.nodes):
+            continue  # sub-agents write their messages within a step, and those of a replay have none
         try:
             found = await _interrupt(subject, episode, episode.session, take, how)
         except (StateUnsupported, AgentError):  # no state at this point, or too many files
