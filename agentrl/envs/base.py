@@ -44,8 +44,8 @@ class Env:
     """A world for one agent, or several that take turns. Subclass it; only `tasks` and `reset` must be written.
 
     Attributes:
-        agents: their names. Each agent of several sees only its own messages; a message that `step` is given has the
-            agent that wrote it as its `name`.
+        agents: their names, without a slash. Each agent of several sees only its own messages; a message that `step` is
+            given has the agent that wrote it as its `name`.
         simultaneous: whether the agents move at once, in rounds: their turns are generated concurrently, and none sees
             another's of the same round.
         teams: names of teams, and their members; a reward of a team is that of each member.

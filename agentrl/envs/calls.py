@@ -116,9 +116,13 @@ async def openings(env: Env, task: Task, *, seed: int | None = None) -> dict[str
     """Begin an episode; each agent's opening messages, at least one, in the order in which they take turns.
 
     Raises:
-        EnvError: its code failed, gave no messages, or gave messages for an agent that it does not have.
+        EnvError: its code failed, gave no messages, or gave messages for an agent that it does not have; or the name of
+            one of its agents is a sub-agent's.
     """
     where = f"{type(env.unwrapped).__name__}.reset"
+    if odd := [agent for agent in env.agents if "/" in agent]:
+        why = "that is what sub-agents have (Env.spawn)"
+        raise EnvError(f"{type(env.unwrapped).__name__}.agents has {odd[0]!r}: a name without a slash is wanted; {why}")
     with blamed(env, "reset"):
         value = await resolved(env.reset(task, seed=seed))
         await faults.async_point("env.reset")

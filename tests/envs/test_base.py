@@ -200,6 +200,13 @@ async def test_an_opening_that_is_no_conversation_is_refused(value: Any, words: 
         await calls.reset(env, Task(id="t"))
 
 
+async def test_an_agents_name_is_none_of_a_sub_agent():
+    """Its turns were taken for a sub-agent's, so the session's answer was that of nobody."""
+    env = type("Odd", (Counter,), {"agents": ("red/one",)})()
+    with pytest.raises(EnvError, match=r"Odd\.agents has 'red/one': a name without a slash is wanted"):
+        await calls.reset(env, next(calls.tasks(env)))
+
+
 @pytest.mark.parametrize(
     "value", ["hello", {"role": "user", "content": "hello"}, [Message(role="user", content="hello")]]
 )
