@@ -13,13 +13,13 @@ import trustme
 
 from agentrl.config import GatewayConfig, RolloutConfig
 from agentrl.errors import ConfigError
-from agentrl.overrides import merge, read_yaml
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.programs import serving
 from agentrl.sessions.store import Store
 from agentrl.train import ledger
 from agentrl.types import MAIN
 from tests.cluster.test_run import require_same, run, tokens
+from tests.rollout.self_play import self_play
 from tests.sessions.gateway.fakes import ScriptedEngine, renderer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -98,21 +98,9 @@ def test_a_recorded_run_of_a_program_is_run_again_by_workers(
     require_same(tmp_path / "again", again, here)
 
 
-SELF_PLAY: dict[str, Any] = {
-    "env": str(EXAMPLES / "several_agents" / "hiding.py:Hiding"),
-    "steps": 2,
-    "rollout": {"groups_per_step": 2, "group_size": 4, "turn_tokens": 8},
-    "eval": {"tasks": 2, "n": 1},
-    "engine": {"threads": 1, "proof": False},
-    "trainer": {"threads": 1, "proof": False},
-    "warm_start": {"steps": 5, "demos": 32, "batch": 16},
-    "policies": {"earlier": {"past": {"every": 1, "size": 2, "current": 0.25}, "engine": {"threads": 1}}},
-}
-
-
 @pytest.mark.slow
 def test_past_versions_that_play_in_workers_generate_as_in_one_process(tmp_path: Path) -> None:
-    settings = merge(read_yaml(EXAMPLES / "several_agents" / "hiding.yaml"), SELF_PLAY)
+    settings = self_play(steps=2, rollout={"groups_per_step": 2}, eval={"tasks": 2}, warm_start={"steps": 5})
     for name, workers in (("here", 0), ("workers", 1)):
         run(tmp_path / name, **settings, cluster={"environments": workers})
     assert tokens(tmp_path / "workers") == tokens(tmp_path / "here") != {}

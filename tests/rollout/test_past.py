@@ -11,17 +11,21 @@ import orjson
 import pytest
 
 import agentrl
+from agentrl.cluster import Address
 from agentrl.config import PastConfig
 from agentrl.envs.episode import NOOP
 from agentrl.errors import ConfigError
-from agentrl.overrides import merge, parse_words, read_yaml
+from agentrl.overrides import parse_words
+from agentrl.rollout import environments
+from agentrl.rollout.environments import EnvironmentRole, Part
 from agentrl.rollout.past import PastVersions
 from agentrl.rollout.policies import Policy
 from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.sessions.store import Store
 from agentrl.train.api import configure
 from agentrl.train.preflight import check_evaluation
-from agentrl.types import MAIN, Session, Task
+from agentrl.types import MAIN, Capabilities, Session, Task
+from tests.rollout.self_play import self_play
 
 GAME = f"{Path(__file__).parents[2] / 'examples' / 'plugins' / 'frozen_opponent.py'}:HigherDigit"
 
@@ -127,24 +131,34 @@ def test_an_evaluation_says_which_folder_has_a_version_to_play_against() -> None
         check_evaluation(config)
 
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "several_agents" / "hiding.yaml"
-SMALL: dict[str, Any] = {
-    "steps": 4,
-    "checkpoint_every": 2,
-    "keep_checkpoints": 3,
-    "rollout": {"groups_per_step": 4, "group_size": 4, "turn_tokens": 8},
-    "eval": {"tasks": 8, "n": 1},
-    "engine": {"threads": 1, "proof": False},
-    "trainer": {"threads": 1, "proof": False},
-    "warm_start": {"steps": 10, "demos": 32, "batch": 16},
-    "policies": {"earlier": {"past": {"every": 1, "size": 2, "current": 0.25}, "engine": {"threads": 1}}},
-}
+async def test_versions_that_a_worker_meets_share_the_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker kept one for each version of the run."""
+    loaded: list[Path] = []
+    monkeypatch.setattr(environments, "get_renderer", lambda folder, name: loaded.append(folder) or NullRenderer())
+    config = configure(GAME, parse_words(["model=tiny", "agents.second=old", "policies.old=past"]))
+    capabilities = Capabilities("local", max_context=64, vocab_size=8)
+    role = EnvironmentRole(config, tmp_path, Address("run", "127.0.0.1", 9, b""), capabilities)
+    for version in range(3):
+        part = Part(f"old/{version}", tmp_path / str(version), capabilities, NOOP)
+        policy, _ = (await role._partner("second", part)).plays(session(0, version)) or (None, None)
+        assert policy is not None
+        assert (policy.name, policy.model) == (part.policy, part.model)
+    await role.close()
+    assert loaded == [tmp_path]
 
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_games_metrics_and_weights(tmp_path: Path) -> None:
-    settings = merge(read_yaml(EXAMPLE), SMALL)
-    settings["env"] = str(EXAMPLE.with_name("hiding.py:Hiding"))
+    settings = self_play(
+        steps=4,
+        checkpoint_every=2,
+        keep_checkpoints=3,
+        rollout={"groups_per_step": 4},
+        eval={"tasks": 8},
+        warm_start={"steps": 10},
+    )
     whole = agentrl.train(**settings, run_dir=str(tmp_path / "whole")).path
     with Store(whole / "sessions.db") as store:
         sessions = [each for each in store.sessions() if each.phase == "train"]
