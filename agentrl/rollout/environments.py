@@ -42,7 +42,7 @@ from agentrl.types import Capabilities, Session
 
 logger = logging.getLogger(__name__)
 OVERTIME = 60.0
-"""Seconds beyond a session's own deadline, after which its worker is given up."""
+"""Seconds after which a session's worker is given up, beyond those of its episode and as many for its rewards."""
 CPUS = 1.0
 """Of Ray's logical CPUs, for each environment worker."""
 
@@ -200,7 +200,7 @@ class InWorkers:
     ) -> Session:
         """Play one attempt at a session in a worker."""
         left = None if deadline is None else (deadline.seconds, deadline.left())
-        timeout: float | None = rollouts._limits(deadline).timeout + OVERTIME
+        timeout: float | None = rollouts._limits(deadline).timeout + rollouts.limits.timeout + OVERTIME
         if rollouts.rule.active:  # forks have deadlines each
             timeout = None
         cast = await self._cast(rollouts.partners, session)
