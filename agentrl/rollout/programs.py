@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -20,13 +21,14 @@ from agentrl.config import GatewayConfig, RolloutConfig
 from agentrl.config.gateway import NODE
 from agentrl.envs import calls
 from agentrl.envs.base import Env
+from agentrl.envs.deadlines import within
 from agentrl.envs.results import failed, give_rewards
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, DeadlineExceeded
 from agentrl.rollout import agents
 from agentrl.rollout.policies import Policy
 from agentrl.sessions.gateway.schedule import Schedule
 from agentrl.sessions.store import Store
-from agentrl.types import Session, Status
+from agentrl.types import Session, Status, Task
 
 if TYPE_CHECKING:
     from agentrl.sessions.gateway.gateway import Gateway
@@ -89,11 +91,12 @@ class ServedProgram(Program):
         return await _first(self._play(env, session, limits), departed)
 
     async def _play(self, env: Env, session: Session, limits: RolloutConfig) -> Session:
+        began = time.monotonic()
         try:
             try:
-                await calls.reset(env, session.task, seed=session.seed)
-                task = await calls.brief(env, session.task)
-                await agents.play(self.gateway, self.url, session, self.user_agent, limits.timeout, task)
+                task = await _begun(env, session, limits.timeout)
+                left = max(limits.timeout - (time.monotonic() - began), 0.0)
+                await agents.play(self.gateway, self.url, session, self.user_agent, left, task)
             except AgentRLError as error:
                 failed(session, error)
             if session.status is not Status.INFRA_ERROR and session.reward is None:
@@ -101,6 +104,26 @@ class ServedProgram(Program):
         finally:
             await calls.close(env)
         return session
+
+
+async def _begun(env: Env, session: Session, seconds: float) -> Task:
+    """Begin the session's episode; what the program is given of its task.
+
+    Raises:
+        DeadlineExceeded: that took longer than so many seconds.
+    """
+
+    async def begin() -> Task:
+        await calls.reset(env, session.task, seed=session.seed)
+        return await calls.brief(env, session.task)
+
+    try:
+        return await within(seconds, begin())
+    except AgentRLError:
+        raise
+    except TimeoutError:
+        where = f"{type(env.unwrapped).__name__}.reset"
+        raise DeadlineExceeded(f"{where} took longer than rollout.timeout={seconds:g} s") from None
 
 
 async def _first(*work: Awaitable[T]) -> T:

@@ -13,11 +13,15 @@ from typing import Any
 
 import pytest
 
+from agentrl.config import RolloutConfig
 from agentrl.envs.calculator import Calculator
 from agentrl.errors import AgentError, AgentRLError, Blame, ConfigError, EngineError
 from agentrl.rollout.agents import Address, CommandAgent, FunctionAgent, load_agent, play
+from agentrl.rollout.policies import Policy
+from agentrl.rollout.programs import serving
 from agentrl.sessions import tree
 from agentrl.sessions.conversation import Conversation
+from agentrl.sessions.store import Store
 from agentrl.sessions.turn_generator import TurnGenerator
 from agentrl.types import Message, Session, Status, Task
 from tests.sessions.gateway.conftest import Serve, Served, serve  # noqa: F401 (a fixture)
@@ -272,3 +276,21 @@ async def _reward(env: Calculator, session: Session) -> float | None:
     from agentrl.envs import calls
 
     return (await calls.compute_rewards(env, session)).total
+
+
+class Stuck(Calculator):
+    """Waits for something that never comes."""
+
+    async def reset(self, task: Task, *, seed: int | None = None) -> Any:
+        await asyncio.sleep(600)
+
+
+async def test_a_programs_episode_that_does_not_begin_ends_at_the_sessions_deadline() -> None:
+    """Nothing but the program itself had a deadline, so the session, and with it the run, waited for ever."""
+    limits = RolloutConfig(tool_timeout=0.1, turn_timeout=0.2, timeout=0.3)
+    policy = Policy(renderer(), ScriptedEngine(lambda prompt: ""))
+    with Store(":memory:") as store:
+        async with serving("sleep 1", policy, store, limits) as program, asyncio.timeout(30):
+            session = await program.play(Stuck(), Session("s", Task(id="t")), limits)
+    assert (session.status, session.reward) == (Status.INFRA_ERROR, None)
+    assert "Stuck.reset took longer than rollout.timeout=0.3 s" in (session.error or "")
