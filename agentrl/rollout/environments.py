@@ -177,9 +177,10 @@ class EnvironmentRole:
 
     async def close(self) -> None:
         """Close what was opened, and remove sandboxes: no exit handler runs in a worker."""
-        await self._open.aclose()
-        self._calls.close()
-        await sandboxes.close_all()
+        async with AsyncExitStack() as closing:  # each of them, also where one fails; the last of these first
+            closing.push_async_callback(sandboxes.close_all)
+            closing.callback(self._calls.close)
+            closing.push_async_callback(self._open.aclose)
 
 
 class InWorkers:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable
-from functools import partialmethod
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +13,7 @@ from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import EXPERT, NOOP, Actor, play
 from agentrl.errors import AgentError, EngineError, EnvError, SandboxError
-from agentrl.rollout.environments import OVERTIME, InWorkers
-from agentrl.rollout.groups import Deadline, Rollouts
+from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.policies import Policy
 from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.tools.tool import tool
@@ -286,22 +283,3 @@ async def test_each_session_is_reported_as_soon_as_it_has_ended_and_a_truncated_
     (group,) = await rollouts.collect([task], EXPERT, phase="test", n=3, ended=keep)
     assert sorted(map(id, ended)) == sorted(map(id, group.sessions))
     assert {session.error for session in ended} == {"all 2 turns were taken (max_turns)"}
-
-
-class Patient:
-    """Workers that tell after how many seconds they would be given up."""
-
-    async def call(self, method: str, session: Session, *how: Any, timeout: float | None) -> Session:
-        session.status, session.info["timeout"] = Status.COMPLETED, timeout
-        return session
-
-    play = partialmethod(call, "play")
-
-
-async def test_a_worker_has_as_long_for_a_sessions_rewards_as_for_its_episode() -> None:
-    """It was killed, with all of its sessions, where a session that its deadline had cut off took a minute to judge."""
-    rollouts = Rollouts(Counting, Policy(NullRenderer()), LIMITS, seed=5)
-    workers: Any = Patient()
-    session = Session("s", Task(id="t", data={"to": 3}))
-    played = await InWorkers(workers, "main", {}).play(rollouts, session, NOOP, Deadline(9.0, time.monotonic() + 1))
-    assert played.info["timeout"] > 2 * OVERTIME

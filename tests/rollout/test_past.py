@@ -11,20 +11,17 @@ import orjson
 import pytest
 
 import agentrl
-from agentrl.cluster import Address
 from agentrl.config import PastConfig
 from agentrl.envs.episode import NOOP
 from agentrl.errors import ConfigError
 from agentrl.overrides import parse_words
-from agentrl.rollout import environments
-from agentrl.rollout.environments import EnvironmentRole, Part
 from agentrl.rollout.past import PastVersions
 from agentrl.rollout.policies import Policy
 from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.sessions.store import Store
 from agentrl.train.api import configure
 from agentrl.train.preflight import check_evaluation
-from agentrl.types import MAIN, Capabilities, Session, Task
+from agentrl.types import MAIN, Session, Task
 from tests.rollout.self_play import self_play
 
 GAME = f"{Path(__file__).parents[2] / 'examples' / 'plugins' / 'frozen_opponent.py'}:HigherDigit"
@@ -129,24 +126,6 @@ def test_an_evaluation_says_which_folder_has_a_version_to_play_against() -> None
     config = configure(GAME, parse_words(["model=tiny", "agents.second=old", "policies.old=past"]))
     with pytest.raises(ConfigError, match=r"policies\.old\.model=RUN/past/step-… is one of the versions"):
         check_evaluation(config)
-
-
-async def test_versions_that_a_worker_meets_share_the_tokenizer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker kept one for each version of the run."""
-    loaded: list[Path] = []
-    monkeypatch.setattr(environments, "get_renderer", lambda folder, name: loaded.append(folder) or NullRenderer())
-    config = configure(GAME, parse_words(["model=tiny", "agents.second=old", "policies.old=past"]))
-    capabilities = Capabilities("local", max_context=64, vocab_size=8)
-    role = EnvironmentRole(config, tmp_path, Address("run", "127.0.0.1", 9, b""), capabilities)
-    for version in range(3):
-        part = Part(f"old/{version}", tmp_path / str(version), capabilities, NOOP)
-        policy, _ = (await role._partner("second", part)).plays(session(0, version)) or (None, None)
-        assert policy is not None
-        assert (policy.name, policy.model) == (part.policy, part.model)
-    await role.close()
-    assert loaded == [tmp_path]
 
 
 @pytest.mark.slow

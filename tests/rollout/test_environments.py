@@ -1,0 +1,90 @@
+"""A process that plays sessions for a run: what it keeps, how long it has, and what it leaves."""
+
+from __future__ import annotations
+
+import time
+from functools import partialmethod
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.cluster import Address
+from agentrl.config import RolloutConfig
+from agentrl.envs.base import Env
+from agentrl.envs.episode import NOOP
+from agentrl.overrides import parse_words
+from agentrl.rollout import environments
+from agentrl.rollout.environments import OVERTIME, EnvironmentRole, InWorkers, Part
+from agentrl.rollout.groups import Deadline, Rollouts
+from agentrl.rollout.policies import Policy
+from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.train.api import configure
+from agentrl.types import Capabilities, Session, Status, Task
+
+GAME = f"{Path(__file__).parents[2] / 'examples' / 'plugins' / 'frozen_opponent.py'}:HigherDigit"
+CAPABILITIES = Capabilities("local", max_context=64, vocab_size=8)
+
+
+def role_of(folder: Path) -> EnvironmentRole:
+    """The role of a run against its own past versions; nothing listens where its engines are called."""
+    config = configure(GAME, parse_words(["model=tiny", "agents.second=old", "policies.old=past"]))
+    return EnvironmentRole(config, folder, Address("run", "127.0.0.1", 9, b""), CAPABILITIES)
+
+
+async def test_versions_that_a_worker_meets_share_the_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker kept one for each version of the run."""
+    loaded: list[Path] = []
+    monkeypatch.setattr(environments, "get_renderer", lambda folder, name: loaded.append(folder) or NullRenderer())
+    role = role_of(tmp_path)
+    for version in range(3):
+        part = Part(f"old/{version}", tmp_path / str(version), CAPABILITIES, NOOP)
+        policy, _ = (await role._partner("second", part)).plays(Session("s", Task(id="t"), step=version)) or (
+            None,
+            None,
+        )
+        assert policy is not None
+        assert (policy.name, policy.model) == (part.policy, part.model)
+    await role.close()
+    assert loaded == [tmp_path]
+
+
+class Patient:
+    """Workers that tell after how many seconds they would be given up."""
+
+    async def call(self, method: str, session: Session, *how: Any, timeout: float | None) -> Session:
+        session.status, session.info["timeout"] = Status.COMPLETED, timeout
+        return session
+
+    play = partialmethod(call, "play")
+
+
+async def test_a_worker_has_as_long_for_a_sessions_rewards_as_for_its_episode() -> None:
+    """It was killed, with all of its sessions, where a session that its deadline had cut off took a minute to judge."""
+    rollouts = Rollouts(Env, Policy(NullRenderer()), RolloutConfig(), seed=5)
+    workers: Any = Patient()
+    session = Session("s", Task(id="t"))
+    played = await InWorkers(workers, "main", {}).play(rollouts, session, NOOP, Deadline(900.0, time.monotonic() + 1))
+    assert played.info["timeout"] > 2 * OVERTIME
+
+
+async def test_sandboxes_are_removed_also_where_something_else_can_not_be_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    async def close_all() -> None:
+        closed.append("sandboxes")
+
+    async def fail() -> None:
+        raise OSError("a server of tools is gone")
+
+    monkeypatch.setattr(environments, "get_renderer", lambda folder, name: NullRenderer())
+    monkeypatch.setattr(environments.sandboxes, "close_all", close_all)
+    role = role_of(tmp_path)
+    role._open.push_async_callback(fail)
+    with pytest.raises(OSError, match="a server of tools is gone"):
+        await role.close()
+    assert closed == ["sandboxes"]
