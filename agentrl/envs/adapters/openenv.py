@@ -32,7 +32,7 @@ from agentrl.tools.registry import MAX_RESULT_CHARS, cut
 from agentrl.tools.schema import shown
 from agentrl.tools.tool import Tool
 from agentrl.types import Message, StepResult, Task
-from agentrl.untrusted import read_json
+from agentrl.untrusted import read_json, safe_json
 
 EXTRA = "openenv"
 ACT = "act"
@@ -342,7 +342,7 @@ def _plain(seen: Any) -> str:
         if len(filled) == 1 and isinstance(only := next(iter(filled.values())), str):
             return only
         seen = filled
-    return seen if isinstance(seen, str) else json.dumps(seen, ensure_ascii=False)
+    return seen if isinstance(seen, str) else json.dumps(safe_json(seen), ensure_ascii=False)
 
 
 def _user(text: str) -> Message:

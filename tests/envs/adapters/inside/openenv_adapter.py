@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -189,6 +189,17 @@ async def test_an_odd_observation_is_shown_as_it_is() -> None:
         (opening,) = await calls.reset(env, next(calls.tasks(env)))
         assert opening.text == '{"result": {"content": 5}}'
         await calls.close(env)
+
+
+async def test_an_observation_that_nests_as_deeply_as_can_be_read_can_also_be_shown() -> None:
+    for depth in range(880, 990, 10):
+        deep = f'{{"type": "observation", "data": {{"observation": {"[" * depth + "]" * depth}}}}}'
+        async with answering(deep) as url:
+            env = await asyncio.to_thread(agentrl.make, f"openenv:{url}", form="text")
+            with suppress(InfraError):  # where it can't be read
+                (opening,) = await calls.reset(env, next(calls.tasks(env)))
+                assert "nested deeper than" in opening.text
+            await calls.close(env)
 
 
 async def test_an_answer_that_came_after_its_calls_deadline_is_not_the_next_ones() -> None:
