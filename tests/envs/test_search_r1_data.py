@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from agentrl.cli import app
 from agentrl.envs.episode import expert_policy, play
 from agentrl.envs.search_r1.env import SearchR1
-from agentrl.envs.search_r1.squad import choose_demonstrations, sentence_parts, two_hops, with_gaps
+from agentrl.envs.search_r1.squad import choose_demonstrations, sentence_parts, two_hops, with_gaps, write_rows
 from agentrl.retrieval import build
 from agentrl.rollout.stats import rollout_metrics
 from agentrl.types import Group, Message, Session, Task
@@ -65,6 +65,8 @@ def test_only_questions_whose_answer_a_search_for_them_finds_are_demonstrated(da
     assert env.tasks("demo") == env.tasks("train"), "without a choice all are"
     assert choose_demonstrations(data) == 2
     assert [task.id for task in env.tasks("demo")] == ["t-led", "t-led-settled"]
+    write_rows(data / "train.jsonl", [{**LED, "note": "lines\u2028that JSON leaves together"}])
+    assert choose_demonstrations(data) == 1
     write(data / "train.jsonl", [hidden])
     assert choose_demonstrations(data) == 0
     assert env.tasks("demo") == env.tasks("train"), "an earlier choice does not stay"

@@ -150,7 +150,8 @@ def choose_demonstrations(folder: Path, retriever: str = "bm25") -> int:
     Returns:
         How many there are; where there is none, no file is written, and all training questions are demonstrated.
     """
-    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    with (folder / "train.jsonl").open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
     index, chosen = open_index(folder / retriever), []
     for row in rows:
         steps = row.get("steps") or [[row["question"], row["golden_answers"][0]]]
