@@ -20,6 +20,8 @@
     └── InfraError          (RuntimeError)      our own failure: retried, never a reward of 0
         ├── EngineError
         ├── TrainerError                        the trainer's processes died or don't answer
+        ├── WorkerLost                          a worker of a pool died during a call
+        │   └── WorkerTimeout                   it did not answer in time, and was ended
         ├── Unproven                            what was to be trained lacks a proof of where it comes from
         ├── SandboxError
         ├── RetrievalError                      no proper answer from a retrieval server
@@ -153,6 +155,14 @@ class StoreError(InfraError, OSError):
 
 class DeadlineExceeded(InfraError, TimeoutError):
     """A wait ran past its deadline."""
+
+
+class WorkerLost(InfraError):
+    """A worker died, or can't be reached, while it was called; another one takes the next call."""
+
+
+class WorkerTimeout(WorkerLost, DeadlineExceeded):
+    """A worker did not answer a call in time, and was ended."""
 
 
 class TrainerTimeout(TrainerError, DeadlineExceeded):

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.abc
 import importlib.util
 import sys
+from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError, UnknownName, nearest
+
+_PREFIX = "agentrl_file_"
+"""With it begin the names of modules that were imported from a file's path."""
 
 
 def load(path: str, where: str, error: type[AgentRLError] = ConfigError) -> Any:
@@ -62,7 +68,7 @@ def _file_module(path: Path, where: str) -> ModuleType:
         raise UnknownName(f"{where}: there is no file {str(path)!r}")
     path = path.resolve()
     stamp = f"{path}:{path.stat().st_mtime_ns}"
-    name = f"agentrl_file_{path.stem}_{hashlib.blake2b(stamp.encode(), digest_size=6).hexdigest()}"
+    name = f"{_PREFIX}{path.stem}_{hashlib.blake2b(stamp.encode(), digest_size=6).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -75,3 +81,30 @@ def _file_module(path: Path, where: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def files() -> dict[str, str]:
+    """The files that this process has imported by their paths, by the names of their modules."""
+    named = ((name, module) for name, module in sys.modules.items() if name.startswith(_PREFIX))
+    return {name: module.__file__ for name, module in named if module.__file__}
+
+
+class _Files(importlib.abc.MetaPathFinder):
+    """Finds the modules of files by the names that another process has given them.
+
+    Args:
+        known: the other process's `files()`.
+    """
+
+    def __init__(self, known: Mapping[str, str]) -> None:
+        self._known = known
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """The file of a module."""
+        found = self._known.get(fullname)
+        return None if found is None else importlib.util.spec_from_file_location(fullname, found)
+
+
+def find_files(known: Mapping[str, str]) -> None:
+    """Import another process's `files()` by their names where something pickled needs them."""
+    sys.meta_path.append(_Files(known))

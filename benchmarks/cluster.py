@@ -1,7 +1,8 @@
-"""What the cluster layer costs: a run, many short sessions over environment workers, and weights on their way.
+"""What the cluster layer costs: a run, short sessions over environment workers, rewards, and weights on their way.
 
     python -m benchmarks.cluster overhead [--steps 12] [--rounds 2]
     python -m benchmarks.cluster sessions [--sessions 10000] [--workers 4]
+    python -m benchmarks.cluster rewards [--rounds 2]
     python -m benchmarks.cluster weights [--rounds 5]
 
 - overhead: the same run with `cluster=ray` (trainer, engine and two environment workers are processes that Ray has
@@ -11,6 +12,9 @@
   retries, the calls of engines and the store are a run's own. The engine waits 20 ms for a turn of 64 tokens. A step of
   the environment keeps its process for 10 ms, as one that computes would, but sleeps, so that more workers than cores
   can be compared. Also the bytes that the driver sends and receives for a session, and the same for longer ones.
+- rewards: sessions of two turns in the driver, each with a reward: in the driver's process, and in one and two reward
+  workers. Also how late the driver's event loop wakes up meanwhile. One reward computes in pure Python for about 10 ms,
+  which takes as many free cores as there are workers; the other one keeps its process for 10 ms, but sleeps.
 - weights: a trainer in a process of its own publishes to two engines in theirs, through the folder that they share;
   against a bare broadcast (gloo) of the same bytes to two processes that forget them.
 """
@@ -40,6 +44,8 @@ from agentrl.cluster.server import free_port
 from agentrl.config import ClusterConfig, RunConfig
 from agentrl.config.cluster import ResourcesConfig, RoleResources
 from agentrl.envs.registry import factory
+from agentrl.envs.reward_workers import scored
+from agentrl.envs.rewards import Reward
 from agentrl.models import tiny
 from agentrl.models.tokenizers import load_tokenizer
 from agentrl.rollout.actors import ModelActor
@@ -54,7 +60,7 @@ from agentrl.sessions.recorder import Recorder
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store import Store
 from agentrl.train.backends.worker import WorkerTrainer
-from agentrl.types import Message, Sampling, Status, StepResult
+from agentrl.types import Message, Sampling, Session, Status, StepResult
 from benchmarks import driver_cost
 from benchmarks.machine import machine
 
@@ -165,6 +171,87 @@ def sessions(args: argparse.Namespace) -> None:
             )
 
 
+# -------------------------------------------------------------------------------------------- rewards
+
+SCORED, LOOPS = 300, 200_000
+"""Sessions of a round, and how far a reward counts."""
+
+
+class Counting(Reward):
+    """A reward that computes."""
+
+    def compute(self, session: Session) -> float:
+        """Count, in pure Python."""
+        total = session.seed % 2
+        for number in range(LOOPS):
+            total ^= number
+        return float(total % 2)
+
+
+class Holding(Reward):
+    """A reward that keeps its process as if it computed."""
+
+    def compute(self, session: Session) -> float:
+        """Sleep while no other one may."""
+        with _BUSY:
+            time.sleep(STEP_SECONDS)
+        return float(session.seed % 2)
+
+
+async def lateness(found: list[float]) -> None:
+    """Note how many milliseconds too late this event loop continues, again and again."""
+    while True:
+        began = time.perf_counter()
+        await asyncio.sleep(0.01)
+        found.append(1000 * (time.perf_counter() - began - 0.01))
+
+
+async def score(base: Path, reward: str, workers: int) -> tuple[float, list[float]]:
+    """Scored sessions per second with so many reward workers, and the event loop's lateness."""
+    words = {"env": {"name": f"{driver_cost.__file__}:World", "turns": 2}, "rewards": {"r": f"{__file__}:{reward}"}}
+    config = RunConfig.model_validate({**words, "cluster": {"rewards": workers}})
+    engine = driver_cost.Simulated(TURN_SECONDS, load_tokenizer(base))
+    policy = Policy(get_renderer(base), engine, model=base)
+    plain, actor = (
+        factory(config.env.name, **config.env.kwargs),
+        ModelActor(Sampling(max_new_tokens=driver_cost.ANSWER)),
+    )
+    tasks, late = list(plain().tasks()), list[float]()
+    async with scored(plain, config) as (make_env, _):
+        rollouts = Rollouts(make_env, policy, config.rollout, 0)
+        await rollouts.collect(tasks[:4], actor, phase="warm", n=1)
+        watching, began = asyncio.create_task(lateness(late)), time.monotonic()
+        groups = await rollouts.collect(tasks, actor, phase="timed", n=SCORED // len(tasks))
+        seconds = time.monotonic() - began
+        watching.cancel()
+    assert {each.status for group in groups for each in group.sessions} == {Status.COMPLETED}
+    return SCORED / seconds, late
+
+
+def rewards(args: argparse.Namespace) -> None:
+    """Print rates and ratios, round by round."""
+    with tempfile.TemporaryDirectory() as folder, cluster.opened(ClusterConfig(), None), garbage.seldom():
+        base = tiny.build(Path(folder) / "model", [driver_cost.QUESTION])
+        for reward in ("Holding", "Counting"):
+            ratios = [ratio(base, reward) for _ in range(args.rounds)]
+            print(f"{reward}: 2 reward workers are {statistics.median(ratios):.2f} times the driver (median)")
+
+
+def ratio(base: Path, reward: str) -> float:
+    """Print a round; returns how much faster two workers are than the driver."""
+    rates = {}
+    for workers in (0, 1, 2):
+        rates[workers], late = asyncio.run(score(base, reward, workers))
+        where = f"{workers} reward workers" if workers else "in the driver"
+        print(
+            f"{reward}, {where}: {rates[workers]:.1f} sessions/s; "
+            f"the driver's event loop is late by {statistics.median(late):.1f} ms at the median, "
+            f"{statistics.quantiles(late, n=100)[-1]:.0f} ms at the 99th percentile",
+            flush=True,
+        )
+    return rates[2] / rates[0]
+
+
 # -------------------------------------------------------------------------------------------- weights
 
 
@@ -235,6 +322,7 @@ async def publish(base: Path, folder: Path, rounds: int) -> None:
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "overhead": overhead,
     "sessions": sessions,
+    "rewards": rewards,
     "weights": weights,
 }
 

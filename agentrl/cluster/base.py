@@ -15,10 +15,11 @@ in the process's main thread, `async` ones beside each other. What yields is str
 from __future__ import annotations
 
 import asyncio
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from agentrl.cluster.connection import Address, Calling, Connection
 from agentrl.concurrency import in_thread
 from agentrl.config.cluster import RoleResources
 from agentrl.errors import InfraError
+from agentrl.imports import files, find_files
 
 HERE = "this machine"
 """The node of local processes."""
@@ -52,11 +54,30 @@ class Resources:
 
 
 @dataclass(frozen=True)
+class Sealed:
+    """A role's arguments as they are sent to its process.
+
+    Attributes:
+        data: the arguments, pickled.
+        files: the plug-ins' files that this process has imported: classes of theirs may be among the arguments.
+    """
+
+    data: bytes
+    files: Mapping[str, str]
+
+    def opened(self) -> Sequence[Any]:
+        """The arguments, in the role's process."""
+        find_files(self.files)
+        found: Sequence[Any] = pickle.loads(self.data)
+        return found
+
+
+@dataclass(frozen=True)
 class Role:
     """What a worker runs.
 
     Attributes:
-        kind: `engine`, `trainer` or `environments`; logs and faults go by it.
+        kind: `engine`, `trainer`, `environments` or `rewards`; logs and faults go by it.
         make: the import path of the class (or function) that is called in the new process.
         arguments: its arguments, picklable; paths among them must exist on the worker's node.
         name: what errors call it; empty is `kind`.
@@ -68,7 +89,7 @@ class Role:
 
     kind: str
     make: str
-    arguments: Sequence[Any] = ()
+    arguments: Sequence[Any] | Sealed = ()
     name: str = ""
     resources: Resources = Resources()
     threads: int | None = None
@@ -77,6 +98,12 @@ class Role:
 
     def __str__(self) -> str:
         return self.name or self.kind
+
+    def sealed(self) -> Role:
+        """The role as it is sent to its process."""
+        if isinstance(self.arguments, Sealed):
+            return self
+        return replace(self, arguments=Sealed(pickle.dumps(self.arguments, pickle.HIGHEST_PROTOCOL), files()))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,11 @@ def reserved(kind: str, own: Resources, settings: RoleResources) -> Resources:
     chosen: ResourcesConfig | None = getattr(settings, kind, None)
     if chosen is None:
         return own
-    return replace(own, cpus=own.cpus if chosen.cpus is None else chosen.cpus, custom={**own.custom, **chosen.custom})
+    return Resources(
+        own.cpus if chosen.cpus is None else chosen.cpus,
+        own.gpus + getattr(chosen, "gpus", 0),
+        {**own.custom, **chosen.custom},
+    )
 
 
 def settled(role: Role, settings: RoleResources) -> Role:

@@ -60,7 +60,7 @@ class LocalProcess(Process):
                 kind=role.kind,
                 folder=folder,
             )
-        self._socket.sendall(encode(Start(role, node, host, secrets.token_bytes(32))))
+        self._socket.sendall(encode(Start(role.sealed(), node, host, secrets.token_bytes(32))))
 
     def connect(self, timeout: float) -> tuple[Connection, Address]:
         """See `Process.connect`; called once."""

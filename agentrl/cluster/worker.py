@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl import cluster, garbage
-from agentrl.cluster.base import Role
+from agentrl.cluster.base import Role, Sealed
 from agentrl.cluster.calls import Calls, Listener
 from agentrl.cluster.connection import failed
 from agentrl.cluster.frames import encode, receive
@@ -48,7 +48,9 @@ def main(descriptor: int) -> int:
     where = f"{start.role} on {start.node}"
     print(f"{where}, process {os.getpid()}", flush=True)  # the log's name says which start it was, and not the rank
     try:
-        target = load(start.role.make, f"the role {start.role.make!r}")(*start.role.arguments)
+        assert isinstance(start.role.arguments, Sealed)
+        arguments = start.role.arguments.opened()
+        target = load(start.role.make, f"the role {start.role.make!r}")(*arguments)
     except BaseException as error:
         owner.sendall(encode(failed(error, where, traceback.format_exc())))
         return 1

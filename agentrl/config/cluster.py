@@ -13,9 +13,16 @@ class ResourcesConfig(Section):
     """What each worker of a role reserves on its node, beside its GPUs; with cluster=ray."""
 
     cpus: NonNegativeFloat | None = None
-    """CPU cores as Ray counts them, which bind nothing; None: 1 for an environment worker, else 0."""
+    """CPU cores as Ray counts them, which bind nothing; None: 1 for an environment or reward worker, else 0."""
     custom: dict[str, PositiveFloat] = Field(default={})
     """Other resources by the names that `ray start --resources=…` gave them: sandbox=1 finds sandbox hosts."""
+
+
+class RewardResources(ResourcesConfig):
+    """What each reward worker reserves on its node; with cluster=ray."""
+
+    gpus: int = Field(default=0, ge=0)
+    """GPUs of its own, the only ones that it sees: for rewards that are models."""
 
 
 class RoleResources(Section):
@@ -26,7 +33,9 @@ class RoleResources(Section):
     engine: ResourcesConfig = ResourcesConfig()
     """Each engine."""
     environments: ResourcesConfig = ResourcesConfig()
-    """Each environment worker, whose sandboxes run on its node."""
+    """Each environment worker, with its sandboxes, agent programs and their gateway."""
+    rewards: RewardResources = RewardResources()
+    """Each reward worker."""
 
 
 class ClusterConfig(Section):
@@ -40,6 +49,8 @@ class ClusterConfig(Section):
     """Worker processes that play the sessions; 0: they are played in this process."""
     max_environments: int | None = Field(default=None, ge=1)
     """With cluster=ray: how many such workers there may be where nodes join during the run; None: as at its start."""
+    rewards: int = Field(default=0, ge=0)
+    """Worker processes that compute the rewards that the run adds (`rewards.*`); 0: where a session is played."""
     resources: RoleResources = RoleResources()
     """What the workers of each role reserve on their nodes."""
     start_timeout: PositiveFloat = 900.0
@@ -50,12 +61,17 @@ class ClusterConfig(Section):
     call_timeout: PositiveFloat = 7200.0
     """Seconds that a call of the trainer may take."""
     max_restarts: int = Field(default=5, ge=0)
-    """How many environment workers that die are replaced."""
+    """How many environment workers that die are replaced, and how many reward workers."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> ClusterConfig:
         if self.max_environments is not None and self.max_environments < self.environments:
             raise ValueError(
                 f"cluster.max_environments={self.max_environments} is under cluster.environments={self.environments}"
+            )
+        if self.name == "local" and self.resources.rewards.gpus:
+            raise ValueError(
+                f"cluster.resources.rewards.gpus={self.resources.rewards.gpus} reserves GPUs of a Ray cluster's nodes; "
+                "with cluster=local every process sees all GPUs: cluster=ray fits, or a setting of the reward's own"
             )
         return self

@@ -162,6 +162,11 @@ class RunConfig(Section):
                 f"rollout.staleness={self.rollout.staleness} generates while the trainer learns, and with "
                 "fleet.colocated=true engines sleep meanwhile; fleet.colocated_engines leaves others that don't"
             )
+        if self.cluster.rewards and not self.rewards:
+            raise ValueError(
+                f"cluster.rewards={self.cluster.rewards} computes the rewards that the run adds, and it adds none (an "
+                "environment's own are computed where the episode is): set rewards.NAME=PLUGIN, or cluster.rewards=0"
+            )
         self._past_versions_can_be_kept()
         if self.weights.prove_every:
             self._delivery_can_be_proved()

@@ -17,7 +17,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from agentrl.config import RewardConfig, RewardSections, Section
 from agentrl.envs.base import Env, FinalReward, RewardMark
@@ -117,6 +117,13 @@ class NamedReward:
             return {agent: self._number(each, f"{where} for {agent!r}") for agent, each in value.items()}
         return None if value is None else self._number(value, where)
 
+    async def close(self) -> None:
+        """Close the reward; a failure of that is logged."""
+        try:
+            await resolved(self.reward.close())
+        except Exception as error:
+            _log.warning("rewards.%s: closing it raised %s: %s", self.name, type(error).__name__, error)
+
     async def _compute(self, session: Session) -> Value:
         if inspect.iscoroutinefunction(self.reward.compute):
             return await self.reward.compute(session)  # type: ignore[no-any-return]
@@ -166,7 +173,20 @@ def make_rewards(configs: Mapping[str, Any]) -> tuple[NamedReward, ...]:
     return tuple(made)
 
 
-def adding(make_env: Callable[[], Env], rewards: Sequence[NamedReward]) -> Callable[[], Env]:
+class AddedReward(Protocol):
+    """A reward that a run adds: a `NamedReward`, or one that is computed in another process."""
+
+    @property
+    def mark(self) -> RewardMark:
+        """Name, weight and range, as `@reward` would have them."""
+        ...
+
+    async def __call__(self, session: Session) -> Value:
+        """The reward of a finished session."""
+        ...
+
+
+def adding(make_env: Callable[[], Env], rewards: Sequence[AddedReward]) -> Callable[[], Env]:
     """Makes the same environments, with these rewards added; one of the same name replaces the environment's own."""
     added: tuple[FinalReward, ...] = tuple((reward.mark, reward) for reward in rewards)
 
@@ -188,7 +208,4 @@ async def rewarded(
         yield adding(make_env, rewards) if rewards else make_env
     finally:
         for named in rewards:
-            try:
-                await resolved(named.reward.close())
-            except Exception as error:
-                _log.warning("rewards.%s: closing it raised %s: %s", named.name, type(error).__name__, error)
+            await named.close()

@@ -23,28 +23,30 @@ from pathlib import Path
 from agentrl import cluster, processes, tracing
 from agentrl.cluster import Address, Resources, Role
 from agentrl.cluster.calls import Listener
+from agentrl.cluster.pool import Pool
 from agentrl.config import PAST, RolloutConfig, RunConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.episode import Actor
 from agentrl.envs.registry import factory
-from agentrl.envs.rewards import rewarded
-from agentrl.errors import InfraError
+from agentrl.envs.reward_workers import LentRewards, RewardWorkers, borrowed
+from agentrl.errors import InfraError, WorkerLost
 from agentrl.rollout.distant_engine import DistantEngine, EngineAccess, EngineCalls
-from agentrl.rollout.environment_workers import Left, Workers
 from agentrl.rollout.groups import Deadline, Rollouts
 from agentrl.rollout.partners import open_rules
 from agentrl.rollout.policies import Fixed, Partner, Partners, Policy
 from agentrl.rollout.programs import Program, ServedProgram, serving
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store import Store
-from agentrl.types import Capabilities, Session
+from agentrl.types import Capabilities, Session, Status
 
 logger = logging.getLogger(__name__)
 OVERTIME = 60.0
 """Seconds after which a session's worker is given up, beyond those of its episode and as many for its rewards."""
 CPUS = 1.0
 """Of Ray's logical CPUs, for each environment worker."""
+Left = tuple[float, float] | None
+"""A group's deadline: its seconds in all, and those that are left."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class EnvironmentRole:
         base: the folder of the model, for its tokenizer.
         address: where the run's engines are called.
         capabilities: those of the trained policy's engines.
+        rewards: the run's reward workers; None: rewards are computed here.
         traces: where spans are sent.
     """
 
@@ -98,11 +101,12 @@ class EnvironmentRole:
         base: Path,
         address: Address,
         capabilities: Capabilities,
+        rewards: LentRewards | None = None,
         traces: tracing.Destination | None = None,
     ) -> None:
         sandboxes.configure(config.sandbox)
         self._config, self._make_env = config, factory(config.env.name, **config.env.kwargs)
-        self._calls = EngineCalls(address)
+        self._calls, self._rewards = EngineCalls(address), rewards
         stripping = config.model.reasoning == "strip"
         renderer, engine = get_renderer(base, config.model.renderer), DistantEngine(self._calls, capabilities)
         self._policy = Policy(renderer, engine, model=base, strip_reasoning=stripping)
@@ -146,7 +150,7 @@ class EnvironmentRole:
     async def _make_rollouts(self) -> Rollouts:
         config = self._config
         equipped = await self._open.enter_async_context(with_tools(self._make_env, config.tools))
-        make_env = await self._open.enter_async_context(rewarded(equipped, config.rewards))
+        make_env = await self._open.enter_async_context(borrowed(equipped, config.rewards, self._rewards))
         partners = await self._open.enter_async_context(open_rules(config))
         return Rollouts(make_env, self._policy, config.rollout, config.seed, partners, views=config.views)
 
@@ -192,21 +196,26 @@ class InWorkers:
         evaluated: gets the other policies that are evaluated, by name, before sessions are played by them.
     """
 
-    def __init__(self, workers: Workers, trained: str, evaluated: dict[str, Policy]) -> None:
+    def __init__(self, workers: Pool, trained: str, evaluated: dict[str, Policy]) -> None:
         self._workers, self._trained, self._evaluated = workers, trained, evaluated
         self._parts: dict[str, Part] = {}
 
     async def play(
         self, rollouts: Rollouts, session: Session, actor: Actor | Program, deadline: Deadline | None
     ) -> Session:
-        """Play one attempt at a session in a worker."""
+        """Play one attempt at a session in a worker; the worker's death makes it an INFRA_ERROR."""
         left = None if deadline is None else (deadline.seconds, deadline.left())
         timeout: float | None = rollouts._limits(deadline).timeout + rollouts.limits.timeout + OVERTIME
         if rollouts.rule.active:  # forks have deadlines each
             timeout = None
         cast = await self._cast(rollouts.partners, session)
-        other = await self._other(rollouts.policy)
-        return await self._workers.play(session, actor, rollouts.limits, left, cast, other, timeout=timeout)
+        how = (actor, rollouts.limits, left, cast, await self._other(rollouts.policy))
+        try:
+            found: Session = await self._workers.call("play", session, *how, timeout=timeout)
+        except WorkerLost as error:
+            session.status, session.error = Status.INFRA_ERROR, str(error)
+            return session
+        return found
 
     async def _other(self, policy: Policy) -> OtherWeights | None:
         """What workers are told of the policy that plays; None: it is the trained one."""
@@ -232,8 +241,17 @@ class InWorkers:
 
 
 @asynccontextmanager
-async def in_workers(config: RunConfig, rollouts: Rollouts, base: Path) -> AsyncIterator[Rollouts]:
-    """The same rollouts, played by `cluster.environments` workers; as they are where there are none."""
+async def in_workers(
+    config: RunConfig, rollouts: Rollouts, base: Path, rewards: RewardWorkers | None = None
+) -> AsyncIterator[Rollouts]:
+    """The same rollouts, played by `cluster.environments` workers; as they are where there are none.
+
+    Args:
+        config: the run's.
+        rollouts: those of the run's process.
+        base: the folder of the model.
+        rewards: the run's reward workers, which the environment workers call.
+    """
     count = config.cluster.environments
     if not count:
         yield rollouts
@@ -243,17 +261,20 @@ async def in_workers(config: RunConfig, rollouts: Rollouts, base: Path) -> Async
     evaluated: dict[str, Policy] = {}
     access, key = EngineAccess(lambda: evaluated | rollouts.policies), secrets.token_bytes(32)
     capabilities = await asyncio.to_thread(lambda: engine.capabilities)
-    async with Listener(access, "the run's engines", "the run's engines", host, key) as address:
+    async with AsyncExitStack() as stack:
+        engines = Listener(access, "the run's engines", "the run's engines", host, key)
+        address = await stack.enter_async_context(engines)
+        lent = None if rewards is None else await stack.enter_async_context(rewards.lent())
         role = Role(
             "environments",
             "agentrl.rollout.environments:EnvironmentRole",
-            (config, Path(folder), address, capabilities, tracing.destination()),
+            (config, Path(folder), address, capabilities, lent, tracing.destination()),
             name="environments",
             resources=Resources(cpus=CPUS),
         )
         limits = config.cluster
-        workers = Workers(role, count, limits.start_timeout, limits.max_restarts, limits.max_environments)
-        processes.register_cleanup("containers of environment workers", sandboxes.remove_left)
+        workers = Pool(role, count, limits.start_timeout, limits.max_restarts, limits.max_environments)
+        processes.register_cleanup("containers of workers", sandboxes.remove_left)
         try:
             await workers.start()
             yield replace(rollouts, elsewhere=InWorkers(workers, rollouts.policy.name, evaluated))

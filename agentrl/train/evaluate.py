@@ -15,7 +15,14 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,6 +31,7 @@ from typing import Any
 
 import orjson
 
+from agentrl import cluster
 from agentrl.config import RunConfig
 from agentrl.config.secrets import without_secrets
 from agentrl.envs import sandboxes
@@ -31,7 +39,7 @@ from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor, ScriptedActor
 from agentrl.envs.registry import factory
-from agentrl.envs.rewards import rewarded
+from agentrl.envs.reward_workers import scored
 from agentrl.errors import ConfigError, missing_extra
 from agentrl.rollout.evaluation import SCRIPTED, held_out_split, play_held_out
 from agentrl.rollout.fleet import started
@@ -70,13 +78,22 @@ ENGINES_OWN = (
     *("eval.session_tokens", "rollout.session_tokens", "rollout.context_tokens"),
 )
 """Settings that only a model on an engine uses."""
+OF_REWARD_WORKERS = (
+    *("cluster.rewards", "cluster.name", "cluster.address", "cluster.start_timeout", "cluster.max_restarts"),
+    "cluster.resources.rewards",
+)
+"""Settings of the cluster that any policy uses where it has reward workers."""
 
 
 def ignored(tree: Mapping[str, Any]) -> dict[str, str]:
     """The settings of a tree that an evaluation would ignore, and why."""
     policy = str(tree.get("policy", "model"))
+    machines = tree.get("cluster")
+    rewarding = isinstance(machines, Mapping) and "rewards" in machines
     found = {}
     for key in _leaves(tree):
+        if rewarding and _within(key, OF_REWARD_WORKERS):
+            continue
         unused = next((name for name in IGNORED if _within(key, (name,))), None)
         if unused is not None:
             instead = f"; an evaluation has {IGNORED[unused]}" if IGNORED[unused] else ""
@@ -153,13 +170,15 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
     """
     config = configs[0]
     if config.policy in SCRIPTED:
-        yield partial(_without_tokens, SCRIPTED[config.policy])
+        with _reward_cluster(config, folder):
+            yield partial(_without_tokens, SCRIPTED[config.policy])
         return
     if is_remote(config.policy):
         limits = config.rollout
         sampling = Sampling(temperature=limits.temperature, top_p=limits.top_p, max_new_tokens=limits.turn_tokens)
         async with remote_actor(config.policy, config.api, sampling) as actor:
-            yield partial(_without_tokens, actor)
+            with _reward_cluster(config, folder):
+                yield partial(_without_tokens, actor)
         return
     try:
         from agentrl.train import launch, model_checks, setup
@@ -191,6 +210,11 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
             yield rollouts_of
 
 
+def _reward_cluster(config: RunConfig, folder: Path) -> AbstractContextManager[object]:
+    """The machines of reward workers, where the policy itself needs none."""
+    return cluster.opened(config.cluster, folder / "logs") if config.cluster.rewards else nullcontext()
+
+
 @asynccontextmanager
 async def _without_tokens(
     actor: Actor, config: RunConfig, store: Store
@@ -200,12 +224,12 @@ async def _without_tokens(
         config = config.model_copy(update={"policies": {}, "agents": {}})
     async with (
         with_tools(_factory(config), config.tools) as make_env,
-        rewarded(make_env, config.rewards) as scored,
+        scored(make_env, config) as (with_rewards, _),
         open_partners(config, None, Path(store.path).parent) as partners,
     ):
         with Recorder(store) as recorder:
             policy, limits = Policy(NullRenderer()), config.rollout
-            rollouts = Rollouts(scored, policy, limits, config.seed, partners, config.env.name, recorder)
+            rollouts = Rollouts(with_rewards, policy, limits, config.seed, partners, config.env.name, recorder)
             await asyncio.gather(*map(started, rollouts.engines))
             yield rollouts, actor
 

@@ -21,7 +21,7 @@ from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor
 from agentrl.envs.registry import factory
-from agentrl.envs.rewards import rewarded
+from agentrl.envs.reward_workers import scored
 from agentrl.errors import AgentError, AgentRLError, ConfigError, StoreError
 from agentrl.models.folders import pin
 from agentrl.rollout.actors import ModelActor
@@ -313,11 +313,11 @@ async def playing(
 
     async with (
         open_partners(config, loaded.base, Path(store.path).parent) as partners,
-        rewarded(make_env, config.rewards) as scored,
+        scored(make_env, config) as (with_rewards, rewards),
     ):
         with Recorder(store) as recorder:
             rollouts = Rollouts(
-                scored,
+                with_rewards,
                 policy,
                 shape,
                 config.seed,
@@ -328,7 +328,7 @@ async def playing(
             )
             if loaded.recorded is not None:
                 rollouts = RerunRollouts.of(rollouts, loaded.recorded)
-            async with in_workers(config, rollouts, loaded.base) as placed:
+            async with in_workers(config, rollouts, loaded.base, rewards) as placed:
                 if config.agent is None:
                     yield placed, model
                 elif config.cluster.environments:

@@ -12,6 +12,7 @@ from agentrl.cluster import Cluster, Node, Resources
 from agentrl.cluster.inventory import on_gpus, reserved
 from agentrl.cluster.placement import Demand, Layout, Wanted, place
 from agentrl.config import FleetConfig, RunConfig
+from agentrl.envs import reward_workers
 from agentrl.errors import ConfigError
 from agentrl.rollout.engines import ENGINES
 from agentrl.rollout.engines.server_settings import ServerConfig
@@ -56,10 +57,10 @@ class Asked:
                         f"fleet.colocated=true has engines on the trainer's GPUs, and {role}.device has it on the CPU: "
                         f"{role}.device=cuda fits, or fleet.colocated=false"
                     )
-        trainer, engine, workers = (self._demand(role) for role in ("trainer", "engine", "environments"))
+        trainer, engine, *others = (self._demand(role) for role in ("trainer", "engine", "environments", "rewards"))
         if trainer.gpus:
             trainer = Demand(trainer.role, trainer.count, trainer.gpus, trainer.cpus, memory, trainer.custom)
-        return Wanted(trainer, engine, (workers,), self.layout, self.colocated)
+        return Wanted(trainer, engine, tuple(others), self.layout, self.colocated)
 
     def _demand(self, role: str) -> Demand:
         unit = self.roles[role].times(self.members[role])
@@ -98,16 +99,18 @@ def asked(config: RunConfig, split: Split, nodes: Sequence[Node]) -> Asked:
         "trainer": Resources(gpus=int(training)),
         "engine": Resources(gpus=ENGINES.find(engine.name).ranks(engine) if serving else 0),
         "environments": Resources(cpus=CPUS),
+        "rewards": Resources(cpus=reward_workers.CPUS),
     }
     units = {
         "trainer": split.ranks // split.tensor,
         "engine": 0 if attached else config.fleet.engines + (config.eval.weights == "averaged"),
         "environments": config.cluster.environments,
+        "rewards": config.cluster.rewards,
     }
     return Asked(
         {role: reserved(role, resources, config.cluster.resources) for role, resources in own.items()},
         units,
-        {"trainer": split.tensor, "engine": 1, "environments": 1},
+        {"trainer": split.tensor, "engine": 1, "environments": 1, "rewards": 1},
         *layout_of_fleet(config.fleet if units["engine"] else FleetConfig()),
     )
 

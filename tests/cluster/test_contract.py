@@ -15,6 +15,7 @@ import pytest
 from agentrl import garbage
 from agentrl.cluster import Cluster, LocalCluster, Role, Worker, connect
 from agentrl.errors import ConfigError, DeadlineExceeded, InfraError
+from agentrl.imports import load
 from tests.cluster.test_server import alive, until
 
 COUNTER = Role("environments", "tests.cluster.roles:Counter", (5,), threads=1)
@@ -145,6 +146,18 @@ async def test_a_role_that_can_not_be_built_says_why(cluster: Cluster) -> None:
     worker = cluster.spawn(replace(COUNTER, arguments=(-1,)))
     with pytest.raises(ConfigError, match="must not be negative"):
         await worker.ready(LONG)
+    await worker.close()
+
+
+async def test_arguments_may_have_classes_of_a_file_that_was_imported_by_its_path(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Settings of a plug-in that was given as a file could not be read in a worker, which died."""
+    (tmp_path / "mine.py").write_text("class Five(int):\n    pass\n")
+    five = load(f"{tmp_path / 'mine.py'}:Five", "the test")
+    worker = cluster.spawn(replace(COUNTER, arguments=(five(5),)))
+    await worker.ready(LONG)
+    assert await worker.call("add", 1, timeout=LONG) == 6
     await worker.close()
 
 

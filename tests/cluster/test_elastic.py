@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from agentrl.cluster import Resources, Role, elastic, opened
 from agentrl.cluster.base import Node
+from agentrl.cluster.pool import Pool
 from agentrl.config import ClusterConfig
-from agentrl.rollout.environment_workers import Workers
 from agentrl.types import Session, Status, Task
 from tests.cluster.conftest import add_node
 from tests.cluster.test_server import until
@@ -67,7 +67,7 @@ async def test_workers_come_with_a_node_and_end_their_sessions_before_they_leave
     first = add(resources={"spot": 3})  # in the main thread: Ray sets handlers of signals
     second = None
     with opened(ClusterConfig(name="ray", address=ray_nodes.address), None):
-        workers = Workers(PLAYING, 3, LONG, 0, most=4)  # a node each, of those that the fixture and the test began
+        workers = Pool(PLAYING, 3, LONG, 0, most=4)  # a node each, of those that the fixture and the test began
         try:
             await workers.start()
             assert len(set(workers.nodes)) == 1
@@ -78,7 +78,8 @@ async def test_workers_come_with_a_node_and_end_their_sessions_before_they_leave
 
             async def play(number: int) -> Session:
                 session = Session(str(number), Task(id="t"), "g", number)
-                return await workers.play(session, timeout=LONG)
+                found: Session = await workers.call("play", session, timeout=LONG)
+                return found
 
             playing = [asyncio.create_task(play(number)) for number in range(4)]
             await asyncio.sleep(0.3)

@@ -153,3 +153,16 @@ def test_settings_for_training_are_refused_in_an_evaluation_of_any_policy(tmp_pa
         "trainer",
         "rollout.temperature",
     }
+    rewarding = {"policy": "expert", "cluster": {"name": "ray", "rewards": 2, "resources": {"rewards": {"gpus": 1}}}}
+    assert ignored(rewarding) == {}
+    assert set(ignored({"policy": "expert", "cluster": {"name": "ray"}})) == {"cluster.name"}
+    assert set(ignored({"policy": "expert", "cluster": {"rewards": 2, "environments": 1}})) == {"cluster.environments"}
+
+
+def test_a_policy_without_an_engine_is_scored_by_reward_workers_too(tmp_path: Path) -> None:
+    rewards = {"one": {"name": str(Path(__file__).parents[1] / "cluster" / "scores.py:Odd")}}
+    here, _ = evaluated(tmp_path / "here", rewards=rewards)
+    there, _ = evaluated(tmp_path / "there", rewards=rewards, cluster={"rewards": 1})
+    assert there.scores == here.scores
+    assert there.mean == 2.0
+    assert [file.name for file in (tmp_path / "there" / "logs").iterdir()] == ["rewards-0.log"]

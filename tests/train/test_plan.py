@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli import main
+from agentrl.cluster import Node
 from agentrl.config import AlgoConfig, FleetConfig
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import tiny
 from agentrl.models.registry import cache_folder
 from agentrl.train.backends.torch_settings import TorchConfig
+from agentrl.train.plan import dry_run
 from agentrl.train.plan.devices import size
 from agentrl.train.plan.dry_run import described, numbers_of
 from agentrl.train.plan.layouts import PlanConfig, rank_layouts
@@ -25,6 +27,7 @@ from agentrl.train.plan.step import Rates, StepTime
 from agentrl.train.setup import complete
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
+PLUGIN = "tests/cluster/scores.py:Sine"
 MODELS = {"llama": 0, "mistral": 0, "qwen2": 0, "qwen3": 0, "qwen3_moe": 8}
 
 
@@ -240,7 +243,24 @@ def test_a_critic_with_a_trunk_of_its_own_takes_as_much_as_the_policy_that_learn
         list(described(sharded, Rates()))
 
 
+def test_a_dry_run_places_reward_workers_on_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [Node("a", 8.0, 1), Node("b", 8.0, 3)]
+    monkeypatch.setattr(dry_run, "nodes_of", lambda config: nodes)
+    cluster = {"name": "ray", "rewards": 2, "resources": {"rewards": {"gpus": 1}}}
+    run = {"env": "calculator", "dry_run": True, "rewards": {"service": PLUGIN}, "cluster": cluster}
+    run |= {"engine": {"device": "cuda"}, "trainer": {"device": "cuda"}}
+    said = "\n".join(described(complete(run), Rates()))
+    placed = re.findall(r"(\w): (trainer|engine|rewards) \d on GPUs (\d)$", said, re.MULTILINE)
+    assert sorted(role for _, role, _ in placed) == ["engine", "rewards", "rewards", "trainer"]
+    assert len({(node, gpu) for node, _, gpu in placed}) == 4
+    assert "environments -> reward workers: " in said
+    assert "are idle" not in said
+
+
 def test_more_workers_than_the_machine_has_room_for_are_refused() -> None:
     run = complete({"env": "calculator", "dry_run": True, "cluster": {"environments": 10_000}})
     with pytest.raises(ConfigError, match=r"10000 CPUs in all.*What would fit: cluster\.environments="):
         list(described(run))
+    scoring = complete({"env": "calculator", "dry_run": True, "cluster": {"rewards": 10_000}, "rewards": {"s": PLUGIN}})
+    with pytest.raises(ConfigError, match=r"10000 CPUs in all.*What would fit: cluster\.rewards="):
+        list(described(scoring))

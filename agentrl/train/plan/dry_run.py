@@ -27,6 +27,7 @@ from agentrl.train.plan.memory import GIB, EngineMemory, Numbers, Split, Trainer
 from agentrl.train.plan.shapes import Shape, shape_of
 from agentrl.train.plan.step import (
     FOREST_BYTES,
+    SESSION_BYTES,
     Rates,
     StepTime,
     Work,
@@ -67,6 +68,8 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
     yield from _memory(trainer, engine, config)
     yield from (f"memory of {each.name}: {_on_device(each, trainer, engine)}" for each in devices)
     work = work_of(config)
+    if config.cluster.rewards:
+        yield f"in a step, environments -> reward workers: {size(work.tokens * SESSION_BYTES)} of sessions"
     yield from _flows(shape, split, numbers_of(config), work, config.trainer.token_budget, engines_of(config), width)
     known = rates or (Rates() if by_gpu else measured_rates())
     step = step_time(config, shape, split, engine, work, known, ranks)

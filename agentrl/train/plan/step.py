@@ -15,6 +15,8 @@ from agentrl.train.plan.shapes import Shape
 
 FOREST_BYTES = 64
 """A token of a forest with its log-probabilities, advantages and places, roughly."""
+SESSION_BYTES = 16
+"""A token of a session that is sent to another process, with its log-probability and its text, roughly."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,99 @@
+"""A pool's workers for other processes: they ask the pool's process which worker has fewest calls, and call that one.
+
+What is sent and answered goes straight from caller to worker; the pool's process hears that a call begins and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from agentrl.cluster.connection import Address, Connection, connect
+from agentrl.cluster.pool import Pool
+from agentrl.errors import DeadlineExceeded, InfraError, WorkerLost, WorkerTimeout
+
+_TOLD_SECONDS = 20.0
+
+
+class Lender:
+    """Lends a pool's workers, in the pool's process; the target of a `Listener`.
+
+    Args:
+        pool: their pool.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def lend(self) -> AsyncIterator[Address]:
+        """The address of the worker that has fewest calls; it has one more until the caller leaves, or has died.
+
+        Raises:
+            InfraError: no worker is left.
+        """
+        async with self._pool.lease() as worker:
+            yield worker.address
+            await asyncio.Event().wait()
+
+    def give_up(self, address: Address, why: str) -> None:
+        """See `Pool.give_up`."""
+        self._pool.give_up_at(address, why)
+
+
+class Borrower:
+    """`agentrl.cluster.pool.Workers` over those that another process lends.
+
+    Args:
+        lender: where it does.
+    """
+
+    def __init__(self, lender: Address) -> None:
+        self._lender, self._links = lender, dict[Address, _Link]()
+
+    async def call(self, method: str, *arguments: Any, timeout: float | None) -> Any:
+        """See `Workers.call`."""
+        lender = await self._connected(self._lender)
+        async with aclosing(lender.stream("lend", timeout=None)) as loans:
+            address: Address = await anext(loans)
+            connection: Connection | None = None
+            try:
+                connection = await self._connected(address)
+                return await connection.call(method, *arguments, timeout=timeout)
+            except InfraError as error:
+                late = isinstance(error, DeadlineExceeded)
+                if connection is not None and not connection.ended.done() and not late:
+                    raise
+                await lender.call("give_up", address, str(error), timeout=_TOLD_SECONDS)
+                raise (WorkerTimeout if late else WorkerLost)(str(error)) from None
+
+    async def _connected(self, address: Address) -> Connection:
+        if address not in self._links:
+            self._links[address] = _Link(address)
+        return await self._links[address].connection()
+
+    def close(self) -> None:
+        """Close all connections. Idempotent."""
+        for link in self._links.values():
+            link.close()
+
+
+class _Link:
+    """A connection that is made when it is first needed, and anew where it has ended."""
+
+    def __init__(self, address: Address) -> None:
+        self._address, self._making = address, asyncio.Lock()
+        self._connection: Connection | None = None
+
+    async def connection(self) -> Connection:
+        """The connection."""
+        async with self._making:
+            if self._connection is None or self._connection.ended.done():
+                self._connection = await asyncio.to_thread(connect, self._address)
+            return self._connection
+
+    def close(self) -> None:
+        """Close it. Idempotent."""
+        if self._connection is not None:
+            self._connection.close()

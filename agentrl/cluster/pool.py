@@ -1,0 +1,199 @@
+"""Workers of one role that share its calls: each call goes to the worker that has fewest, of equals in turn.
+
+Those that die or don't answer are replaced, others are added where nodes join, and those on nodes that are drained end
+once their calls have. Other processes borrow the same workers (`agentrl.cluster.lending`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from agentrl import cluster
+from agentrl.cluster import Address, Role, Worker, elastic
+from agentrl.concurrency import in_thread
+from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError, WorkerLost, WorkerTimeout, brief
+
+logger = logging.getLogger(__name__)
+
+
+class Workers(Protocol):
+    """Several workers that share calls: a `Pool`, or those that another process lends."""
+
+    async def call(self, method: str, *arguments: Any, timeout: float | None) -> Any:
+        """Call a method of the worker that has fewest calls.
+
+        Raises:
+            WorkerLost: the worker died meanwhile, or could not be reached.
+            WorkerTimeout: it did not answer in time, and is ended.
+            InfraError: no worker is left.
+            AgentRLError: the role raised it.
+        """
+        ...
+
+
+class Pool:
+    """See the module's docstring.
+
+    Args:
+        role: what each runs.
+        count: how many there are.
+        timeout: seconds that one may take to start.
+        replacements: how many that die are replaced (`cluster.max_restarts`).
+        most: how many there may be, where nodes join; None is `count`.
+
+    Attributes:
+        none_left: gets an error when a call finds no worker, and none is about to start.
+    """
+
+    def __init__(self, role: Role, count: int, timeout: float, replacements: int, most: int | None = None) -> None:
+        self._role, self._timeout, self.replacements = role, timeout, replacements
+        self._count, self._most, self._given_up = count, most, 0
+        self._under_way = {cluster.current().spawn(role): 0 for _ in range(count)}
+        self._leaving: set[Worker] = set()
+        self._starting: set[asyncio.Task[None]] = set()
+        self._following: asyncio.Task[None] | None = None
+        self._last_words = ""
+        self.none_left: Future[InfraError] = Future()
+
+    @property
+    def nodes(self) -> list[str]:
+        """The node of each worker that takes calls."""
+        return [worker.node for worker in self._under_way if worker not in self._leaving]
+
+    async def start(self) -> None:
+        """Until all are ready; from then on they and the nodes are watched."""
+        await asyncio.gather(*(worker.ready(self._timeout) for worker in self._under_way))
+        for worker in self._under_way:
+            self._watch(worker)
+        if cluster.current().name != "local":
+            nodes = await in_thread(cluster.current().nodes)
+            self._following = asyncio.create_task(self._follow(elastic.usable(nodes)))
+
+    async def call(self, method: str, *arguments: Any, timeout: float | None) -> Any:
+        """See `Workers.call`."""
+        async with self.lease() as worker:
+            try:
+                return await worker.call(method, *arguments, timeout=timeout)
+            except InfraError as error:
+                late = isinstance(error, DeadlineExceeded)
+                if worker.poll() is None and not late:
+                    raise
+                self.give_up(worker, str(error))
+                raise (WorkerTimeout if late else WorkerLost)(str(error)) from None
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[Worker]:
+        """The worker that has fewest calls; it has one more within the block.
+
+        Raises:
+            InfraError: no worker is left.
+        """
+        while not self._under_way:
+            if not self._starting:
+                why = f"; the last one: {self._last_words}" if self._last_words else ""
+                error = InfraError(f"no worker of {self._role} is left (cluster.max_restarts){why}")
+                if not self.none_left.done():
+                    self.none_left.set_result(error)
+                raise error
+            await asyncio.wait(self._starting, return_when=asyncio.FIRST_COMPLETED)
+        staying = [worker for worker in self._under_way if worker not in self._leaving]
+        worker = min(staying or self._under_way, key=self._under_way.__getitem__)
+        self._under_way[worker] = self._under_way.pop(worker) + 1  # it is the last one now, among equals
+        try:
+            yield worker
+        finally:
+            if worker in self._under_way:
+                self._under_way[worker] -= 1
+
+    def give_up(self, worker: Worker, why: str) -> None:
+        """End a worker that died or does not answer, and start another one in its place."""
+        if self._under_way.pop(worker, None) is None:
+            return  # for another of its calls
+        self._last_words = brief(why)
+        logger.warning("a worker of %s on %s is lost: %s", self._role, worker.node, self._last_words)
+        leaving = worker in self._leaving
+        self._leaving.discard(worker)
+        worker.kill()
+        if not leaving:
+            self._start_another()
+
+    def give_up_at(self, address: Address, why: str) -> None:
+        """`give_up` of the worker at an address; one that is no longer there is ignored."""
+        for worker in [each for each in self._under_way if each.address == address]:
+            self.give_up(worker, why)
+
+    def _watch(self, worker: Worker) -> None:
+        """Have a worker replaced when it dies, also where no call of this process is under way."""
+        loop = asyncio.get_running_loop()
+
+        def ended(future: Future[InfraError]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the calls
+                loop.call_soon_threadsafe(self.give_up, worker, str(future.result()))
+
+        worker.ended.add_done_callback(ended)
+
+    def _start_another(self) -> None:
+        """Start a worker in the place of one that died, if there may be one more."""
+        if self.replacements:
+            self.replacements -= 1
+            self._start()
+        else:
+            self._given_up += 1
+
+    def _start(self) -> None:
+        task = asyncio.create_task(self._add())
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _add(self) -> None:
+        worker: Worker | None = None
+        try:
+            worker = await in_thread(cluster.current().spawn, self._role)
+            await worker.ready(self._timeout)
+        except AgentRLError as error:
+            self._last_words = brief(str(error))
+            logger.warning("a worker of %s could not be started: %s", self._role, self._last_words)
+            if worker is not None:
+                await worker.close()
+            self._start_another()
+        except BaseException:
+            if worker is not None:
+                worker.kill()
+            raise
+        else:
+            self._under_way[worker] = 0
+            self._watch(worker)
+
+    async def _follow(self, before: int) -> None:
+        """Start workers where nodes join, and have those on drained nodes end once their calls have.
+
+        Args:
+            before: the usable nodes when the workers started.
+        """
+        while True:
+            nodes = await in_thread(cluster.current().nodes)
+            drained = elastic.drained(nodes)
+            self._leaving |= {worker for worker in self._under_way if worker.node in drained}
+            want = elastic.wanted(self._count, self._most, before, elastic.usable(nodes)) - self._given_up
+            for _ in range(want - len(self.nodes) - len(self._starting)):
+                self._start()
+            for worker in [each for each in self._leaving if self.nodes and not self._under_way[each]]:
+                self._leaving.discard(worker)
+                del self._under_way[worker]
+                await worker.close()
+            await asyncio.sleep(elastic.LOOK_SECONDS)
+
+    async def close(self) -> None:
+        """End all of them."""
+        tasks = [*self._starting, *([self._following] if self._following else [])]
+        for task in tasks:
+            task.cancel()
+        workers = list(self._under_way)
+        self._under_way.clear()  # their end is no death
+        await asyncio.gather(*tasks, *(worker.close() for worker in workers), return_exceptions=True)

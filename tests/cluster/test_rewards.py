@@ -1,0 +1,268 @@
+"""Rewards in workers of their own: the same numbers and the same failures as where the session is played."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.cluster import opened
+from agentrl.config import RunConfig
+from agentrl.envs import reward_workers
+from agentrl.envs.base import Env
+from agentrl.envs.results import give_rewards
+from agentrl.envs.reward_workers import RewardWorkers, borrowed, scored
+from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError
+from agentrl.overrides import typed, validate
+from agentrl.sessions.store import Store
+from agentrl.train import ledger
+from agentrl.types import Message, Node, Session, Status, Task
+from tests.cluster.test_elastic import soon
+from tests.cluster.test_run import require_same, run
+
+PLUGIN = str(Path(__file__).with_name("scores.py"))
+FAILURES = ("nan", "inf", "range", "text", "down", "own", "name")
+Score = Callable[[Session], Awaitable[Any]]
+EVERYWHERE = pytest.mark.parametrize("caller", ["driver", "borrower"])
+
+
+def odd(kind: str, **more: Any) -> dict[str, Any]:
+    return {"name": f"{PLUGIN}:Odd", "kind": kind, **more}
+
+
+def session(number: int = 0) -> Session:
+    message = Message(role="assistant", content="an answer")
+    node = Node(0, None, message, list(range(number, number + 20)), [True] * 20, [-0.5] * 20)
+    return Session(f"s{number}", Task(id="t"), seed=number, nodes=[node], info={"steps": [number]})
+
+
+@asynccontextmanager
+async def computing(
+    added: dict[str, Any], caller: str = "driver", **settings: Any
+) -> AsyncIterator[tuple[dict[str, Score], RewardWorkers]]:
+    """What computes each reward by name: called by the run's process, or by one that is lent its workers."""
+    settings = {"rewards": 2} | settings
+    config = RunConfig.model_validate({"env": "calculator", "cluster": settings, "rewards": added})
+    with opened(config.cluster, None):
+        async with scored(Env, config) as (own, workers):
+            assert workers is not None
+            if caller == "driver":
+                yield by_name(own), workers
+                return
+            async with workers.lent() as lent, borrowed(Env, config.rewards, lent) as theirs:
+                yield by_name(theirs), workers
+
+
+def by_name(make_env: Callable[[], Env]) -> dict[str, Score]:
+    return {mark.name: compute for mark, compute in make_env()._added_rewards}
+
+
+async def here(rewards: dict[str, Any]) -> dict[str, Score]:
+    """The same rewards in this process."""
+    config = RunConfig.model_validate({"env": "calculator", "rewards": rewards})
+    async with scored(Env, config) as (make_env, none):
+        assert none is None
+        return by_name(make_env)
+
+
+async def outcome(score: Score, of: Session) -> Any:
+    try:
+        return await score(of)
+    except AgentRLError as error:
+        return error
+
+
+@EVERYWHERE
+async def test_values_failures_and_what_is_left_in_the_session_are_those_of_this_process(caller: str) -> None:
+    rewards = {kind: odd(kind) for kind in FAILURES}
+    rewards |= {"slow": odd("slow", timeout=0.05), "sine": {"name": f"{PLUGIN}:Sine"}}
+    rewards["shares"] = {"name": f"{PLUGIN}:ByAgent", "weight": 0.25}
+    theirs = await here(rewards)
+    async with computing(rewards, caller) as (ours, workers):
+        assert list(ours) == list(theirs) == sorted(rewards)
+        assert [mark.weight for mark in workers.marks if mark.name == "shares"] == [0.25]
+        for number, name in enumerate(rewards):
+            one, two = session(number), session(number)
+            expected, found = await outcome(theirs[name], one), await outcome(ours[name], two)
+            if isinstance(expected, AgentRLError):
+                assert (found.blame, str(found)) == (expected.blame, str(expected)), name
+                assert type(found) is (InfraError if name == "own" else type(expected)), name
+            else:
+                assert found == expected, name
+            assert two.counters == one.counters
+            assert two.info.pop("scored_by", 0) != os.getpid() or name != "sine"
+            assert two.info == {"steps": [number]}
+        mistake = await outcome(ours["name"], session())
+        assert "scores.py" in mistake.__notes__[0]
+
+
+@EVERYWHERE
+async def test_a_death_is_an_infrastructure_error_of_the_sessions_there_and_the_worker_is_replaced(
+    caller: str, tmp_path: Path
+) -> None:
+    once = tmp_path / "once"
+    async with computing({"odd": odd("die", file=str(once))}, caller) as (ours, workers):
+        before = set(workers.pool._under_way)
+        once.touch()
+        env = Env()
+        env._added_rewards = tuple((mark, ours[mark.name]) for mark in workers.marks)
+        sessions = [session(number) for number in range(4)]
+        await asyncio.gather(*(give_rewards(env, each) for each in sessions))
+        lost = [each for each in sessions if each.status is Status.INFRA_ERROR]
+        assert 1 <= len(lost) <= 2  # those of one worker of two
+        assert all(each.reward is None and each.rewards == {} for each in lost)
+        assert all("rewards.odd=" in (each.error or "") for each in lost)
+        assert {each.reward for each in sessions if each not in lost} == {1.0}
+        for _ in range(4):
+            assert await ours["odd"](session()) == 1.0
+        await settled(workers, 2)
+        assert len(before & set(workers.pool._under_way)) == 1
+
+
+async def settled(workers: RewardWorkers, count: int) -> None:
+    await soon(lambda: len(workers.pool._under_way) == count, f"there are not {count} workers")
+
+
+@EVERYWHERE
+async def test_a_worker_that_a_reward_holds_past_its_deadline_is_ended_and_others_go_on(
+    caller: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reward_workers, "OVERTIME", 0.5)
+    once = tmp_path / "once"
+    rewards = {"odd": odd("stuck", file=str(once), timeout=0.2), "sine": {"name": f"{PLUGIN}:Sine"}}
+    async with computing(rewards, caller, rewards=2) as (ours, workers):
+        once.touch()
+        held = asyncio.create_task(outcome(ours["odd"], session()))
+        await soon(lambda: not once.exists(), "it is not computed")
+        assert isinstance(await ours["sine"](session()), float)
+        error = await held
+        assert type(error) is DeadlineExceeded
+        assert "took longer than 0.2 s (rewards.odd.timeout), and held its worker" in str(error)
+        await settled(workers, 2)
+
+
+async def test_a_worker_that_dies_while_nothing_is_computed_is_replaced() -> None:
+    async with computing({"sine": {"name": f"{PLUGIN}:Sine"}}, rewards=1) as (ours, workers):
+        (worker,) = workers.pool._under_way
+        worker.kill()
+        await soon(lambda: worker not in workers.pool._under_way, "its death is not noticed")
+        assert isinstance(await ours["sine"](session()), float)  # waits for the other one
+
+
+async def test_where_no_worker_is_left_the_run_ends_with_the_setting_and_the_last_death() -> None:
+    async def run_until_cancelled() -> None:
+        async with computing({"odd": odd("die")}, rewards=1, max_restarts=1) as (ours, _):
+            for _ in range(3):
+                assert type(await outcome(ours["odd"], session())) is InfraError
+            await asyncio.Event().wait()
+
+    with pytest.raises(InfraError, match=r"no worker of rewards is left \(cluster.max_restarts\); the last one: "):
+        await run_until_cancelled()
+
+
+async def test_calls_go_to_the_worker_that_has_fewest_whoever_asks() -> None:
+    rewards = {"slow": odd("slow"), "sine": {"name": f"{PLUGIN}:Sine"}}
+    settings = RunConfig.model_validate({"env": "calculator", "rewards": rewards}).rewards
+    async with (
+        computing(rewards, rewards=3) as (ours, workers),
+        workers.lent() as lent,
+        borrowed(Env, settings, lent) as make_env,
+    ):
+        callers = (ours, by_name(make_env))
+        waiting = [asyncio.ensure_future(who["slow"](session())) for who in callers]
+        calls, scored_by = workers.pool._under_way, set()
+        for who in (*callers, *callers):
+            await soon(lambda: sorted(calls.values()) == [0, 1, 1], "calls are not where they should be")
+            one = session()
+            await who["sine"](one)
+            scored_by.add(one.info["scored_by"])
+        assert len(scored_by) == 1
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await soon(lambda: not any(calls.values()), "calls that were left still count")
+
+
+async def test_a_reward_that_can_not_be_built_ends_the_start_with_its_name() -> None:
+    with pytest.raises(ConfigError, match=r"rewards\.odd=.*OSError: no model"):
+        async with computing({"odd": {"name": f"{PLUGIN}:Unbuilt"}}, rewards=1):
+            pass
+
+
+async def test_what_can_not_be_sent_back_is_an_infrastructure_error_that_names_the_reward() -> None:
+    async with computing({"odd": odd("unpicklable")}, rewards=1) as (ours, _):
+        error = await outcome(ours["odd"], session())
+        assert type(error) is InfraError
+        assert str(error).startswith("rewards.odd: what it left in the session's info can't be sent back")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("cluster.rewards=2", "cluster.rewards=2 computes the rewards that the run adds, and it adds none"),
+        ("cluster.rewards=-1", "cluster.rewards=-1"),
+        ("cluster.resources.rewards.gpus=1", "with cluster=local every process sees all GPUs"),
+        ("cluster.resources.engine.gpus=1", "unknown setting 'cluster.resources.engine.gpus'"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(words: str, says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        validate(typed(["env=calculator", *words.split()]), RunConfig)
+    assert says in str(refused.value)
+
+
+def added(once: Path) -> dict[str, Any]:
+    """Two rewards, one of which ends its process once, where the file is there."""
+    return {"sine": {"name": f"{PLUGIN}:Sine", "weight": 0.5}, "odd": odd("die", file=str(once))}
+
+
+@pytest.fixture(scope="module")
+def in_process(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The folder and the result of a run that computes its rewards where its sessions are played."""
+    folder = tmp_path_factory.mktemp("runs") / "local"
+    return folder, run(folder, steps=1, rewards=added(folder.with_name("no")))
+
+
+def drawn_again(folder: Path) -> int:
+    with Store(folder / "sessions.db") as store:
+        return sum(each.attempt for each in store.sessions())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_with_reward_workers_learns_the_same_also_where_one_dies(
+    in_process: tuple[Path, Any], tmp_path: Path
+) -> None:
+    once = tmp_path / "once"
+    once.touch()
+    there = run(tmp_path / "run", steps=1, rewards=added(once), cluster={"rewards": 2})
+    require_same(tmp_path / "run", there, in_process)
+    assert list(ledger.faults(tmp_path / "run")) == []
+    assert drawn_again(tmp_path / "run") > 0
+    logs = sorted(file.name for file in (tmp_path / "run" / "logs").iterdir())
+    assert logs == ["rewards-0.log", "rewards-1.log", "rewards-2.log"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_environment_workers_on_ray_nodes_have_rewards_computed_on_the_nodes_that_the_settings_name(
+    ray_nodes: Any, in_process: tuple[Path, Any], tmp_path: Path
+) -> None:
+    once = tmp_path / "once"
+    once.touch()
+    resources = {"environments": {"cpus": 0.5}, "rewards": {"cpus": 0.5, "custom": {"far": 1}}}
+    cluster = {"name": "ray", "address": ray_nodes.address, "place_timeout": 60.0, "resources": resources}
+    there = run(tmp_path / "ray", steps=1, rewards=added(once), cluster=cluster | {"environments": 1, "rewards": 2})
+    require_same(tmp_path / "ray", there, in_process)
+    assert drawn_again(tmp_path / "ray") > 0
+    nodes = {file.read_text().partition(", process")[0] for file in (tmp_path / "ray" / "logs").glob("rewards-*.log")}
+    assert len(nodes) == 1  # the one with `far`
+    with Store(tmp_path / "ray" / "sessions.db") as store:
+        scored = [each.info["scored_by"] for each in store.sessions() if each.rewards]
+    assert len(set(scored)) >= 2
+    assert os.getpid() not in scored
