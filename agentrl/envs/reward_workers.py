@@ -176,6 +176,12 @@ class RewardWorkers:
             yield LentRewards(address, self.marks)
 
 
+def longest(config: RunConfig) -> float:
+    """Seconds that the added rewards of a session may take: one after the other, with the start of another worker."""
+    waiting = config.cluster.start_timeout if config.cluster.rewards else 0.0
+    return waiting + sum(each.timeout + OVERTIME for each in config.rewards.values())
+
+
 @asynccontextmanager
 async def scored(make_env: MakeEnv, config: RunConfig) -> AsyncIterator[tuple[MakeEnv, RewardWorkers | None]]:
     """Makes the same environments with the run's `rewards.*`, and the workers that compute them.

@@ -29,7 +29,7 @@ from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.episode import Actor
 from agentrl.envs.registry import factory
-from agentrl.envs.reward_workers import LentRewards, RewardWorkers, borrowed
+from agentrl.envs.reward_workers import LentRewards, RewardWorkers, borrowed, longest
 from agentrl.errors import InfraError, WorkerLost
 from agentrl.rollout.distant_engine import DistantEngine, EngineAccess, EngineCalls
 from agentrl.rollout.groups import Deadline, Rollouts
@@ -194,10 +194,11 @@ class InWorkers:
         workers: they.
         trained: the name of the policy that they know.
         evaluated: gets the other policies that are evaluated, by name, before sessions are played by them.
+        scoring: seconds that the rewards which the run adds may take for a session.
     """
 
-    def __init__(self, workers: Pool, trained: str, evaluated: dict[str, Policy]) -> None:
-        self._workers, self._trained, self._evaluated = workers, trained, evaluated
+    def __init__(self, workers: Pool, trained: str, evaluated: dict[str, Policy], scoring: float = 0.0) -> None:
+        self._workers, self._trained, self._evaluated, self._scoring = workers, trained, evaluated, scoring
         self._parts: dict[str, Part] = {}
 
     async def play(
@@ -205,7 +206,7 @@ class InWorkers:
     ) -> Session:
         """Play one attempt at a session in a worker; the worker's death makes it an INFRA_ERROR."""
         left = None if deadline is None else (deadline.seconds, deadline.left())
-        timeout: float | None = rollouts._limits(deadline).timeout + rollouts.limits.timeout + OVERTIME
+        timeout: float | None = rollouts._limits(deadline).timeout + rollouts.limits.timeout + self._scoring + OVERTIME
         if rollouts.rule.active:  # forks have deadlines each
             timeout = None
         cast = await self._cast(rollouts.partners, session)
@@ -277,7 +278,7 @@ async def in_workers(
         processes.register_cleanup("containers of workers", sandboxes.remove_left)
         try:
             await workers.start()
-            yield replace(rollouts, elsewhere=InWorkers(workers, rollouts.policy.name, evaluated))
+            yield replace(rollouts, elsewhere=InWorkers(workers, rollouts.policy.name, evaluated, longest(config)))
         finally:
             with contextlib.suppress(InfraError):
                 await workers.close()

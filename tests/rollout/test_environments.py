@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.cluster import Address
-from agentrl.config import RolloutConfig
+from agentrl.config import RolloutConfig, RunConfig
 from agentrl.envs.base import Env
 from agentrl.envs.episode import NOOP
+from agentrl.envs.reward_workers import longest
 from agentrl.overrides import parse_words
 from agentrl.rollout import environments
 from agentrl.rollout.environments import OVERTIME, EnvironmentRole, InWorkers, Part
@@ -23,6 +23,7 @@ from agentrl.train.api import configure
 from agentrl.types import Capabilities, Session, Status, Task
 
 GAME = f"{Path(__file__).parents[2] / 'examples' / 'plugins' / 'frozen_opponent.py'}:HigherDigit"
+SCORES = Path(__file__).parents[1] / "cluster" / "scores.py"
 CAPABILITIES = Capabilities("local", max_context=64, vocab_size=8)
 
 
@@ -58,8 +59,6 @@ class Patient:
         session.status, session.info["timeout"] = Status.COMPLETED, timeout
         return session
 
-    play = partialmethod(call, "play")
-
 
 async def test_a_worker_has_as_long_for_a_sessions_rewards_as_for_its_episode() -> None:
     """It was killed, with all of its sessions, where a session that its deadline had cut off took a minute to judge."""
@@ -68,6 +67,17 @@ async def test_a_worker_has_as_long_for_a_sessions_rewards_as_for_its_episode() 
     session = Session("s", Task(id="t"))
     played = await InWorkers(workers, "main", {}).play(rollouts, session, NOOP, Deadline(900.0, time.monotonic() + 1))
     assert played.info["timeout"] > 2 * OVERTIME
+
+
+async def test_a_worker_has_as_long_as_the_runs_rewards_and_the_start_of_another_reward_worker_take() -> None:
+    added = {name: {"name": f"{SCORES}:Sine", "timeout": 500.0} for name in ("one", "two")}
+    run = {"env": GAME, "agents": {"second": "main"}, "rewards": added, "cluster": {"rewards": 1}}
+    seconds = longest(RunConfig.model_validate(run))
+    assert seconds > 1000.0 + 900.0
+    rollouts, workers = Rollouts(Env, Policy(NullRenderer()), RolloutConfig(), seed=5), Patient()
+    inside = InWorkers(workers, "main", {}, seconds)  # type: ignore[arg-type]
+    played = await inside.play(rollouts, Session("s", Task(id="t")), NOOP, None)
+    assert played.info["timeout"] > seconds
 
 
 async def test_sandboxes_are_removed_also_where_something_else_can_not_be_closed(
