@@ -32,7 +32,7 @@ from agentrl.envs.registry import factory
 from agentrl.envs.reward_workers import LentRewards, RewardWorkers, borrowed, longest
 from agentrl.errors import InfraError, WorkerLost
 from agentrl.rollout.distant_engine import DistantEngine, EngineAccess, EngineCalls
-from agentrl.rollout.groups import Deadline, Rollouts
+from agentrl.rollout.groups import DEMO, Deadline, Rollouts
 from agentrl.rollout.partners import open_rules
 from agentrl.rollout.policies import Fixed, Partner, Partners, Policy
 from agentrl.rollout.programs import Program, ServedProgram, serving
@@ -107,6 +107,7 @@ class EnvironmentRole:
         sandboxes.configure(config.sandbox)
         self._config, self._make_env = config, factory(config.env.name, **config.env.kwargs)
         self._calls, self._rewards = EngineCalls(address), rewards
+        self._equipped = self._make_env
         stripping = config.model.reasoning == "strip"
         renderer, engine = get_renderer(base, config.model.renderer), DistantEngine(self._calls, capabilities)
         self._policy = Policy(renderer, engine, model=base, strip_reasoning=stripping)
@@ -139,18 +140,18 @@ class EnvironmentRole:
             engine = DistantEngine(self._calls, other.capabilities, other.policy)
             policy = replace(policy, engine=engine, name=other.policy)
         partners = {**rollouts.partners, **told}
+        make_env = self._equipped if session.phase == DEMO else rollouts.make_env
+        own = replace(rollouts, make_env=make_env, limits=limits, policy=policy, partners=partners)
         try:
-            return await replace(rollouts, limits=limits, policy=policy, partners=partners)._play(
-                session, actor, deadline, None
-            )
+            return await own._play(session, actor, deadline, None)
         finally:
             if self._store is not None:
                 self._store.delete(session.id)  # the run's process keeps it
 
     async def _make_rollouts(self) -> Rollouts:
         config = self._config
-        equipped = await self._open.enter_async_context(with_tools(self._make_env, config.tools))
-        make_env = await self._open.enter_async_context(borrowed(equipped, config.rewards, self._rewards))
+        self._equipped = await self._open.enter_async_context(with_tools(self._make_env, config.tools))
+        make_env = await self._open.enter_async_context(borrowed(self._equipped, config.rewards, self._rewards))
         partners = await self._open.enter_async_context(open_rules(config))
         return Rollouts(make_env, self._policy, config.rollout, config.seed, partners, views=config.views)
 

@@ -37,6 +37,8 @@ from agentrl.untrusted import safe_text
 
 TRAIN = "train"
 """The phase of the groups that are trained on."""
+DEMO = "demo"
+"""The phase of demonstrations that are imitated, which get no rewards that the run adds."""
 EVALUATION = -1
 """The place of all other groups in the queue of sessions: before those of training."""
 

@@ -19,7 +19,7 @@ import orjson
 from agentrl.config import AlgoConfig, WarmStartConfig
 from agentrl.envs.episode import DEMONSTRATOR
 from agentrl.errors import EnvError, StoreError, TrainerError
-from agentrl.rollout.groups import Rollouts
+from agentrl.rollout.groups import DEMO, Rollouts
 from agentrl.rollout.health import failures, finding, sessions_of, with_retries
 from agentrl.rollout.seeds import derive
 from agentrl.rollout.tasks import TaskStream
@@ -59,7 +59,7 @@ async def demonstrations(rollouts: Rollouts, tasks: TaskStream, count: int, disp
                 advance(session)
 
             chosen, attempt = tasks.take(0, count), next(attempts)
-            return await rollouts.collect(chosen, DEMONSTRATOR, phase="demo", n=1, attempt=attempt, ended=ended)
+            return await rollouts.collect(chosen, DEMONSTRATOR, phase=DEMO, n=1, attempt=attempt, ended=ended)
 
     sessions = sessions_of(await with_retries(generate, "demonstrations", display.warn))
     finished = [session for session in sessions if session.status is Status.COMPLETED]

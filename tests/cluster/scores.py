@@ -68,7 +68,7 @@ class Sine(Reward):
 
     async def compute(self, session: Session) -> float:
         tokens = [token for node in session.nodes for token in node.token_ids]
-        session.info["scored_by"] = os.getpid()
+        session.info |= {"scored_by": os.getpid(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
         session.count("scored")
         return abs(math.fsum(math.sin(token + session.seed % 7) for token in tokens)) % 1.0
 

@@ -22,6 +22,7 @@ from agentrl.overrides import typed, validate
 from agentrl.sessions.store import Store
 from agentrl.train import ledger
 from agentrl.types import Message, Node, Session, Status, Task
+from tests.cluster.conftest import add_node
 from tests.cluster.test_elastic import soon
 from tests.cluster.test_run import require_same, run
 
@@ -95,8 +96,9 @@ async def test_values_failures_and_what_is_left_in_the_session_are_those_of_this
             else:
                 assert found == expected, name
             assert two.counters == one.counters
-            assert two.info.pop("scored_by", 0) != os.getpid() or name != "sine"
-            assert two.info == {"steps": [number]}
+            processes = [each.info.pop("scored_by", None) for each in (one, two)]
+            assert processes[0] != processes[1] or name != "sine"
+            assert two.info == one.info
         mistake = await outcome(ours["name"], session())
         assert "scores.py" in mistake.__notes__[0]
 
@@ -263,6 +265,22 @@ def test_environment_workers_on_ray_nodes_have_rewards_computed_on_the_nodes_tha
     nodes = {file.read_text().partition(", process")[0] for file in (tmp_path / "ray" / "logs").glob("rewards-*.log")}
     assert len(nodes) == 1  # the one with `far`
     with Store(tmp_path / "ray" / "sessions.db") as store:
-        scored = [each.info["scored_by"] for each in store.sessions() if each.rewards]
-    assert len(set(scored)) >= 2
-    assert os.getpid() not in scored
+        scored_by = {each.id: each.info.get("scored_by") for each in store.sessions() if each.rewards}
+    demonstrations = {id_ for id_ in scored_by if id_.startswith("demo")}
+    assert demonstrations == {id_ for id_, process in scored_by.items() if process is None} != set()
+    assert os.getpid() not in scored_by.values()
+
+
+@pytest.mark.slow
+async def test_each_reward_worker_sees_a_gpu_of_its_own(ray_nodes: Any) -> None:
+    node = add_node(ray_nodes, num_cpus=2, num_gpus=2)
+    settings = {"name": "ray", "address": ray_nodes.address, "resources": {"rewards": {"gpus": 1}}}
+    try:
+        async with computing({"sine": {"name": f"{PLUGIN}:Sine"}}, **settings) as (ours, workers):
+            assert len(set(workers.pool.nodes)) == 1
+            sessions = [session() for _ in workers.pool.nodes]
+            for each in sessions:
+                await ours["sine"](each)
+            assert {each.info["gpus"] for each in sessions} == {"0", "1"}
+    finally:
+        ray_nodes.remove_node(node, False)
