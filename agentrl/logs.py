@@ -21,6 +21,7 @@ NAME = "log.jsonl"
 """The log, in the run's folder."""
 shown = logging.getLogger("agentrl.shown")
 """What a run has shown already, by whatever shows it."""
+shown.addHandler(logging.NullHandler())  # else Python prints warnings a second time where no log is written
 
 
 @contextmanager

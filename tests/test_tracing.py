@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -269,6 +271,15 @@ async def test_each_line_of_the_log_says_which_run_session_and_turn_it_is_of_and
     assert f"ValueError: {HIDDEN} as well" in outside["traceback"]
     logger.warning("after the end")
     assert len(lines(tmp_path / logs.NAME)) == 2
+
+
+def test_a_warning_that_was_shown_is_not_printed_again_where_no_log_is_written(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Evaluations printed each warning twice: Python prints what no handler has taken."""
+    code = "from agentrl import logs; logs.shown.warning('seen'); logs.logging.getLogger('agentrl.x').warning('new')"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert capfd.readouterr().err == "new\n"
 
 
 def test_a_log_that_can_not_be_written_stops_nothing(capfd: pytest.CaptureFixture[str]) -> None:
