@@ -184,6 +184,22 @@ def test_one_bug_is_reported_once():
     assert said(type("Broken", (Till,), {"reset": fails})).count("Broken.reset raised") == 1
 
 
+def test_where_no_episode_can_be_played_the_rules_about_episodes_are_not_said_to_hold():
+    """Without Docker, env=terminal failed one rule and was said to keep forty, "episodes end" among them."""
+
+    def fails(self: Env, *args: Any, **kwargs: Any) -> Any:
+        raise KeyError("colour")
+
+    held: list[str] = []
+    found = check_env(
+        type("Broken", (Till,), {"reset": fails}),
+        report=lambda event: held.append(event.rule) if isinstance(event, Progress) and event.done else None,
+    )
+    assert [finding.rule for finding in found] == ["failures", "failures"]
+    assert re.search(r"no episode could be played; the check ended here, \d\d of \d\d rules", found[-1].message)
+    assert "endings" not in held
+
+
 @pytest.mark.slow
 def test_a_busy_machine_makes_no_call_look_slow():
     """The time in which a thread ran or slept counts; the time in which it waited for a core does not."""

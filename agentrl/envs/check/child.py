@@ -156,10 +156,13 @@ async def _check(job: Job, make: Callable[[], Env], send: Connection, monitor: M
         from agentrl.envs.sandboxes import close_all
 
         await close_all()
+    if error is None and not work.cancelled() and (last := work.result()) is not None:
+        return _send(send, "stop", last)
     _send(send, "done", None)
 
 
-async def _try_rules(job: Job, make: Callable[[], Env], send: Connection, monitor: Monitor) -> None:
+async def _try_rules(job: Job, make: Callable[[], Env], send: Connection, monitor: Monitor) -> Finding | None:
+    """Try them in order; returns what ends the check early."""
     name = job.env if isinstance(job.env, str) else None
     subject = Subject(make, monitor, job.seed, job.hostile, name, job.options)
     seen: set[str] = set()
@@ -167,14 +170,17 @@ async def _try_rules(job: Job, make: Callable[[], Env], send: Connection, monito
         if rule.name == "failures":
             subject.tasks = [task for listed, _ in subject.splits.values() for task in listed[: job.tasks]]
             if not subject.tasks:
-                return
+                return None
         _send(send, "rule", True)
         async for finding in _findings(rule, subject):
             if finding.message not in seen:  # one fault often shows under several rules
                 seen.add(finding.message)
                 _send(send, "finding", finding)
         _send(send, "rule", False)
+        if rule.name == "failures" and all(episode.error for episode in subject.all_played()):
+            return Finding(rule.name, "no episode could be played", "run the check again once that is mended")
     _send(send, "measured", subject.measured)
+    return None
 
 
 async def _findings(rule: Rule, subject: Subject) -> AsyncIterator[Finding]:
