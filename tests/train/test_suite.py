@@ -21,7 +21,7 @@ from agentrl.errors import ConfigError, EnvError
 from agentrl.overrides import spread
 from agentrl.sessions.store import Store
 from agentrl.train.display import Display
-from agentrl.train.suite import report
+from agentrl.train.suite import commands, report
 from agentrl.train.suite.compare import compare
 from agentrl.train.suite.parts import read_suite
 from agentrl.train.suite.play import run_suite
@@ -241,6 +241,28 @@ def test_a_comparison_pairs_tasks_by_id_and_data_and_lists_those_that_changed() 
     assert "a: 8 worse: t0 1.00 to 0.50" in next(iter(report.comparison_lines(found)))
     with pytest.raises(ConfigError, match="no task in common"):
         compare(before, result("other", scores, digest="e"))
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_table_has_every_number_whole_at_any_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 80 columns showed "1.0…" for a mean, and "wor…" for a verdict."""
+    long = "a-part-whose-name-takes-most-of-a-line-of-the-terminal"
+    before = result("old", {f"t{n}": [1.0] for n in range(120)}, part=long)
+    after = result("new", {f"t{n}": [0.0 if n % 3 else 1.0] for n in range(120)}, part=long)
+    terminal = Console(width=width, file=StringIO(), force_terminal=True, color_system=None)
+    monkeypatch.setattr("agentrl.train.suite.commands.out", terminal)
+    monkeypatch.setattr("agentrl.terminal.out", terminal)
+    commands._show(report.comparison_table(compare(before, after)))
+    shown = terminal.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in shown
+    for number in ("1.000", "0.333", "-0.667", "[-0.752, -0.581]", "0.0001", "120", "+0 -80", "worse"):
+        assert number in shown
+    assert max(map(len, shown.splitlines())) <= max(width, 80) or width < 80
+
+
+def test_a_column_that_no_part_fills_is_left_out() -> None:
+    columns = report.comparison_table(compare(result("x", {"t": [1.0]}), result("y", {"t": [1.0]}))).columns
+    assert [column.header for column in columns] == ["part", "before", "after", "difference", "p", "tasks", "changed"]
 
 
 def test_over_many_parts_a_single_chance_finding_is_not_called_worse() -> None:

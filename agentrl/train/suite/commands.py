@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +20,8 @@ from agentrl.terminal import err, out, print_lines
 app = typer.Typer()
 PLAIN_WIDTH = 200
 """Columns of a table that is written into a file or a pipe."""
+NAME_WIDTH = 8
+"""Columns that a part's name needs at least, before it goes on in the next line."""
 WORSE = 3
 """The exit code where a policy is worse than its baseline; other failures end with 1, mistakes with 2."""
 
@@ -60,7 +64,9 @@ def evaluate_suite(tree: Tree, baseline: CompareConfig | None) -> None:
     results = run_evaluate_suite(suite, owns_process=True)
     folder = results.path or Path()
     _show(table(results))
-    print_lines([f"results: {folder} (result.json, result.md, result.png); `agentrl view {folder}` shows the sessions"])
+    print_lines(
+        [f"results: {folder} (result.json, result.md, result.png)", f"  agentrl view {shlex.quote(str(folder))}"]
+    )
     if not results.worked:
         broken = ", ".join(name for name, part in results.parts.items() if not part["worked"])
         err.print(f"[red]error:[/] nothing worked in: {broken} (see the warnings)", soft_wrap=True)
@@ -89,8 +95,13 @@ def compare(
 
 
 def _show(found: Table) -> None:
-    """Print a table, as wide as it is where no terminal shows it."""
-    (out if out.is_terminal else Console(width=PLAIN_WIDTH)).print(found)
+    """Print a table; where a terminal is too narrow for its numbers, or there is none, in lines as long as they are."""
+    if out.is_terminal and sum((column.min_width or NAME_WIDTH) + 1 for column in found.columns) <= out.width:
+        return out.print(found)
+    plain = Console(width=PLAIN_WIDTH, file=StringIO())
+    with plain.capture() as text:
+        plain.print(found)
+    print_lines(line.rstrip() for line in text.get().splitlines())
 
 
 def _compared(before: Any, after: Any, alpha: float, as_markdown: bool = False) -> list[str]:

@@ -18,6 +18,8 @@ from agentrl.untrusted import visible_text
 
 HEAD = ("part", "mean", "95% CI", "pass@k", "pass^k", "tasks", "turns", "tokens", "cost", "errors")
 COMPARED = ("part", "before", "after", "difference", "95% CI", "p", "tasks", "changed", "")
+FOLDED = ("part", "errors")
+"""Columns that take several lines where a terminal is narrow; the others are numbers."""
 MOST_TASKS = 10
 """Changed tasks of a part that are listed, of those that lost and of those that won."""
 
@@ -127,10 +129,18 @@ def _passes(passes: Mapping[str, float]) -> str:
 
 
 def _table(head: Sequence[str], found: Iterator[tuple[str, ...]], title: str) -> Table:
-    columns = [Column(name, justify="right" if place else "left", no_wrap=True) for place, name in enumerate(head)]
-    shown = Table(*columns, title=Text(visible_text(title, keep="")), title_justify="left", box=None, pad_edge=False)
-    for row in found:
-        shown.add_row(*(Text(visible_text(cell, keep="")) for cell in row))
+    """A table without the columns that no row fills; names and errors are folded before a number is shortened."""
+    cells = [[visible_text(cell, keep="") for cell in row] for row in found]
+    used = [place for place in range(len(head)) if place == 0 or any(row[place] for row in cells)]
+    columns = []
+    for place in used:
+        width = max(len(cell) for cell in (head[place], *(row[place] for row in cells)))
+        number = Column(head[place], justify="right", no_wrap=True, min_width=width)
+        columns.append(Column(head[place], overflow="fold") if head[place] in FOLDED else number)
+    text = Text(visible_text(title, keep=""))
+    shown = Table(*columns, title=text, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for row in cells:
+        shown.add_row(*(Text(row[place]) for place in used))
     return shown
 
 
