@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,7 +86,7 @@ def init(
     print_lines(
         [
             f"{folder} has an environment that works; change it in {folder / name.replace('-', '_') / 'env.py'}. Next:",
-            f"pip install -e '{folder}[test]'",
+            f"pip install -e {shlex.quote(f'{folder}[test]')}",
             f"agentrl check env={name}",
             f"agentrl play env={name}",
         ]
@@ -107,7 +108,7 @@ def play(words: Words = None) -> None:
     score = "no reward" if session.score is None else f"reward {session.score:g}"
     why = f": {session.error}" if session.error else ""
     print_lines([f"{session.status}{why}; {score}{f' ({rewards})' if rewards else ''}, {session.turns} turns"])
-    print_lines([f"the session is {session.id} in {game.folder}: agentrl view {game.folder}"])
+    print_lines([f"the session is {session.id} in {game.folder}: agentrl view {shlex.quote(str(game.folder))}"])
 
 
 @app.command()

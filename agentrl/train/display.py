@@ -66,7 +66,8 @@ class Display:
         self._print(text)
 
     def _print(self, text: str, style: str = "") -> None:
-        self.console.print(Text(visible_text(text), style), soft_wrap=self._live is None)
+        drawn = self._live is not None and self._live.is_started  # what is drawn below it counts its lines
+        self.console.print(Text(visible_text(text), style), soft_wrap=not drawn)
 
     def warn(self, text: str) -> None:
         """Print a warning."""

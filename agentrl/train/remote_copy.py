@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import sqlite3
 import threading
@@ -282,7 +283,8 @@ def fetch(url: str, run: Path, say: Callable[[str], None]) -> Path:
     """
     storage = Storage(url, "resume")
     if run.exists():
-        raise ConfigError(f"resume={url}: {run} is there; resume={run} continues it, run_dir=… downloads elsewhere")
+        there = f"{run} is there; {shlex.quote(f'resume={run}')} continues it"
+        raise ConfigError(f"resume={url}: {there}, run_dir=… downloads elsewhere")
     if not (steps := storage.steps()):
         raise ConfigError(f"resume={url}: no complete copy of a run there (step-….json is missing)")
     step, files = steps[-1], storage.index(steps[-1])

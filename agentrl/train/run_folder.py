@@ -29,6 +29,7 @@ bit for bit.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -110,7 +111,7 @@ class RunFolder:
             folder._lock = RunLock(path)
             if (path / "config.yaml").exists() and not again:
                 raise ConfigError(
-                    f"run_dir={str(path)!r} holds a run already; resume={path} continues it, "
+                    f"run_dir={str(path)!r} holds a run already; {shlex.quote(f'resume={path}')} continues it, "
                     "another run_dir starts anew"
                 )
             if not again and (found := [name for name in WRITTEN if (path / name).exists()]):
@@ -286,7 +287,7 @@ class RunFolder:
             where = f"from step {step_of(whole[-1])}"
         elif imitated:
             where = f"from step {imitated} of its warm start"
-        return f"resume {where} with:\n  agentrl train resume={self.path}"
+        return f"resume {where} with:\n  agentrl train {shlex.quote(f'resume={self.path}')}"
 
     def close(self) -> None:
         """Flush open files and release the lock; idempotent."""

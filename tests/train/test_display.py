@@ -158,12 +158,14 @@ def test_time_left_goes_by_what_was_done_since_it_began() -> None:
     assert [clock(s) for s in (0, 61, 3661)] == ["0:00", "1:01", "1:01:01"]
 
 
-def test_an_interrupted_run_says_how_to_go_on() -> None:
+def test_an_interrupted_run_says_how_to_go_on_in_a_line_to_copy_whole() -> None:
+    """A terminal narrower than the command got it in two lines."""
     display, file = shown(80, terminal=True)
-    display.resume_hint = lambda: "go on with: agentrl train resume=runs/x"
+    command = f"agentrl train resume=runs/{'x' * 100}"
+    display.resume_hint = lambda: f"go on with: {command}"
     with display:
         display.print_resume_hint()
-    assert "resume=runs/x" in file.getvalue()
+    assert command in file.getvalue()
 
 
 def test_a_learning_curve_leaves_out_steps_without_a_reward(tmp_path: Path) -> None:

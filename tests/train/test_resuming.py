@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -232,3 +233,10 @@ def test_where_a_file_system_keeps_no_locks_the_file_says_who_is_there(
     (tmp_path / "run.lock").write_text(json.dumps({**gone, "host": "another"}))
     with pytest.raises(ConfigError, match="on host another, since 2026-01-01 00:00:00"):
         lock.RunLock(tmp_path)
+
+
+def test_the_command_that_resumes_a_run_can_be_pasted_where_its_folder_has_a_space(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "my run", settings())
+    *_, command = folder.resume_hint().splitlines()
+    folder.close()
+    assert shlex.split(command) == ["agentrl", "train", f"resume={tmp_path}/my run"]

@@ -55,7 +55,7 @@ def prepare_squad(
         How many passages, training questions and held-out questions there are.
 
     Raises:
-        ConfigError: the file is not in that format.
+        ConfigError: the file can't be read, or is not in that format.
     """
     passages: list[Row] = []
     missing: dict[bool, list[Row]] = {False: [], True: []}
@@ -69,7 +69,9 @@ def prepare_squad(
                     missing[held_out] += islice(with_gaps(part, f"{article['title']}-{len(passages)}"), gaps)
                     passages.append({"id": str(len(passages)), "contents": f'"{title}"\n{part}'})
                 paragraphs[held_out].append(_questions(paragraph, article["title"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise ConfigError(f"can't read {str(squad)!r}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{str(squad)!r} is not a file in SQuAD 2.0's format: {error!r}") from None
     train, held = ([*chain(*each), *(two_hops(each) if hops else ())] for each in paragraphs.values())
     folder.mkdir(parents=True, exist_ok=True)
