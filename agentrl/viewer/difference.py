@@ -101,6 +101,9 @@ def differences(a: Run, b: Run, width: int) -> Iterator[RenderableType]:
         a, b, [(name, short(one), short(other), f"{other - one:+.3g}") for name, (one, other) in numbers.items()]
     )
     yield from _curves(a, b, width)
+    if "env.name" in changed:  # their tasks may have the same ids, and nothing else in common
+        yield Text("tasks: not compared, since the environments differ", "bold")
+        return
     said, found = tasks(a, b)
     better = sum(each.change > 0 for each in found)
     yield Text(f"tasks by {said}: {better} better, {len(found) - better} worse in {visible_text(b.name)}", "bold")

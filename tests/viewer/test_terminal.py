@@ -164,6 +164,16 @@ def test_a_running_run_is_followed_until_it_ends(tmp_path: Path) -> None:
     assert steps == ["1/3", "2/3", "3/3", "run:"]
 
 
+def test_tasks_of_two_environments_are_not_compared_by_their_ids(tmp_path: Path, command: Any) -> None:
+    runs = [write_run(tmp_path / name, steps=2, hostile=False) for name in ("one", "other")]
+    settings = runs[1] / "config.yaml"
+    settings.write_text(settings.read_text().replace("calculator", "castle"))
+    code, text = command("diff", *runs)
+    assert code == 0
+    assert "tasks: not compared" in text
+    assert " better, " not in text
+
+
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_the_panel_of_a_run_is_as_wide_as_the_terminal(width: int, runs: Path) -> None:
     console = Console(file=StringIO(), width=width, force_terminal=True, color_system=None)
