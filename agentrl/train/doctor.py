@@ -2,8 +2,8 @@
 
 A role is started on every node, as a run's parts are: by Ray, on free ports of the node's address. It says what the
 node has, reads a file that this process has written into the folder that all must share, and sends megabytes to the
-other nodes over the connections that a run's workers use. A gateway is opened on each as a run opens one
-(`gateway_probe`).
+other nodes over the connections that a run's workers use. A gateway is opened on each as a run opens one,
+where one is asked for (`gateway_probe`): a run without agent programs has none.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DoctorConfig(Section):
     image_timeout: PositiveFloat = 3600.0
     """Seconds that sending an image to a node may take."""
     gateway: GatewayConfig = GatewayConfig()
-    """Where the gateways of agent programs listen, as in a run."""
+    """Where the gateways of agent programs listen, as in a run; tried where any of it is set."""
     sandbox_network: str | None = None
     """The Docker network of sandboxes that are to reach their node's gateway; None: none are."""
 
@@ -190,11 +190,12 @@ async def _examine(opened: Cluster, nodes: Sequence[Node], config: DoctorConfig,
         except AgentRLError as error:
             report.problems.append(f"{one} does not reach {other}: {brief(str(error))}")
     hosts = {name: workers[name] for name, has in report.nodes.items() if has.docker}
-    there = {name: workers[name] for name in report.nodes}
-    sandboxes = dict.fromkeys(hosts if config.sandbox_network else (), next(iter(config.images), None))
-    report.problems += await problems_of_gateways(
-        there, _pairs(list(there)), config.gateway, sandboxes, config.sandbox_network or "", config.timeout
-    )
+    if config.sandbox_network or config.gateway.model_fields_set:
+        there = {name: workers[name] for name in report.nodes}
+        sandboxes = dict.fromkeys(hosts if config.sandbox_network else (), next(iter(config.images), None))
+        report.problems += await problems_of_gateways(
+            there, _pairs(list(there)), config.gateway, sandboxes, config.sandbox_network or "", config.timeout
+        )
     for image in config.images:
         try:
             await _compare_image(image, hosts, config, report)
