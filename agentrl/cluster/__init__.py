@@ -65,7 +65,7 @@ def opened(config: ClusterConfig, logs: Path | None) -> Iterator[Cluster]:
         use_for_gloo(_current.host)
     else:
         _current = LocalCluster(logs)
-    _current.start_timeout = config.start_timeout
+    _current.start_timeout, _current.encrypted = config.start_timeout, config.encrypted
     try:
         yield _current
     finally:

@@ -241,6 +241,7 @@ class Cluster(ABC):
         resources: what roles reserve by the settings.
         logs: the folder of the workers' logs, which all nodes see; None are temporary files on each.
         start_timeout: seconds that a worker may take to be placed and built.
+        encrypted: whether workers are called over TLS.
     """
 
     name: str
@@ -248,6 +249,7 @@ class Cluster(ABC):
     resources: RoleResources = RoleResources()
     logs: Path | None = None
     start_timeout: float = 900.0
+    encrypted: bool = False
 
     @property
     def lost(self) -> Future[InfraError]:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from agentrl.cluster.connection import Address, Kind, authenticate, failed
+from agentrl.cluster.encryption import own_certificate
 from agentrl.cluster.frames import CANCEL, encode, read
 from agentrl.cluster.listening import Connections
 
@@ -102,15 +103,18 @@ class Listener:
         where: its name and node, for errors of calls.
         host: the network address to listen on.
         key: the secret of those who may call.
+        encrypted: whether it listens with TLS.
     """
 
-    def __init__(self, target: Any, name: str, where: str, host: str, key: bytes) -> None:
-        self._target, self._where, self._key = target, where, key
+    def __init__(self, target: Any, name: str, where: str, host: str, key: bytes, *, encrypted: bool = False) -> None:
+        self._target, self._where, self._key, self._encrypted = target, where, key, encrypted
         self._name, self._host = name, host
         self._connections = Connections(self._serve)
 
     async def __aenter__(self) -> Address:
-        return Address(self._name, self._host, await self._connections.listen(self._host), self._key)
+        tls, certificate = own_certificate() if self._encrypted else (None, None)
+        port = await self._connections.listen(self._host, tls)
+        return Address(self._name, self._host, port, self._key, certificate)
 
     async def __aexit__(self, *error: object) -> None:
         await self._connections.close()

@@ -5,7 +5,8 @@ A thread reads what comes and passes it on to the callers, so that blocking code
 arrives in one message goes to an event loop in one callback.
 
 Frames are pickled: both ends are the same program. A connection over the network first proves on both sides that it
-knows the worker's key (`authenticate`); nothing is unpickled before that. The traffic itself is not encrypted.
+knows the worker's key (`authenticate`); nothing is unpickled before that. With `cluster.encrypted` it is a TLS
+connection to the worker's own certificate (`encryption`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from agentrl.cluster.encryption import EncryptedSocket
 from agentrl.cluster.frames import CANCEL, encode, exactly, receive
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError
 
@@ -47,12 +49,13 @@ Message = tuple[Kind, Any]
 
 @dataclass(frozen=True)
 class Address:
-    """Where a worker listens, and the key that proves who may call it."""
+    """Where a worker listens, the key that proves who may call it, and its certificate where it listens with TLS."""
 
     name: str
     host: str
     port: int
     key: bytes
+    certificate: str | None = None
 
     def __repr__(self) -> str:
         return f"{self.name} at {self.host}:{self.port}"
@@ -210,7 +213,7 @@ class Connection(Calling):
         ended: the error with which the connection ended.
     """
 
-    def __init__(self, sock: socket.socket, name: str, why: Callable[[], InfraError]) -> None:
+    def __init__(self, sock: socket.socket | EncryptedSocket, name: str, why: Callable[[], InfraError]) -> None:
         self.name, self._socket, self._why = name, sock, why
         self.ended: Future[InfraError] = Future()
         self._numbers = itertools.count()
@@ -293,21 +296,24 @@ def connect(address: Address, why: Callable[[], InfraError] | None = None) -> Co
         InfraError: nobody answers there, or not with the worker's key.
     """
     try:
-        sock = socket.create_connection((address.host, address.port), timeout=_CONNECT_SECONDS)
+        sock: socket.socket | EncryptedSocket
+        sock = plain = socket.create_connection((address.host, address.port), timeout=_CONNECT_SECONDS)
     except OSError as error:
         raise InfraError(f"{address} can't be reached: {error}") from None
     try:
-        _keep_alive(sock)
+        _keep_alive(plain)
+        if address.certificate is not None:
+            sock = EncryptedSocket(plain, address.certificate)
         theirs, ours = exactly(sock, NONCE), secrets.token_bytes(NONCE)
         sock.sendall(answer(address.key, b"client", theirs) + ours)
         if not hmac.compare_digest(exactly(sock, NONCE), answer(address.key, b"worker", ours)):
             raise InfraError(f"{address}: what answers does not know the worker's key")
         sock.settimeout(None)
     except (OSError, EOFError) as error:
-        sock.close()
+        plain.close()
         raise InfraError(f"{address} refused the connection: {type(error).__name__}: {error}") from None
     except InfraError:
-        sock.close()
+        plain.close()
         raise
     return Connection(sock, address.name, why or (lambda: InfraError(f"the connection to {address} was lost")))
 

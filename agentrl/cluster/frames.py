@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import socket
 import struct
 from collections import Counter
-from typing import Any
+from typing import Any, Protocol
 
 CANCEL = "cancel"
 """The method that aborts the call of the same number."""
 traffic = Counter[str]()
 """Bytes that this process has sent to and received from workers, and those that call it."""
 _LENGTH = struct.Struct(">Q")
+
+
+class Receiving(Protocol):
+    """A connected socket, as far as it is received from."""
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """See `socket.socket`."""
+        ...
 
 
 def encode(message: Any) -> bytes:
@@ -38,14 +45,14 @@ async def read(reader: asyncio.StreamReader) -> Any:
     return pickle.loads(await reader.readexactly(length))
 
 
-def receive(connection: socket.socket) -> Any:
+def receive(connection: Receiving) -> Any:
     """The next message of a connection that no event loop reads yet; raises as `read` does."""
     (length,) = _LENGTH.unpack(exactly(connection, _LENGTH.size))
     traffic["received"] += length
     return pickle.loads(exactly(connection, length))
 
 
-def exactly(connection: socket.socket, count: int) -> bytearray:
+def exactly(connection: Receiving, count: int) -> bytearray:
     """So many bytes of a connection; raises as `read` does."""
     data = bytearray(count)
     view, have = memoryview(data), 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -20,9 +21,9 @@ class Connections:
         self._open: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
-    async def listen(self, host: str) -> int:
-        """Listen on a network address of this machine; returns the port."""
-        self._server = await asyncio.start_server(self._accept, host, 0)
+    async def listen(self, host: str, tls: ssl.SSLContext | None = None) -> int:
+        """Listen on a network address of this machine, with TLS where that is given; returns the port."""
+        self._server = await asyncio.start_server(self._accept, host, 0, ssl=tls)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 

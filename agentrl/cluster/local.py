@@ -35,6 +35,7 @@ class LocalProcess(Process):
         node: this machine's name.
         host: the network address that it listens on.
         folder: the working directory; None is this process's.
+        encrypted: whether it is called over TLS by others than this process.
 
     Attributes:
         server: the process.
@@ -44,7 +45,14 @@ class LocalProcess(Process):
     """
 
     def __init__(
-        self, role: Role, log: Path | None, node: str = HERE, host: str = "127.0.0.1", folder: str | None = None
+        self,
+        role: Role,
+        log: Path | None,
+        node: str = HERE,
+        host: str = "127.0.0.1",
+        folder: str | None = None,
+        *,
+        encrypted: bool = False,
     ) -> None:
         self.role, self.node = role, node
         self._socket, theirs = socket.socketpair()
@@ -60,7 +68,7 @@ class LocalProcess(Process):
                 kind=role.kind,
                 folder=folder,
             )
-        self._socket.sendall(encode(Start(role.sealed(), node, host, secrets.token_bytes(32))))
+        self._socket.sendall(encode(Start(role.sealed(), node, host, secrets.token_bytes(32), encrypted)))
 
     def connect(self, timeout: float) -> tuple[Connection, Address]:
         """See `Process.connect`; called once."""
@@ -115,7 +123,7 @@ class LocalCluster(Cluster):
 
     def spawn(self, role: Role) -> Worker:
         """Start a process; see `Cluster.spawn`."""
-        worker = Worker(role, LocalProcess(role, self.log(role)))
+        worker = Worker(role, LocalProcess(role, self.log(role), encrypted=self.encrypted))
         self._workers.append(worker)
         return worker
 

@@ -63,12 +63,12 @@ _state: Any = ray._private.state.state  # Ray's own libraries ask it which nodes
 class Starter:
     """Starts a role's process on the actor's node, and owns it."""
 
-    def __init__(self, role: Role, log: Path | None, folder: str) -> None:
+    def __init__(self, role: Role, log: Path | None, folder: str, encrypted: bool) -> None:
         context = ray.get_runtime_context()
         host = str(_ray.util.get_node_ip_address())
         there = folder if os.path.isdir(folder) else None
         self.node = node_name(host, context.get_node_id())
-        self.process = LocalProcess(role, log, self.node, host, there)
+        self.process = LocalProcess(role, log, self.node, host, there, encrypted=encrypted)
         self.connection: Connection | None = None
 
     def ready(self, timeout: float) -> tuple[str, dict[str, str], Address | AgentRLError]:
@@ -259,7 +259,7 @@ class RayCluster(Cluster):
                 max_concurrency=_THREADS,
                 scheduling_strategy=strategy,
             )
-            .remote(role.sealed(), log and log.absolute(), os.getcwd())
+            .remote(role.sealed(), log and log.absolute(), os.getcwd(), self.encrypted)
         )
         there, gone = described(self.nodes()), partial(self._gone, node)
         worker = Worker(role, RayProcess(role, starter, there, gone, self.lost, release))

@@ -31,19 +31,20 @@ CLOSE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Start:
-    """What a worker's process is to run: the role, its node's name, and where and with which key to listen."""
+    """What a worker's process is to run: the role, its node's name, and where, with which key and how to listen."""
 
     role: Role
     node: str
     host: str
     key: bytes
+    encrypted: bool
 
 
 def main(descriptor: int) -> int:
     """Build the role and serve it; returns the exit status."""
     owner = socket.socket(fileno=descriptor)
     start: Start = receive(owner)
-    cluster.current().host = start.host
+    cluster.current().host, cluster.current().encrypted = start.host, start.encrypted
     use_for_gloo(start.host)
     where = f"{start.role} on {start.node}"
     print(f"{where}, process {os.getpid()}", flush=True)  # the log's name says which start it was, and not the rank
@@ -60,7 +61,8 @@ def main(descriptor: int) -> int:
 
 
 async def _serve(target: Any, start: Start, where: str, owner: socket.socket) -> None:
-    async with Listener(target, str(start.role), where, start.host, start.key) as address:
+    listener = Listener(target, str(start.role), where, start.host, start.key, encrypted=start.encrypted)
+    async with listener as address:
         reader, writer = await asyncio.open_connection(sock=owner)
         writer.write(encode(address))
         await Calls(target, where, writer).serve(reader)

@@ -45,6 +45,9 @@ class ClusterConfig(Section):
     """local: this machine; ray: the nodes of a Ray cluster, where engines and trainer get processes of their own."""
     address: str | None = None
     """A running Ray cluster: `auto` or host:port; None starts Ray on this machine for the run."""
+    encrypted: bool = False
+    """Whether workers are called over TLS, each by a certificate of its own. Not what the trainer's ranks exchange, nor
+    an engine's server, nor `weights.transport=distributed`."""
     environments: int = Field(default=0, ge=0)
     """Worker processes that play the sessions; 0: they are played in this process."""
     max_environments: int | None = Field(default=None, ge=1)

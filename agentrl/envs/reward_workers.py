@@ -171,8 +171,8 @@ class RewardWorkers:
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[LentRewards]:
         """Lend them to other processes within the block."""
-        name = "the run's reward workers"
-        async with Listener(Lender(self.pool), name, name, cluster.current().host, secrets.token_bytes(32)) as address:
+        name, here, key = "the run's reward workers", cluster.current(), secrets.token_bytes(32)
+        async with Listener(Lender(self.pool), name, name, here.host, key, encrypted=here.encrypted) as address:
             yield LentRewards(address, self.marks)
 
 

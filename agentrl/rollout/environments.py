@@ -263,8 +263,9 @@ async def in_workers(
     evaluated: dict[str, Policy] = {}
     access, key = EngineAccess(lambda: evaluated | rollouts.policies), secrets.token_bytes(32)
     capabilities = await asyncio.to_thread(lambda: engine.capabilities)
+    encrypted = cluster.current().encrypted
     async with AsyncExitStack() as stack:
-        engines = Listener(access, "the run's engines", "the run's engines", host, key)
+        engines = Listener(access, "the run's engines", "the run's engines", host, key, encrypted=encrypted)
         address = await stack.enter_async_context(engines)
         lent = None if rewards is None else await stack.enter_async_context(rewards.lent())
         role = Role(

@@ -43,7 +43,7 @@ def test_evaluations_of_the_average_in_workers_are_those_in_one_process_bit_for_
 ) -> None:
     cluster: dict[str, Any] = {"name": name, "environments": 1}
     if name == "ray":
-        cluster |= {"address": request.getfixturevalue("ray_nodes").address}
+        cluster |= {"address": request.getfixturevalue("ray_nodes").address, "encrypted": True}
     there = run(tmp_path / "there", env=world, cluster=cluster, **SETTINGS)
     require_same(tmp_path / "there", there, here)
     for one, other in zip((there.before, there.after), (here[1].before, here[1].after), strict=True):

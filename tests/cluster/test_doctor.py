@@ -18,7 +18,7 @@ __all__ = ["docker"]
 
 @pytest.mark.slow
 def test_every_node_of_a_ray_cluster_says_what_it_has_and_reaches_the_others(ray_nodes: Any, tmp_path: Path) -> None:
-    config = ClusterConfig(name="ray", address=ray_nodes.address)
+    config = ClusterConfig(name="ray", address=ray_nodes.address, encrypted=True)
     gateway = GatewayConfig(host="node", **certificate(ray_nodes.address.partition(":")[0], tmp_path))
     found = examine(DoctorConfig(cluster=config, folder=tmp_path / "runs", megabytes=1, gateway=gateway))
     assert found.problems == []
