@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
@@ -50,7 +51,8 @@ class ReplayEngine(ManagedEngine):
         """Yield the recorded turn, or generate one; see `agentrl.types.Engine.generate`."""
         name = request_id.partition("/")[0]
         places = self._places[name]  # by request: turns of agents that move at once are requested together, in order
-        place, ended = places.setdefault(request_id, len(places)), False
+        free = next(place for place in itertools.count() if place not in places.values())
+        place, ended = places.setdefault(request_id, free), False
         if place < self.turn:
             node = self._turns[place]
             try:

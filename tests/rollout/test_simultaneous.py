@@ -156,6 +156,32 @@ async def test_a_replay_from_a_turn_in_the_middle_of_a_round_plays_the_same_sess
     assert engine.differences == {}
 
 
+async def test_a_turn_that_is_asked_for_once_more_is_the_same_turn_and_takes_no_other_ones_place() -> None:
+    """A program repeats a request that failed while another one of its requests is under way."""
+    session = await played(Rounds, Slow())
+    inner = Slow(lost={0, 1, 2, 3})
+    engine = ReplayEngine(inner, session, 1, version=0)
+
+    async def ask(request_id: str) -> list[Chunk | Turn]:
+        return [item async for item in engine.generate(request_id, turns(session)[0].token_ids, Sampling())]
+
+    async def asked(request_id: str) -> asyncio.Task[list[Chunk | Turn]]:
+        task = asyncio.create_task(ask(request_id))
+        await asyncio.sleep(0)  # until it is at the engine
+        return task
+
+    first, second = await asked("s/first"), await asked("s/second")
+    first.cancel()
+    await asyncio.wait([first])
+    again, third = await asked("s/first"), await asked("s/third")
+    seeds = [node.sampling.seed for node in turns(session)[:3] if node.sampling]
+    assert len(set(seeds)) == 3
+    assert [call.sampling.seed for call in inner.calls] == [seeds[0], seeds[1], seeds[0], seeds[2]]
+    for task in (second, again, third):
+        task.cancel()
+    await asyncio.wait([second, again, third])
+
+
 @pytest.mark.parametrize("place", range(3))
 async def test_where_one_fails_the_others_are_ended_and_no_turn_of_the_round_is_kept(place: int) -> None:
     engine = Slow(delays=(3,), lost={0, 1, 2} - {place}, error=place)
