@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.test_server import until
 from tests.conftest import need
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -41,3 +42,12 @@ def add_node(cluster: Any, **settings: Any) -> Any:
             if not left:
                 raise
     raise AssertionError("unreachable")
+
+
+def remove_node(cluster: Any, node: Any) -> None:
+    """Kill a node, and wait until the cluster has noticed: until then it would be given to the next test."""
+    cluster.remove_node(node, False)
+    until(
+        lambda: not any(one["Alive"] for one in cluster.global_state.node_table() if one["NodeID"] == node.node_id),
+        "the cluster does not notice that a node is gone",
+    )

@@ -18,7 +18,7 @@ from agentrl.cluster.base import Node
 from agentrl.cluster.pool import Pool
 from agentrl.config import ClusterConfig
 from agentrl.types import Session, Status, Task
-from tests.cluster.conftest import add_node
+from tests.cluster.conftest import add_node, remove_node
 from tests.cluster.test_server import until
 
 LONG = 60.0
@@ -93,4 +93,4 @@ async def test_workers_come_with_a_node_and_end_their_sessions_before_they_leave
             await workers.close()
     for node in (first, second):
         if node is not None:
-            ray_nodes.remove_node(node, False)
+            remove_node(ray_nodes, node)

@@ -22,7 +22,7 @@ from agentrl.rollout.fleet.member import State
 from agentrl.train.placing import reserve
 from agentrl.train.plan.dry_run import described
 from agentrl.train.plan.step import Rates
-from tests.cluster.conftest import add_node
+from tests.cluster.conftest import add_node, remove_node
 from tests.cluster.test_servers import folder, generated
 from tests.rollout.fleet.test_fleet import until
 
@@ -49,7 +49,7 @@ def gpus(ray_nodes: Any) -> Iterator[str]:
     """The address of a cluster with a node of four GPUs."""
     node = add_node(ray_nodes, num_cpus=4, num_gpus=4, resources={"accelerator_type:H100": 1})
     yield ray_nodes.address
-    ray_nodes.remove_node(node)
+    remove_node(ray_nodes, node)
 
 
 def seen(process: int) -> set[str]:

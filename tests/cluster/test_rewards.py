@@ -22,7 +22,7 @@ from agentrl.overrides import typed, validate
 from agentrl.sessions.store import Store
 from agentrl.train import ledger
 from agentrl.types import Message, Node, Session, Status, Task
-from tests.cluster.conftest import add_node
+from tests.cluster.conftest import add_node, remove_node
 from tests.cluster.test_elastic import soon
 from tests.cluster.test_run import require_same, run
 
@@ -283,4 +283,4 @@ async def test_each_reward_worker_sees_a_gpu_of_its_own(ray_nodes: Any) -> None:
                 await ours["sine"](each)
             assert {each.info["gpus"] for each in sessions} == {"0", "1"}
     finally:
-        ray_nodes.remove_node(node, False)
+        remove_node(ray_nodes, node)

@@ -16,7 +16,7 @@ from agentrl.sessions.store import Store
 from agentrl.train import ledger
 from agentrl.train.backends.worker import WorkerTrainer
 from agentrl.train.display import Display
-from tests.cluster.conftest import add_node
+from tests.cluster.conftest import add_node, remove_node
 
 SETTINGS: dict[str, Any] = {
     "env": "calculator",
@@ -100,7 +100,7 @@ def test_nodes_that_are_killed_under_a_run_change_nothing_of_what_it_learns(
         there = run(tmp_path / "ray", cluster=cluster, fleet={"engines": 2}, faults=str(plan))
     finally:
         for node in nodes:
-            ray_nodes.remove_node(node, False)
+            remove_node(ray_nodes, node)
     assert len(faults.fired(tmp_path / "ray")) == len(planned)
     require_same(tmp_path / "ray", there, here)
     assert list(ledger.faults(tmp_path / "ray")) == []

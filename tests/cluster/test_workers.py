@@ -15,6 +15,7 @@ import pytest
 from agentrl.cluster import Cluster, Resources, Role, versions
 from agentrl.errors import ConfigError, InfraError
 from agentrl.tools.sandbox import daemon
+from tests.cluster.conftest import remove_node
 from tests.cluster.test_contract import COUNTER, LONG
 from tests.cluster.test_server import alive, until
 from tests.conftest import need
@@ -112,7 +113,7 @@ async def test_a_node_that_dies_fails_its_workers_calls_and_not_those_of_others(
     await asyncio.gather(near.ready(LONG), doomed.ready(LONG))
     process = await doomed.call("process", timeout=LONG)
     call = asyncio.create_task(doomed.call("forever", timeout=LONG))
-    await asyncio.to_thread(ray_nodes.remove_node, far, False)
+    await asyncio.to_thread(remove_node, ray_nodes, far)
     with pytest.raises(InfraError, match="died"):
         await call
     await asyncio.to_thread(until, lambda: not alive(process), "its process goes on")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import itertools
 import os
 import random
@@ -17,10 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import agentrl
 from agentrl.envs.base import Env
+from agentrl.envs.check.costs import FIRST, REPEATED
 from agentrl.errors import ToolError
 from agentrl.types import Message, Session, StepResult, Task
 from tests.envs.broken_envs import Till
@@ -303,3 +305,14 @@ class Delegating(Till):
         if last.role == "tool":
             return last.text
         return self.call("price" if words.startswith("Look up") else "ask", item=self.item)
+
+
+@honest
+class Remembering(Till):
+    """Remembers what the last episodes began with, as many as the check plays before it looks again."""
+
+    recent: ClassVar[collections.deque[str]] = collections.deque(maxlen=FIRST + REPEATED)
+
+    def reset(self, task: Task, *, seed: int | None = None) -> Any:
+        self.recent.append(f"{task.id} {seed} has begun" * 100)
+        return super().reset(task)

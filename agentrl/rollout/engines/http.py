@@ -18,6 +18,11 @@ from agentrl.errors import EngineError, InvalidInput
 CONNECT_SECONDS = 10.0
 CONTROL_SECONDS = 300.0
 """For calls that may have to wait for a forward pass or for weights to be loaded."""
+_IDLE_SECONDS = 2.0
+"""An idle connection is not used again after them: servers close one after five (uvicorn), and a request that is sent
+as it is closed is lost."""
+KEEP_ALIVE = "600"
+"""Seconds after which a server of ours closes an idle connection: by then nobody uses it, however busy both are."""
 
 
 class Http:
@@ -34,7 +39,7 @@ class Http:
             base_url=self.url,
             headers={"authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_SECONDS),
             trust_env=False,
         )
 

@@ -28,6 +28,7 @@ from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError, EngineError
 from agentrl.rollout.engines.driver import driver_environment
+from agentrl.rollout.engines.http import KEEP_ALIVE
 from agentrl.rollout.engines.open_request import OpenRequest, routing
 from agentrl.rollout.engines.plugin import ServerPlugin
 from agentrl.rollout.engines.server_engine import ServerEngine, ServerInfo
@@ -62,6 +63,7 @@ class SGLangEngine(ServerEngine):
 
     def _environment(self) -> dict[str, str]:
         env = {"SGLANG_USE_CPU_ENGINE": "1", **driver_environment()} if self.platform == "cpu" else {}
+        env["SGLANG_TIMEOUT_KEEP_ALIVE"] = os.environ.get("SGLANG_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE)
         if self.platform == "cpu" and self.config.cores:
             env["SGLANG_CPU_OMP_THREADS_BIND"] = os.environ.get("SGLANG_CPU_OMP_THREADS_BIND", self.config.cores)
         return env

@@ -33,6 +33,7 @@ from typing import Any
 
 from agentrl import cores
 from agentrl.errors import ConfigError, EngineError
+from agentrl.rollout.engines.http import KEEP_ALIVE
 from agentrl.rollout.engines.open_request import OpenRequest, routing
 from agentrl.rollout.engines.plugin import ServerPlugin
 from agentrl.rollout.engines.server_engine import ServerEngine, ServerInfo
@@ -69,6 +70,7 @@ class VLLMEngine(ServerEngine):
 
     def _environment(self) -> dict[str, str]:
         env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = os.environ.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE)
         if self.platform == "cpu":
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_EXTENSION), os.environ.get("PYTHONPATH")]))
             env["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", str(_KV_GIB))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
+from typing import Any
 
 import httpx
 import orjson
 import pytest
 
 from agentrl.errors import EngineError
+from agentrl.rollout.engines import make_engine
 from agentrl.rollout.engines.http import Http
+from tests.rollout.engines import servers
 
 
 def answering(status: int, body: object) -> Http:
@@ -18,6 +22,15 @@ def answering(status: int, body: object) -> Http:
     reply = httpx.MockTransport(lambda request: httpx.Response(status, content=orjson.dumps(body)))
     http._client = httpx.AsyncClient(transport=reply, base_url=http.url)
     return http
+
+
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
+def test_a_server_of_ours_keeps_idle_connections_far_longer_than_its_clients_use_them(name: str, folder: Path) -> None:
+    """Both had about 5 s: a request on a connection that a busy server was just closing was lost."""
+    engine: Any = make_engine(servers.config(name), folder)
+    ((kept,),) = [[float(value) for key, value in engine._environment().items() if key.endswith("KEEP_ALIVE")]]
+    pool: Any = Http("http://127.0.0.1:9")._client._transport
+    assert kept > 100 * pool._pool._keepalive_expiry
 
 
 @pytest.mark.parametrize("body", [{"success": True}, {"status": "ok"}, []])
