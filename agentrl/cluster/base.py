@@ -54,7 +54,7 @@ class Resources:
 
 
 @dataclass(frozen=True)
-class Sealed:
+class PickledArguments:
     """A role's arguments as they are sent to its process.
 
     Attributes:
@@ -65,7 +65,7 @@ class Sealed:
     data: bytes
     files: Mapping[str, str]
 
-    def opened(self) -> Sequence[Any]:
+    def loaded(self) -> Sequence[Any]:
         """The arguments, in the role's process."""
         find_files(self.files)
         found: Sequence[Any] = pickle.loads(self.data)
@@ -89,7 +89,7 @@ class Role:
 
     kind: str
     make: str
-    arguments: Sequence[Any] | Sealed = ()
+    arguments: Sequence[Any] | PickledArguments = ()
     name: str = ""
     resources: Resources = Resources()
     threads: int | None = None
@@ -99,11 +99,11 @@ class Role:
     def __str__(self) -> str:
         return self.name or self.kind
 
-    def sealed(self) -> Role:
+    def pickled(self) -> Role:
         """The role as it is sent to its process."""
-        if isinstance(self.arguments, Sealed):
+        if isinstance(self.arguments, PickledArguments):
             return self
-        return replace(self, arguments=Sealed(pickle.dumps(self.arguments, pickle.HIGHEST_PROTOCOL), files()))
+        return replace(self, arguments=PickledArguments(pickle.dumps(self.arguments, pickle.HIGHEST_PROTOCOL), files()))
 
 
 @dataclass(frozen=True)

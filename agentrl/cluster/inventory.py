@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agentrl.cluster.base import Node, Resources, Role
-from agentrl.config.cluster import ResourcesConfig, RoleResources
+from agentrl.config.cluster import ResourcesConfig, RewardResources, RoleResources
 
 
 def reserved(kind: str, own: Resources, settings: RoleResources) -> Resources:
@@ -16,7 +16,7 @@ def reserved(kind: str, own: Resources, settings: RoleResources) -> Resources:
         return own
     return Resources(
         own.cpus if chosen.cpus is None else chosen.cpus,
-        own.gpus + getattr(chosen, "gpus", 0),
+        own.gpus + (chosen.gpus if isinstance(chosen, RewardResources) else 0),
         {**own.custom, **chosen.custom},
     )
 

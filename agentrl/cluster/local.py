@@ -68,7 +68,7 @@ class LocalProcess(Process):
                 kind=role.kind,
                 folder=folder,
             )
-        self._socket.sendall(encode(Start(role.sealed(), node, host, secrets.token_bytes(32), encrypted)))
+        self._socket.sendall(encode(Start(role.pickled(), node, host, secrets.token_bytes(32), encrypted)))
 
     def connect(self, timeout: float) -> tuple[Connection, Address]:
         """See `Process.connect`; called once."""

@@ -1,7 +1,7 @@
 """Workers of one role that share its calls: each call goes to the worker that has fewest, of equals in turn.
 
 Those that die or don't answer are replaced, others are added where nodes join, and those on nodes that are drained end
-once their calls have. Other processes borrow the same workers (`agentrl.cluster.lending`).
+once their calls have. Other processes call the same workers (`agentrl.cluster.shared_pool`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Workers(Protocol):
-    """Several workers that share calls: a `Pool`, or those that another process lends."""
+    """Several workers that share calls: a `Pool`, or another process's (`DistantPool`)."""
 
     async def call(self, method: str, *arguments: Any, timeout: float | None) -> Any:
         """Call a method of the worker that has fewest calls.
@@ -58,7 +58,7 @@ class Pool:
         self._leaving: set[Worker] = set()
         self._starting: set[asyncio.Task[None]] = set()
         self._following: asyncio.Task[None] | None = None
-        self._last_words = ""
+        self._last_error = ""
         self.none_left: Future[InfraError] = Future()
 
     @property
@@ -96,7 +96,7 @@ class Pool:
         """
         while not self._under_way:
             if not self._starting:
-                why = f"; the last one: {self._last_words}" if self._last_words else ""
+                why = f"; the last one: {self._last_error}" if self._last_error else ""
                 error = InfraError(f"no worker of {self._role} is left (cluster.max_restarts){why}")
                 if not self.none_left.done():
                     self.none_left.set_result(error)
@@ -115,8 +115,8 @@ class Pool:
         """End a worker that died or does not answer, and start another one in its place."""
         if self._under_way.pop(worker, None) is None:
             return  # for another of its calls
-        self._last_words = brief(why)
-        logger.warning("a worker of %s on %s is lost: %s", self._role, worker.node, self._last_words)
+        self._last_error = brief(why)
+        logger.warning("a worker of %s on %s is lost: %s", self._role, worker.node, self._last_error)
         leaving = worker in self._leaving
         self._leaving.discard(worker)
         worker.kill()
@@ -157,8 +157,8 @@ class Pool:
             worker = await in_thread(cluster.current().spawn, self._role)
             await worker.ready(self._timeout)
         except AgentRLError as error:
-            self._last_words = brief(str(error))
-            logger.warning("a worker of %s could not be started: %s", self._role, self._last_words)
+            self._last_error = brief(str(error))
+            logger.warning("a worker of %s could not be started: %s", self._role, self._last_error)
             if worker is not None:
                 await worker.close()
             self._start_another()

@@ -259,7 +259,7 @@ class RayCluster(Cluster):
                 max_concurrency=_THREADS,
                 scheduling_strategy=strategy,
             )
-            .remote(role.sealed(), log and log.absolute(), os.getcwd(), self.encrypted)
+            .remote(role.pickled(), log and log.absolute(), os.getcwd(), self.encrypted)
         )
         there, gone = described(self.nodes()), partial(self._gone, node)
         worker = Worker(role, RayProcess(role, starter, there, gone, self.lost, release))

@@ -13,8 +13,10 @@ from agentrl.errors import ConfigError
 MANY_NODES = 6
 """Beyond as many nodes of a kind, messages count them instead of naming each."""
 SETTINGS = {
-    **{"engine": "fleet.engines", "trainer": "trainer.ranks"},
-    **{"environments": "cluster.environments", "rewards": "cluster.rewards"},
+    "engine": "fleet.engines",
+    "trainer": "trainer.ranks",
+    "environments": "cluster.environments",
+    "rewards": "cluster.rewards",
 }
 """The settings that a number of units comes from."""
 MOST_PROPOSALS = 3

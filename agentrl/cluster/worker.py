@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl import cluster, garbage
-from agentrl.cluster.base import Role, Sealed
+from agentrl.cluster.base import PickledArguments, Role
 from agentrl.cluster.calls import Calls, Listener
 from agentrl.cluster.connection import failed
 from agentrl.cluster.frames import encode, receive
@@ -49,8 +49,8 @@ def main(descriptor: int) -> int:
     where = f"{start.role} on {start.node}"
     print(f"{where}, process {os.getpid()}", flush=True)  # the log's name says which start it was, and not the rank
     try:
-        assert isinstance(start.role.arguments, Sealed)
-        arguments = start.role.arguments.opened()
+        assert isinstance(start.role.arguments, PickledArguments)
+        arguments = start.role.arguments.loaded()
         target = load(start.role.make, f"the role {start.role.make!r}")(*arguments)
     except BaseException as error:
         owner.sendall(encode(failed(error, where, traceback.format_exc())))

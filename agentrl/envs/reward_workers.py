@@ -23,8 +23,8 @@ from typing import Any
 from agentrl import cluster, cores, processes
 from agentrl.cluster import Address, Resources, Role
 from agentrl.cluster.calls import Listener
-from agentrl.cluster.lending import Borrower, Lender
 from agentrl.cluster.pool import Pool, Workers
+from agentrl.cluster.shared_pool import DistantPool, PoolAccess
 from agentrl.config import RewardConfig, RunConfig, SandboxConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.base import Env, RewardMark
@@ -144,11 +144,11 @@ class DistantReward:
 
 
 @dataclass(frozen=True)
-class LentRewards:
+class SharedRewards:
     """A run's reward workers, for other processes.
 
     Attributes:
-        address: where they are lent.
+        address: where their pool is called.
         marks: the rewards.
     """
 
@@ -169,11 +169,11 @@ class RewardWorkers:
     marks: tuple[RewardMark, ...]
 
     @asynccontextmanager
-    async def lent(self) -> AsyncIterator[LentRewards]:
+    async def shared(self) -> AsyncIterator[SharedRewards]:
         """Lend them to other processes within the block."""
         name, here, key = "the run's reward workers", cluster.current(), secrets.token_bytes(32)
-        async with Listener(Lender(self.pool), name, name, here.host, key, encrypted=here.encrypted) as address:
-            yield LentRewards(address, self.marks)
+        async with Listener(PoolAccess(self.pool), name, name, here.host, key, encrypted=here.encrypted) as address:
+            yield SharedRewards(address, self.marks)
 
 
 def longest(config: RunConfig) -> float:
@@ -213,19 +213,19 @@ async def scored(make_env: MakeEnv, config: RunConfig) -> AsyncIterator[tuple[Ma
 
 
 @asynccontextmanager
-async def borrowed(
-    make_env: MakeEnv, configs: Mapping[str, RewardConfig], rewards: LentRewards | None
+async def scored_in_worker(
+    make_env: MakeEnv, configs: Mapping[str, RewardConfig], rewards: SharedRewards | None
 ) -> AsyncIterator[MakeEnv]:
-    """`scored` in another process of the run: by the workers that are lent to it, else by itself."""
+    """`scored` in another process of the run: by the run's reward workers where there are any, else by itself."""
     if rewards is None:
         async with rewarded(make_env, configs) as made:
             yield made
         return
-    borrower = Borrower(rewards.address)
+    pool = DistantPool(rewards.address)
     try:
-        yield _distant(make_env, configs, rewards.marks, borrower)
+        yield _distant(make_env, configs, rewards.marks, pool)
     finally:
-        borrower.close()
+        pool.close()
 
 
 def _distant(

@@ -29,7 +29,7 @@ from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.episode import Actor
 from agentrl.envs.registry import factory
-from agentrl.envs.reward_workers import LentRewards, RewardWorkers, borrowed, longest
+from agentrl.envs.reward_workers import RewardWorkers, SharedRewards, longest, scored_in_worker
 from agentrl.errors import InfraError, WorkerLost
 from agentrl.rollout.distant_engine import DistantEngine, EngineAccess, EngineCalls
 from agentrl.rollout.groups import DEMO, Deadline, Rollouts
@@ -50,7 +50,7 @@ Left = tuple[float, float] | None
 
 
 @dataclass(frozen=True)
-class Part:
+class EnginePolicy:
     """What plays an agent by an engine of the run's process.
 
     Attributes:
@@ -66,8 +66,8 @@ class Part:
     actor: Actor
 
 
-Cast = Mapping[str, Part]
-"""Such parts in a session, by agent; of all other agents the worker knows itself who plays them."""
+ByEngine = Mapping[str, EnginePolicy]
+"""Such policies of a session, by agent; of all other agents the worker knows itself who plays them."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class EnvironmentRole:
         base: Path,
         address: Address,
         capabilities: Capabilities,
-        rewards: LentRewards | None = None,
+        rewards: SharedRewards | None = None,
         traces: tracing.Destination | None = None,
     ) -> None:
         sandboxes.configure(config.sandbox)
@@ -125,14 +125,14 @@ class EnvironmentRole:
         actor: Actor | Program,
         limits: RolloutConfig,
         left: Left,
-        cast: Cast,
+        by_engine: ByEngine,
         other: OtherWeights | None,
     ) -> Session:
         """Play one attempt at a session; see `Rollouts._play`."""
         deadline = None if left is None else Deadline(left[0], time.monotonic() + left[1])
         async with self._opening:
             rollouts = self._rollouts = self._rollouts or await self._make_rollouts()
-            told = {agent: await self._partner(agent, part) for agent, part in cast.items()}
+            told = {agent: await self._partner(agent, given) for agent, given in by_engine.items()}
             if isinstance(actor, Program):
                 actor = replace(await self._served(), recorded=actor.recorded)
         policy = self._policy
@@ -151,7 +151,7 @@ class EnvironmentRole:
     async def _make_rollouts(self) -> Rollouts:
         config = self._config
         self._equipped = await self._open.enter_async_context(with_tools(self._make_env, config.tools))
-        make_env = await self._open.enter_async_context(borrowed(self._equipped, config.rewards, self._rewards))
+        make_env = await self._open.enter_async_context(scored_in_worker(self._equipped, config.rewards, self._rewards))
         partners = await self._open.enter_async_context(open_rules(config))
         return Rollouts(make_env, self._policy, config.rollout, config.seed, partners, views=config.views)
 
@@ -165,20 +165,20 @@ class EnvironmentRole:
             self._program = await self._open.enter_async_context(served)
         return self._program
 
-    async def _partner(self, agent: str, part: Part) -> Partner:
+    async def _partner(self, agent: str, given: EnginePolicy) -> Partner:
         """What plays an agent by an engine of the run's process."""
-        if part.policy not in self._frozen:
+        if given.policy not in self._frozen:
             own = self._config.policies[self._config.agents[agent]]
             model, renderer = own.model, self._policy.renderer
             if own.name == PAST:  # as many as the run keeps: they share the tokenizer
                 model = self._config.model
             else:
-                renderer = await asyncio.to_thread(get_renderer, part.model, model.renderer)
-            engine = DistantEngine(self._calls, part.capabilities, part.policy)
-            self._frozen[part.policy] = Policy(
-                renderer, engine, part.policy, part.model, strip_reasoning=model.reasoning == "strip", frozen=True
+                renderer = await asyncio.to_thread(get_renderer, given.model, model.renderer)
+            engine = DistantEngine(self._calls, given.capabilities, given.policy)
+            self._frozen[given.policy] = Policy(
+                renderer, engine, given.policy, given.model, strip_reasoning=model.reasoning == "strip", frozen=True
             )
-        return Fixed(self._frozen[part.policy], part.actor)
+        return Fixed(self._frozen[given.policy], given.actor)
 
     async def close(self) -> None:
         """Close what was opened, and remove sandboxes: no exit handler runs in a worker."""
@@ -200,7 +200,7 @@ class InWorkers:
 
     def __init__(self, workers: Pool, trained: str, evaluated: dict[str, Policy], scoring: float = 0.0) -> None:
         self._workers, self._trained, self._evaluated, self._scoring = workers, trained, evaluated, scoring
-        self._parts: dict[str, Part] = {}
+        self._engine_policies: dict[str, EnginePolicy] = {}
 
     async def play(
         self, rollouts: Rollouts, session: Session, actor: Actor | Program, deadline: Deadline | None
@@ -210,8 +210,8 @@ class InWorkers:
         timeout: float | None = rollouts._limits(deadline).timeout + rollouts.limits.timeout + self._scoring + OVERTIME
         if rollouts.rule.active:  # forks have deadlines each
             timeout = None
-        cast = await self._cast(rollouts.partners, session)
-        how = (actor, rollouts.limits, left, cast, await self._other(rollouts.policy))
+        by_engine = await self._by_engine(rollouts.partners, session)
+        how = (actor, rollouts.limits, left, by_engine, await self._other(rollouts.policy))
         try:
             found: Session = await self._workers.call("play", session, *how, timeout=timeout)
         except WorkerLost as error:
@@ -227,19 +227,21 @@ class InWorkers:
         self._evaluated[policy.name] = policy
         return OtherWeights(policy.name, await asyncio.to_thread(lambda: engine.capabilities))
 
-    async def _cast(self, partners: Partners, session: Session) -> Cast:
+    async def _by_engine(self, partners: Partners, session: Session) -> ByEngine:
         """Which of the run's engines play in a session."""
         played = {agent: partner.plays(session) for agent, partner in partners.items()}
-        return {agent: await self._part(*found) for agent, found in played.items() if found and found[0].engine}
+        return {
+            agent: await self._engine_policy(*found) for agent, found in played.items() if found and found[0].engine
+        }
 
-    async def _part(self, policy: Policy, actor: Actor) -> Part:
-        if policy.name not in self._parts:
+    async def _engine_policy(self, policy: Policy, actor: Actor) -> EnginePolicy:
+        if policy.name not in self._engine_policies:
             engine, model = policy.engine, policy.model
             assert engine is not None
             assert model is not None
             capabilities, folder = await asyncio.to_thread(lambda: (engine.capabilities, os.path.abspath(model)))
-            self._parts[policy.name] = Part(policy.name, Path(folder), capabilities, actor)
-        return self._parts[policy.name]
+            self._engine_policies[policy.name] = EnginePolicy(policy.name, Path(folder), capabilities, actor)
+        return self._engine_policies[policy.name]
 
 
 @asynccontextmanager
@@ -267,11 +269,11 @@ async def in_workers(
     async with AsyncExitStack() as stack:
         engines = Listener(access, "the run's engines", "the run's engines", host, key, encrypted=encrypted)
         address = await stack.enter_async_context(engines)
-        lent = None if rewards is None else await stack.enter_async_context(rewards.lent())
+        shared = None if rewards is None else await stack.enter_async_context(rewards.shared())
         role = Role(
             "environments",
             "agentrl.rollout.environments:EnvironmentRole",
-            (config, Path(folder), address, capabilities, lent, tracing.destination()),
+            (config, Path(folder), address, capabilities, shared, tracing.destination()),
             name="environments",
             resources=Resources(cpus=CPUS),
         )

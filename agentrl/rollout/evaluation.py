@@ -72,7 +72,7 @@ async def play_held_out(
     tasks = held_out_tasks(config, env)
     if len(tasks) < config.eval.tasks:
         split = held_out_split(config, env)
-        found = f"{len(tasks)} task{'s' if len(tasks) > 1 else ''}"
+        found = f"{len(tasks)} task{'' if len(tasks) == 1 else 's'}"
         progress.say(f"{name}: {found}, not eval.tasks={config.eval.tasks}: split {split!r} has no more")
 
     attempts = itertools.count()

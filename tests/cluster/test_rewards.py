@@ -16,7 +16,7 @@ from agentrl.config import RunConfig
 from agentrl.envs import reward_workers
 from agentrl.envs.base import Env
 from agentrl.envs.results import give_rewards
-from agentrl.envs.reward_workers import RewardWorkers, borrowed, scored
+from agentrl.envs.reward_workers import RewardWorkers, scored, scored_in_worker
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError
 from agentrl.overrides import typed, validate
 from agentrl.sessions.store import Store
@@ -29,7 +29,7 @@ from tests.cluster.test_run import require_same, run
 PLUGIN = str(Path(__file__).with_name("scores.py"))
 FAILURES = ("nan", "inf", "range", "text", "down", "own", "name")
 Score = Callable[[Session], Awaitable[Any]]
-EVERYWHERE = pytest.mark.parametrize("caller", ["driver", "borrower"])
+EVERYWHERE = pytest.mark.parametrize("caller", ["driver", "environment worker"])
 
 
 def odd(kind: str, **more: Any) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def session(number: int = 0) -> Session:
 async def computing(
     added: dict[str, Any], caller: str = "driver", **settings: Any
 ) -> AsyncIterator[tuple[dict[str, Score], RewardWorkers]]:
-    """What computes each reward by name: called by the run's process, or by one that is lent its workers."""
+    """What computes each reward by name: called by the run's process, or by one that calls its pool."""
     settings = {"rewards": 2} | settings
     config = RunConfig.model_validate({"env": "calculator", "cluster": settings, "rewards": added})
     with opened(config.cluster, None):
@@ -55,7 +55,7 @@ async def computing(
             if caller == "driver":
                 yield by_name(own), workers
                 return
-            async with workers.lent() as lent, borrowed(Env, config.rewards, lent) as theirs:
+            async with workers.shared() as shared, scored_in_worker(Env, config.rewards, shared) as theirs:
                 yield by_name(theirs), workers
 
 
@@ -172,8 +172,8 @@ async def test_calls_go_to_the_worker_that_has_fewest_whoever_asks() -> None:
     settings = RunConfig.model_validate({"env": "calculator", "rewards": rewards}).rewards
     async with (
         computing(rewards, rewards=3) as (ours, workers),
-        workers.lent() as lent,
-        borrowed(Env, settings, lent) as make_env,
+        workers.shared() as shared,
+        scored_in_worker(Env, settings, shared) as make_env,
     ):
         callers = (ours, by_name(make_env))
         waiting = [asyncio.ensure_future(who["slow"](session())) for who in callers]

@@ -15,7 +15,7 @@ from agentrl.envs.episode import NOOP
 from agentrl.envs.reward_workers import longest
 from agentrl.overrides import parse_words
 from agentrl.rollout import environments
-from agentrl.rollout.environments import OVERTIME, EnvironmentRole, InWorkers, Part
+from agentrl.rollout.environments import OVERTIME, EnginePolicy, EnvironmentRole, InWorkers
 from agentrl.rollout.groups import Deadline, Rollouts
 from agentrl.rollout.policies import Policy
 from agentrl.sessions.renderers.null import NullRenderer
@@ -41,7 +41,7 @@ async def test_versions_that_a_worker_meets_share_the_tokenizer(
     monkeypatch.setattr(environments, "get_renderer", lambda folder, name: loaded.append(folder) or NullRenderer())
     role = role_of(tmp_path)
     for version in range(3):
-        part = Part(f"old/{version}", tmp_path / str(version), CAPABILITIES, NOOP)
+        part = EnginePolicy(f"old/{version}", tmp_path / str(version), CAPABILITIES, NOOP)
         policy, _ = (await role._partner("second", part)).plays(Session("s", Task(id="t"), step=version)) or (
             None,
             None,

@@ -85,16 +85,16 @@ async def memory(subject: Subject) -> AsyncIterator[str]:
         with subject.monitor.unattributed():
             for _ in range(FIRST):
                 await subject.play(subject.tasks[0], subject.default, 0)
-            snapshots = [_snapshot(subject)]
-            left: dict[tuple[str, int], int] = {}
+            before, left = _snapshot(subject), dict[tuple[str, int], int]()
             for round_ in range(ROUNDS):
                 for _ in range(REPEATED):
                     await subject.play(subject.tasks[0], subject.default, 0)
-                snapshots.append(_snapshot(subject))
-                found = _left(subject, *snapshots[-2:])
+                after = _snapshot(subject)
+                found = _left(subject, before, after)
                 left = {place: size for place, size in found.items() if not round_ or place in left}
                 if not left:
                     return
+                before = after
     finally:
         tracemalloc.stop()
     (file, line), size = next(iter(left.items()))

@@ -16,7 +16,7 @@ from agentrl.train.plan.shapes import Shape
 FOREST_BYTES = 64
 """A token of a forest with its log-probabilities, advantages and places, roughly."""
 SESSION_BYTES = 16
-"""A token of a session that is sent to another process, with its log-probability and its text, roughly."""
+"""A token of a pickled session, roughly: 14 in one of 16,000 tokens with their text, 51 in one of 90."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from agentrl.errors import DeadlineExceeded, InfraError, WorkerLost, WorkerTimeo
 _TOLD_SECONDS = 20.0
 
 
-class Lender:
-    """Lends a pool's workers, in the pool's process; the target of a `Listener`.
+class PoolAccess:
+    """A pool for other processes, in the pool's own; the target of a `Listener`.
 
     Args:
         pool: their pool.
@@ -27,7 +27,7 @@ class Lender:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    async def lend(self) -> AsyncIterator[Address]:
+    async def lease(self) -> AsyncIterator[Address]:
         """The address of the worker that has fewest calls; it has one more until the caller leaves, or has died.
 
         Raises:
@@ -42,21 +42,21 @@ class Lender:
         self._pool.give_up_at(address, why)
 
 
-class Borrower:
-    """`agentrl.cluster.pool.Workers` over those that another process lends.
+class DistantPool:
+    """`agentrl.cluster.pool.Workers` over the pool of another process.
 
     Args:
-        lender: where it does.
+        access: where its `PoolAccess` is called.
     """
 
-    def __init__(self, lender: Address) -> None:
-        self._lender, self._links = lender, dict[Address, _Link]()
+    def __init__(self, access: Address) -> None:
+        self._access, self._links = access, dict[Address, _Link]()
 
     async def call(self, method: str, *arguments: Any, timeout: float | None) -> Any:
         """See `Workers.call`."""
-        lender = await self._connected(self._lender)
-        async with aclosing(lender.stream("lend", timeout=None)) as loans:
-            address: Address = await anext(loans)
+        pool = await self._connected(self._access)
+        async with aclosing(pool.stream("lease", timeout=None)) as leases:
+            address: Address = await anext(leases)
             connection: Connection | None = None
             try:
                 connection = await self._connected(address)
@@ -65,7 +65,7 @@ class Borrower:
                 late = isinstance(error, DeadlineExceeded)
                 if connection is not None and not connection.ended.done() and not late:
                     raise
-                await lender.call("give_up", address, str(error), timeout=_TOLD_SECONDS)
+                await pool.call("give_up", address, str(error), timeout=_TOLD_SECONDS)
                 raise (WorkerTimeout if late else WorkerLost)(str(error)) from None
 
     async def _connected(self, address: Address) -> Connection:
