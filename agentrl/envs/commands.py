@@ -49,7 +49,7 @@ def _list_environments() -> None:
         played = references(env.name, {}, LISTED_TASKS) if env.ready else []
         parts = {
             "tools": env.tools,
-            "rewards": env.rewards or (() if env.error else ("of steps",)),
+            "rewards": () if env.rewards is None else env.rewards or ("of steps",),
             "scores": [f"{each.agent} {each.reward:.2f}" for each in played if each.reward is not None],
             "needs": (env.needs,) if env.needs else (),
             "outdated": (f"use {env.newer}",) if env.newer else (),
@@ -107,7 +107,8 @@ def play(words: Words = None) -> None:
     rewards = ", ".join(f"{key} {value:g}" for key, value in session.rewards.items())
     score = "no reward" if session.score is None else f"reward {session.score:g}"
     why = f": {session.error}" if session.error else ""
-    print_lines([f"{session.status}{why}; {score}{f' ({rewards})' if rewards else ''}, {session.turns} turns"])
+    turns = "1 turn" if session.turns == 1 else f"{session.turns} turns"
+    print_lines([f"{session.status}{why}; {score}{f' ({rewards})' if rewards else ''}, {turns}"])
     print_lines([f"the session is {session.id} in {game.folder}: agentrl view {shlex.quote(str(game.folder))}"])
 
 

@@ -188,7 +188,7 @@ class EnvInfo:
         error: why a known name can't be used; "" otherwise.
         max_turns: of an instance with its default options, as are `tools` and `rewards`; None where it has no limit, or
             can't be made without options.
-        rewards: the names of those that count; none where steps are rewarded.
+        rewards: the names of those that count, none where steps are rewarded; None where there is no instance.
         needs: what it needs besides agentrl, in words.
         ready: whether it is one of ours that can be played as it is: it needs nothing and no options.
         newer: the name of its newest version, where this is an older one; "" otherwise.
@@ -202,7 +202,7 @@ class EnvInfo:
     error: str = ""
     max_turns: int | None = None
     tools: tuple[str, ...] = ()
-    rewards: tuple[str, ...] = ()
+    rewards: tuple[str, ...] | None = None
     needs: str = ""
     ready: bool = False
     newer: str = ""

@@ -173,9 +173,10 @@ def test_an_installed_package_brings_environments_and_a_broken_one_spoils_only_i
 
 
 def test_the_list_says_what_a_user_wants_to_know():
-    built_in = {"calculator", "castle", "code", "gsm8k", "swe"}
+    built_in = {"calculator", "castle", "code", "gsm8k", "questions", "swe"}
     infos = {info.name: info for info in list_envs() if info.name in built_in}  # other tests register theirs
     assert set(infos) == built_in
+    assert infos["questions"].rewards is None, "nothing is known before it has a file of questions"
     assert all(info.description and info.splits and info.expert and not info.error for info in infos.values())
     options = {option.name: option for option in infos["calculator"].options}
     assert (options["min_steps"].default, options["min_steps"].type_name) == (2, "int")
