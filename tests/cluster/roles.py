@@ -7,11 +7,13 @@ import gc
 import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 from agentrl.cluster import Address, connect
 from agentrl.envs import sandboxes
 from agentrl.errors import ConfigError
 from agentrl.tools.sandbox import SandboxSpec
+from agentrl.train.backends import TrainerAccess
 from agentrl.types import Session, Status
 
 
@@ -89,3 +91,16 @@ class Sandboxed:
     async def open(self) -> str:
         sandbox, _ = await sandboxes.supplier("docker").acquire(SandboxSpec())
         return sandbox.id
+
+
+class Computer:
+    """Computes with a trainer that another process has started."""
+
+    def __init__(self, access: TrainerAccess) -> None:
+        self.trainer = access.open()
+
+    def compute(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return getattr(self.trainer, method)(*arguments, **options), self.trainer.version
+
+    def close(self) -> None:
+        self.trainer.close()

@@ -21,6 +21,7 @@ from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.backends.ranks.placed import PlacedRanks
 from agentrl.train.backends.worker import place_trainer
 from tests.cluster.test_run import run
+from tests.cluster.test_trainer_access import Elsewhere
 from tests.conftest import need
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.batches import random_forests
@@ -78,6 +79,10 @@ def test_ranks_on_two_nodes_learn_as_on_one_and_another_trainer_goes_on_where_on
             assert len(set(there.ranks.nodes)) == 2
             assert learned(there, 0, 1) == learned(here, 0, 1)
             assert same(there, here)
+            with closing(Elsewhere(there)) as elsewhere:
+                assert elsewhere("step", random_forests(5, old=False), None) == learned(here, 5)[0]
+                assert there.version == 3
+            assert same(there, here)
             next(iter(there.weights()))  # and no more: the ranks go through to the end
             assert written_by_rank_0(there, folder, tmp_path / "published") == dict(shapes_of(here))
             there.save(tmp_path / "state")
@@ -87,11 +92,12 @@ def test_ranks_on_two_nodes_learn_as_on_one_and_another_trainer_goes_on_where_on
             assert not there.ranks.alive
         with closing(_placed(on_ray, folder, config)) as again:
             again.load(tmp_path / "state")
-            assert (again.version, learned(again, 2)) == (2, learned(here, 2))
+            assert (again.version, learned(again, 2)) == (3, learned(here, 2))
             assert same(again, here)
     logs = {file.name: file.read_text() for file in (tmp_path / "logs").iterdir()}
-    assert logs.keys() == {f"trainer-{number}.log" for number in range(4)}
-    assert all(said.startswith(f"rank {int(name[8]) % 2} of 2 on ") for name, said in logs.items())
+    assert logs.keys() == {"environments-0.log", *(f"trainer-{number}.log" for number in range(4))}
+    ranks = {name: said for name, said in logs.items() if name.startswith("trainer")}
+    assert all(said.startswith(f"rank {int(name[8]) % 2} of 2 on ") for name, said in ranks.items())
 
 
 def test_tensor_parallel_ranks_are_on_one_node_and_learn_as_without_a_cluster(ray_nodes: Any, tmp_path: Path) -> None:
@@ -105,6 +111,11 @@ def test_tensor_parallel_ranks_are_on_one_node_and_learn_as_without_a_cluster(ra
     with closing(local) as here, cluster.opened(given, None), closing(_placed(given, folder, config)) as there:
         assert len(set(there.ranks.nodes)) == 1
         assert learned(there, 0) == learned(here, 0)
+        with closing(Elsewhere(there)) as elsewhere:
+            forests = random_forests(1, old=False)
+            assert elsewhere("step", forests, None) == here.step(forests)
+            found, wanted = elsewhere("logprobs", forests), here.logprobs(forests)
+            assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
         assert same(there, here)
 
 

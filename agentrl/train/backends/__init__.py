@@ -9,7 +9,18 @@ from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.registry import Registry
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.backends.base import Averager, Critic, Rewarder, Sharer, Trainer
+from agentrl.train.backends.base import (
+    Averager,
+    Computing,
+    Critic,
+    Leasable,
+    Rewarder,
+    Sharer,
+    Trainer,
+    TrainerAccess,
+    TrainerConnection,
+    access_of,
+)
 from agentrl.train.backends.plugin import FactoryPlugin, TrainerPlugin
 
 
@@ -81,11 +92,16 @@ def check_trainer(config: TrainerConfig) -> None:
 __all__ = [
     "TRAINERS",
     "Averager",
+    "Computing",
     "Critic",
+    "Leasable",
     "Rewarder",
     "Sharer",
     "Trainer",
+    "TrainerAccess",
+    "TrainerConnection",
     "TrainerPlugin",
+    "access_of",
     "check_trainer",
     "make_trainer",
 ]

@@ -2,11 +2,15 @@
 
 A trainer receives forests and nothing else. Its methods take and return plain data and tensors, so that a
 Ray actor can wrap one without an adapter.
+
+`Computing` is the part of it that takes forests. A trainer whose processes are on a cluster may be `Leasable`: another
+process than the one that started it sends them its forests, over connections of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -19,19 +23,11 @@ if TYPE_CHECKING:
 
 
 @runtime_checkable
-class Trainer(Protocol):
-    """Learns from forests."""
+class Computing(Protocol):
+    """Computes with forests."""
 
     version: int
     """The weights' policy version; `step` increments it."""
-    threads: int | None
-    """CPU threads of each of its processes; None where the environment, or a GPU, decides."""
-    deterministic: bool
-    """Whether the same steps on the same forests give the same weights, bit for bit, in another process too."""
-
-    def begin(self, algo: AlgoConfig, total_steps: int) -> None:
-        """Begin a phase (warm start, reinforcement learning): fresh optimizer, schedule and, if wanted, reference."""
-        ...
 
     def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Learn from a batch: `epochs` optimizer steps over all of its forests; returns flat metrics.
@@ -47,6 +43,41 @@ class Trainer(Protocol):
 
     def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
         """For each forest the log-probability of every trained token, [T], 0 elsewhere."""
+        ...
+
+
+@runtime_checkable
+class Rewarder(Computing, Protocol):
+    """One with a reward model where the phase's algorithm needs one; other trainers refuse such algorithms."""
+
+    def token_rewards(self, forests: Sequence[Forest]) -> list[Tensor]:
+        """For each forest the process reward of every trained token, [T], 0 elsewhere."""
+        ...
+
+
+@runtime_checkable
+class Critic(Computing, Protocol):
+    """One with a critic where the phase's algorithm needs one; other trainers refuse such algorithms."""
+
+    def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
+        """For each forest the value of the state before every trained token, [T], 0 elsewhere.
+
+        At its first call in a phase, a critic predicts `start` everywhere.
+        """
+        ...
+
+
+@runtime_checkable
+class Trainer(Computing, Protocol):
+    """Learns from forests."""
+
+    threads: int | None
+    """CPU threads of each of its processes; None where the environment, or a GPU, decides."""
+    deterministic: bool
+    """Whether the same steps on the same forests give the same weights, bit for bit, in another process too."""
+
+    def begin(self, algo: AlgoConfig, total_steps: int) -> None:
+        """Begin a phase (warm start, reinforcement learning): fresh optimizer, schedule and, if wanted, reference."""
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -80,15 +111,6 @@ class Sharer(Trainer, Protocol):
 
 
 @runtime_checkable
-class Rewarder(Trainer, Protocol):
-    """A trainer with a reward model where the phase's algorithm needs one; other trainers refuse such algorithms."""
-
-    def token_rewards(self, forests: Sequence[Forest]) -> list[Tensor]:
-        """For each forest the process reward of every trained token, [T], 0 elsewhere."""
-        ...
-
-
-@runtime_checkable
 class Averager(Trainer, Protocol):
     """A trainer that may keep a moving average of its weights (`average_decay`)."""
 
@@ -101,13 +123,56 @@ class Averager(Trainer, Protocol):
         ...
 
 
-@runtime_checkable
-class Critic(Trainer, Protocol):
-    """A trainer with a critic where the phase's algorithm needs one; other trainers refuse such algorithms."""
+class TrainerConnection(Computing, Protocol):
+    """Computes with a trainer that another process has started; `Critic` and `Rewarder` where that trainer is."""
 
-    def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
-        """For each forest the value of the state before every trained token, [T], 0 elsewhere.
+    def close(self) -> None:
+        """Close the connections; the trainer goes on. Idempotent."""
+        ...
 
-        At its first call in a phase, a critic predicts `start` everywhere.
+
+class TrainerAccess(Protocol):
+    """How another process reaches a trainer: picklable, and valid until the trainer's next `begin` or `load`."""
+
+    def open(self) -> TrainerConnection:
+        """Connect to the trainer's processes.
+
+        A call that fails, or takes longer than the trainer's own may, closes the connections.
+
+        Raises:
+            TrainerError: one of them can't be reached.
         """
         ...
+
+
+@runtime_checkable
+class Leasable(Trainer, Protocol):
+    """A trainer that another process may compute with, while the one that started it is in a block of its own.
+
+    There it has the other process call what `access().open()` returned, and after it tells the trainer the version:
+
+        with trainer.leased():
+            version = await other.call("learn", …, timeout=…)
+        trainer.stepped(version)
+    """
+
+    def access(self) -> TrainerAccess | None:
+        """What the other process needs; None where only this one reaches the trainer's processes."""
+        ...
+
+    def leased(self) -> AbstractContextManager[None]:
+        """Meanwhile only the other process calls the trainer.
+
+        Where the block raises, the trainer is ended, because it is not known what it computed last. The error gets a
+        note of each of the trainer's processes that has ended by itself.
+        """
+        ...
+
+    def stepped(self, version: int) -> None:
+        """The other process has taken steps up to this version of the weights."""
+        ...
+
+
+def access_of(trainer: Trainer) -> TrainerAccess | None:
+    """How another process reaches a trainer; None where it can't."""
+    return trainer.access() if isinstance(trainer, Leasable) else None

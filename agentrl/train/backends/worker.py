@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl import cluster
-from agentrl.cluster import Resources, Role
+from agentrl.cluster import Address, Connection, Resources, Role, Worker
 from agentrl.config import AlgoConfig, ClusterConfig, TrainerConfig
 from agentrl.errors import DeadlineExceeded, InfraError, TrainerError, TrainerTimeout
 from agentrl.train.backends import TRAINERS, Averager, Sharer, Trainer, make_trainer
@@ -65,12 +68,113 @@ class TrainerRole:
         self.trainer.close()
 
 
-class WorkerTrainer:
-    """`agentrl.train.backends.Averager`, `Critic`, `Rewarder` and `Sharer` over a trainer on a node of the cluster.
+class WorkerComputing(ABC):
+    """See `agentrl.train.backends.Computing`, `Critic` and `Rewarder`: forests are sent to the trainer as they are.
+
+    Attributes:
+        worker: what is called: the trainer's worker, or a connection to it.
+        version: the weights' policy version.
+    """
+
+    worker: Worker | Connection
+    version: int
+    _timeout: float
+
+    def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
+        """See `Trainer.step`."""
+        found: dict[str, float] = self._call("step", list(forests), state)
+        return found
+
+    def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
+        """See `Trainer.logprobs`."""
+        found: list[Tensor] = self._run("logprobs", list(forests), reference)
+        return found
+
+    def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
+        """See `Critic.values`."""
+        found: list[Tensor] = self._call("values", list(forests), start)
+        return found
+
+    def token_rewards(self, forests: Sequence[Forest]) -> list[Tensor]:
+        """See `Rewarder.token_rewards`."""
+        found: list[Tensor] = self._call("token_rewards", list(forests))
+        return found
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        result, self.version = self._run("run", method, *arguments)
+        return result
+
+    def _run(self, method: str, *arguments: Any) -> Any:
+        try:
+            return self.worker.run(method, *arguments, timeout=self._timeout)
+        except InfraError as error:
+            raise self._ended(error) from None
+
+    def _ended(self, error: InfraError) -> TrainerError:
+        self._end()
+        if isinstance(error, TrainerError):
+            return error
+        return (TrainerTimeout if isinstance(error, DeadlineExceeded) else TrainerError)(str(error))
+
+    @abstractmethod
+    def _end(self) -> None:
+        """A call failed: make no other one."""
+
+
+class WorkerConnection(WorkerComputing):
+    """See `agentrl.train.backends.TrainerConnection`, `Critic` and `Rewarder`.
+
+    Args:
+        access: of the process that started the worker.
+
+    Raises:
+        TrainerError: it can't be reached.
+    """
+
+    worker: Connection
+
+    def __init__(self, access: WorkerAccess) -> None:
+        self.version, self._timeout = access.version, access.timeout
+        try:
+            self.worker = cluster.connect(access.address)
+        except InfraError as error:
+            raise TrainerError(str(error)) from None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.worker.close()
+
+    def _end(self) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class WorkerAccess:
+    """See `agentrl.train.backends.TrainerAccess`.
+
+    Attributes:
+        address: of the trainer's worker.
+        timeout: seconds that a call may take.
+        version: the weights' policy version.
+    """
+
+    address: Address
+    timeout: float
+    version: int
+
+    def open(self) -> WorkerConnection:
+        """Connect to the worker."""
+        return WorkerConnection(self)
+
+
+class WorkerTrainer(WorkerComputing):
+    """An `Averager`, `Critic`, `Leasable`, `Rewarder` and `Sharer` over a trainer on a node of the cluster.
 
     Forests are sent to it as they are; paths must exist on its node. A call that fails or takes longer than
     `cluster.call_timeout` ends the worker with a TrainerError, so that another one can take its place.
     """
+
+    worker: Worker
 
     def __init__(
         self,
@@ -103,26 +207,6 @@ class WorkerTrainer:
     def begin(self, algo: AlgoConfig, total_steps: int) -> None:
         """See `Trainer.begin`."""
         self._call("begin", algo, total_steps)
-
-    def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """See `Trainer.step`."""
-        found: dict[str, float] = self._call("step", list(forests), state)
-        return found
-
-    def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
-        """See `Trainer.logprobs`."""
-        found: list[Tensor] = self._run("logprobs", list(forests), reference)
-        return found
-
-    def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
-        """See `Critic.values`."""
-        found: list[Tensor] = self._call("values", list(forests), start)
-        return found
-
-    def token_rewards(self, forests: Sequence[Forest]) -> list[Tensor]:
-        """See `Rewarder.token_rewards`."""
-        found: list[Tensor] = self._call("token_rewards", list(forests))
-        return found
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Trainer.weights`."""
@@ -162,6 +246,25 @@ class WorkerTrainer:
         """See `Sharer`."""
         self._run("release")
 
+    def access(self) -> WorkerAccess:
+        """See `Leasable`."""
+        return WorkerAccess(self.worker.address, self._timeout, self.version)
+
+    @contextmanager
+    def leased(self) -> Iterator[None]:
+        """See `Leasable`."""
+        try:
+            yield
+        except BaseException as error:
+            if (ended := self.worker.poll()) is not None:
+                error.add_note(str(ended))
+            self._end()
+            raise
+
+    def stepped(self, version: int) -> None:
+        """See `Leasable`."""
+        self.version = version
+
     def close(self) -> None:
         """End the worker."""
         self.worker.shutdown()
@@ -173,21 +276,8 @@ class WorkerTrainer:
             raise self._ended(error) from None
         return self._run("facts")
 
-    def _call(self, method: str, *arguments: Any) -> Any:
-        result, self.version = self._run("run", method, *arguments)
-        return result
-
-    def _run(self, method: str, *arguments: Any) -> Any:
-        try:
-            return self.worker.run(method, *arguments, timeout=self._timeout)
-        except InfraError as error:
-            raise self._ended(error) from None
-
-    def _ended(self, error: InfraError) -> TrainerError:
+    def _end(self) -> None:
         self.worker.kill()
-        if isinstance(error, TrainerError):
-            return error
-        return (TrainerTimeout if isinstance(error, DeadlineExceeded) else TrainerError)(str(error))
 
 
 def place_trainer(settings: ClusterConfig, path: Path, config: TrainerConfig, algo: AlgoConfig, **more: Any) -> Trainer:

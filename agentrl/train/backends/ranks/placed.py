@@ -9,8 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,20 +19,16 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import Tensor
 
-from agentrl import cluster, faults, watchdog
-from agentrl.cluster import Resources, Worker
+from agentrl import cluster, watchdog
+from agentrl.cluster import Address, Resources
 from agentrl.cluster import Role as ClusterRole
-from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError, TrainerError, TrainerTimeout
 from agentrl.imports import load
-from agentrl.train.backends.ranks.group import GRACE
+from agentrl.train.backends.ranks.calls import RankCalls, drain
 from agentrl.train.backends.ranks.heartbeat import SECOND, SILENT
 from agentrl.train.backends.ranks.worker import Builder, Role, store_of
 
 if TYPE_CHECKING:
     from agentrl.rollout.weights.buckets import Convert, Shapes
-
-Reply = tuple[Any, Exception | None]
-"""A rank's answer, or its error; neither where it was ended because of another rank."""
 
 
 class RankRole:
@@ -68,12 +63,12 @@ class RankRole:
 
         weights = self.tensors(method, ())
         if self._number:
-            _drain(weights)
+            drain(weights)
             return {}
         return save_snapshot(weights if convert is None else convert(weights), folder, base, limit)
 
 
-class PlacedRanks:
+class PlacedRanks(RankCalls):
     """A group of ranks on the nodes of the current cluster, with the methods of `Ranks`.
 
     Args:
@@ -100,8 +95,6 @@ class PlacedRanks:
         together: int = 1,
     ) -> None:
         here = cluster.current()
-        self.timeout, self._calling, self._silent = timeout, False, ""
-        self._closed = threading.Event()
         self._store = _store_at(here.host)
         for role in roles:
             self._store.set(_beat_key(role.rank), "0")
@@ -119,52 +112,33 @@ class PlacedRanks:
             )
             for role in roles
         ]
-        self._workers: list[Worker] = here.spawn_together(placed, together)
+        self._workers = here.spawn_together(placed, together)
+        super().__init__(self._workers, timeout)
         self._each("start", [partial(worker.wait_ready, here.start_timeout) for worker in self._workers])
         threading.Thread(target=self._watch, name="heartbeats of ranks", daemon=True).start()
-
-    @property
-    def alive(self) -> bool:
-        """Whether the ranks run."""
-        return not self._closed.is_set()
 
     @property
     def nodes(self) -> list[str]:
         """The name of each rank's node."""
         return [worker.node for worker in self._workers]
 
-    def call(self, method: str, *args: Any) -> Any:
-        """Call a method of every rank; returns rank 0's answer.
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Where other processes call each rank."""
+        return tuple(worker.address for worker in self._workers)
 
-        Raises:
-            AgentRLError: a rank raised it.
-            TrainerError: a rank raised something else, with its traceback, or died, or was silent for too long.
-            TrainerTimeout: some rank did not answer in time.
-        """
-        return self.call_each(method, [args] * len(self._workers))
-
-    def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> Any:
-        """`call` with arguments of its own for each rank."""
-        pairs = zip(self._workers, arguments, strict=True)
-        calls = [partial(worker.run, "run", method, args, timeout=self.timeout) for worker, args in pairs]
-        return self._each(method, calls, lambda: faults.point("trainer.call"))
-
-    def stream(self, method: str, *args: Any) -> Iterator[tuple[str, Tensor]]:
-        """Call a method that yields named tensors on rank 0; raises as `call` does.
-
-        Where the caller stops early, the rest is received and dropped: every rank goes through to the end.
-        """
-        with self._one_call(method), ThreadPoolExecutor(len(self._workers)) as threads:
-            first, *rest = (worker.iterate("tensors", method, args, timeout=self.timeout) for worker in self._workers)
-            others = threads.map(self._reply, [partial(_drain, items) for items in rest])
-            item, error = self._reply(partial(next, first, None))
+    @contextmanager
+    def leased(self) -> Iterator[None]:
+        """See `agentrl.train.backends.base.Leasable`."""
+        with self._one_call("lease", "another process computes with"):
             try:
-                while item is not None:
-                    yield item
-                    item, error = self._reply(partial(next, first, None))
-            finally:
-                own = (None, error) if error else self._reply(partial(_drain, first))
-                self._checked(method, [own, *others])
+                yield
+            except BaseException as error:
+                ended = [self._silent] if self._silent else [worker.poll() for worker in self._workers]
+                for how in filter(None, ended):
+                    error.add_note(str(how))
+                self.close()
+                raise
 
     def close(self) -> None:
         """End the ranks; idempotent."""
@@ -174,57 +148,6 @@ class PlacedRanks:
                 worker.kill()
             for worker in self._workers:
                 worker.shutdown()
-
-    # ------------------------------------------------------------------------------------- one call on all ranks
-
-    @contextmanager
-    def _one_call(self, method: str) -> Iterator[None]:
-        if not self.alive:
-            if self._silent:
-                raise TrainerError(f"{method}: {self._silent}")
-            raise InfraError(f"{method}: the trainer is closed")
-        if self._calling:
-            raise InfraError(f"{method}: weights are being read from the ranks, which run one call at a time")
-        self._calling = True
-        try:
-            yield
-        finally:
-            self._calling = False
-
-    def _each(self, method: str, calls: Sequence[Callable[[], Any]], begun: Callable[[], object] | None = None) -> Any:
-        """Make one call of each rank; rank 0's answer. `begun` is called once all of them have begun."""
-        with self._one_call(method), ThreadPoolExecutor(len(calls)) as threads:
-            replies = threads.map(self._reply, calls)
-            if begun is not None:
-                begun()
-            return self._checked(method, list(replies))
-
-    def _reply(self, call: Callable[[], Any]) -> Reply:
-        """The reply to a call of one rank; where it failed, the others have seconds to report before they are ended."""
-        try:
-            return call(), None
-        except Exception as error:
-            if not self.alive:
-                return None, None
-            ending = threading.Timer(GRACE, self.close)
-            ending.daemon = True
-            ending.start()
-            return None, error
-
-    def _checked(self, method: str, replies: Sequence[Reply]) -> Any:
-        """Rank 0's answer; where a rank failed, all are ended."""
-        failed = {rank: error for rank, (_, error) in enumerate(replies) if error is not None}
-        if not failed and self.alive:
-            return replies[0][0]
-        self.close()
-        for error in failed.values():
-            if isinstance(error, AgentRLError) and not isinstance(error, InfraError):
-                raise error
-        late = failed and all(isinstance(error, DeadlineExceeded) for error in failed.values())
-        reports = "\n".join(f"rank {rank} of {len(replies)}: {error}" for rank, error in failed.items())
-        raise (TrainerTimeout if late else TrainerError)(
-            f"{method}: {reports or self._silent or 'the trainer was closed'}"
-        )
 
     def _watch(self) -> None:
         """End all ranks where one has no heartbeat: its process hangs, or its node can't be reached."""
@@ -239,7 +162,7 @@ class PlacedRanks:
                     self._silent = f"rank {rank} on {self.nodes[rank]} has no heartbeat for {quiet:.0f} s"
                     self.close()
                     return
-            if self._calling:
+            if self._use:
                 watchdog.progress()  # all ranks run, and the call has a deadline of its own
 
 
@@ -265,8 +188,3 @@ def _beat(role: Role) -> None:
         except RuntimeError:
             return
         time.sleep(SECOND)
-
-
-def _drain(items: Iterator[Any]) -> None:
-    for _ in items:
-        pass

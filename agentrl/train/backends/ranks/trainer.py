@@ -6,7 +6,8 @@ tensor at a time) are returned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +19,17 @@ from agentrl.cluster.inventory import on_gpus
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.backends.ranks.balance import Division
+from agentrl.train.backends.ranks.computing import RankAccess, RankComputing
 from agentrl.train.backends.ranks.group import Ranks
-from agentrl.train.backends.ranks.joined import per_token
 from agentrl.train.backends.ranks.placed import PlacedRanks
 from agentrl.train.backends.ranks.worker import Role
-from agentrl.train.forest import Forest, token_counts
+from agentrl.train.forest import Forest
 
 if TYPE_CHECKING:
     from agentrl.rollout.weights.buckets import Convert, Save, Shapes
 
 
-class RankTrainer:
+class RankTrainer(RankComputing):
     """See `agentrl.train.backends.base.Trainer`; a subclass refuses settings, and says how ranks are built.
 
     Args:
@@ -50,6 +50,8 @@ class RankTrainer:
         device: what the ranks compute on, "cuda" or "cpu"; this process may have another.
         scratch: a folder that all ranks see, for what is written for them; None: any of this machine.
     """
+
+    ranks: Ranks | PlacedRanks
 
     def __init__(
         self,
@@ -73,7 +75,6 @@ class RankTrainer:
         self.threads = None if on_gpus else cores.chosen(config.threads, cores.share(count, path))
         self.deterministic = not on_gpus
         roles = [Role(rank, count, "", builder, layout, timeout, seed) for rank in range(count)]
-        self.ranks: Ranks | PlacedRanks
         self.scratch: Path | None = None
         if cluster.current().name == "local":
             self.ranks = Ranks(roles, timeout, self.threads, environment)
@@ -91,7 +92,7 @@ class RankTrainer:
     def build(self, folder: Path, config: TrainerConfig, algo: AlgoConfig, total_steps: int) -> None:
         """Have the ranks build a model; an earlier one is freed."""
         self.ranks.call("build", str(folder), config, algo.model_dump(), total_steps)
-        self._division: Division = self.ranks.call("division")
+        self._division = self.ranks.call("division")
         self._algorithm = make_algorithm(algo)
 
     def allowed(self, algo: AlgoConfig) -> AlgoConfig:
@@ -107,33 +108,10 @@ class RankTrainer:
         self.ranks.call("begin", self.allowed(algo).model_dump(), total_steps)
         self._algorithm = make_algorithm(algo)
 
-    def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """Learn from a batch; see `Trainer.step`. A batch without trained tokens changes no weight."""
-        if state is not None:
-            self._algorithm.load_snapshot(state)
-        self._algorithm.mark(forests)
-        metrics: dict[str, float] = self._shared("step", [forest for forest in forests if forest.trained], state)
-        self.version += 1
-        return metrics | token_counts(forests)
-
-    def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
-        """Log-probabilities of the trained tokens; see `Trainer.logprobs`."""
-        return per_token(forests, self._shared("logprobs", forests, reference) if forests else [])
-
-    def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
-        """The critic's values of the trained tokens; see `Critic.values`."""
-        return per_token(forests, self._shared("values", forests, start) if forests else [])
-
     def layer_outputs(self, forest: Forest) -> list[Tensor]:
         """Each decoder layer's output for a forest: [T, d] each, float32, in the CPU's memory."""
         outputs: list[Tensor] = self._shared("layer_outputs", [forest], len(forest))
         return outputs
-
-    def _shared(self, method: str, forests: Sequence[Forest], *more: Any) -> Any:
-        """Call a method of every rank with its share of a batch."""
-        shares = self._division.shares(forests)
-        given = {id(share): (share, *more) for share in shares}
-        return self.ranks.call_each(method, [given[id(share)] for share in shares])
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, tensor) pairs, one at a time."""
@@ -163,6 +141,23 @@ class RankTrainer:
     def load(self, path: Path) -> None:
         """Load a folder that `save` wrote, with its version; the settings remain those of the last `begin`."""
         self.version = self.ranks.call("load", str(Path(path).absolute()))
+
+    def access(self) -> RankAccess | None:
+        """See `agentrl.train.backends.base.Leasable`; ranks beside this process are reached by it alone."""
+        if not isinstance(self.ranks, PlacedRanks):
+            return None
+        return RankAccess(
+            self.ranks.addresses, self._division, self._algorithm.config, self.ranks.timeout, self.version
+        )
+
+    def leased(self) -> AbstractContextManager[None]:
+        """See `agentrl.train.backends.base.Leasable`."""
+        assert isinstance(self.ranks, PlacedRanks)
+        return self.ranks.leased()
+
+    def stepped(self, version: int) -> None:
+        """See `agentrl.train.backends.base.Leasable`."""
+        self.version = version
 
     def release(self) -> None:
         """See `agentrl.train.backends.base.Sharer`."""
