@@ -77,7 +77,7 @@ class Role:
     """What a worker runs.
 
     Attributes:
-        kind: `engine`, `trainer`, `environments` or `rewards`; logs and faults go by it.
+        kind: `engine`, `trainer`, `environments`, `rewards` or `gateway`; logs and faults go by it.
         make: the import path of the class (or function) that is called in the new process.
         arguments: its arguments, picklable; paths among them must exist on the worker's node.
         name: what errors call it; empty is `kind`.

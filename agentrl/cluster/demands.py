@@ -17,7 +17,7 @@ class Demand:
     """Equal units of one role, each on one node.
 
     Attributes:
-        role: `trainer`, `engine`, `environments` or `rewards`.
+        role: `trainer`, `engine`, `environments`, `rewards` or `gateway`.
         count: how many units.
         gpus: GPUs of a unit, all on its node.
         cpus: CPU cores of a unit.

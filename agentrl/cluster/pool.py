@@ -11,11 +11,12 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
 from agentrl import cluster
 from agentrl.cluster import Address, Role, Worker, elastic
+from agentrl.cluster.connection import Calling
 from agentrl.concurrency import in_thread
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError, WorkerLost, WorkerTimeout, brief
 
@@ -33,6 +34,13 @@ class Workers(Protocol):
             WorkerTimeout: it did not answer in time, and is ended.
             InfraError: no worker is left.
             AgentRLError: the role raised it.
+        """
+        ...
+
+    def held(self) -> AbstractAsyncContextManager[Calling]:
+        """The worker that has fewest calls, for several of them: it counts as called until the block ends.
+
+        A call in the block that finds it dead, or that it does not answer in time, ends the block as `call` does.
         """
         ...
 
@@ -77,9 +85,15 @@ class Pool:
 
     async def call(self, method: str, *arguments: Any, timeout: float | None) -> Any:
         """See `Workers.call`."""
+        async with self.held() as worker:
+            return await worker.call(method, *arguments, timeout=timeout)
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[Calling]:
+        """See `Workers.held`."""
         async with self.lease() as worker:
             try:
-                return await worker.call(method, *arguments, timeout=timeout)
+                yield worker
             except InfraError as error:
                 late = isinstance(error, DeadlineExceeded)
                 if worker.poll() is None and not late:

@@ -17,6 +17,7 @@ SETTINGS = {
     "trainer": "trainer.ranks",
     "environments": "cluster.environments",
     "rewards": "cluster.rewards",
+    "gateway": "cluster.gateways",
 }
 """The settings that a number of units comes from."""
 MOST_PROPOSALS = 3

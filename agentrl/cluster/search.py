@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from agentrl.cluster.base import Node
 from agentrl.cluster.demands import Demand, Wanted
 
-SPREAD = ("environments", "rewards")
+SPREAD = ("environments", "rewards", "gateway")
 """Roles whose units are spread evenly over the nodes that have room."""
 MOST_STEPS = 5_000
 """After as many sets of units, something is taken for impossible to place."""

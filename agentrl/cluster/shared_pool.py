@@ -6,11 +6,14 @@ What is sent and answered goes straight from caller to worker; the pool's proces
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from agentrl.cluster.connection import Address, Connection, connect
+from agentrl import cluster
+from agentrl.cluster.calls import Listener
+from agentrl.cluster.connection import Address, Calling, Connection, connect
 from agentrl.cluster.pool import Pool
 from agentrl.errors import DeadlineExceeded, InfraError, WorkerLost, WorkerTimeout
 
@@ -42,6 +45,14 @@ class PoolAccess:
         self._pool.give_up_at(address, why)
 
 
+@asynccontextmanager
+async def lent(pool: Pool, name: str) -> AsyncIterator[Address]:
+    """Where other processes call a pool's workers within the block (`DistantPool`); `name` is theirs in messages."""
+    here, key = cluster.current(), secrets.token_bytes(32)
+    async with Listener(PoolAccess(pool), name, name, here.host, key, encrypted=here.encrypted) as address:
+        yield address
+
+
 class DistantPool:
     """`agentrl.cluster.pool.Workers` over the pool of another process.
 
@@ -54,13 +65,19 @@ class DistantPool:
 
     async def call(self, method: str, *arguments: Any, timeout: float | None) -> Any:
         """See `Workers.call`."""
+        async with self.held() as worker:
+            return await worker.call(method, *arguments, timeout=timeout)
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[Calling]:
+        """See `Workers.held`."""
         pool = await self._connected(self._access)
         async with aclosing(pool.stream("lease", timeout=None)) as leases:
             address: Address = await anext(leases)
             connection: Connection | None = None
             try:
                 connection = await self._connected(address)
-                return await connection.call(method, *arguments, timeout=timeout)
+                yield connection
             except InfraError as error:
                 late = isinstance(error, DeadlineExceeded)
                 if connection is not None and not connection.ended.done() and not late:

@@ -13,7 +13,8 @@ class ResourcesConfig(Section):
     """What each worker of a role reserves on its node, beside its GPUs; with cluster=ray."""
 
     cpus: NonNegativeFloat | None = None
-    """CPU cores as Ray counts them, which bind nothing; None: 1 for an environment or reward worker, else 0."""
+    """CPU cores as Ray counts them, which bind nothing; None: 1 for an environment, reward or gateway worker, else
+    0."""
     custom: dict[str, PositiveFloat] = Field(default={})
     """Other resources by the names that `ray start --resources=…` gave them: sandbox=1 finds sandbox hosts."""
 
@@ -33,9 +34,11 @@ class RoleResources(Section):
     engine: ResourcesConfig = ResourcesConfig()
     """Each engine."""
     environments: ResourcesConfig = ResourcesConfig()
-    """Each environment worker, with its sandboxes, agent programs and their gateway."""
+    """Each environment worker, with its sandboxes and agent programs, and their gateway without cluster.gateways."""
     rewards: RewardResources = RewardResources()
     """Each reward worker."""
+    gateway: ResourcesConfig = ResourcesConfig()
+    """Each gateway worker."""
 
 
 class ClusterConfig(Section):
@@ -54,6 +57,8 @@ class ClusterConfig(Section):
     """With cluster=ray: how many such workers there may be where nodes join during the run; None: as at its start."""
     rewards: int = Field(default=0, ge=0)
     """Worker processes that compute the rewards that the run adds (`rewards.*`); 0: where a session is played."""
+    gateways: int = Field(default=0, ge=0)
+    """Worker processes that serve agent programs (`agent=`); 0: whoever plays a session has a gateway of its own."""
     resources: RoleResources = RoleResources()
     """What the workers of each role reserve on their nodes."""
     start_timeout: PositiveFloat = 900.0
@@ -64,7 +69,7 @@ class ClusterConfig(Section):
     call_timeout: PositiveFloat = 7200.0
     """Seconds that a call of the trainer may take."""
     max_restarts: int = Field(default=5, ge=0)
-    """How many environment workers that die are replaced, and how many reward workers."""
+    """How many environment workers that die are replaced, how many reward workers, and how many gateway workers."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> ClusterConfig:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 from pydantic import Field
 
 from agentrl.config.sections import Section
@@ -11,7 +13,10 @@ NODE = "node"
 
 
 class GatewayConfig(Section):
-    """Where the gateway of agent programs (`agent=`) listens; there is one in each process that plays sessions."""
+    """Where the gateway of agent programs (`agent=`) listens.
+
+    There is one in each process that plays sessions, or in each gateway worker (`cluster.gateways`).
+    """
 
     host: str = "127.0.0.1"
     """The address that it binds to. `node`: the one by which other nodes of the cluster reach its node, for programs
@@ -23,3 +28,11 @@ class GatewayConfig(Section):
     """Serve HTTPS with this certificate (a PEM file, those of intermediate authorities after it); None is HTTP."""
     tls_key: str | None = None
     """The certificate's private key (a PEM file without a password)."""
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether it is reached from its own machine alone."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"

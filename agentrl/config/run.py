@@ -167,6 +167,8 @@ class RunConfig(Section):
                 f"cluster.rewards={self.cluster.rewards} computes the rewards that the run adds, and it adds none (an "
                 "environment's own are computed where the episode is): set rewards.NAME=PLUGIN, or cluster.rewards=0"
             )
+        if self.cluster.gateways:
+            self._gateways_can_be_used()
         self._past_versions_can_be_kept()
         if self.weights.prove_every:
             self._delivery_can_be_proved()
@@ -183,6 +185,18 @@ class RunConfig(Section):
         if context is not None and self.engine.max_context is not None and context > self.engine.max_context:
             raise ValueError(f"rollout.context_tokens={context} exceeds engine.max_context={self.engine.max_context}")
         return self
+
+    def _gateways_can_be_used(self) -> None:
+        """Raise a ValueError where gateway workers serve nothing, or programs on other nodes can't reach them."""
+        workers = f"cluster.gateways={self.cluster.gateways}"
+        if self.agent is None:
+            raise ValueError(f"{workers} serves agent programs, and there is none: set agent=, or cluster.gateways=0")
+        if self.cluster.address is not None and self.gateway.on_loopback:
+            raise ValueError(
+                f"{workers}: on a cluster's nodes (cluster.address={self.cluster.address}) a program may be on another "
+                f"one than its gateway, and gateway.host={self.gateway.host} is reached from its own alone: set "
+                "gateway.host=node, or cluster.gateways=0"
+            )
 
     def _past_versions_can_be_kept(self) -> None:
         """Raise a ValueError where versions of the policy are to play (policies.NAME=past) and can't be kept."""

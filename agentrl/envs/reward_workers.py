@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import secrets
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -22,9 +21,8 @@ from typing import Any
 
 from agentrl import cluster, cores, processes
 from agentrl.cluster import Address, Resources, Role
-from agentrl.cluster.calls import Listener
 from agentrl.cluster.pool import Pool, Workers
-from agentrl.cluster.shared_pool import DistantPool, PoolAccess
+from agentrl.cluster.shared_pool import DistantPool, lent
 from agentrl.config import RewardConfig, RunConfig, SandboxConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.base import Env, RewardMark
@@ -171,8 +169,7 @@ class RewardWorkers:
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[SharedRewards]:
         """Lend them to other processes within the block."""
-        name, here, key = "the run's reward workers", cluster.current(), secrets.token_bytes(32)
-        async with Listener(PoolAccess(self.pool), name, name, here.host, key, encrypted=here.encrypted) as address:
+        async with lent(self.pool, "the run's reward workers") as address:
             yield SharedRewards(address, self.marks)
 
 

@@ -18,10 +18,11 @@ import signal
 import ssl
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import orjson
@@ -29,11 +30,9 @@ import orjson
 from agentrl.cluster.keeper import Keeper
 from agentrl.errors import AgentError, ConfigError, missing_extra
 from agentrl.imports import load
-from agentrl.types import RewardState, Session, Status, Task
+from agentrl.types import Session, Status, Task
 
-if TYPE_CHECKING:
-    from agentrl.sessions.gateway.gateway import Gateway
-
+T = TypeVar("T")
 _FUNCTION = re.compile(r"\S+\.py:[A-Za-z_]\w*")
 KILL_SECONDS = 2.0
 """Seconds between a command's SIGTERM and its SIGKILL."""
@@ -54,6 +53,51 @@ class Address:
         """The addresses of a session of the gateway at `url`."""
         own = f"{url}/sessions/{session_id}"
         return cls(f"{own}/v1", own, api_key)
+
+
+class OpenSession(Protocol):
+    """A session that is open at a gateway, for one program."""
+
+    @property
+    def address(self) -> Address:
+        """Where the program reaches it."""
+        ...
+
+    async def broken(self) -> None:
+        """Until the session can't go on; does not return otherwise.
+
+        Raises:
+            Departed: it is run again, and a recorded request does not come.
+            InfraError: its gateway is lost.
+        """
+        ...
+
+    async def finish(self, status: Status, error: str | None) -> Session:
+        """End it; the session with all that was recorded, sealed.
+
+        Where its client has ended it by a final reward, that end stands. An AGENT_ERROR behind a failed request to the
+        gateway is an INFRA_ERROR.
+
+        Raises:
+            InfraError: its gateway is lost.
+        """
+        ...
+
+
+class SessionGateway(Protocol):
+    """Opens sessions for programs, in this process or in a worker (`gateways`, `gateway_workers`)."""
+
+    def opened(self, session: Session, recorded: Session | None = None) -> AbstractAsyncContextManager[OpenSession]:
+        """A new session, open within the block; one that is not finished there is ABORTED.
+
+        Args:
+            session: it, with its task.
+            recorded: the session that it runs again, in whose order its requests are taken.
+
+        Raises:
+            InfraError: there is no gateway.
+        """
+        ...
 
 
 class UserAgent(Protocol):
@@ -211,35 +255,45 @@ def _command(line: str) -> CommandAgent:
 
 
 async def play(
-    gateway: Gateway, url: str, session: Session, agent: UserAgent, timeout: float, brief: Task | None = None
+    gateway: SessionGateway,
+    session: Session,
+    agent: UserAgent,
+    timeout: float,
+    brief: Task | None = None,
+    recorded: Session | None = None,
 ) -> Session:
-    """Let an agent work on a session's task; the session is then closed, sealed and stored.
+    """Let an agent work on a session's task; the session with what was recorded, closed, sealed and stored.
 
     Args:
         gateway: where the session is opened.
-        url: the gateway's address.
         session: new, with its task.
         agent: works on the task.
         timeout: seconds until it is stopped.
         brief: what it is given of the task; None is the session's whole task.
+        recorded: the session that is run again.
 
     Raises:
         ConfigError: the agent can't be started at all.
+        Departed: a recorded request does not come.
+        InfraError: the gateway is lost.
     """
-    from agentrl.sessions.gateway.rewards import CloseBody
+    async with gateway.opened(session, recorded) as opened:
+        work = _outcome(agent, brief or session.task, opened.address, timeout)
+        return await opened.finish(*await _unless(opened.broken(), work))
 
-    access = await gateway.open(session)
-    status: Status = Status.ABORTED
-    error: str | None = "the run was cancelled"
+
+async def _unless(failure: Awaitable[None], work: Awaitable[T]) -> T:
+    """What the work results in; a failure that comes first is raised, once the work is cancelled and has ended."""
+    tasks = (asyncio.ensure_future(work), asyncio.ensure_future(failure))
     try:
-        address = Address.of(url, access.id, access.api_key)
-        status, error = await _outcome(agent, brief or session.task, address, timeout)
-        if status is Status.AGENT_ERROR and session.counters.get("gateway/failures"):
-            status = Status.INFRA_ERROR
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            tasks[1].result()
+        return await tasks[0]
     finally:
-        if session.reward_state is not RewardState.SEALED:
-            await asyncio.shield(gateway.finish(session.id, CloseBody(status=status, error=error)))
-    return session
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _outcome(agent: UserAgent, task: Task, address: Address, timeout: float) -> tuple[Status, str | None]:

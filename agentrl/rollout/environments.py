@@ -3,8 +3,8 @@
 What decides a session stays in the run's process: groups, seeds, the limit on concurrent sessions, retries, deadlines,
 which policy plays an agent, the store. A worker plays one attempt at a session from its seeds, and generates by the
 run's engines, which it calls over the network; so the tokens are those of a session that is played in the run's
-process. An agent program runs beside its worker, which has a gateway for it. Where a worker dies, its
-sessions end as INFRA_ERROR, are generated again from the same seeds on the others, and it is replaced.
+process. An agent program runs beside its worker, which has a gateway for it, or calls a gateway worker. Where a worker
+dies, its sessions end as INFRA_ERROR, are generated again from the same seeds on the others, and it is replaced.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from agentrl import cluster, processes, tracing
 from agentrl.cluster import Address, Resources, Role
 from agentrl.cluster.calls import Listener
 from agentrl.cluster.pool import Pool
+from agentrl.cluster.shared_pool import DistantPool, lent
 from agentrl.config import PAST, RolloutConfig, RunConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
@@ -31,11 +32,13 @@ from agentrl.envs.episode import Actor
 from agentrl.envs.registry import factory
 from agentrl.envs.reward_workers import RewardWorkers, SharedRewards, longest, scored_in_worker
 from agentrl.errors import InfraError, WorkerLost
+from agentrl.rollout import gateway_workers
 from agentrl.rollout.distant_engine import DistantEngine, EngineAccess, EngineCalls
+from agentrl.rollout.gateway_workers import served
 from agentrl.rollout.groups import DEMO, Deadline, Rollouts
 from agentrl.rollout.partners import open_rules
 from agentrl.rollout.policies import Fixed, Partner, Partners, Policy
-from agentrl.rollout.programs import Program, ServedProgram, serving
+from agentrl.rollout.programs import Program, ServedProgram
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store import Store
 from agentrl.types import Capabilities, Session, Status
@@ -92,6 +95,7 @@ class EnvironmentRole:
         address: where the run's engines are called.
         capabilities: those of the trained policy's engines.
         rewards: the run's reward workers; None: rewards are computed here.
+        gateways: where the run's gateway workers are lent; None: agent programs have a gateway of this process.
         traces: where spans are sent.
     """
 
@@ -102,18 +106,18 @@ class EnvironmentRole:
         address: Address,
         capabilities: Capabilities,
         rewards: SharedRewards | None = None,
+        gateways: Address | None = None,
         traces: tracing.Destination | None = None,
     ) -> None:
         sandboxes.configure(config.sandbox)
         self._config, self._make_env = config, factory(config.env.name, **config.env.kwargs)
-        self._calls, self._rewards = EngineCalls(address), rewards
+        self._calls, self._rewards, self._gateways = EngineCalls(address), rewards, gateways
         self._equipped = self._make_env
         stripping = config.model.reasoning == "strip"
         renderer, engine = get_renderer(base, config.model.renderer), DistantEngine(self._calls, capabilities)
         self._policy = Policy(renderer, engine, model=base, strip_reasoning=stripping)
         self._open, self._opening = AsyncExitStack(), asyncio.Lock()
         self._rollouts: Rollouts | None = None
-        self._store: Store | None = None
         self._program: ServedProgram | None = None
         self._frozen: dict[str, Policy] = {}
         if traces is not None:
@@ -142,11 +146,7 @@ class EnvironmentRole:
         partners = {**rollouts.partners, **told}
         make_env = self._equipped if session.phase == DEMO else rollouts.make_env
         own = replace(rollouts, make_env=make_env, limits=limits, policy=policy, partners=partners)
-        try:
-            return await own._play(session, actor, deadline, None)
-        finally:
-            if self._store is not None:
-                self._store.delete(session.id)  # the run's process keeps it
+        return await own._play(session, actor, deadline, None)
 
     async def _make_rollouts(self) -> Rollouts:
         config = self._config
@@ -156,13 +156,14 @@ class EnvironmentRole:
         return Rollouts(make_env, self._policy, config.rollout, config.seed, partners, views=config.views)
 
     async def _served(self) -> ServedProgram:
-        """The run's agent program, with a gateway of this process."""
-        config = self._config
+        """The run's agent program and its gateway."""
         if self._program is None:
-            assert config.agent is not None
-            self._store = self._open.enter_context(Store(":memory:"))
-            served = serving(config.agent, self._policy, self._store, config.rollout, config.gateway)
-            self._program = await self._open.enter_async_context(served)
+            workers = None if self._gateways is None else DistantPool(self._gateways)
+            if workers is not None:
+                self._open.callback(workers.close)
+            store = self._open.enter_context(Store(":memory:"))
+            program = served(self._config, self._policy, store, workers, keeps=False)  # the run's process keeps them
+            self._program = await self._open.enter_async_context(program)
         return self._program
 
     async def _partner(self, agent: str, given: EnginePolicy) -> Partner:
@@ -195,11 +196,11 @@ class InWorkers:
         workers: they.
         trained: the name of the policy that they know.
         evaluated: gets the other policies that are evaluated, by name, before sessions are played by them.
-        scoring: seconds that the rewards which the run adds may take for a session.
+        more: seconds that a session may take beside its episode: for the rewards that the run adds, and its gateway.
     """
 
-    def __init__(self, workers: Pool, trained: str, evaluated: dict[str, Policy], scoring: float = 0.0) -> None:
-        self._workers, self._trained, self._evaluated, self._scoring = workers, trained, evaluated, scoring
+    def __init__(self, workers: Pool, trained: str, evaluated: dict[str, Policy], more: float = 0.0) -> None:
+        self._workers, self._trained, self._evaluated, self._more = workers, trained, evaluated, more
         self._engine_policies: dict[str, EnginePolicy] = {}
 
     async def play(
@@ -207,7 +208,7 @@ class InWorkers:
     ) -> Session:
         """Play one attempt at a session in a worker; the worker's death makes it an INFRA_ERROR."""
         left = None if deadline is None else (deadline.seconds, deadline.left())
-        timeout: float | None = rollouts._limits(deadline).timeout + rollouts.limits.timeout + self._scoring + OVERTIME
+        timeout: float | None = rollouts._limits(deadline).timeout + rollouts.limits.timeout + self._more + OVERTIME
         if rollouts.rule.active:  # forks have deadlines each
             timeout = None
         by_engine = await self._by_engine(rollouts.partners, session)
@@ -246,7 +247,11 @@ class InWorkers:
 
 @asynccontextmanager
 async def in_workers(
-    config: RunConfig, rollouts: Rollouts, base: Path, rewards: RewardWorkers | None = None
+    config: RunConfig,
+    rollouts: Rollouts,
+    base: Path,
+    rewards: RewardWorkers | None = None,
+    gateways: Pool | None = None,
 ) -> AsyncIterator[Rollouts]:
     """The same rollouts, played by `cluster.environments` workers; as they are where there are none.
 
@@ -255,6 +260,7 @@ async def in_workers(
         rollouts: those of the run's process.
         base: the folder of the model.
         rewards: the run's reward workers, which the environment workers call.
+        gateways: the run's gateway workers, which they call too.
     """
     count = config.cluster.environments
     if not count:
@@ -270,10 +276,11 @@ async def in_workers(
         engines = Listener(access, "the run's engines", "the run's engines", host, key, encrypted=encrypted)
         address = await stack.enter_async_context(engines)
         shared = None if rewards is None else await stack.enter_async_context(rewards.shared())
+        at = None if gateways is None else await stack.enter_async_context(lent(gateways, "the run's gateway workers"))
         role = Role(
             "environments",
             "agentrl.rollout.environments:EnvironmentRole",
-            (config, Path(folder), address, capabilities, shared, tracing.destination()),
+            (config, Path(folder), address, capabilities, shared, at, tracing.destination()),
             name="environments",
             resources=Resources(cpus=CPUS),
         )
@@ -282,7 +289,8 @@ async def in_workers(
         processes.register_cleanup("containers of workers", sandboxes.remove_left)
         try:
             await workers.start()
-            yield replace(rollouts, elsewhere=InWorkers(workers, rollouts.policy.name, evaluated, longest(config)))
+            more = longest(config) + gateway_workers.longest(config)
+            yield replace(rollouts, elsewhere=InWorkers(workers, rollouts.policy.name, evaluated, more))
         finally:
             with contextlib.suppress(InfraError):
                 await workers.close()

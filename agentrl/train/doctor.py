@@ -26,8 +26,8 @@ from agentrl.cluster.assignment import Assignment, Place
 from agentrl.cluster.gpus import queried
 from agentrl.config import ClusterConfig, GatewayConfig
 from agentrl.config.sections import NAMED, Section
-from agentrl.errors import AgentRLError, InvalidInput, brief
-from agentrl.train.gateway_probe import GatewayHost, problems_of_gateways
+from agentrl.errors import AgentRLError, ConfigError, InvalidInput, brief
+from agentrl.train.gateway_probe import GatewayHost, links_of, problems_of_gateways
 from agentrl.train.plan.memory import GIB
 
 PROBE = "probe"
@@ -53,9 +53,9 @@ class DoctorConfig(Section):
     image_timeout: PositiveFloat = 3600.0
     """Seconds that sending an image to a node may take."""
     gateway: GatewayConfig = GatewayConfig()
-    """Where the gateways of agent programs listen, as in a run; tried where any of it is set."""
+    """Where the gateways of agent programs listen, as in a run; tried where any of it, or cluster.gateways, is set."""
     sandbox_network: str | None = None
-    """The Docker network of sandboxes that are to reach their node's gateway; None: none are."""
+    """The Docker network of sandboxes that are to reach a gateway; None: none are."""
 
 
 @dataclass(frozen=True)
@@ -190,12 +190,15 @@ async def _examine(opened: Cluster, nodes: Sequence[Node], config: DoctorConfig,
         except AgentRLError as error:
             report.problems.append(f"{one} does not reach {other}: {brief(str(error))}")
     hosts = {name: workers[name] for name, has in report.nodes.items() if has.docker}
-    if config.sandbox_network or config.gateway.model_fields_set:
-        there = {name: workers[name] for name in report.nodes}
+    if config.sandbox_network or config.gateway.model_fields_set or config.cluster.gateways:
         sandboxes = dict.fromkeys(hosts if config.sandbox_network else (), next(iter(config.images), None))
-        report.problems += await problems_of_gateways(
-            there, _pairs(list(there)), config.gateway, sandboxes, config.sandbox_network or "", config.timeout
-        )
+        there = [node for node in nodes if node.name in report.nodes]
+        how = (config.gateway, sandboxes, config.sandbox_network or "", config.timeout)
+        try:
+            links = links_of(config.cluster, there, MOST_PAIRS)
+            report.problems += await problems_of_gateways(workers, links, *how)
+        except ConfigError as error:
+            report.problems.append(str(error))
     for image in config.images:
         try:
             await _compare_image(image, hosts, config, report)

@@ -1,4 +1,4 @@
-"""Whether a run's gateways can be reached: each node opens one as a run does, and is called as programs call it.
+"""Whether a run's gateways can be reached: nodes open them where a run does, and call them as its programs do.
 
 What is served answers with a word that only the opened gateway knows: a name may lead to another machine.
 """
@@ -14,13 +14,16 @@ import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from agentrl.cluster import Worker
-from agentrl.config import GatewayConfig
+from agentrl.cluster import Node, Resources, Worker
+from agentrl.cluster.inventory import reserved
+from agentrl.config import ClusterConfig, GatewayConfig
 from agentrl.errors import AgentRLError, ConfigError, InfraError, brief
-from agentrl.rollout.programs import listening_place
+from agentrl.rollout import environments, gateway_workers
+from agentrl.rollout.gateways import listening_place
 from agentrl.tools.sandbox.delivery import ImageHost
 from agentrl.tools.sandbox.spec import DEFAULT_IMAGE, SandboxSpec
 
@@ -187,21 +190,76 @@ async def _covered_names(gateway: OpenGateway) -> str:
     return ", ".join(name for _, name in names) or "no name"
 
 
+@dataclass(frozen=True)
+class Links:
+    """Which gateways are tried, and from where.
+
+    Attributes:
+        pairs: the node of a program, and that of a gateway which it is to reach.
+        apart: whether gateways are workers of their own; else each program's is on its node, and others are called
+            where they can be at all.
+    """
+
+    pairs: Sequence[tuple[str, str]]
+    apart: bool = False
+
+    @property
+    def hosts(self) -> list[str]:
+        """The nodes with a gateway."""
+        return list(dict.fromkeys(host for _, host in self.pairs))
+
+
+def links_of(config: ClusterConfig, nodes: Sequence[Node], most: int) -> Links:
+    """From where a run with these settings calls its gateways; at most `most` of the links between nodes.
+
+    Raises:
+        ConfigError: no node has what a worker takes.
+    """
+    names = [node.name for node in nodes]
+    if not config.gateways:
+        others = [(one, other) for one in names for other in names if one != other]
+        some = others if len(others) <= most else list(zip(names, [*names[1:], names[0]], strict=True))
+        return Links([*((name, name) for name in names), *some])
+    hosts = _with_room("gateway", Resources(cpus=gateway_workers.CPUS), config, nodes)
+    callers = names[:1]  # the run's process
+    if config.environments:
+        callers = _with_room("environments", Resources(cpus=environments.CPUS), config, nodes)
+    pairs = [(one, other) for one in callers for other in hosts]
+    if len(pairs) > most:
+        count = max(len(callers), len(hosts))
+        pairs = list(islice(zip(cycle(callers), cycle(hosts), strict=False), count))
+    return Links(pairs, apart=True)
+
+
+def _with_room(role: str, own: Resources, config: ClusterConfig, nodes: Sequence[Node]) -> list[str]:
+    """The nodes that have what a worker of a role takes."""
+    takes = reserved(role, own, config.resources)
+    found = [
+        node.name
+        for node in nodes
+        if node.cpus >= takes.cpus and all(node.custom.get(name, 0.0) >= each for name, each in takes.custom.items())
+    ]
+    if not found:
+        asks = ", ".join((f"{takes.cpus:g} CPUs", *(f"{each:g} {name}" for name, each in takes.custom.items())))
+        raise ConfigError(f"no node has what a worker takes by cluster.resources.{role}: {asks}")
+    return found
+
+
 async def problems_of_gateways(
     workers: Mapping[str, Worker],
-    pairs: Sequence[tuple[str, str]],
+    links: Links,
     where: GatewayConfig,
     sandboxes: Mapping[str, str | None],
     network: str,
     timeout: float,
 ) -> list[str]:
-    """Open a gateway on each node, and call it from there, from other nodes and from sandboxes.
+    """Open the gateways of nodes, and call them as programs do: from other nodes, and from sandboxes.
 
     Args:
         workers: `GatewayHost`s, by their nodes' names.
-        pairs: which node is called from which: the caller, and the node of the gateway.
+        links: which gateways are called from where.
         where: the settings of the run's gateways.
-        sandboxes: the nodes whose sandboxes are to reach it, and the image of one; None is the default image.
+        sandboxes: the nodes whose sandboxes are to reach them, and the image of one; None is the default image.
         network: the sandboxes' Docker network.
         timeout: seconds that a call to a node may take.
 
@@ -210,26 +268,32 @@ async def problems_of_gateways(
     """
     problems: list[str] = []
     opened: dict[str, OpenGateway] = {}
-    for node, worker in workers.items():
+    for host in links.hosts:
         try:
-            opened[node] = await worker.call("open_gateway", where, timeout=timeout)
+            opened[host] = await workers[host].call("open_gateway", where, timeout=timeout)
         except AgentRLError as error:
-            problems.append(f"{node}: {brief(str(error))}")
-    outside = [(one, other) for one, other in pairs if other in opened and not opened[other].loopback]
-    for one, other in [*((node, node) for node in opened), *outside]:
-        what = "its own gateway" if one == other else f"the gateway of {other}"
+            problems.append(f"{host}: {brief(str(error))}")
+    for caller, host in links.pairs:
+        gateway = opened.get(host)
+        if gateway is None or (gateway.loopback and caller != host and not links.apart):
+            continue
+        outside = "; gateway.host=node listens outside of the node" * gateway.loopback
+        what = "its own gateway" if caller == host else f"the gateway of {host}"
         try:
-            await workers[one].call("call_gateway", opened[other], timeout=timeout)
+            if gateway.loopback and caller != host:
+                raise InfraError("it listens on the loopback interface")
+            await workers[caller].call("call_gateway", gateway, timeout=timeout)
         except AgentRLError as error:
-            problems.append(f"{one} does not reach {what} at {opened[other]}: {brief(str(error))}")
-    for node, image in sandboxes.items():
-        if node not in opened:
+            also = outside if caller != host else ""
+            problems.append(f"{caller} does not reach {what} at {gateway}: {brief(str(error))}{also}")
+            continue
+        if caller not in sandboxes or not (links.apart or caller == host):
             continue
         try:
-            await workers[node].call("call_from_sandbox", opened[node], network, image, timeout=timeout)
+            await workers[caller].call("call_from_sandbox", gateway, network, sandboxes[caller], timeout=timeout)
         except AgentRLError as error:
             problems.append(
-                f"a sandbox on {node} in the Docker network {network!r} does not reach the gateway at {opened[node]}: "
-                f"{brief(str(error))}" + ("; gateway.host=node listens outside of the node" * opened[node].loopback)
+                f"a sandbox on {caller} in the Docker network {network!r} does not reach the gateway at {gateway}: "
+                f"{brief(str(error))}{outside}"
             )
     return problems

@@ -28,10 +28,11 @@ from agentrl.rollout.actors import ModelActor
 from agentrl.rollout.environments import in_workers
 from agentrl.rollout.evaluation import play_held_out
 from agentrl.rollout.fleet import elastic, make_engines, started
+from agentrl.rollout.gateway_workers import gateway_workers, served
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.partners import open_partners
 from agentrl.rollout.policies import Policy, averaged_policy
-from agentrl.rollout.programs import Program, serving
+from agentrl.rollout.programs import Program
 from agentrl.rollout.rerun import RerunRollouts
 from agentrl.rollout.rerun_engine import Recording, RerunEngine
 from agentrl.rollout.stats import Evaluation
@@ -328,15 +329,18 @@ async def playing(
             )
             if loaded.recorded is not None:
                 rollouts = RerunRollouts.of(rollouts, loaded.recorded)
-            async with in_workers(config, rollouts, loaded.base, rewards) as placed:
+            async with (
+                gateway_workers(config, rollouts, loaded.base) as gateways,
+                in_workers(config, rollouts, loaded.base, rewards, gateways) as placed,
+            ):
                 if config.agent is None:
                     yield placed, model
                 elif config.cluster.environments:
                     program = Program(config.agent)
                     yield placed, lambda _: program
                 else:
-                    async with serving(config.agent, policy, store, shape, config.gateway) as served:
-                        yield placed, lambda _: served
+                    async with served(config, policy, store, gateways) as own:
+                        yield placed, lambda _: own
 
 
 async def base_model(config: RunConfig, make_env: Callable[[], Env], folder: Path) -> Path:

@@ -14,6 +14,7 @@ from agentrl.cluster.placement import Demand, Layout, Wanted, place
 from agentrl.config import FleetConfig, RunConfig
 from agentrl.envs import reward_workers
 from agentrl.errors import ConfigError
+from agentrl.rollout import gateway_workers
 from agentrl.rollout.engines import ENGINES
 from agentrl.rollout.engines.server_settings import ServerConfig
 from agentrl.rollout.environments import CPUS
@@ -57,7 +58,8 @@ class Asked:
                         f"fleet.colocated=true has engines on the trainer's GPUs, and {role}.device has it on the CPU: "
                         f"{role}.device=cuda fits, or fleet.colocated=false"
                     )
-        trainer, engine, *others = (self._demand(role) for role in ("trainer", "engine", "environments", "rewards"))
+        roles = ("trainer", "engine", "environments", "rewards", "gateway")
+        trainer, engine, *others = (self._demand(role) for role in roles)
         if trainer.gpus:
             trainer = Demand(trainer.role, trainer.count, trainer.gpus, trainer.cpus, memory, trainer.custom)
         return Wanted(trainer, engine, tuple(others), self.layout, self.colocated)
@@ -100,17 +102,19 @@ def asked(config: RunConfig, split: Split, nodes: Sequence[Node]) -> Asked:
         "engine": Resources(gpus=ENGINES.find(engine.name).ranks(engine) if serving else 0),
         "environments": Resources(cpus=CPUS),
         "rewards": Resources(cpus=reward_workers.CPUS),
+        "gateway": Resources(cpus=gateway_workers.CPUS),
     }
     units = {
         "trainer": split.ranks // split.tensor,
         "engine": 0 if attached else config.fleet.engines + (config.eval.weights == "averaged"),
         "environments": config.cluster.environments,
         "rewards": config.cluster.rewards,
+        "gateway": config.cluster.gateways,
     }
     return Asked(
         {role: reserved(role, resources, config.cluster.resources) for role, resources in own.items()},
         units,
-        {"trainer": split.tensor, "engine": 1, "environments": 1, "rewards": 1},
+        {"trainer": split.tensor, "engine": 1, "environments": 1, "rewards": 1, "gateway": 1},
         *layout_of_fleet(config.fleet if units["engine"] else FleetConfig()),
     )
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from agentrl.config import GatewayConfig
+from agentrl import cluster
+from agentrl.config import ClusterConfig, GatewayConfig
 from agentrl.errors import ConfigError, InfraError
 from agentrl.train import gateway_probe
 from agentrl.train.doctor import DoctorConfig, examine
-from agentrl.train.gateway_probe import OpenGateway, called, opened_gateway, problems_of_gateways
+from agentrl.train.gateway_probe import OpenGateway, called, links_of, opened_gateway, problems_of_gateways
 from tests.cluster.test_programs import certificate
 from tests.tools.sandbox.conftest import SMALL, docker
 
@@ -87,11 +88,11 @@ class Node:
         return None
 
 
-async def problems(*nodes: Any) -> list[str]:
-    names = [node.name for node in nodes]
-    pairs = [(one, other) for one in names for other in names if one != other]
-    workers = {node.name: node for node in nodes}
-    return await problems_of_gateways(workers, pairs, GatewayConfig(), {}, "", 1.0)
+async def problems(*nodes: Any, **settings: Any) -> list[str]:
+    workers: Any = {node.name: node for node in nodes}
+    there = [cluster.Node(node.name, 4.0, 0, {f"only-{node.name}": 1.0}) for node in nodes]
+    links = links_of(ClusterConfig.model_validate(settings), there, 8)
+    return await problems_of_gateways(workers, links, GatewayConfig(), {}, "", 1.0)
 
 
 async def test_other_nodes_must_reach_a_gateway_that_is_not_on_the_loopback_interface() -> None:
@@ -102,6 +103,43 @@ async def test_other_nodes_must_reach_a_gateway_that_is_not_on_the_loopback_inte
     assert await problems(Node("a", unreached="a", loopback=True)) == [
         "a does not reach its own gateway at http://a:1: No route to host"
     ]
+
+
+def only(name: str) -> dict[str, Any]:
+    return {"custom": {f"only-{name}": 1.0}}
+
+
+async def test_gateway_workers_are_tried_on_their_nodes_and_from_those_of_the_programs() -> None:
+    there = {"gateways": 1, "environments": 1, "resources": {"gateway": only("a"), "environments": only("b")}}
+    nodes = (Node("a", unreached="a"), Node("b"), Node("c", unreached="a"))
+    assert await problems(*nodes, **there) == []
+    assert await problems(Node("a"), Node("b", unreached="a"), Node("c"), **there) == [
+        "b does not reach the gateway of a at http://a:1: No route to host"
+    ]
+    assert await problems(Node("a", loopback=True), Node("b"), **there) == [
+        "b does not reach the gateway of a at http://a:1: it listens on the loopback interface"
+        "; gateway.host=node listens outside of the node"
+    ]
+    from_the_run = {"gateways": 1, "resources": {"gateway": only("b")}}
+    assert await problems(Node("a", unreached="b"), Node("b"), Node("c", unreached="b"), **from_the_run) == [
+        "a does not reach the gateway of b at http://b:1: No route to host"
+    ]
+    with pytest.raises(ConfigError, match=r"what a worker takes by cluster\.resources\.gateway: 1 CPUs, 1 only-x"):
+        await problems(Node("a"), gateways=1, resources={"gateway": only("x")})
+
+
+def test_of_many_nodes_each_has_a_link_at_least() -> None:
+    nodes = [cluster.Node(f"n{number}", 4.0, 0) for number in range(20)]
+    links = links_of(ClusterConfig(gateways=1, environments=1), nodes, 8)
+    assert {caller for caller, _ in links.pairs} == {host for _, host in links.pairs} == {node.name for node in nodes}
+
+
+@pytest.mark.slow
+def test_the_doctor_tries_gateway_workers(tmp_path: Path) -> None:
+    settings = DoctorConfig(folder=tmp_path, megabytes=1, cluster=ClusterConfig(gateways=1))
+    assert examine(settings).problems == []
+    wrong = settings.model_copy(update={"gateway": GatewayConfig(host="198.51.100.7")})
+    assert "gateway.host=198.51.100.7: can't listen" in examine(wrong).problems[0]
 
 
 @pytest.mark.slow

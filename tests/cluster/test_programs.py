@@ -13,6 +13,7 @@ import trustme
 
 from agentrl.config import GatewayConfig, RolloutConfig
 from agentrl.errors import ConfigError
+from agentrl.rollout.gateways import own_gateway
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.programs import serving
 from agentrl.sessions.store import Store
@@ -113,9 +114,9 @@ async def test_nobody_else_opens_sessions_at_a_runs_gateway_wherever_it_listens(
     policy, names = Policy(renderer(), ScriptedEngine(lambda prompt: "")), certificate("agents.test", tmp_path)
     where = GatewayConfig(host="0.0.0.0", name="agents.test", **names)
     with Store(":memory:") as store:
-        async with serving("sleep 1", policy, store, RolloutConfig(), where) as program:
-            assert re.fullmatch(r"https://agents\.test:\d+", program.url)
-            port = program.url.rpartition(":")[2]
+        async with own_gateway(policy, store, RolloutConfig(), where) as gateway:
+            assert re.fullmatch(r"https://agents\.test:\d+", gateway.url)
+            port = gateway.url.rpartition(":")[2]
             async with httpx.AsyncClient(verify=False) as client:
                 answer = await client.post(f"https://127.0.0.1:{port}/sessions", json={})
     assert answer.status_code == 401

@@ -23,6 +23,7 @@ MEGATRON = f"{SGLANG}trainer=megatron trainer.device=cuda trainer.ranks="
 PLAIN = "trainer.device=cpu engine.device=cpu cluster.environments="
 OF = "cluster.resources."
 REWARDS = "rewards.service=examples/plugins/reward_service.py:Service rewards.service.url=http://a cluster.rewards="
+GATEWAYS = "agent=solve cluster.gateways="
 SANDBOX = f"{OF}environments.custom.sandbox="
 PARALLEL = "trainer.tensor_parallel="
 
@@ -47,12 +48,16 @@ WRONG: list[tuple[list[Node], str, str, str]] = [
     (GPUS, f"{FSDP}4 cluster.environments=4 cluster.max_environments=2", "max_environments=2 is", "environments=4"),
     (GPUS, f"{FSDP}4 {OF}trainer.cpus=-1", "cluster.resources.trainer.cpus=-1", "greater than or equal to 0"),
     (GPUS, f"{FSDP}4 {OF}trainer.custom.fast=0", "cluster.resources.trainer.custom.fast=0", "greater than 0"),
-    (GPUS, f"{FSDP}4 {OF}gateway.cpus=1", "unknown setting 'cluster.resources.gateway'", "environments"),
     (GPUS, f"{FSDP}4 {OF}engine.gpus=1", "unknown setting 'cluster.resources.engine.gpus'", "rewards.gpus"),
     (GPUS, f"{FSDP}4 cluster.rewards=1", "cluster.rewards=1 computes the rewards that the run adds", "rewards.NAME="),
     (GPUS, f"{FSDP}4 {REWARDS}4 {OF}rewards.gpus=1", "9 GPUs in all, and there are 8", "cluster.rewards=3"),
     (GPUS, f"{FSDP}4 {REWARDS}1 {OF}rewards.gpus=5", "unit of rewards needs 5 GPUs on one node", "1 more node with 5"),
     (CPUS, f"{PLAIN}4 {REWARDS}5", "9 CPUs in all, and there are 8", "cluster.environments=3"),
+    (GPUS, f"{FSDP}4 cluster.gateways=2", "cluster.gateways=2 serves agent programs, and there is none", "set agent="),
+    (CPUS, f"{PLAIN}4 {GATEWAYS}5", "9 CPUs in all, and there are 8", "cluster.gateways=4"),
+    (CPUS, f"{PLAIN}0 {GATEWAYS}1 {OF}gateway.custom.sandbox=3", "the most is 2", "1 more node with 1 CPU, 3 sandbox"),
+    (CPUS, f"{PLAIN}1 {GATEWAYS}1 cluster.address=auto", "gateway.host=127.0.0.1 is reached", "gateway.host=node"),
+    (GPUS, f"{FSDP}4 {OF}gateway.gpus=1", "unknown setting 'cluster.resources.gateway.gpus'", "rewards.gpus"),
     (GPUS, f"{FSDP}4 cluster.layout=colocated", "unknown setting 'cluster.layout'", "Known in cluster"),
     (GPUS, f"{MEGATRON}8 {PARALLEL}8", "needs 8 GPUs on one node", f"{PARALLEL}4 trainer.ranks=4"),
     (GPUS, f"{MEGATRON}4 {PARALLEL}4 fleet.engines=2 engine.server.tp_size=4", "12 GPUs in all", "fleet.engines=1"),

@@ -20,6 +20,7 @@ from agentrl.envs.search_r1.squad import prepare_squad
 from agentrl.retrieval import Service, build, service
 from agentrl.retrieval.service import close_all
 from agentrl.rollout.agents import load_agent
+from agentrl.rollout.gateways import LocalGateway
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.health import sessions_of
 from agentrl.rollout.policies import Policy
@@ -64,9 +65,8 @@ async def test_a_plain_client_loop_searches_and_answers_token_for_token(data: Pa
     async with serve(engine) as served:
         env = SearchR1(data=data)
         session = Session("s", env.tasks()[2], seed=1)
-        program = ServedProgram(
-            str(EXAMPLE), gateway=served.gateway, url=served.url, user_agent=load_agent(f"{EXAMPLE}:agent")
-        )
+        gateway = LocalGateway(served.gateway, served.url)
+        program = ServedProgram(str(EXAMPLE), gateway=gateway, user_agent=load_agent(f"{EXAMPLE}:agent"))
         await program.play(env, session, RolloutConfig())
     assert (session.status, session.error) == (Status.COMPLETED, None)
     names = ("correct", "exact", "searches", "retrieved")

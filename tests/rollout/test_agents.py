@@ -17,6 +17,7 @@ from agentrl.config import RolloutConfig
 from agentrl.envs.calculator import Calculator
 from agentrl.errors import AgentError, AgentRLError, Blame, ConfigError, EngineError
 from agentrl.rollout.agents import Address, CommandAgent, FunctionAgent, load_agent, play
+from agentrl.rollout.gateways import LocalGateway
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.programs import serving
 from agentrl.sessions import tree
@@ -33,7 +34,7 @@ HI: Any = [{"role": "user", "content": "hi"}]
 
 async def played(served: Served, agent: Any, timeout: float = 30, data: Any = None) -> Session:
     session = Session(f"s{len(served.store.ids())}", Task(id="t", data=data or {}), seed=3)
-    return await play(served.gateway, served.url, session, load_agent(agent), timeout)
+    return await play(LocalGateway(served.gateway, served.url), session, load_agent(agent), timeout)
 
 
 async def test_a_function_uses_a_plain_client_and_its_session_is_returned_sealed(serve: Serve) -> None:  # noqa: F811
@@ -56,7 +57,7 @@ async def test_many_agents_of_one_function_run_at_once_each_in_its_own_session(s
     async with serve(ScriptedEngine(latency=0.01)) as served:
         one = load_agent(agent)
         sessions = [Session(f"s{i}", Task(id=f"t{i}")) for i in range(40)]
-        await asyncio.gather(*(play(served.gateway, served.url, s, one, 30) for s in sessions))
+        await asyncio.gather(*(play(LocalGateway(served.gateway, served.url), s, one, 30) for s in sessions))
         assert [s.nodes[0].message.text for s in sessions] == [f"I am t{i}" for i in range(40)]
 
 
@@ -258,7 +259,7 @@ async def test_the_example_agent_says_token_for_token_what_the_native_form_says(
         engine = ScriptedEngine(in_turn(*expert))
         async with serve(engine) as served:
             session = Session(f"e{number}", task)
-            await play(served.gateway, served.url, session, load_agent(f"{EXAMPLE}:agent"), 30)
+            await play(LocalGateway(served.gateway, served.url), session, load_agent(f"{EXAMPLE}:agent"), 30)
         assert session.status is Status.COMPLETED
         last = len(session.nodes) - 1
         assert tree.path_ids(session, last) == tree.path_ids(native.session, len(native.session.nodes) - 1)

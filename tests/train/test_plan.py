@@ -257,10 +257,27 @@ def test_a_dry_run_places_reward_workers_on_gpus_of_their_own(monkeypatch: pytes
     assert "are idle" not in said
 
 
+def test_a_dry_run_says_where_gateways_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [Node("a", 8.0, 0, {"sandbox": 8.0}), Node("b", 8.0, 0, {"front": 2.0})]
+    monkeypatch.setattr(dry_run, "nodes_of", lambda config: nodes)
+    resources = {"gateway": {"custom": {"front": 1}}, "environments": {"custom": {"sandbox": 1}}}
+    cluster = {"name": "ray", "environments": 1, "resources": resources}
+    run = {"env": "calculator", "dry_run": True, "agent": "solve"}
+    apart = "\n".join(described(complete(run | {"cluster": cluster | {"gateways": 2}}), Rates()))
+    placed = re.findall(r"^(\w): (environments|gateway) (\d)$", apart, re.MULTILINE)
+    assert sorted(placed) == [("a", "environments", "0"), ("b", "gateway", "0"), ("b", "gateway", "1")]
+    assert "gateway workers -> environments: " in apart
+    beside = "\n".join(described(complete(run | {"cluster": cluster}), Rates()))
+    assert "a: environments 0, gateway\n" in beside
+
+
 def test_more_workers_than_the_machine_has_room_for_are_refused() -> None:
     run = complete({"env": "calculator", "dry_run": True, "cluster": {"environments": 10_000}})
     with pytest.raises(ConfigError, match=r"10000 CPUs in all.*What would fit: cluster\.environments="):
         list(described(run))
+    serving = complete({"env": "calculator", "dry_run": True, "cluster": {"gateways": 10_000}, "agent": "solve"})
+    with pytest.raises(ConfigError, match=r"10000 CPUs in all.*What would fit: cluster\.gateways="):
+        list(described(serving))
     scoring = complete({"env": "calculator", "dry_run": True, "cluster": {"rewards": 10_000}, "rewards": {"s": PLUGIN}})
     with pytest.raises(ConfigError, match=r"10000 CPUs in all.*What would fit: cluster\.rewards="):
         list(described(scoring))

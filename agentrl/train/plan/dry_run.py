@@ -70,6 +70,8 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
     work = work_of(config)
     if config.cluster.rewards:
         yield f"in a step, environments -> reward workers: {size(work.tokens * SESSION_BYTES)} of sessions"
+    if config.cluster.gateways:
+        yield f"in a step, gateway workers -> environments: {size(work.tokens * SESSION_BYTES)} of sessions"
     yield from _flows(shape, split, numbers_of(config), work, config.trainer.token_budget, engines_of(config), width)
     known = rates or (Rates() if by_gpu else measured_rates())
     step = step_time(config, shape, split, engine, work, known, ranks)
@@ -203,7 +205,8 @@ def step_time(
 
 
 def _where(assignment: Assignment, nodes: Sequence[Node], config: RunConfig) -> Iterator[str]:
-    gateway, apart = ", gateway" if config.agent else "", bool(config.cluster.environments)
+    own_gateway = config.agent and not config.cluster.gateways
+    gateway, apart = ", gateway" if own_gateway else "", bool(config.cluster.environments)
     yield f"{nodes[0].name}: the loop" + ("" if apart else f", sessions{gateway}")
     for node in nodes:
         for each in assignment.on(node.name):

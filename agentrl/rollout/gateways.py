@@ -1,0 +1,160 @@
+"""The gateway of agent programs in this process, with what a run needs of it beside HTTP (`agents.SessionGateway`).
+
+A run opens its sessions by a call: over HTTP that needs a key which nobody is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from agentrl import cluster
+from agentrl.config import GatewayConfig, RolloutConfig
+from agentrl.config.gateway import NODE
+from agentrl.rollout.agents import Address
+from agentrl.rollout.policies import Policy
+from agentrl.sessions.gateway.schedule import Schedule
+from agentrl.sessions.store import Store
+from agentrl.types import RewardState, Session, Status
+
+if TYPE_CHECKING:
+    from agentrl.sessions.gateway.gateway import Gateway
+    from agentrl.sessions.gateway.tls import Tls
+
+PATIENCE = 600.0
+"""Seconds that a program which is run again has until its next request, beside ten times what its recorded session
+took."""
+
+
+class LocalGateway:
+    """`agents.SessionGateway` over a gateway of this process.
+
+    Args:
+        gateway: it.
+        url: where programs reach it.
+        keeps: whether its store keeps sessions that have ended.
+    """
+
+    def __init__(self, gateway: Gateway, url: str, *, keeps: bool = True) -> None:
+        self.gateway, self.url, self._keeps = gateway, url, keeps
+
+    @asynccontextmanager
+    async def opened(self, session: Session, recorded: Session | None = None) -> AsyncIterator[LocalSession]:
+        """See `agents.SessionGateway.opened`; what is recorded is in the given session at once."""
+        opened = LocalSession(self, session)
+        if recorded is not None:
+            took = (recorded.ended or 0.0) - (recorded.started or 0.0)
+            self.gateway.schedules[session.id] = Schedule(recorded, opened.fail, PATIENCE + 10 * took)
+        access = await self.gateway.open(session)
+        opened.address = Address.of(self.url, access.id, access.api_key)
+        try:
+            yield opened
+        finally:
+            if not opened.finished:
+                await opened.finish(Status.ABORTED, "the run was cancelled")
+
+    async def end(self, session: Session, status: Status, error: str | None) -> None:
+        """Close and seal a session, unless its client has; it is stored before this returns."""
+        from agentrl.sessions.gateway.rewards import CloseBody
+
+        if session.reward_state is not RewardState.SEALED:
+            await self.gateway.finish(session.id, CloseBody(status=status, error=error))
+        if not self._keeps:
+            await self.gateway.write(lambda: self.gateway.store.delete(session.id))
+
+
+class LocalSession:
+    """`agents.OpenSession` of this process."""
+
+    address: Address
+
+    def __init__(self, gateway: LocalGateway, session: Session) -> None:
+        self._gateway, self._session, self.finished = gateway, session, False
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: BaseException) -> None:
+        """Have `broken` raise an error."""
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def broken(self) -> None:
+        """See `agents.OpenSession.broken`."""
+        await self._failed
+
+    async def finish(self, status: Status, error: str | None) -> Session:
+        """See `agents.OpenSession.finish`."""
+        self.finished = True
+        if status is Status.AGENT_ERROR and self._session.counters.get("gateway/failures"):
+            status = Status.INFRA_ERROR
+        await asyncio.shield(self._gateway.end(self._session, status, error))
+        return self._session
+
+
+def listening_place(where: GatewayConfig) -> tuple[str, str, Tls | None]:
+    """Of a gateway of this process: the address that it binds to, the name that programs use, and its certificate.
+
+    Raises:
+        ConfigError: the certificate can't be used.
+    """
+    from agentrl.sessions.gateway.server import ALL_INTERFACES
+    from agentrl.sessions.gateway.tls import Tls
+
+    node = cluster.current().host
+    host = node if where.host == NODE else where.host
+    name = where.name or (node if host in ALL_INTERFACES else host)
+    return host, name, Tls.of(where.tls_certificate, where.tls_key, "gateway.")
+
+
+@asynccontextmanager
+async def own_gateway(
+    policy: Policy,
+    store: Store,
+    limits: RolloutConfig,
+    where: GatewayConfig,
+    *,
+    keeps: bool = True,
+    bound: socket.socket | None = None,
+) -> AsyncIterator[LocalGateway]:
+    """A gateway of this process.
+
+    Args:
+        policy: generates the turns.
+        store: where it stores its sessions.
+        limits: the run's budgets and deadlines.
+        where: which address it listens on, and whether it serves HTTPS.
+        keeps: whether the store keeps sessions that have ended.
+        bound: a socket that listens where it is to; the caller closes it. None: on a free port.
+
+    Raises:
+        ConfigError: the certificate can't be used.
+        InfraError: nothing can listen there.
+    """
+    from agentrl.sessions.gateway import Limits, create_app, running
+
+    assert policy.engine is not None
+    bounds = Limits(
+        turn_tokens=limits.turn_tokens,
+        temperature=limits.temperature,
+        turn_timeout=limits.turn_timeout,
+        session_timeout=2 * limits.timeout,
+        in_flight=4 * limits.concurrency,
+        strict_fields=limits.strict_fields,
+    )
+    app = create_app(
+        policy.engine,
+        policy.renderer,
+        store,
+        limits=bounds,
+        session_tokens=limits.session_tokens,
+        context_tokens=limits.context_tokens,
+        retry_detection=limits.retry_detection,
+        strip_reasoning=policy.strip_reasoning,
+        admin_key=secrets.token_urlsafe(24),
+    )
+    host, name, tls = listening_place(where)
+    async with running(app, host=host, bound=bound, tls=tls, name=name) as url:
+        yield LocalGateway(app.state.gateway, url, keeps=keeps)

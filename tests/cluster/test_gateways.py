@@ -1,0 +1,372 @@
+"""Gateways in workers of their own: the same sessions as with a gateway beside the program."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.cluster import Worker, opened
+from agentrl.cluster.pool import Pool
+from agentrl.cluster.shared_pool import DistantPool, lent
+from agentrl.config import RunConfig
+from agentrl.envs.base import Env
+from agentrl.errors import ConfigError, InfraError
+from agentrl.overrides import typed, validate
+from agentrl.rollout import gateway_workers
+from agentrl.rollout.gateway_workers import served
+from agentrl.rollout.groups import Rollouts
+from agentrl.rollout.policies import Policy
+from agentrl.rollout.programs import ServedProgram
+from agentrl.sessions.renderers import get_renderer
+from agentrl.sessions.store import Store
+from agentrl.train import ledger
+from agentrl.types import Engine, Session, Status, Task
+from tests.cluster.conftest import add_node, remove_node
+from tests.cluster.test_elastic import soon
+from tests.cluster.test_programs import certificate
+from tests.cluster.test_run import require_same, run
+from tests.rollout.engines.conftest import engine, folder, model
+
+__all__ = ["engine", "folder", "model"]
+AGENT = """
+import asyncio, json, os, pathlib, sys, openai
+
+
+async def agent(task, client):
+    async def say(*words):
+        roles = ("user", "assistant")
+        messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(words)]
+        return await client.chat.completions.create(model="m", messages=messages, n=len(words[0]) % 2 + 1)
+
+    async def post(path, **body):
+        await client.post(f"{str(client.base_url).removesuffix('v1/')}{path}", body=body, cast_to=object)
+
+    first = await say("hello")
+    await say("hello", first.choices[0].message.content or "nothing", "and more?")
+    await say("something else")
+    how = task["how"]
+    if how == "turn":
+        await post("reward", value=0.25, turn=first.id)
+    if how == "named":
+        await post("reward", value=0.5, name="tidy")
+    if how == "final":
+        await post("reward", value=0.75)
+    if how == "closed":
+        await post("close", reward=1.0, rewards={"tidy": 0.5})
+    if how == "raises":
+        raise KeyError("oops")
+    if how == "waits":
+        pathlib.Path(task["file"]).write_text(str(os.getpid()))
+        await asyncio.sleep(3600)
+
+
+if __name__ == "__main__":
+    asyncio.run(agent(json.loads(os.environ["AGENTRL_TASK"]), openai.AsyncOpenAI()))
+"""
+IN_A_RUN = f"""
+import contextlib, os, re, runpy, signal
+from pathlib import Path
+
+solve = runpy.run_path({str(Path(__file__).parents[2] / "examples" / "openai_agent" / "agent.py")!r})["agent"]
+
+
+async def agent(task, client):
+    victim = Path(__file__).with_name("victim")
+    with contextlib.suppress(FileNotFoundError):
+        log = Path(victim.read_text())
+        victim.unlink()
+        os.kill(int(re.search(r"process (\\d+)", log.read_text())[1]), signal.SIGKILL)
+    Path(__file__).with_name("urls").open("a").write(f"{{client.base_url}}\\n")
+    return await solve(task, client)
+"""
+ENDS = ("nothing", "turn", "named", "final", "closed", "raises")
+LIMITS = {"turn_tokens": 12, "session_tokens": 1000, "context_tokens": 400, "timeout": 300.0}
+EVERYWHERE = pytest.mark.parametrize("caller", ["driver", "environment worker"])
+FORMS = pytest.mark.parametrize("form", ["function", "command"])
+
+
+class World(Env):
+    """Gives a task, and no rewards."""
+
+    async def reset(self, task: Task, *, seed: int | None = None) -> str:
+        return ""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The agent: `agent` in it, or the file as a program."""
+    made = tmp_path_factory.mktemp("agent") / "agent.py"
+    made.write_text(AGENT)
+    return made
+
+
+@asynccontextmanager
+async def serving(
+    engine: Engine, folder: Path, agent: str, caller: str = "driver", **settings: Any
+) -> AsyncIterator[tuple[ServedProgram, Pool | None]]:
+    """A program, and the gateway workers that it uses, called by the run's process or by one that calls its pool."""
+    run = {"env": "calculator", "agent": agent, "model": {"renderer": "chatml"}, "rollout": LIMITS, "cluster": settings}
+    config = RunConfig.model_validate(run)
+    rollouts = Rollouts(World, Policy(get_renderer(folder, "chatml"), engine), config.rollout, seed=3)
+    with opened(config.cluster, None), Store(":memory:") as store:
+        async with gateway_workers.gateway_workers(config, rollouts, folder) as pool:
+            if pool is None or caller == "driver":
+                async with served(config, rollouts.policy, store, pool) as program:
+                    yield program, pool
+                return
+            async with lent(pool, "gateways") as address:
+                distant = DistantPool(address)
+                async with served(config, rollouts.policy, store, distant) as program:
+                    yield program, pool
+                distant.close()
+
+
+async def play(program: ServedProgram, name: str, seconds: float = 300.0, **data: Any) -> Session:
+    limits = RunConfig.model_validate({"env": "calculator", "rollout": LIMITS}).rollout
+    session = Session(name, Task(id="t", data=data), seed=7)
+    return await program.play(World(), session, limits.model_copy(update={"timeout": seconds}))
+
+
+def recorded(session: Session) -> Any:
+    nodes = [
+        (n.parent, n.token_ids, n.trainable, n.logprobs, n.versions, n.sampling, n.reward, n.arrival)
+        for n in session.nodes
+    ]
+    ended = (session.status, session.error, session.reward, session.rewards, session.reward_state, session.counters)
+    return nodes, ended
+
+
+@pytest.mark.slow
+@FORMS
+@EVERYWHERE
+async def test_trees_rewards_and_ends_are_those_of_a_gateway_beside_the_program(
+    engine: Engine, folder: Path, file: Path, caller: str, form: str
+) -> None:
+    agent = f"{file}:agent" if form == "function" else f"python {file}"
+
+    async def all_ends(**settings: Any) -> dict[str, Any]:
+        async with serving(engine, folder, agent, caller, **settings) as (program, pool):
+            sessions = [play(program, how, how=how) for how in ENDS]
+            found = await asyncio.gather(*sessions)
+            if pool is not None:
+                await left(pool)
+            return {session.id: recorded(session) for session in found}
+
+    beside, workers = await all_ends(), await all_ends(gateways=2)
+    for how in ENDS:
+        assert workers[how] == beside[how], how
+    nodes, (status, *_) = workers["raises"]
+    assert status is Status.AGENT_ERROR
+    assert len(nodes) > 6
+
+
+@pytest.mark.slow
+@FORMS
+@EVERYWHERE
+async def test_a_workers_death_ends_its_programs_at_once_as_infrastructure_errors_and_it_is_replaced(
+    engine: Engine, folder: Path, file: Path, caller: str, form: str, tmp_path: Path
+) -> None:
+    agent = f"{file}:agent" if form == "function" else f"python {file}"
+    async with serving(engine, folder, agent, caller, gateways=2) as (program, pool):
+        assert pool is not None
+        names = [f"s{number}" for number in range(4)]
+        waiting = {
+            name: asyncio.create_task(play(program, name, how="waits", file=str(tmp_path / name))) for name in names
+        }
+        await soon(lambda: len(list(tmp_path.iterdir())) == 4, "the programs are not there")
+        first, second = pool._under_way
+        assert list(pool._under_way.values()) == [2, 2]
+        first.kill()
+        await soon(lambda: sum(task.done() for task in waiting.values()) == 2, "two sessions have not ended")
+        lost = {name: task.result() for name, task in waiting.items() if task.done()}
+        assert {session.status for session in lost.values()} == {Status.INFRA_ERROR}
+        assert all("WorkerLost" in (session.error or "") for session in lost.values())
+        if form == "command":
+            await soon(lambda: not any(alive(tmp_path / name) for name in lost), "their programs go on")
+        await soon(lambda: len(pool._under_way) == 2, "it is not replaced")
+        assert second in pool._under_way
+        again = await asyncio.gather(*(play(program, f"{name}~1", how="final") for name in lost))
+        assert {session.reward for session in again} == {0.75}
+        for task in waiting.values():
+            task.cancel()
+        await asyncio.gather(*waiting.values(), return_exceptions=True)
+        await left(pool)
+
+
+async def left(pool: Pool) -> None:
+    await soon(lambda: not any(pool._under_way.values()), "sessions that have ended still count")
+
+
+def alive(file: Path) -> bool:
+    """Whether the process runs whose number is in the file."""
+    try:
+        return Path(f"/proc/{file.read_text()}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+@EVERYWHERE
+async def test_a_worker_that_does_not_answer_is_ended_at_the_deadline_of_a_call(
+    engine: Engine, folder: Path, file: Path, caller: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_workers, "CALL_SECONDS", 2.0)
+    async with serving(engine, folder, f"{file}:agent", caller, gateways=1) as (program, pool):
+        assert pool is not None
+        assert (await play(program, "before", how="final")).reward == 0.75
+        (worker,) = pool._under_way
+        os.killpg(process_of(worker), signal.SIGSTOP)
+        session = await play(program, "s", how="final")
+        assert session.status is Status.INFRA_ERROR
+        assert "WorkerTimeout: a gateway worker opened no session within 2 s" in (session.error or "")
+        monkeypatch.setattr(gateway_workers, "CALL_SECONDS", 60.0)
+        assert (await play(program, "s~1", how="final")).reward == 0.75  # by the other one
+        assert worker not in pool._under_way
+
+
+def process_of(worker: Worker) -> int:
+    group: int = worker.process.server.pid  # type: ignore[attr-defined]
+    return group
+
+
+@pytest.mark.slow
+async def test_a_programs_deadline_truncates_its_session_with_what_it_has(
+    engine: Engine, folder: Path, file: Path, tmp_path: Path
+) -> None:
+    async with serving(engine, folder, f"{file}:agent", gateways=1) as (program, _):
+        session = await play(program, "s", 8.0, how="waits", file=str(tmp_path / "there"))
+    assert session.status is Status.TRUNCATED
+    assert "the agent took longer than" in (session.error or "")
+    assert session.nodes
+
+
+@pytest.mark.slow
+async def test_where_nothing_can_listen_at_the_address_the_run_ends_as_it_starts(
+    engine: Engine, folder: Path, file: Path
+) -> None:
+    run = {"env": "calculator", "agent": f"{file}:agent", "gateway": {"host": "198.51.100.7"}}
+    config = RunConfig.model_validate(run | {"cluster": {"gateways": 1}, "model": {"renderer": "chatml"}})
+    rollouts = Rollouts(World, Policy(get_renderer(folder, "chatml"), engine), config.rollout, seed=3)
+    with opened(config.cluster, None), pytest.raises(InfraError, match=r"can't listen on 198\.51\.100\.7"):
+        async with gateway_workers.gateway_workers(config, rollouts, folder):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("cluster.gateways=2", "cluster.gateways=2 serves agent programs, and there is none: set agent="),
+        ("agent=solve cluster.gateways=-1", "cluster.gateways=-1"),
+        (
+            "agent=solve cluster=ray cluster.address=auto cluster.gateways=1",
+            "gateway.host=127.0.0.1 is reached from its own alone: set gateway.host=node",
+        ),
+        (
+            "agent=solve cluster=ray cluster.address=auto cluster.gateways=1 gateway.host=localhost",
+            "gateway.host=localhost is reached from its own alone",
+        ),
+    ],
+)
+def test_settings_that_can_not_work_are_refused(words: str, says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        validate(typed(["env=calculator", *words.split()]), RunConfig)
+    assert says in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def solver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example's agent; once, where a file `victim` beside it names a worker's log, it kills that worker."""
+    made = tmp_path_factory.mktemp("solver") / "agent.py"
+    made.write_text(IN_A_RUN)
+    return made
+
+
+@pytest.fixture(scope="module")
+def here(solver: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The folder and the result of the agent's run in one process."""
+    folder = tmp_path_factory.mktemp("runs") / "local"
+    return folder, run(folder, agent=f"{solver}:agent", steps=1)
+
+
+def run_with(folder: Path, solver: Path, **more: Any) -> Any:
+    """The same run, in which the first session kills the first gateway worker."""
+    solver.with_name("urls").write_text("")
+    solver.with_name("victim").write_text(str(folder / "logs" / "gateway-0.log"))
+    return run(folder, agent=f"{solver}:agent", steps=1, **more)
+
+
+def require_replaced(folder: Path, solver: Path) -> None:
+    assert not solver.with_name("victim").exists()
+    assert list(ledger.faults(folder)) == []
+    with Store(folder / "sessions.db") as store:
+        assert sum(session.attempt for session in store.sessions()) > 0, "no session was drawn again"
+    assert {file.name for file in (folder / "logs").glob("gateway-*")} == {f"gateway-{n}.log" for n in range(3)}
+
+
+def urls_of(solver: Path) -> set[str]:
+    return {url.partition("/sessions")[0] for url in solver.with_name("urls").read_text().split()}
+
+
+def nodes_of(folder: Path, role: str) -> set[str]:
+    """The nodes that a role's workers were on, by the first lines of their logs."""
+    lines = (file.read_text() for file in (folder / "logs").glob(f"{role}-*.log"))
+    return {re.findall(r" on (\S+ \(\w+\)), process", line)[0] for line in lines}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_with_gateway_workers_learns_the_same_also_where_one_dies(
+    solver: Path, here: tuple[Path, Any], tmp_path: Path
+) -> None:
+    there = run_with(tmp_path / "run", solver, cluster={"gateways": 2})
+    require_same(tmp_path / "run", there, here)
+    require_replaced(tmp_path / "run", solver)
+    assert len(urls_of(solver)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_programs_of_environment_workers_reach_gateways_on_the_node_that_the_settings_name_by_https(
+    ray_nodes: Any, solver: Path, here: tuple[Path, Any], tmp_path: Path
+) -> None:
+    near = add_node(ray_nodes, num_cpus=4, resources={"near": 4})
+    host = ray_nodes.address.partition(":")[0]
+    resources = {"environments": {"custom": {"near": 1}}, "gateway": {"custom": {"far": 1}, "cpus": 0.5}}
+    cluster = {"name": "ray", "address": ray_nodes.address, "place_timeout": 60.0, "resources": resources}
+    try:
+        there = run_with(
+            tmp_path / "ray",
+            solver,
+            cluster=cluster | {"environments": 1, "gateways": 2, "encrypted": True},
+            gateway={"host": "node", **certificate(host, tmp_path)},
+        )
+    finally:
+        remove_node(ray_nodes, near)
+    require_same(tmp_path / "ray", there, here)
+    require_replaced(tmp_path / "ray", solver)
+    assert {url.rpartition(":")[0] for url in urls_of(solver)} == {f"https://{host}"}
+    (gateways,), (environments,) = nodes_of(tmp_path / "ray", "gateway"), nodes_of(tmp_path / "ray", "environments")
+    assert gateways != environments
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_recorded_run_of_a_program_is_run_again_by_gateway_workers(
+    solver: Path, here: tuple[Path, Any], tmp_path: Path
+) -> None:
+    again = run(
+        tmp_path / "again",
+        agent=f"{solver}:agent",
+        steps=1,
+        rerun=str(here[0]),
+        cluster={"gateways": 1, "environments": 1},
+    )
+    require_same(tmp_path / "again", again, here)
