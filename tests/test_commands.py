@@ -168,7 +168,7 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl eval env=oracle.py:Oracle policy=noop": Run(slow=False),
     "agentrl train env=calculator agent=examples/openai_agent/agent.py:agent cluster.environments=2 "
     "cluster.gateways=1": Elsewhere(
-        "tests/cluster/test_gateways.py::test_a_run_with_gateway_workers_learns_the_same_also_where_one_dies"
+        "tests/cluster/test_gateway_runs.py::test_a_run_with_gateway_workers_learns_the_same_also_where_one_dies"
     ),
     "agentrl train env=calculator rewards.judge=examples/plugins/reward_service.py:Service "
     "rewards.judge.url=http://127.0.0.1:9000/score cluster.rewards=2": Elsewhere(

@@ -79,6 +79,7 @@ class OpenSession(Protocol):
         gateway is an INFRA_ERROR.
 
         Raises:
+            Departed: as in `broken`.
             InfraError: its gateway is lost.
         """
         ...

@@ -24,7 +24,7 @@ from agentrl.cluster.calls import Listener
 from agentrl.cluster.connection import Calling
 from agentrl.cluster.pool import Pool, Workers
 from agentrl.config import RunConfig
-from agentrl.errors import DeadlineExceeded, InfraError
+from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError
 from agentrl.rollout import agents
 from agentrl.rollout.distant_engine import DistantEngine, EngineAccess, EngineCalls
 from agentrl.rollout.gateways import LocalGateway, LocalSession, listening_place, own_gateway
@@ -81,15 +81,23 @@ class GatewayRole:
         if traces is not None:
             self._open.enter_context(tracing.exported(*traces, logger.warning))
 
-    async def opened(self, session: Session, recorded: Session | None) -> AsyncIterator[agents.Address]:
-        """See `agents.SessionGateway.opened`; yields its address, and then raises as `OpenSession.broken` does."""
+    async def opened(self, session: Session, recorded: Session | None) -> AsyncIterator[agents.Address | AgentRLError]:
+        """See `agents.SessionGateway.opened`; until the caller leaves.
+
+        Yields:
+            Its address, and then, where it can't go on, what `OpenSession.broken` raises.
+        """
         async with self._opening:
             gateway = self._gateway = self._gateway or await self._served()
         async with gateway.opened(session, recorded) as opened:
             self._sessions[session.id] = opened
             try:
                 yield opened.address
-                await opened.broken()
+                try:
+                    await opened.broken()
+                except AgentRLError as error:
+                    yield error
+                await asyncio.Event().wait()
             finally:
                 if self._sessions.get(session.id) is opened:
                     del self._sessions[session.id]
@@ -141,9 +149,9 @@ class DistantGateway:
                 await asyncio.gather(watching, return_exceptions=True)
 
 
-async def _until_broken(stream: AsyncGenerator[agents.Address, None]) -> None:
-    async for _ in stream:
-        pass
+async def _until_broken(stream: AsyncGenerator[AgentRLError, None]) -> None:
+    async for error in stream:
+        raise error
 
 
 class DistantSession:

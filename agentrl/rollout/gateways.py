@@ -55,7 +55,7 @@ class LocalGateway:
             yield opened
         finally:
             if not opened.finished:
-                await opened.finish(Status.ABORTED, "the run was cancelled")
+                await opened.end(Status.ABORTED, "the run was cancelled")
 
     async def end(self, session: Session, status: Status, error: str | None) -> None:
         """Close and seal a session, unless its client has; it is stored before this returns."""
@@ -83,15 +83,21 @@ class LocalSession:
 
     async def broken(self) -> None:
         """See `agents.OpenSession.broken`."""
-        await self._failed
+        await asyncio.shield(self._failed)
 
     async def finish(self, status: Status, error: str | None) -> Session:
         """See `agents.OpenSession.finish`."""
+        await self.end(status, error)
+        if self._failed.done():  # the program's failed request may have ended it first
+            self._failed.result()
+        return self._session
+
+    async def end(self, status: Status, error: str | None) -> None:
+        """`finish` where nobody hears of it."""
         self.finished = True
         if status is Status.AGENT_ERROR and self._session.counters.get("gateway/failures"):
             status = Status.INFRA_ERROR
         await asyncio.shield(self._gateway.end(self._session, status, error))
-        return self._session
 
 
 def listening_place(where: GatewayConfig) -> tuple[str, str, Tls | None]:

@@ -146,6 +146,7 @@ def test_the_doctor_tries_gateway_workers(tmp_path: Path) -> None:
 def test_a_sandbox_reaches_its_nodes_gateway_or_a_problem_says_what_to_set(docker: None, tmp_path: Path) -> None:
     config = DoctorConfig(folder=tmp_path, images=(SMALL.image,), megabytes=1, sandbox_network="host")
     assert examine(config).problems == []
+    assert examine(config.model_copy(update={"cluster": ClusterConfig(gateways=1)})).problems == []
     (problem,) = examine(config.model_copy(update={"sandbox_network": "bridge"})).problems
     assert "in the Docker network 'bridge' does not reach the gateway at http://127.0.0.1:" in problem
     assert problem.endswith("gateway.host=node listens outside of the node")

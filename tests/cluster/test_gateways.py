@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,31 +12,29 @@ from typing import Any
 
 import pytest
 
-from agentrl.cluster import Worker, opened
+from agentrl.cluster import Address, Connection, Worker, connect, opened
+from agentrl.cluster.calls import Listener
 from agentrl.cluster.pool import Pool
 from agentrl.cluster.shared_pool import DistantPool, lent
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
-from agentrl.errors import ConfigError, InfraError
+from agentrl.errors import ConfigError, Departed, InfraError
 from agentrl.overrides import typed, validate
-from agentrl.rollout import gateway_workers
-from agentrl.rollout.gateway_workers import served
+from agentrl.rollout import gateway_workers, gateways
+from agentrl.rollout.agents import load_agent
+from agentrl.rollout.gateway_workers import DistantGateway, served
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.programs import ServedProgram
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store import Store
-from agentrl.train import ledger
 from agentrl.types import Engine, Session, Status, Task
-from tests.cluster.conftest import add_node, remove_node
 from tests.cluster.test_elastic import soon
-from tests.cluster.test_programs import certificate
-from tests.cluster.test_run import require_same, run
 from tests.rollout.engines.conftest import engine, folder, model
 
 __all__ = ["engine", "folder", "model"]
 AGENT = """
-import asyncio, json, os, pathlib, sys, openai
+import asyncio, json, os, pathlib, openai
 
 
 async def agent(task, client):
@@ -70,22 +67,6 @@ async def agent(task, client):
 
 if __name__ == "__main__":
     asyncio.run(agent(json.loads(os.environ["AGENTRL_TASK"]), openai.AsyncOpenAI()))
-"""
-IN_A_RUN = f"""
-import contextlib, os, re, runpy, signal
-from pathlib import Path
-
-solve = runpy.run_path({str(Path(__file__).parents[2] / "examples" / "openai_agent" / "agent.py")!r})["agent"]
-
-
-async def agent(task, client):
-    victim = Path(__file__).with_name("victim")
-    with contextlib.suppress(FileNotFoundError):
-        log = Path(victim.read_text())
-        victim.unlink()
-        os.kill(int(re.search(r"process (\\d+)", log.read_text())[1]), signal.SIGKILL)
-    Path(__file__).with_name("urls").open("a").write(f"{{client.base_url}}\\n")
-    return await solve(task, client)
 """
 ENDS = ("nothing", "turn", "named", "final", "closed", "raises")
 LIMITS = {"turn_tokens": 12, "session_tokens": 1000, "context_tokens": 400, "timeout": 300.0}
@@ -238,6 +219,69 @@ def process_of(worker: Worker) -> int:
 
 
 @pytest.mark.slow
+async def test_sessions_end_with_the_process_that_opened_them(
+    engine: Engine, folder: Path, file: Path, tmp_path: Path
+) -> None:
+    async with serving(engine, folder, f"{file}:agent", gateways=1) as (program, pool):
+        assert pool is not None
+        async with lent(pool, "gateways") as address:
+            another = DistantPool(address)
+            theirs = ServedProgram(program.agent, gateway=DistantGateway(another), user_agent=program.user_agent)
+            playing = asyncio.create_task(play(theirs, "s", how="waits", file=str(tmp_path / "there")))
+            await soon((tmp_path / "there").exists, "the program is not there")
+            assert list(pool._under_way.values()) == [1]
+            await asyncio.to_thread(another.close)  # as its process's end does
+            await left(pool)
+            await asyncio.gather(playing, return_exceptions=True)
+        assert (await play(program, "s", how="final")).reward == 0.75  # the name is free
+
+
+class OneWorker:
+    """Workers of which there is one, called over a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[Connection]:
+        yield self._connection
+
+
+@pytest.mark.slow
+async def test_a_recorded_request_that_does_not_come_is_told_to_whoever_runs_the_session_again(
+    engine: Engine, folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(engine, folder, f"{file}:agent") as (program, _):
+        before = await play(program, "s", how="nothing")
+    monkeypatch.setattr(gateways, "PATIENCE", 0.5 - 10 * ((before.ended or 0.0) - (before.started or 0.0)))
+    nowhere = Address("engines", "127.0.0.1", 9, b"")
+    config = RunConfig.model_validate({"env": "calculator", "agent": "solve", "model": {"renderer": "chatml"}})
+    role = gateway_workers.GatewayRole(config, folder, nowhere, engine.capabilities)
+    async with Listener(role, "a gateway worker", "here", "127.0.0.1", b"key") as address:
+        connection = await asyncio.to_thread(connect, address)
+        workers: Any = OneWorker(connection)
+        idle = ServedProgram("idle", before, gateway=DistantGateway(workers), user_agent=load_agent("sleep 3600"))
+        waits = ServedProgram("waits", before, gateway=DistantGateway(workers), user_agent=load_agent(late))
+        assert (await play(idle, "idle", 3.0)).status is Status.TRUNCATED  # nothing waits for a request
+        with pytest.raises(Departed, match=r"session s, turn \d+: the program did not request it within 0\.5 s"):
+            await play(waits, "waits")
+        await asyncio.to_thread(connection.close)
+    await role.close()
+
+
+async def late(task: Task, client: Any) -> None:
+    """Send a request that the recording has further on, and not those before it."""
+    messages: Any = [{"role": "user", "content": "something else"}]
+    await client.chat.completions.create(model="m", messages=messages)
+
+
+def test_an_environment_worker_has_as_long_as_gateway_workers_may_take_more() -> None:
+    with_workers = {"env": "calculator", "agent": "solve", "cluster": {"gateways": 1}}
+    assert gateway_workers.longest(RunConfig.model_validate(with_workers)) > 900.0 + gateway_workers.CALL_SECONDS
+    assert gateway_workers.longest(RunConfig.model_validate({"env": "calculator"})) == 0.0
+
+
+@pytest.mark.slow
 async def test_a_programs_deadline_truncates_its_session_with_what_it_has(
     engine: Engine, folder: Path, file: Path, tmp_path: Path
 ) -> None:
@@ -279,94 +323,3 @@ def test_settings_that_can_not_work_are_refused(words: str, says: str) -> None:
     with pytest.raises(ConfigError) as refused:
         validate(typed(["env=calculator", *words.split()]), RunConfig)
     assert says in str(refused.value)
-
-
-@pytest.fixture(scope="module")
-def solver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example's agent; once, where a file `victim` beside it names a worker's log, it kills that worker."""
-    made = tmp_path_factory.mktemp("solver") / "agent.py"
-    made.write_text(IN_A_RUN)
-    return made
-
-
-@pytest.fixture(scope="module")
-def here(solver: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """The folder and the result of the agent's run in one process."""
-    folder = tmp_path_factory.mktemp("runs") / "local"
-    return folder, run(folder, agent=f"{solver}:agent", steps=1)
-
-
-def run_with(folder: Path, solver: Path, **more: Any) -> Any:
-    """The same run, in which the first session kills the first gateway worker."""
-    solver.with_name("urls").write_text("")
-    solver.with_name("victim").write_text(str(folder / "logs" / "gateway-0.log"))
-    return run(folder, agent=f"{solver}:agent", steps=1, **more)
-
-
-def require_replaced(folder: Path, solver: Path) -> None:
-    assert not solver.with_name("victim").exists()
-    assert list(ledger.faults(folder)) == []
-    with Store(folder / "sessions.db") as store:
-        assert sum(session.attempt for session in store.sessions()) > 0, "no session was drawn again"
-    assert {file.name for file in (folder / "logs").glob("gateway-*")} == {f"gateway-{n}.log" for n in range(3)}
-
-
-def urls_of(solver: Path) -> set[str]:
-    return {url.partition("/sessions")[0] for url in solver.with_name("urls").read_text().split()}
-
-
-def nodes_of(folder: Path, role: str) -> set[str]:
-    """The nodes that a role's workers were on, by the first lines of their logs."""
-    lines = (file.read_text() for file in (folder / "logs").glob(f"{role}-*.log"))
-    return {re.findall(r" on (\S+ \(\w+\)), process", line)[0] for line in lines}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_run_with_gateway_workers_learns_the_same_also_where_one_dies(
-    solver: Path, here: tuple[Path, Any], tmp_path: Path
-) -> None:
-    there = run_with(tmp_path / "run", solver, cluster={"gateways": 2})
-    require_same(tmp_path / "run", there, here)
-    require_replaced(tmp_path / "run", solver)
-    assert len(urls_of(solver)) > 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_programs_of_environment_workers_reach_gateways_on_the_node_that_the_settings_name_by_https(
-    ray_nodes: Any, solver: Path, here: tuple[Path, Any], tmp_path: Path
-) -> None:
-    near = add_node(ray_nodes, num_cpus=4, resources={"near": 4})
-    host = ray_nodes.address.partition(":")[0]
-    resources = {"environments": {"custom": {"near": 1}}, "gateway": {"custom": {"far": 1}, "cpus": 0.5}}
-    cluster = {"name": "ray", "address": ray_nodes.address, "place_timeout": 60.0, "resources": resources}
-    try:
-        there = run_with(
-            tmp_path / "ray",
-            solver,
-            cluster=cluster | {"environments": 1, "gateways": 2, "encrypted": True},
-            gateway={"host": "node", **certificate(host, tmp_path)},
-        )
-    finally:
-        remove_node(ray_nodes, near)
-    require_same(tmp_path / "ray", there, here)
-    require_replaced(tmp_path / "ray", solver)
-    assert {url.rpartition(":")[0] for url in urls_of(solver)} == {f"https://{host}"}
-    (gateways,), (environments,) = nodes_of(tmp_path / "ray", "gateway"), nodes_of(tmp_path / "ray", "environments")
-    assert gateways != environments
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_recorded_run_of_a_program_is_run_again_by_gateway_workers(
-    solver: Path, here: tuple[Path, Any], tmp_path: Path
-) -> None:
-    again = run(
-        tmp_path / "again",
-        agent=f"{solver}:agent",
-        steps=1,
-        rerun=str(here[0]),
-        cluster={"gateways": 1, "environments": 1},
-    )
-    require_same(tmp_path / "again", again, here)
