@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -196,21 +197,42 @@ def alive(file: Path) -> bool:
 
 @pytest.mark.slow
 @EVERYWHERE
-async def test_a_worker_that_does_not_answer_is_ended_at_the_deadline_of_a_call(
+async def test_a_worker_that_opens_no_session_is_ended_at_the_deadline_of_a_call(
     engine: Engine, folder: Path, file: Path, caller: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_workers, "CALL_SECONDS", 2.0)
     async with serving(engine, folder, f"{file}:agent", caller, gateways=1) as (program, pool):
         assert pool is not None
         assert (await play(program, "before", how="final")).reward == 0.75
-        (worker,) = pool._under_way
-        os.killpg(process_of(worker), signal.SIGSTOP)
+        stop(pool, monkeypatch)
         session = await play(program, "s", how="final")
         assert session.status is Status.INFRA_ERROR
         assert "WorkerTimeout: a gateway worker opened no session within 2 s" in (session.error or "")
-        monkeypatch.setattr(gateway_workers, "CALL_SECONDS", 60.0)
-        assert (await play(program, "s~1", how="final")).reward == 0.75  # by the other one
-        assert worker not in pool._under_way
+        monkeypatch.undo()
+        assert (await play(program, "s~1", how="final")).reward == 0.75  # by another one
+
+
+@pytest.mark.slow
+@EVERYWHERE
+async def test_a_worker_that_stops_amid_a_session_is_ended_when_the_programs_time_is_over(
+    engine: Engine, folder: Path, file: Path, caller: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(engine, folder, f"{file}:agent", caller, gateways=1) as (program, pool):
+        assert pool is not None
+        playing = asyncio.create_task(play(program, "s", 20.0, how="waits", file=str(tmp_path / "there")))
+        await soon((tmp_path / "there").exists, "the program is not there")
+        stop(pool, monkeypatch)
+        session = await playing
+        assert session.status is Status.INFRA_ERROR
+        assert re.search(r"WorkerTimeout: .*finish ran past its deadline", session.error or "")
+        monkeypatch.undo()
+        assert (await play(program, "s~1", how="final")).reward == 0.75  # by another one
+
+
+def stop(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stop the only worker's process, and let calls of it have two seconds."""
+    (worker,) = pool._under_way
+    monkeypatch.setattr(gateway_workers, "CALL_SECONDS", 2.0)
+    os.killpg(process_of(worker), signal.SIGSTOP)
 
 
 def process_of(worker: Worker) -> int:
