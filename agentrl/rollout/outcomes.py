@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
-from agentrl.sessions.codec import pack_floats, pack_ids
-from agentrl.types import MAIN, Group, Session
+from agentrl.rollout.held import content_hash, versions_of
+from agentrl.types import Group
 
 TRAINED = "trained"
 REPLAYED = "replayed"
@@ -51,8 +48,7 @@ class Outcome:
     @staticmethod
     def of(group: Group, outcome: str) -> Outcome:
         """The outcome of a group."""
-        spans = (span for s in group.sessions for n in s.nodes if n.policy == MAIN for span in n.versions)
-        versions = tuple(sorted({span.version for span in spans}))
+        versions = tuple(sorted({version for session in group.sessions for version in versions_of(session)}))
         found = content_hash(group.sessions) if group.sessions else None
         return Outcome(
             group=group.id,
@@ -71,24 +67,3 @@ class Outcome:
         """The outcome of a JSON object with these fields."""
         names = Outcome.__dataclass_fields__
         return Outcome(**{name: data[name] for name in names} | {"versions": tuple(data["versions"])})
-
-
-def content_hash(sessions: list[Session]) -> str:
-    """A digest of what training sees of sessions, 32 hexadecimal digits.
-
-    Token ids, which of them are trained, log-probabilities, versions, the tree's shape, rewards and statuses; the same
-    for the sessions in memory and for those that a store returns.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for session in sessions:
-        head = (session.id, session.status.value, session.reward, session.agent_rewards)
-        digest.update(orjson.dumps(head))
-        if session.branches:
-            digest.update(orjson.dumps(session.branches))
-        for node in session.nodes:
-            spans = [(span.version, span.start, span.end) for span in node.versions]
-            reward = None if node.reward is None else node.reward + 0.0
-            digest.update(orjson.dumps((node.id, node.parent, node.agent, sum(node.trainable), spans, reward)))
-            digest.update(pack_ids(node.token_ids))
-            digest.update(pack_floats(node.logprobs) or b"")
-    return digest.hexdigest()

@@ -25,7 +25,7 @@ from agentrl.envs.episode import NO_DEADLINES, Actor
 from agentrl.errors import Departed
 from agentrl.rollout.departures import compare, same
 from agentrl.rollout.groups import Deadline, Ended, Rollouts
-from agentrl.rollout.outcomes import content_hash
+from agentrl.rollout.held import has_content
 from agentrl.rollout.programs import Program
 from agentrl.rollout.rerun_engine import Recording, RerunEngine
 from agentrl.rollout.stream import Stream
@@ -142,8 +142,8 @@ class RerunStream(Stream):
         """
         step = self.gate.published + 1
         recorded = {outcome.group: outcome.hash for outcome in self.recording.trained.get(step, ())}
-        found = {group.id: content_hash(group.sessions) for group in groups}
-        if found != recorded:
-            wrong = sorted(name for name in found.keys() | recorded.keys() if found.get(name) != recorded.get(name))
+        found = {group.id: group for group in groups}
+        same = {name for name, group in found.items() if has_content(group.sessions, recorded.get(name))}
+        if wrong := sorted((found.keys() | recorded.keys()) - same):
             raise Departed(f"step {step}: {', '.join(wrong)}: the recorded step trained other groups or sessions")
         return super().published(groups)

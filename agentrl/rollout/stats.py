@@ -12,9 +12,10 @@ from statistics import fmean, pstdev
 
 from agentrl.config import EvalConfig
 from agentrl.rollout.health import sessions_of, worked
+from agentrl.rollout.held import sizes_of, usage
 from agentrl.rollout.statistics import ROUNDING, interval, pass_at_k, pass_hat_k
-from agentrl.rollout.usage import Usage, usage
-from agentrl.types import Group, Node, Session, Status
+from agentrl.rollout.usage import Usage
+from agentrl.types import Group, Session, Status
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -71,17 +72,15 @@ def _groups(groups: Sequence[Group]) -> dict[str, float]:
 def _shape(sessions: Sequence[Session]) -> dict[str, float]:
     if not sessions:
         return {"sessions/count": 0.0}
-    spoken = [session.turns for session in sessions]
-    tokens = [sum(len(node.token_ids) for node in session.nodes) for session in sessions]
-    sampled = [sum(sum(node.trainable) for node in session.nodes) for session in sessions]
+    sizes = [sizes_of(session) for session in sessions]
     return {
         "sessions/count": float(len(sessions)),
-        "sessions/turns": fmean(spoken),
-        "sessions/turns_max": float(max(spoken)),
-        "sessions/tokens": fmean(tokens),
-        "sessions/tokens_max": float(max(tokens)),
-        "sessions/trained_tokens": fmean(sampled),
-        "tokens/after_switch": float(sum(after_switch(node) for session in sessions for node in session.nodes)),
+        "sessions/turns": fmean(size.turns for size in sizes),
+        "sessions/turns_max": float(max(size.turns for size in sizes)),
+        "sessions/tokens": fmean(size.tokens for size in sizes),
+        "sessions/tokens_max": float(max(size.tokens for size in sizes)),
+        "sessions/trained_tokens": fmean(size.trainable for size in sizes),
+        "tokens/after_switch": float(sum(size.after_switch for size in sizes)),
     }
 
 
@@ -110,16 +109,6 @@ def idle(row: Mapping[str, float]) -> dict[str, float]:
         "time/idle_engine": min(row["time/engine_idle"] / step, 1.0),
         "time/idle_trainer": max(1 - busy / step, 0.0),
     }
-
-
-def after_switch(node: Node) -> int:
-    """Tokens of a turn that a later policy version sampled than its first ones.
-
-    With `weights.mode=in_place` they were made with mixed caches: keys and values of the tokens before the switch
-    are the older policy's. In every other mode those were recomputed.
-    """
-    first = node.versions[0].version if node.versions else None
-    return sum(span.end - span.start for span in node.versions if span.version != first)
 
 
 # --------------------------------------------------------------------------------------- evaluation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agentrl.types import MAIN, Session
@@ -38,12 +37,8 @@ class Usage:
         return (self.prompt * (prompt_price or 0.0) + self.completion * (completion_price or 0.0)) / 1e6
 
 
-def usage(sessions: Iterable[Session]) -> Usage:
-    """The tokens of all of the sessions."""
-    return sum(map(_of_session, sessions), Usage())
-
-
-def _of_session(session: Session) -> Usage:
+def usage_of(session: Session) -> Usage:
+    """The tokens of a session."""
     counters = session.counters
     if COMPLETION in counters:
         return Usage(counters.get(PROMPT, 0), counters[COMPLETION], counters.get(CACHED, 0))

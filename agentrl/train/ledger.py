@@ -19,7 +19,8 @@ from pathlib import Path
 import orjson
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.outcomes import GENERATED_AGAIN, REPLAYED, TRAINED, Outcome, content_hash
+from agentrl.rollout.held import has_content
+from agentrl.rollout.outcomes import GENERATED_AGAIN, REPLAYED, TRAINED, Outcome
 from agentrl.sessions.store import Store
 from agentrl.train.files import append, write_atomically
 from agentrl.train.resuming import step_of, whole_checkpoints
@@ -130,8 +131,6 @@ def _changed(run: Path, entries: list[Entry]) -> Iterator[str]:
     with Store(run / "sessions.db", read_only=True) as store:
         for entry in entries:
             outcome = entry.outcome
-            if (
-                outcome.outcome in (TRAINED, REPLAYED)
-                and content_hash(last_attempts(store, outcome.group)) != outcome.hash
-            ):
+            trained = outcome.outcome in (TRAINED, REPLAYED)
+            if trained and not has_content(last_attempts(store, outcome.group), outcome.hash):
                 yield f"step {entry.step} trained {outcome.group}, of which the store has other sessions"

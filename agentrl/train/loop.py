@@ -1,4 +1,4 @@
-"""The loop: generate, score, compute values, credit, pack, train, publish.
+"""The loop: generate, score, learn (compute values, credit, pack, train), publish.
 
 It knows roles, not their kinds: any engine, any trainer, any algorithm, any environment. Everything that a step does
 follows from its number, its groups' numbers and the run's seed, so a run that was killed goes on from its last
@@ -20,31 +20,26 @@ from agentrl.config import RunConfig
 from agentrl.errors import AgentRLError, EngineError, brief
 from agentrl.rollout.filters import FILTERS, make_measure
 from agentrl.rollout.fleet.reference import ReferenceEngine
-from agentrl.rollout.health import Health, with_retries
+from agentrl.rollout.health import Health, sessions_of, with_retries
+from agentrl.rollout.held import calls_of, sizes_of
 from agentrl.rollout.past import PastVersions
 from agentrl.rollout.policies import Policy
-from agentrl.rollout.seeds import derive
-from agentrl.rollout.stats import Evaluation, idle, rollout_metrics, staleness
+from agentrl.rollout.stats import Evaluation, idle, rollout_metrics
 from agentrl.rollout.stream import Stream
 from agentrl.rollout.weights.buckets import Weights
-from agentrl.sessions.renderers.base import Parsed
 from agentrl.sessions.renderers.watch import CallWatch
-from agentrl.train import probe, provenance, ratings, recorded_steps, resizing, trainer_logprobs
+from agentrl.train import probe, provenance, ratings, recorded_steps, resizing
 from agentrl.train.algorithms import Algorithm
-from agentrl.train.backends import Averager, Critic, Rewarder, Trainer
+from agentrl.train.backends import Averager, Trainer
 from agentrl.train.clock import Clock
-from agentrl.train.colocated import computing
 from agentrl.train.display import Display
-from agentrl.train.forest import Forest
-from agentrl.train.packing import pack_credited, path_tokens
+from agentrl.train.learning import Batch, Learner
 from agentrl.train.recovery import Recovery, died
 from agentrl.train.resuming import step_of
 from agentrl.train.run_folder import RunFolder
 from agentrl.train.selection import chooser, select
-from agentrl.train.shaping import reference_kl, shaped_groups
 from agentrl.train.state import RunState
 from agentrl.train.stopping import Stopped, unless
-from agentrl.train.values import Values, compute_values, per_token
 from agentrl.types import Engine, Group
 
 logger = logging.getLogger(__name__)
@@ -60,6 +55,7 @@ class Loop:
     state: RunState
     folder: RunFolder
     display: Display
+    learner: Learner
     clock: Clock = field(default_factory=Clock)
     health: Health = field(default_factory=Health)
     measure: Callable[[int], Awaitable[Evaluation]] | None = None
@@ -96,6 +92,7 @@ class Loop:
         await self.keep_version(step + 1)
         measured = await self.evaluate(step + 1)
         fresh = self.stream.published(groups)
+        await self.learner.record(step + 1)
         self.record(step + 1, fresh, trained | measured)
         await self.recovering(step + 1, partial(self.checkpoint, step + 1))
         await resizing.resize(self, step + 1)
@@ -143,19 +140,12 @@ class Loop:
 
     async def train(self, groups: Sequence[Group], step: int, *, again: bool = False) -> dict[str, float]:
         """Learn from a step's groups and publish the new weights; `again`: it was published before."""
-        views = [view for group in groups for view in group.by_agent()]
-        self.evidence.begin(self.algorithm.snapshot())
-        views, shaped = await self.shape(views, step)
-        values = await self.compute_values(views, step)
-        forests, credited = await self.credit(views, values, step)
-        if self.config.record_logprobs:
-            await self.record_logprobs(views, step)
-        learned = shaped | await self.learn(forests)
-        self.algorithm.learned(learned)
+        batch = Batch(groups, step, self.trainer, self.algorithm, self.evidence, self.clock)
+        learned = await self.learner.learn(batch)
         published = {} if again else await self.publish()
         if self.recovery is not None and not again:
             self.recovery.learned(step, groups)
-        return credited | learned | published
+        return learned | published
 
     async def recovering(self, done: int, work: Callable[[], Awaitable[T]]) -> T:
         """The work's result; where the trainer dies meanwhile, another one takes its place and the work is done again.
@@ -194,71 +184,6 @@ class Loop:
         """Load the checkpoint that a run resumes from into its trainer."""
         assert self.folder.checkpoint is not None
         self.state.restore_trainer(self.folder.checkpoint)
-
-    async def shape(self, groups: Sequence[Group], step: int) -> tuple[list[Group], dict[str, float]]:
-        """The groups with shaped rewards, a KL penalty included where it is one, and metrics of that."""
-        algo, adaptive, budget = self.algorithm.config, self.algorithm.adaptive, self.config.trainer.token_budget
-        estimates, metrics = None, adaptive.metrics(algo)
-        if algo.kl_coef and algo.kl_as == "reward":
-            seed = derive(self.config.seed, "reference", step)
-            with self.clock("reference"):
-                async with computing(self.trainer, self.engine):
-                    estimates = await asyncio.to_thread(reference_kl, self.trainer, groups, algo, budget, seed)
-            metrics |= estimates.metrics()
-        return shaped_groups(groups, algo, adaptive, estimates), metrics
-
-    async def compute_values(self, groups: Sequence[Group], step: int) -> Values | None:
-        """What the critic expected of every token's state, or each token's process reward, where it is needed."""
-        needs, trainer, budget = self.algorithm.needs, self.trainer, self.config.trainer.token_budget
-        seed = derive(self.config.seed, "values", step)
-        if needs.critic:
-            assert isinstance(trainer, Critic)
-            compute = partial(compute_values, trainer, groups, self.algorithm.critic_config, budget, seed)
-        elif needs.reward_model:
-            assert isinstance(trainer, Rewarder)
-            compute = partial(per_token, groups, trainer.token_rewards, budget, seed)
-        else:
-            return None
-        with self.clock("values"):
-            async with computing(self.trainer, self.engine):
-                return await asyncio.to_thread(compute)
-
-    async def credit(
-        self, groups: Sequence[Group], values: Values | None, step: int
-    ) -> tuple[list[Forest], dict[str, float]]:
-        """Advantages for the groups' nodes, packed into forests."""
-        with self.clock("pack"):
-            return await asyncio.to_thread(self._credit, groups, values, step)
-
-    def _credit(
-        self, groups: Sequence[Group], values: Values | None, step: int
-    ) -> tuple[list[Forest], dict[str, float]]:
-        budget, seed = self.config.trainer.token_budget, derive(self.config.seed, "pack", step)
-        credit, forests = pack_credited(self.algorithm, groups, values, budget, seed)
-        self.evidence.train(groups, credit, forests, self.trainer.version, require=self.config.require_provenance)
-        tokens = sum(len(forest) for forest in forests)
-        packed = {
-            "pack/forests": float(len(forests)),
-            "pack/signal": float(any(map(has_signal, forests))),
-            "pack/tokens": float(tokens),
-            "pack/sharing": path_tokens(groups, credit) / tokens if tokens else 1.0,
-        }
-        return forests, packed | staleness(groups, self.trainer.version) | credit.metrics
-
-    async def record_logprobs(self, groups: Sequence[Group], step: int) -> None:
-        """Store the trainer's log-probability of each token that the step may train."""
-        budget, seed = self.config.trainer.token_budget, derive(self.config.seed, "logprobs", step)
-        with self.clock("logprobs"):
-            async with computing(self.trainer, self.engine):
-                found = await asyncio.to_thread(per_token, groups, self.trainer.logprobs, budget, seed)
-            trainer_logprobs.write(self.folder.path, step + 1, self.trainer.version, found)
-
-    async def learn(self, forests: Sequence[Forest]) -> dict[str, float]:
-        """Take the optimizer's steps; a batch without any signal takes none, but counts for the schedule."""
-        with self.clock("train"), self.display.part("optimizer step"):
-            await faults.async_point("trainer.step")
-            async with computing(self.trainer, self.engine):
-                return await asyncio.to_thread(self.trainer.step, forests, self.algorithm.snapshot())
 
     async def publish(self) -> dict[str, float]:
         """Send the new weights to the policy's engine, and compare its log-probabilities with the trainer's."""
@@ -333,7 +258,7 @@ class Loop:
         row |= idle(row)
         if self.past is not None:
             row |= ratings.record(self.folder.path, step, self.past.name, self.past.config.every, groups)
-        tokens = sum(len(node.token_ids) for group in groups for s in group.sessions for node in s.nodes)
+        tokens = sum(sizes_of(session).tokens for session in sessions_of(groups))
         seconds = row["time/step"] - row.get("time/eval", 0.0)
         row["throughput/tokens_per_s"] = tokens / seconds
         row["throughput/sessions_per_s"] = row["sessions/count"] / seconds
@@ -355,11 +280,8 @@ class Loop:
     def silence(self, groups: Sequence[Group]) -> str | None:
         """A warning where there are tools and no call ever parses: parser and model may not fit."""
         watch = CallWatch(self.policy.renderer.name)
-        for session in (session for group in groups for session in group.sessions):
-            offered = any(node.tools for node in session.nodes)
-            for node in session.nodes:
-                if node.sampled:
-                    watch.count(Parsed(node.message, ()), tools=offered)
+        for calls in map(calls_of, sessions_of(groups)):
+            watch.add(calls.turns, calls.good, calls.malformed)
         return watch.warning()
 
     async def checkpoint(self, step: int) -> None:
@@ -373,8 +295,3 @@ class Loop:
         await asyncio.to_thread(self.folder.save_checkpoint, step, write, keep)
         if self.recovery is not None:
             self.recovery.saved(self.folder.checkpoints())
-
-
-def has_signal(forest: Forest) -> bool:
-    """Whether any advantage in it is not 0."""
-    return any(bool(channel.any()) for channel in (forest.advantage, forest.advantage_minus) if channel is not None)

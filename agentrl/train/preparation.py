@@ -37,6 +37,7 @@ from agentrl.train.backends.worker import place_trainer
 from agentrl.train.colocated import leave
 from agentrl.train.display import Display
 from agentrl.train.engine_check import compare_engine, probe_bound
+from agentrl.train.learning import Learning
 from agentrl.train.loop import Loop
 from agentrl.train.model_checks import compare_loaded, engine_settings
 from agentrl.train.recovery import Recovery
@@ -77,7 +78,9 @@ def make_loop(
     stream = make_stream(config, rollouts, make_env, act(config.rollout))
     state = RunState(trainer, algorithm, stream, store)
     past = next((partner for partner in rollouts.partners.values() if isinstance(partner, PastVersions)), None)
-    loop = Loop(config, rollouts.policy, state, folder, display, recovery=recovery, past=past)
+    assert rollouts.policy.engine is not None
+    learner = Learning(config, folder.path, rollouts.policy.engine, display.part)
+    loop = Loop(config, rollouts.policy, state, folder, display, learner, recovery=recovery, past=past)
     loop.probe_bound = probe_bound(config, loaded)
     if config.weights.prove_every:
         loop.reference = ReferenceEngine(engine_settings(config), config.fleet, config.weights, base)

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from agentrl.config import RunConfig
-from agentrl.rollout.outcomes import REPLAYED, TRAINED, Outcome, content_hash
+from agentrl.rollout.held import has_content
+from agentrl.rollout.outcomes import REPLAYED, TRAINED, Outcome
 from agentrl.sessions.query import Between
 from agentrl.sessions.store import Store
 from agentrl.train import ledger
@@ -55,7 +56,7 @@ class RecordedSteps:
         found: list[Group] = []
         for outcome in sorted(self.outcomes.get(step, ()), key=lambda outcome: outcome.number):
             sessions = last_attempts(store, outcome.group)
-            if not sessions or content_hash(sessions) != outcome.hash:
+            if not sessions or not has_content(sessions, outcome.hash):
                 return None
             names = {"number": outcome.number, "attempt": outcome.attempt, "step": outcome.begun}
             found.append(Group(outcome.group, sessions[0].task, sessions, **names, choice=outcome.choice))

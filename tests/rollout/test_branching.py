@@ -16,7 +16,7 @@ from agentrl.rollout.actors import ModelActor
 from agentrl.rollout.branching import check_branching
 from agentrl.rollout.fork_rules import FORK_RULES, ForkPoint
 from agentrl.rollout.groups import TRAIN, Rollouts, new_group
-from agentrl.rollout.outcomes import content_hash
+from agentrl.rollout.held import content_hash
 from agentrl.rollout.policies import Policy
 from agentrl.sessions import tree
 from agentrl.sessions.recorder import Recorder

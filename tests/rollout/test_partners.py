@@ -18,9 +18,9 @@ from agentrl.envs.episode import play
 from agentrl.errors import AgentRLError, ConfigError, EnvError
 from agentrl.overrides import fields, parse_words, validate
 from agentrl.rollout.groups import Rollouts
+from agentrl.rollout.held import usage
 from agentrl.rollout.partners import check_partner, open_partners
 from agentrl.rollout.policies import Policy
-from agentrl.rollout.usage import usage
 from agentrl.sessions.conversation import Conversation
 from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.types import Message, Node, Session, Status, StepResult, Task

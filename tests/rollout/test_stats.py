@@ -5,7 +5,8 @@ import math
 import pytest
 
 from agentrl.config import EvalConfig
-from agentrl.rollout.stats import after_switch, evaluate_groups, idle, rollout_metrics, staleness
+from agentrl.rollout.held import after_switch
+from agentrl.rollout.stats import evaluate_groups, idle, rollout_metrics, staleness
 from agentrl.types import Group, Message, Node, Session, Status, Task, VersionSpan
 
 TASK = Task(id="t")

@@ -11,7 +11,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from agentrl.rollout.outcomes import REPLAYED, STALE, TRAINED, content_hash
+from agentrl.rollout.held import content_hash
+from agentrl.rollout.outcomes import REPLAYED, STALE, TRAINED
 from agentrl.sessions.store import Store
 from agentrl.train import ledger
 from agentrl.train.ledger import Entry

@@ -31,9 +31,12 @@ class CallWatch:
         if not tools:
             return
         calls = parsed.message.tool_calls or []
-        self.turns += 1
-        self.malformed += sum(call.error is not None for call in calls)
-        self.good += sum(call.error is None for call in calls)
+        malformed = sum(call.error is not None for call in calls)
+        self.add(1, len(calls) - malformed, malformed)
+
+    def add(self, turns: int, good: int, malformed: int) -> None:
+        """Count turns with tools on offer, and their calls."""
+        self.turns, self.good, self.malformed = self.turns + turns, self.good + good, self.malformed + malformed
 
     def warning(self) -> str | None:
         """The warning, once there were enough turns; None while calls can be read."""
