@@ -93,7 +93,7 @@ class Fault(Section):
     as a full disk does, keep the session store locked, or move the wall clock by `seconds`."""
     point: str | None = None
     """Where; None: anywhere, at times that follow from `every`."""
-    target: Literal["driver", "engine", "trainer", "sandbox"] = "driver"
+    target: Literal["driver", "engine", "trainer", "sessions", "sandbox"] = "driver"
     """What is killed or stopped: the run's own process, or by chance one of its engines, of its trainer's processes, or
     of its sandboxes (killed only)."""
     pid_file: str | None = None

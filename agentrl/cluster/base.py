@@ -77,7 +77,7 @@ class Role:
     """What a worker runs.
 
     Attributes:
-        kind: `engine`, `trainer`, `environments`, `rewards` or `gateway`; logs and faults go by it.
+        kind: `engine`, `trainer`, `environments`, `rewards`, `gateway` or `sessions`; logs and faults go by it.
         make: the import path of the class (or function) that is called in the new process.
         arguments: its arguments, picklable; paths among them must exist on the worker's node.
         name: what errors call it; empty is `kind`.
@@ -85,6 +85,7 @@ class Role:
         threads: CPU threads of the process; None leaves it to the environment.
         environment: environment variables beside this process's.
         colocated: its GPUs are those of the trainer, which it takes turns with, where places were reserved like that.
+        here: it runs on the machine of the process that starts it, and reserves nothing.
     """
 
     kind: str
@@ -95,6 +96,7 @@ class Role:
     threads: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     colocated: bool = False
+    here: bool = False
 
     def __str__(self) -> str:
         return self.name or self.kind

@@ -212,6 +212,10 @@ class RayCluster(Cluster):
     def spawn(self, role: Role) -> Worker:
         """Have a node start a process; see `Cluster.spawn`."""
         self._head.require()
+        if role.here:
+            worker = Worker(role, LocalProcess(role, self._log(role), host=self.host, encrypted=self.encrypted))
+            self._workers.append(worker)
+            return worker
         role = settled(role, self.resources)
         self._require_room(role)
         if self._reserved is not None:
@@ -247,9 +251,7 @@ class RayCluster(Cluster):
         return [self._start(role, in_bundle(group, i // together), release) for i, role in enumerate(roles)]
 
     def _start(self, role: Role, strategy: Strategy, release: Release = None, node: str = "") -> Worker:
-        number, wanted = self._count[role.kind], role.resources
-        self._count[role.kind] += 1
-        log = None if self.logs is None else self.logs / f"{role.kind}-{number}.log"
+        log, wanted = self._log(role), role.resources
         starter = (
             ray.remote(Starter)
             .options(
@@ -265,6 +267,12 @@ class RayCluster(Cluster):
         worker = Worker(role, RayProcess(role, starter, there, gone, self.lost, release))
         self._workers.append(worker)
         return worker
+
+    def _log(self, role: Role) -> Path | None:
+        """The file of a worker's output: its role, and how many of its kind were started before."""
+        number = self._count[role.kind]
+        self._count[role.kind] += 1
+        return None if self.logs is None else self.logs / f"{role.kind}-{number}.log"
 
     def reserve(
         self,

@@ -46,7 +46,7 @@ class PoolAccess:
 
 
 @asynccontextmanager
-async def lent(pool: Pool, name: str) -> AsyncIterator[Address]:
+async def shared_pool(pool: Pool, name: str) -> AsyncIterator[Address]:
     """Where other processes call a pool's workers within the block (`DistantPool`); `name` is theirs in messages."""
     here, key = cluster.current(), secrets.token_bytes(32)
     async with Listener(PoolAccess(pool), name, name, here.host, key, encrypted=here.encrypted) as address:

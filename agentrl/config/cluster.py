@@ -55,6 +55,10 @@ class ClusterConfig(Section):
     """Worker processes that play the sessions; 0: they are played in this process."""
     max_environments: int | None = Field(default=None, ge=1)
     """With cluster=ray: how many such workers there may be where nodes join during the run; None: as at its start."""
+    sessions: bool | None = None
+    """Whether a process beside the run's own stores finished sessions, computes their credit and sends forests to the
+    trainer, so that what goes through the run's process does not grow with a session's length; None: with cluster=ray
+    and environment workers."""
     rewards: int = Field(default=0, ge=0)
     """Worker processes that compute the rewards that the run adds (`rewards.*`); 0: where a session is played."""
     gateways: int = Field(default=0, ge=0)
@@ -71,11 +75,22 @@ class ClusterConfig(Section):
     max_restarts: int = Field(default=5, ge=0)
     """How many environment workers that die are replaced, how many reward workers, and how many gateway workers."""
 
+    @property
+    def holds_sessions(self) -> bool:
+        """Whether a process beside the run's own holds its sessions."""
+        return self.name == "ray" and self.environments > 0 if self.sessions is None else self.sessions
+
     @model_validator(mode="after")
     def _fits_together(self) -> ClusterConfig:
         if self.max_environments is not None and self.max_environments < self.environments:
             raise ValueError(
                 f"cluster.max_environments={self.max_environments} is under cluster.environments={self.environments}"
+            )
+        if self.sessions and (self.name == "local" or not self.environments):
+            has = "cluster=local has the trainer in the run's process" if self.name == "local" else "there are none"
+            raise ValueError(
+                f"cluster.sessions=true has environment workers send sessions past the run's process, and {has}: set "
+                "cluster=ray and cluster.environments=N, or cluster.sessions=false"
             )
         if self.name == "local" and self.resources.rewards.gpus:
             raise ValueError(

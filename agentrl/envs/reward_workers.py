@@ -22,7 +22,7 @@ from typing import Any
 from agentrl import cluster, cores, processes
 from agentrl.cluster import Address, Resources, Role
 from agentrl.cluster.pool import Pool, Workers
-from agentrl.cluster.shared_pool import DistantPool, lent
+from agentrl.cluster.shared_pool import DistantPool, shared_pool
 from agentrl.config import RewardConfig, RunConfig, SandboxConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.base import Env, RewardMark
@@ -169,7 +169,7 @@ class RewardWorkers:
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[SharedRewards]:
         """Lend them to other processes within the block."""
-        async with lent(self.pool, "the run's reward workers") as address:
+        async with shared_pool(self.pool, "the run's reward workers") as address:
             yield SharedRewards(address, self.marks)
 
 

@@ -24,7 +24,7 @@ from agentrl import cluster, processes, tracing
 from agentrl.cluster import Address, Resources, Role
 from agentrl.cluster.calls import Listener
 from agentrl.cluster.pool import Pool
-from agentrl.cluster.shared_pool import DistantPool, lent
+from agentrl.cluster.shared_pool import DistantPool, shared_pool
 from agentrl.config import PAST, RolloutConfig, RunConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.added_tools import with_tools
@@ -34,8 +34,10 @@ from agentrl.envs.reward_workers import RewardWorkers, SharedRewards, longest, s
 from agentrl.errors import InfraError, WorkerLost
 from agentrl.rollout import gateway_workers
 from agentrl.rollout.distant_engine import DistantEngine, EngineAccess, EngineCalls
+from agentrl.rollout.distant_recorder import DistantRecorder
 from agentrl.rollout.gateway_workers import served
 from agentrl.rollout.groups import DEMO, Deadline, Rollouts
+from agentrl.rollout.held import HeldSession, SessionHead
 from agentrl.rollout.partners import open_rules
 from agentrl.rollout.policies import Fixed, Partner, Partners, Policy
 from agentrl.rollout.programs import Program, ServedProgram
@@ -97,6 +99,7 @@ class EnvironmentRole:
         rewards: the run's reward workers; None: rewards are computed here.
         gateways: where the run's gateway workers are lent; None: agent programs have a gateway of this process.
         traces: where spans are sent.
+        sessions: where the pool of the run's session worker is called; None: finished sessions go to the run's process.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class EnvironmentRole:
         rewards: SharedRewards | None = None,
         gateways: Address | None = None,
         traces: tracing.Destination | None = None,
+        sessions: Address | None = None,
     ) -> None:
         sandboxes.configure(config.sandbox)
         self._config, self._make_env = config, factory(config.env.name, **config.env.kwargs)
@@ -120,6 +124,7 @@ class EnvironmentRole:
         self._rollouts: Rollouts | None = None
         self._program: ServedProgram | None = None
         self._frozen: dict[str, Policy] = {}
+        self._held = None if sessions is None else DistantPool(sessions)
         if traces is not None:
             self._open.enter_context(tracing.exported(*traces, logger.warning))
 
@@ -131,8 +136,8 @@ class EnvironmentRole:
         left: Left,
         by_engine: ByEngine,
         other: OtherWeights | None,
-    ) -> Session:
-        """Play one attempt at a session; see `Rollouts._play`."""
+    ) -> Session | SessionHead:
+        """Play one attempt at a session; see `Rollouts._play`. A session that is held elsewhere is stored there."""
         deadline = None if left is None else Deadline(left[0], time.monotonic() + left[1])
         async with self._opening:
             rollouts = self._rollouts = self._rollouts or await self._make_rollouts()
@@ -146,7 +151,11 @@ class EnvironmentRole:
         partners = {**rollouts.partners, **told}
         make_env = self._equipped if session.phase == DEMO else rollouts.make_env
         own = replace(rollouts, make_env=make_env, limits=limits, policy=policy, partners=partners)
-        return await own._play(session, actor, deadline, None)
+        if self._held is None:
+            return await own._play(session, actor, deadline, None)
+        limits = limits.model_copy(update={"save_states": "never"})
+        own = replace(own, limits=limits, recorder=DistantRecorder(self._held))
+        return SessionHead.of(await own._play_recorded(session, actor, deadline, None))
 
     async def _make_rollouts(self) -> Rollouts:
         config = self._config
@@ -186,6 +195,8 @@ class EnvironmentRole:
         async with AsyncExitStack() as closing:  # each of them, also where one fails; the last of these first
             closing.push_async_callback(sandboxes.close_all)
             closing.callback(self._calls.close)
+            if self._held is not None:
+                closing.callback(self._held.close)
             closing.push_async_callback(self._open.aclose)
 
 
@@ -197,10 +208,19 @@ class InWorkers:
         trained: the name of the policy that they know.
         evaluated: gets the other policies that are evaluated, by name, before sessions are played by them.
         more: seconds that a session may take beside its episode: for the rewards that the run adds, and its gateway.
+        holding: where finished sessions are held; None: in the run's process.
     """
 
-    def __init__(self, workers: Pool, trained: str, evaluated: dict[str, Policy], more: float = 0.0) -> None:
+    def __init__(
+        self,
+        workers: Pool,
+        trained: str,
+        evaluated: dict[str, Policy],
+        more: float = 0.0,
+        holding: Holding | None = None,
+    ) -> None:
         self._workers, self._trained, self._evaluated, self._more = workers, trained, evaluated, more
+        self.holding, self.records = holding, holding is not None
         self._engine_policies: dict[str, EnginePolicy] = {}
 
     async def play(
@@ -214,11 +234,22 @@ class InWorkers:
         by_engine = await self._by_engine(rollouts.partners, session)
         how = (actor, rollouts.limits, left, by_engine, await self._other(rollouts.policy))
         try:
-            found: Session = await self._workers.call("play", session, *how, timeout=timeout)
+            found: Session | SessionHead = await self._workers.call("play", session, *how, timeout=timeout)
         except WorkerLost as error:
             session.status, session.error = Status.INFRA_ERROR, str(error)
-            return session
+            return session if self.holding is None else await self._stored(rollouts, session)
+        if isinstance(found, SessionHead):
+            assert self.holding is not None
+            return HeldSession.of(found, session.task, self.holding.store.load)
         return found
+
+    async def _stored(self, rollouts: Rollouts, session: Session) -> Session:
+        """Store a session whose worker can't."""
+        session.started = session.ended = time.time()
+        if rollouts.recorder is not None:
+            await rollouts.recorder.resume(session, None)
+            await rollouts.recorder.end(session)
+        return session
 
     async def _other(self, policy: Policy) -> OtherWeights | None:
         """What workers are told of the policy that plays; None: it is the trained one."""
@@ -245,6 +276,19 @@ class InWorkers:
         return self._engine_policies[policy.name]
 
 
+@dataclass(frozen=True)
+class Holding:
+    """The process that holds a run's finished sessions (`agentrl.train.session_worker`).
+
+    Attributes:
+        workers: it, and those that take its place.
+        store: the run's, which it writes and this process reads.
+    """
+
+    workers: Pool
+    store: Store
+
+
 @asynccontextmanager
 async def in_workers(
     config: RunConfig,
@@ -252,6 +296,7 @@ async def in_workers(
     base: Path,
     rewards: RewardWorkers | None = None,
     gateways: Pool | None = None,
+    holding: Holding | None = None,
 ) -> AsyncIterator[Rollouts]:
     """The same rollouts, played by `cluster.environments` workers; as they are where there are none.
 
@@ -261,6 +306,7 @@ async def in_workers(
         base: the folder of the model.
         rewards: the run's reward workers, which the environment workers call.
         gateways: the run's gateway workers, which they call too.
+        holding: where they send finished sessions, which starts with them; None: to this process.
     """
     count = config.cluster.environments
     if not count:
@@ -276,11 +322,22 @@ async def in_workers(
         engines = Listener(access, "the run's engines", "the run's engines", host, key, encrypted=encrypted)
         address = await stack.enter_async_context(engines)
         shared = None if rewards is None else await stack.enter_async_context(rewards.shared())
-        at = None if gateways is None else await stack.enter_async_context(lent(gateways, "the run's gateway workers"))
+        at = (
+            None
+            if gateways is None
+            else await stack.enter_async_context(shared_pool(gateways, "the run's gateway workers"))
+        )
+        held = (
+            None
+            if holding is None
+            else await stack.enter_async_context(
+                shared_pool(holding.workers, "the process that holds the run's sessions")
+            )
+        )
         role = Role(
             "environments",
             "agentrl.rollout.environments:EnvironmentRole",
-            (config, Path(folder), address, capabilities, shared, at, tracing.destination()),
+            (config, Path(folder), address, capabilities, shared, at, tracing.destination(), held),
             name="environments",
             resources=Resources(cpus=CPUS),
         )
@@ -288,9 +345,10 @@ async def in_workers(
         workers = Pool(role, count, limits.start_timeout, limits.max_restarts, limits.max_environments)
         processes.register_cleanup("containers of workers", sandboxes.remove_left)
         try:
-            await workers.start()
+            await asyncio.gather(*(pool.start() for pool in (workers, holding and holding.workers) if pool))
             more = longest(config) + gateway_workers.longest(config)
-            yield replace(rollouts, elsewhere=InWorkers(workers, rollouts.policy.name, evaluated, more))
+            play = InWorkers(workers, rollouts.policy.name, evaluated, more, holding)
+            yield replace(rollouts, elsewhere=play)
         finally:
             with contextlib.suppress(InfraError):
                 await workers.close()

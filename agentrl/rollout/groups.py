@@ -31,7 +31,7 @@ from agentrl.rollout.unfinished import Left, LeftSessions, Restored, StateSaver,
 from agentrl.sessions import tree
 from agentrl.sessions.codec import make_storable
 from agentrl.sessions.conversation import Conversation
-from agentrl.sessions.recorder import Recorder
+from agentrl.sessions.recorder import Records
 from agentrl.types import GREEDY, Engine, Group, Session, Status, Task
 from agentrl.untrusted import safe_text
 
@@ -73,7 +73,13 @@ class Deadline:
 
 
 class Elsewhere(Protocol):
-    """Plays sessions in other processes (`rollout.environments`)."""
+    """Plays sessions in other processes (`rollout.environments`).
+
+    Attributes:
+        records: whether it also stores them.
+    """
+
+    records: bool
 
     async def play(
         self, rollouts: Rollouts, session: Session, actor: Actor | Program, deadline: Deadline | None
@@ -105,7 +111,7 @@ class Rollouts:
     seed: int
     partners: Partners = field(default_factory=dict)
     environment: str = ""
-    recorder: Recorder | None = None
+    recorder: Records | None = None
     left: LeftSessions = field(default_factory=LeftSessions, repr=False, compare=False)
     views: bool = False
     elsewhere: Elsewhere | None = field(default=None, repr=False, compare=False)
@@ -272,6 +278,8 @@ class Rollouts:
         self, session: Session, actor: Actor | Program, deadline: Deadline | None, restored: Restored | None = None
     ) -> Session:
         """Play a session, and keep it in the store from its beginning to whatever end it has."""
+        if self.elsewhere is not None and self.elsewhere.records and restored is None:
+            return await self.elsewhere.play(self, session, actor, deadline)
         session.started = session.started or time.time()
         if self.recorder is not None:
             await self.recorder.resume(session, restored.state.to_bytes() if restored else None)

@@ -101,7 +101,7 @@ class RerunRollouts(Rollouts):
             again(node, node.sampling) for node in recorded.nodes if node.policy == MAIN and node.sampling is not None
         )
         if self.recorder is not None:
-            await self.recorder.begin(recorded)
+            await self.recorder.resume(recorded, None)
             await self.recorder.end(recorded)
         return recorded
 

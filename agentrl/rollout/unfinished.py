@@ -21,7 +21,7 @@ from agentrl.envs.episode import Middle
 from agentrl.envs.state import EnvState, EpisodeState
 from agentrl.errors import AgentRLError, InvalidInput, StateUnsupported
 from agentrl.sessions.query import Between, Filters
-from agentrl.sessions.recorder import Recorder
+from agentrl.sessions.recorder import Records
 from agentrl.sessions.store import Store
 from agentrl.sessions.summary import Summary
 from agentrl.types import GREEDY, Session, Status, Task
@@ -49,7 +49,7 @@ class StateSaver:
     _expensive: Counter[str] = field(default_factory=Counter)
 
     async def save(
-        self, recorder: Recorder, session: Session, env: Env, made: Callable[[EnvState], EpisodeState]
+        self, recorder: Records, session: Session, env: Env, made: Callable[[EnvState], EpisodeState]
     ) -> None:
         """Store the state of a session's episode, where the environment has one."""
         name = env._identity()

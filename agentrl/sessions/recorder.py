@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from agentrl import watchdog
 from agentrl.sessions.query import Between
@@ -22,6 +23,26 @@ from agentrl.types import Session
 
 TOGETHER = 0.02
 """Seconds that a commit waits for more: at 250 turns a second it holds about ten writes instead of three."""
+
+
+class Records(Protocol):
+    """Keeps sessions while they are generated: `Recorder`, or another process's."""
+
+    async def resume(self, session: Session, state: bytes | None) -> None:
+        """See `Recorder.resume`."""
+        ...
+
+    def update(self, session: Session, state: bytes | None = None) -> None:
+        """See `Recorder.update`."""
+        ...
+
+    async def end(self, session: Session) -> None:
+        """See `Recorder.end`."""
+        ...
+
+    def save_soon(self, session: Session) -> object:
+        """See `Recorder.save_soon`."""
+        ...
 
 
 class Recorder:
@@ -38,17 +59,10 @@ class Recorder:
         self._queued: list[tuple[Callable[[], None], Future[None] | None]] = []
         self._recorded: dict[str, int] = {}
 
-    async def begin(self, session: Session) -> None:
-        """Store a new session, replacing what an earlier process stored of this attempt and later ones.
-
-        Raises:
-            StoreError: writing failed.
-            InvalidInput: the session holds what JSON can't express.
-        """
-        await self.resume(session, None)
-
     async def resume(self, session: Session, state: bytes | None) -> None:
-        """Store a session that goes on from its nodes and its episode's state, replacing what is stored as in `begin`.
+        """Store a session that begins, or goes on from its nodes and its episode's state.
+
+        It replaces what an earlier process stored of this attempt and later ones.
 
         Raises:
             StoreError: writing failed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from agentrl import tracing
@@ -24,7 +24,17 @@ class Clock:
             with tracing.span(phase):
                 yield
         finally:
-            self._phases[phase] = self._phases.get(phase, 0.0) + time.monotonic() - began
+            self.add({phase: time.monotonic() - began})
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds by phase so far."""
+        return dict(self._phases)
+
+    def add(self, phases: Mapping[str, float]) -> None:
+        """Add seconds that another process took."""
+        for phase, seconds in phases.items():
+            self._phases[phase] = self._phases.get(phase, 0.0) + seconds
 
     def metrics(self) -> dict[str, float]:
         """time/<phase> for each, time/step for the whole, and time/ended: now, in seconds since 1970."""

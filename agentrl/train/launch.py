@@ -49,6 +49,7 @@ from agentrl.train.preparation import make_loop, prepare
 from agentrl.train.remote_copy import Uploads
 from agentrl.train.result import TrainResult
 from agentrl.train.run_folder import RunFolder, run_path
+from agentrl.train.session_worker import holding
 from agentrl.types import Engine, Sampling
 
 DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -98,7 +99,7 @@ async def _train(
     with display.part("loading the model"):
         base = await _own_model(config, make_env, folder, display)
     prove_architecture(config, base, display, trains=True)
-    async with player(config, make_env, base, store) as (rollouts, act):
+    async with player(config, make_env, base, store, trains=True) as (rollouts, act):
         loop, loaded = make_loop(config, make_env, base, rollouts, act, folder, store, display)
         try:
             start = await prepare(loop, rollouts, make_env, base, loaded)
@@ -242,14 +243,17 @@ async def _own_model(config: RunConfig, make_env: Callable[[], Env], folder: Run
 
 @asynccontextmanager
 async def player(
-    config: RunConfig, make_env: Callable[[], Env], base: Path, store: Store
+    config: RunConfig, make_env: Callable[[], Env], base: Path, store: Store, *, trains: bool = False
 ) -> AsyncIterator[tuple[Rollouts, Callable[[RolloutConfig], Actor | Program]]]:
-    """Rollouts on the run's cluster, and a function from limits to what acts in them: the model, or a program."""
+    """Rollouts on the run's cluster, and a function from limits to what acts in them: the model, or a program.
+
+    `trains`: finished sessions may be held by a process beside this one (`cluster.sessions`).
+    """
     folder = Path(store.path).parent
     config = shared(config, folder)
     async with (
         loaded(config, [(config, make_env)], base, folder) as policy,
-        playing(policy, config, make_env, store) as made,
+        playing(policy, config, make_env, store, trains=trains) as made,
     ):
         yield made
 
@@ -302,9 +306,9 @@ async def loaded(
 
 @asynccontextmanager
 async def playing(
-    loaded: LoadedPolicy, config: RunConfig, make_env: Callable[[], Env], store: Store
+    loaded: LoadedPolicy, config: RunConfig, make_env: Callable[[], Env], store: Store, *, trains: bool = False
 ) -> AsyncIterator[tuple[Rollouts, Callable[[RolloutConfig], Actor | Program]]]:
-    """A loaded policy's rollouts on one environment, and a function from limits to what acts in them."""
+    """A loaded policy's rollouts on one environment, and a function from limits to what acts in them; see `player`."""
     policy, shape = loaded.policy, config.rollout
 
     def model(limits: RolloutConfig) -> Actor:
@@ -315,6 +319,7 @@ async def playing(
     async with (
         open_partners(config, loaded.base, Path(store.path).parent) as partners,
         scored(make_env, config) as (with_rewards, rewards),
+        holding(config, store, trains=trains) as held,
     ):
         with Recorder(store) as recorder:
             rollouts = Rollouts(
@@ -331,7 +336,7 @@ async def playing(
                 rollouts = RerunRollouts.of(rollouts, loaded.recorded)
             async with (
                 gateway_workers(config, rollouts, loaded.base) as gateways,
-                in_workers(config, rollouts, loaded.base, rewards, gateways) as placed,
+                in_workers(config, rollouts, loaded.base, rewards, gateways, held) as placed,
             ):
                 if config.agent is None:
                     yield placed, model

@@ -20,7 +20,7 @@ from agentrl.rollout.seeds import derive
 from agentrl.rollout.stats import staleness
 from agentrl.train import trainer_logprobs
 from agentrl.train.algorithms import Algorithm
-from agentrl.train.backends import Critic, Rewarder, Trainer
+from agentrl.train.backends import Computing, Critic, Rewarder, Trainer
 from agentrl.train.clock import Clock
 from agentrl.train.colocated import computing
 from agentrl.train.forest import Forest
@@ -49,7 +49,7 @@ class Batch:
 
     groups: Sequence[Group]
     step: int
-    trainer: Trainer
+    trainer: Computing
     algorithm: Algorithm
     evidence: Evidence = field(default_factory=Evidence)
     clock: Clock = field(default_factory=Clock)
@@ -105,6 +105,7 @@ class Learning:
         if self.engine is None:
             yield
             return
+        assert isinstance(batch.trainer, Trainer)
         async with computing(batch.trainer, self.engine):
             yield
 

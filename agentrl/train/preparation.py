@@ -19,6 +19,7 @@ from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor
 from agentrl.rollout.actors import ModelActor
 from agentrl.rollout.buffer import Gate
+from agentrl.rollout.environments import InWorkers
 from agentrl.rollout.fleet import divided, started
 from agentrl.rollout.fleet.reference import ReferenceEngine
 from agentrl.rollout.groups import Rollouts
@@ -37,12 +38,13 @@ from agentrl.train.backends.worker import place_trainer
 from agentrl.train.colocated import leave
 from agentrl.train.display import Display
 from agentrl.train.engine_check import compare_engine, probe_bound
-from agentrl.train.learning import Learning
+from agentrl.train.learning import Learner, Learning
 from agentrl.train.loop import Loop
 from agentrl.train.model_checks import compare_loaded, engine_settings
 from agentrl.train.recovery import Recovery
 from agentrl.train.resuming import step_of
 from agentrl.train.run_folder import RunFolder
+from agentrl.train.session_worker import DistantLearning
 from agentrl.train.state import RunState
 
 
@@ -78,8 +80,7 @@ def make_loop(
     stream = make_stream(config, rollouts, make_env, act(config.rollout))
     state = RunState(trainer, algorithm, stream, store)
     past = next((partner for partner in rollouts.partners.values() if isinstance(partner, PastVersions)), None)
-    assert rollouts.policy.engine is not None
-    learner = Learning(config, folder.path, rollouts.policy.engine, display.part)
+    learner = make_learner(config, rollouts, folder, display)
     loop = Loop(config, rollouts.policy, state, folder, display, learner, recovery=recovery, past=past)
     loop.probe_bound = probe_bound(config, loaded)
     if config.weights.prove_every:
@@ -139,6 +140,15 @@ async def prepare(
 
 async def _begin_past(loop: Loop, past: PastVersions, start: int) -> None:
     await past.begin(start, loop.trainer.export)
+
+
+def make_learner(config: RunConfig, rollouts: Rollouts, folder: RunFolder, display: Display) -> Learner:
+    """What learns from the run's groups, where their sessions are."""
+    engine, elsewhere = rollouts.policy.engine, rollouts.elsewhere
+    assert engine is not None
+    if isinstance(elsewhere, InWorkers) and elsewhere.holding is not None:
+        return DistantLearning(config, elsewhere.holding.workers, engine, display.part)
+    return Learning(config, folder.path, engine, display.part)
 
 
 def make_stream(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], Env], actor: Actor | Program) -> Stream:

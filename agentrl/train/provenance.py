@@ -239,7 +239,12 @@ async def confirmed(
 
 def write(run: Path, step: int, found: Iterable[Published | Trained]) -> None:
     """Add lines of a step, and flush them to the disk."""
-    append(run / NAME, b"".join(_line(step, each) for each in found))
+    append(run / NAME, lines(step, found))
+
+
+def lines(step: int, found: Iterable[Published | Trained]) -> bytes:
+    """The lines of a step."""
+    return b"".join(_line(step, each) for each in found)
 
 
 def _line(step: int, found: Published | Trained) -> bytes:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from agentrl.config import AlgoConfig, ShapingConfig
 from agentrl.train.adaptive import Adaptive
-from agentrl.train.backends.base import Trainer
+from agentrl.train.backends.base import Computing
 from agentrl.train.credit import NodeKey, ids_by_group, trainable_nodes
 from agentrl.train.gae import all_steps
 from agentrl.train.values import Values, per_token
@@ -47,7 +47,7 @@ class Estimates:
 
 
 def reference_kl(
-    trainer: Trainer, groups: Sequence[Group], config: AlgoConfig, token_budget: int, seed: int = 0
+    trainer: Computing, groups: Sequence[Group], config: AlgoConfig, token_budget: int, seed: int = 0
 ) -> Estimates:
     """The KL from the policy that sampled to the reference at each turn, by a pass of the reference.
 

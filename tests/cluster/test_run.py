@@ -64,12 +64,16 @@ def require_same(folder: Path, result: Any, here: tuple[Path, Any]) -> None:
     assert weights(folder) == weights(here[0]) != b""
 
 
+def through_this_process(*_: Any) -> Any:
+    raise AssertionError("weights went through the driver")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_on_two_ray_nodes_it_samples_learns_and_ends_as_in_one_process(
     ray_nodes: Any, here: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(WorkerTrainer, "weights", None)  # they go from the trainer to engines, not through this process
+    monkeypatch.setattr(WorkerTrainer, "weights", through_this_process)  # they go from the trainer to engines
     cluster = {"name": "ray", "address": ray_nodes.address, "environments": 2, "place_timeout": 60.0}
     there = run(tmp_path / "ray", cluster=cluster, fleet={"engines": 2})
     require_same(tmp_path / "ray", there, here)

@@ -105,7 +105,7 @@ async def test_a_run_that_is_cancelled_leaves_no_open_session(tmp_path: Path) ->
 async def test_a_session_that_cannot_be_stored_costs_no_other_one(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store, Recorder(store) as recorder:
         good, bad = (Session(name, Task(id="t")) for name in ("good", "bad"))
-        await asyncio.gather(recorder.begin(good), recorder.begin(bad))
+        await asyncio.gather(recorder.resume(good, None), recorder.resume(bad, None))
         bad.info = {"env": object()}
         recorder.update(bad)
         recorder.update(good)
@@ -125,7 +125,7 @@ async def test_a_session_that_is_cancelled_while_it_is_stored_holds_up_no_other_
 
     with Held(tmp_path / "s.db") as store, Recorder(store) as recorder:
         sessions = [Session(name, Task(id="t")) for name in ("first", "cancelled", "other")]
-        first, cancelled, other = (asyncio.create_task(recorder.begin(session)) for session in sessions)
+        first, cancelled, other = (asyncio.create_task(recorder.resume(session, None)) for session in sessions)
         await asyncio.to_thread(begun.wait, 60)
         cancelled.cancel()
         go.set()

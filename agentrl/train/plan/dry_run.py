@@ -72,6 +72,9 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
         yield f"in a step, environments -> reward workers: {size(work.tokens * SESSION_BYTES)} of sessions"
     if config.cluster.gateways:
         yield f"in a step, gateway workers -> environments: {size(work.tokens * SESSION_BYTES)} of sessions"
+    over = "the process that holds sessions" if config.cluster.holds_sessions else "loop"
+    forests = size(work.tokens * FOREST_BYTES)
+    yield f"in a step, environments -> {over} -> trainer: {forests} of sessions and forests"
     yield from _flows(shape, split, numbers_of(config), work, config.trainer.token_budget, engines_of(config), width)
     known = rates or (Rates() if by_gpu else measured_rates())
     step = step_time(config, shape, split, engine, work, known, ranks)
@@ -207,7 +210,8 @@ def step_time(
 def _where(assignment: Assignment, nodes: Sequence[Node], config: RunConfig) -> Iterator[str]:
     own_gateway = config.agent and not config.cluster.gateways
     gateway, apart = ", gateway" if own_gateway else "", bool(config.cluster.environments)
-    yield f"{nodes[0].name}: the loop" + ("" if apart else f", sessions{gateway}")
+    beside = ", beside it the process that holds sessions" if config.cluster.holds_sessions else ""
+    yield f"{nodes[0].name}: the loop" + (beside if apart else f", sessions{gateway}")
     for node in nodes:
         for each in assignment.on(node.name):
             gpus = f" on GPUs {', '.join(map(str, each.devices))}" if each.devices else ""
@@ -245,7 +249,6 @@ def _on_device(devices: Devices, trainer: TrainerMemory, engine: EngineMemory) -
 def _flows(
     shape: Shape, split: Split, numbers: Numbers, work: Work, budget: int, engines: int, width: int
 ) -> Iterator[str]:
-    yield f"in a step, environments -> loop -> trainer: {size(work.tokens * FOREST_BYTES)} of sessions and forests"
     yield f"in a step, trainer -> {engines} engines: {size(shape.parameters * width)} of weights for each"
     if split.data > 1:
         gradients = exchanged(numbers, work, budget, split) * shape.parameters / split.tensor / split.pipeline
