@@ -97,7 +97,7 @@ class EnvironmentRole:
         address: where the run's engines are called.
         capabilities: those of the trained policy's engines.
         rewards: the run's reward workers; None: rewards are computed here.
-        gateways: where the run's gateway workers are lent; None: agent programs have a gateway of this process.
+        gateways: where the pool of the run's gateway workers is called; None: agent programs have a gateway of this process.
         traces: where spans are sent.
         sessions: where the pool of the run's session worker is called; None: finished sessions go to the run's process.
     """
@@ -322,18 +322,11 @@ async def in_workers(
         engines = Listener(access, "the run's engines", "the run's engines", host, key, encrypted=encrypted)
         address = await stack.enter_async_context(engines)
         shared = None if rewards is None else await stack.enter_async_context(rewards.shared())
-        at = (
-            None
-            if gateways is None
-            else await stack.enter_async_context(shared_pool(gateways, "the run's gateway workers"))
-        )
-        held = (
-            None
-            if holding is None
-            else await stack.enter_async_context(
-                shared_pool(holding.workers, "the process that holds the run's sessions")
-            )
-        )
+        pools = {"the run's gateway workers": gateways, "the run's session worker": holding and holding.workers}
+        at, held = [
+            None if pool is None else await stack.enter_async_context(shared_pool(pool, name))
+            for name, pool in pools.items()
+        ]
         role = Role(
             "environments",
             "agentrl.rollout.environments:EnvironmentRole",
