@@ -97,9 +97,9 @@ class EnvironmentRole:
         address: where the run's engines are called.
         capabilities: those of the trained policy's engines.
         rewards: the run's reward workers; None: rewards are computed here.
-        gateways: where the pool of the run's gateway workers is called; None: agent programs have a gateway of this process.
+        gateways: where the run's gateway workers are called; None: agent programs have a gateway of this process.
         traces: where spans are sent.
-        sessions: where the pool of the run's session worker is called; None: finished sessions go to the run's process.
+        sessions: where the run's session worker is called; None: finished sessions go to the run's process.
     """
 
     def __init__(
@@ -322,7 +322,8 @@ async def in_workers(
         engines = Listener(access, "the run's engines", "the run's engines", host, key, encrypted=encrypted)
         address = await stack.enter_async_context(engines)
         shared = None if rewards is None else await stack.enter_async_context(rewards.shared())
-        pools = {"the run's gateway workers": gateways, "the run's session worker": holding and holding.workers}
+        holder = None if holding is None else holding.workers
+        pools = {"the run's gateway workers": gateways, "the run's session worker": holder}
         at, held = [
             None if pool is None else await stack.enter_async_context(shared_pool(pool, name))
             for name, pool in pools.items()
@@ -338,7 +339,7 @@ async def in_workers(
         workers = Pool(role, count, limits.start_timeout, limits.max_restarts, limits.max_environments)
         processes.register_cleanup("containers of workers", sandboxes.remove_left)
         try:
-            await asyncio.gather(*(pool.start() for pool in (workers, holding and holding.workers) if pool))
+            await asyncio.gather(*(pool.start() for pool in (workers, holder) if pool is not None))
             more = longest(config) + gateway_workers.longest(config)
             play = InWorkers(workers, rollouts.policy.name, evaluated, more, holding)
             yield replace(rollouts, elsewhere=play)

@@ -16,7 +16,7 @@ import pytest
 from agentrl.cluster import Address, Connection, Worker, connect, opened
 from agentrl.cluster.calls import Listener
 from agentrl.cluster.pool import Pool
-from agentrl.cluster.shared_pool import DistantPool, lent
+from agentrl.cluster.shared_pool import DistantPool, shared_pool
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
 from agentrl.errors import ConfigError, Departed, InfraError
@@ -104,7 +104,7 @@ async def serving(
                 async with served(config, rollouts.policy, store, pool) as program:
                     yield program, pool
                 return
-            async with lent(pool, "gateways") as address:
+            async with shared_pool(pool, "gateways") as address:
                 distant = DistantPool(address)
                 async with served(config, rollouts.policy, store, distant) as program:
                     yield program, pool
@@ -246,7 +246,7 @@ async def test_sessions_end_with_the_process_that_opened_them(
 ) -> None:
     async with serving(engine, folder, f"{file}:agent", gateways=1) as (program, pool):
         assert pool is not None
-        async with lent(pool, "gateways") as address:
+        async with shared_pool(pool, "gateways") as address:
             another = DistantPool(address)
             theirs = ServedProgram(program.agent, gateway=DistantGateway(another), user_agent=program.user_agent)
             playing = asyncio.create_task(play(theirs, "s", how="waits", file=str(tmp_path / "there")))
