@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import traceback
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from typing import Any
 
 from agentrl.cluster.connection import Address, Kind, authenticate, failed
@@ -29,15 +30,16 @@ class Calls:
         self._results: list[tuple[int, Kind, Any]] = []
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Until the connection is closed; what still runs then is cancelled."""
+        """Until the connection is closed, or this is cancelled; what still runs then is cancelled."""
         try:
-            while True:
-                number, method, arguments = await read(reader)
-                if method != CANCEL:
-                    self._tasks[number] = asyncio.create_task(self._answer(number, method, arguments))
-                elif number in self._tasks:
-                    self._tasks[number].cancel()
-        except (EOFError, OSError):
+            with suppress(EOFError, OSError):
+                while True:
+                    number, method, arguments = await read(reader)
+                    if method != CANCEL:
+                        self._tasks[number] = asyncio.create_task(self._answer(number, method, arguments))
+                    elif number in self._tasks:
+                        self._tasks[number].cancel()
+        finally:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)

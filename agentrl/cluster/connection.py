@@ -167,6 +167,10 @@ class Calling(ABC):
                     return value
         raise AssertionError("a call ends with its result or an error")
 
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Call a method, and wait neither for its result nor for its error."""
+        self.connection.send_call(method, arguments)
+
     async def stream(self, method: str, *arguments: Any, timeout: float | None) -> AsyncGenerator[Any, None]:
         """Call a method that yields.
 
@@ -238,6 +242,11 @@ class Connection(Calling):
         else:
             self._send((number, method, arguments))
         return number
+
+    def send_call(self, method: str, arguments: tuple[Any, ...]) -> None:
+        """Send a call whose messages nobody wants."""
+        if not self.ended.done():
+            self._send((next(self._numbers), method, arguments))
 
     def leave(self, number: int, cancel: bool) -> None:
         """Receive no more of a call; `cancel`: abort it."""

@@ -13,7 +13,8 @@ from typing import Any
 
 from agentrl import cluster
 from agentrl.cluster.calls import Listener
-from agentrl.cluster.connection import Address, Calling, Connection, connect
+from agentrl.cluster.connection import Address, Calling, Connection
+from agentrl.cluster.link import Link
 from agentrl.cluster.pool import Pool
 from agentrl.errors import DeadlineExceeded, InfraError, WorkerLost, WorkerTimeout
 
@@ -61,7 +62,7 @@ class DistantPool:
     """
 
     def __init__(self, access: Address) -> None:
-        self._access, self._links = access, dict[Address, _Link]()
+        self._access, self._links = access, dict[Address, Link]()
 
     async def call(self, method: str, *arguments: Any, timeout: float | None) -> Any:
         """See `Workers.call`."""
@@ -87,30 +88,10 @@ class DistantPool:
 
     async def _connected(self, address: Address) -> Connection:
         if address not in self._links:
-            self._links[address] = _Link(address)
+            self._links[address] = Link(address)
         return await self._links[address].connection()
 
     def close(self) -> None:
         """Close all connections. Idempotent."""
         for link in self._links.values():
             link.close()
-
-
-class _Link:
-    """A connection that is made when it is first needed, and anew where it has ended."""
-
-    def __init__(self, address: Address) -> None:
-        self._address, self._making = address, asyncio.Lock()
-        self._connection: Connection | None = None
-
-    async def connection(self) -> Connection:
-        """The connection."""
-        async with self._making:
-            if self._connection is None or self._connection.ended.done():
-                self._connection = await asyncio.to_thread(connect, self._address)
-            return self._connection
-
-    def close(self) -> None:
-        """Close it. Idempotent."""
-        if self._connection is not None:
-            self._connection.close()

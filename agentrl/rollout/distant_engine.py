@@ -1,61 +1,24 @@
-"""The engines of the run's process for other processes: environment workers generate by them over a connection."""
+"""The engines of the run's process in another process: environment workers generate by them.
+
+Directly where they can be reached (`agentrl.rollout.leases`), else through the run's process.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from agentrl.cluster import Address, Connection, connect
 from agentrl.errors import DeadlineExceeded, EngineError
-from agentrl.rollout.policies import Policy
-from agentrl.rollout.prompts import Continued, ForgottenPrompt, PromptReceiver, PromptSender
-from agentrl.types import MAIN, Capabilities, Chunk, Engine, Health, PauseMode, Sampling, Turn
+from agentrl.rollout.leases import Leases, NotReachable
+from agentrl.rollout.prompts import ForgottenPrompt, PromptSender, session_of
+from agentrl.types import MAIN, Capabilities, Chunk, Health, PauseMode, Sampling, Turn
 
 HEALTH_SECONDS = 60.0
-
-
-class EngineAccess:
-    """Engines' calls for other processes; deadlines are in seconds from now, since clocks differ.
-
-    Args:
-        policies: those of the run as they are now, by name; past versions come and go.
-    """
-
-    def __init__(self, policies: Callable[[], Mapping[str, Policy]]) -> None:
-        self._policies, self._prompts = policies, PromptReceiver()
-
-    def _engine(self, policy: str) -> Engine:
-        found = self._policies().get(policy)
-        if found is None or found.engine is None:
-            raise EngineError(f"policy {policy!r} has no engine (any more)")
-        return found.engine
-
-    async def generate(
-        self, policy: str, caller: str, request_id: str, prompt: Continued, sampling: Sampling, seconds: float | None
-    ) -> AsyncIterator[Chunk | Turn]:
-        """See `Engine.generate`.
-
-        Raises:
-            ForgottenPrompt: the whole prompt is needed.
-        """
-        engine = self._engine(policy)
-        deadline = None if seconds is None else time.monotonic() + seconds
-        input_ids = self._prompts.restored(f"{caller}/{policy}/{session_of(request_id)}", prompt).tolist()
-        async with aclosing(engine.generate(request_id, input_ids, sampling, deadline)) as items:  # type: ignore[type-var]
-            async for item in items:
-                yield item
-
-    async def score(self, policy: str, input_ids: Sequence[int], temperature: float) -> list[float]:
-        """See `Engine.score`."""
-        return await self._engine(policy).score(input_ids, temperature)
-
-    async def health(self, policy: str) -> Health:
-        """See `Engine.health`."""
-        return await self._engine(policy).health()
 
 
 class EngineCalls:
@@ -63,12 +26,17 @@ class EngineCalls:
 
     Args:
         address: of the other process.
+
+    Attributes:
+        leases: turns by engines that can be reached.
+        not_reachable: policies whose engines can't.
     """
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._connection: Connection | None = None
         self.prompts, self.caller = PromptSender(), secrets.token_hex(8)
+        self.leases, self.not_reachable = Leases(lambda: self.connection), set[str]()
 
     @property
     def connection(self) -> Connection:
@@ -77,8 +45,9 @@ class EngineCalls:
             self._connection = connect(self._address)
         return self._connection
 
-    def close(self) -> None:
-        """Close it. Idempotent."""
+    async def close(self) -> None:
+        """Close it, and those to engines. Idempotent."""
+        await self.leases.close()
         if self._connection is not None:
             self._connection.close()
 
@@ -99,9 +68,27 @@ class DistantEngine:
         self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
     ) -> AsyncIterator[Chunk | Turn]:
         """Yield chunks, then one `Turn`."""
-        seconds = None if deadline is None else deadline - time.monotonic()
-        if seconds is not None and seconds <= 0:
+        if deadline is not None and deadline <= time.monotonic():
             raise DeadlineExceeded(f"request {request_id!r} came after its deadline")
+        calls, policy = self._calls, self._policy
+        if policy not in calls.not_reachable:
+            request = request_id, input_ids, sampling, deadline, self.capabilities.vocab_size
+            try:
+                async with aclosing(calls.leases.generate(policy, *request)) as items:
+                    async for item in items:
+                        yield item
+                return
+            except NotReachable:
+                calls.not_reachable.add(policy)
+        async with aclosing(self._through_run(request_id, input_ids, sampling, deadline)) as items:
+            async for item in items:
+                yield item
+
+    async def _through_run(
+        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None
+    ) -> AsyncGenerator[Chunk | Turn, None]:
+        """`generate` by an engine that the run's process alone can call."""
+        seconds = None if deadline is None else deadline - time.monotonic()
         session, caller = f"{self._policy}/{session_of(request_id)}", self._calls.caller
         for whole in (False, True):
             prompt = self._calls.prompts.shortened(session, input_ids, whole=whole)
@@ -141,10 +128,5 @@ class DistantEngine:
         raise EngineError("engines are resumed by the run's process")
 
     async def close(self) -> None:
-        """Close the connection."""
-        self._calls.close()
-
-
-def session_of(request_id: str) -> str:
-    """The session that a request is of."""
-    return request_id.partition("/")[0]
+        """Close the connections."""
+        await self._calls.close()

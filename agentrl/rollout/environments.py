@@ -2,9 +2,9 @@
 
 What decides a session stays in the run's process: groups, seeds, the limit on concurrent sessions, retries, deadlines,
 which policy plays an agent, the store. A worker plays one attempt at a session from its seeds, and generates by the
-run's engines, which it calls over the network; so the tokens are those of a session that is played in the run's
-process. An agent program runs beside its worker, which has a gateway for it, or calls a gateway worker. Where a worker
-dies, its sessions end as INFRA_ERROR, are generated again from the same seeds on the others, and it is replaced.
+run's engines, which it calls directly; so the tokens are those of a session that is played in the run's process. An
+agent program runs beside its worker, which has a gateway for it, or calls a gateway worker. Where a worker dies, its
+sessions end as INFRA_ERROR, are generated again from the same seeds on the others, and it is replaced.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from agentrl.envs.registry import factory
 from agentrl.envs.reward_workers import RewardWorkers, SharedRewards, longest, scored_in_worker
 from agentrl.errors import InfraError, WorkerLost
 from agentrl.rollout import gateway_workers
-from agentrl.rollout.distant_engine import DistantEngine, EngineAccess, EngineCalls
+from agentrl.rollout.distant_engine import DistantEngine, EngineCalls
 from agentrl.rollout.distant_recorder import DistantRecorder
+from agentrl.rollout.engine_access import EngineAccess
 from agentrl.rollout.gateway_workers import served
 from agentrl.rollout.groups import DEMO, Deadline, Rollouts
 from agentrl.rollout.held import HeldSession, SessionHead
@@ -194,7 +195,7 @@ class EnvironmentRole:
         """Close what was opened, and remove sandboxes: no exit handler runs in a worker."""
         async with AsyncExitStack() as closing:  # each of them, also where one fails; the last of these first
             closing.push_async_callback(sandboxes.close_all)
-            closing.callback(self._calls.close)
+            closing.push_async_callback(self._calls.close)
             if self._held is not None:
                 closing.callback(self._held.close)
             closing.push_async_callback(self._open.aclose)

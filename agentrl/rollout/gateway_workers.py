@@ -26,7 +26,8 @@ from agentrl.cluster.pool import Pool, Workers
 from agentrl.config import RunConfig
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError
 from agentrl.rollout import agents
-from agentrl.rollout.distant_engine import DistantEngine, EngineAccess, EngineCalls
+from agentrl.rollout.distant_engine import DistantEngine, EngineCalls
+from agentrl.rollout.engine_access import EngineAccess
 from agentrl.rollout.gateways import LocalGateway, LocalSession, listening_place, own_gateway
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.policies import Policy
@@ -114,7 +115,7 @@ class GatewayRole:
     async def close(self) -> None:
         """Listen no longer."""
         async with AsyncExitStack() as closing:
-            closing.callback(self._calls.close)
+            closing.push_async_callback(self._calls.close)
             closing.enter_context(self._bound)
             closing.push_async_callback(self._open.aclose)
 

@@ -115,3 +115,8 @@ def common(one: array[int], other: array[int]) -> int:
     if one[:shorter] == other[:shorter]:
         return shorter
     return next(i for i in range(shorter) if one[i] != other[i])
+
+
+def session_of(request_id: str) -> str:
+    """The session that a request is of."""
+    return request_id.partition("/")[0]

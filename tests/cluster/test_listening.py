@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
+from agentrl.cluster import connect
+from agentrl.cluster.calls import Listener
 from agentrl.cluster.listening import Connections
+from agentrl.errors import InfraError
+from tests.cluster.roles import Counter
 
 
 async def test_closing_ends_open_connections_without_a_word() -> None:
@@ -25,3 +31,16 @@ async def test_closing_ends_open_connections_without_a_word() -> None:
     writer.close()
     await asyncio.sleep(0)
     assert reports == []
+
+
+async def test_a_listener_that_is_closed_ends_the_calls_of_its_connections() -> None:
+    """A lease outlived the listener that it was asked of, and its engine kept the request."""
+    role = Counter()
+    async with Listener(role, "role", "role", "127.0.0.1", b"k" * 32) as address:
+        connection = await asyncio.to_thread(connect, address)
+        call = asyncio.create_task(connection.call("forever", timeout=None))
+        await asyncio.sleep(0)  # it is sent
+        assert await connection.call("add", 1, timeout=60) == 1
+    assert role.cancelled == 1
+    with pytest.raises(InfraError, match="lost"):
+        await call

@@ -12,6 +12,7 @@ from rich.console import Console
 
 import agentrl
 from agentrl import faults
+from agentrl.rollout.engine_access import EngineAccess
 from agentrl.sessions.store import Store
 from agentrl.train import ledger
 from agentrl.train.backends.worker import WorkerTrainer
@@ -65,7 +66,7 @@ def require_same(folder: Path, result: Any, here: tuple[Path, Any]) -> None:
 
 
 def through_this_process(*_: Any) -> Any:
-    raise AssertionError("weights went through the driver")
+    raise AssertionError("they went through the driver")
 
 
 @pytest.mark.slow
@@ -74,6 +75,7 @@ def test_on_two_ray_nodes_it_samples_learns_and_ends_as_in_one_process(
     ray_nodes: Any, here: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(WorkerTrainer, "weights", through_this_process)  # they go from the trainer to engines
+    monkeypatch.setattr(EngineAccess, "generate", through_this_process)  # prompts and tokens: from workers to engines
     cluster = {"name": "ray", "address": ray_nodes.address, "environments": 2, "place_timeout": 60.0}
     there = run(tmp_path / "ray", cluster=cluster, fleet={"engines": 2})
     require_same(tmp_path / "ray", there, here)

@@ -21,6 +21,7 @@ from agentrl import cluster
 from agentrl.cluster.forwarding import Forwarder
 from agentrl.config import ClusterConfig, FleetConfig, WeightsConfig
 from agentrl.errors import ConfigError
+from agentrl.rollout.engine_access import EngineAccess
 from agentrl.rollout.engines import make_engine
 from agentrl.rollout.engines.server_settings import ServerConfig
 from agentrl.rollout.fleet import make_engines
@@ -78,12 +79,19 @@ async def generated(engine: Any) -> int:
         ("vllm", "disk", "Application startup complete"),  # on a CPU it has no broadcast
     ],
 )
-def test_a_run_publishes_to_a_server_on_another_node(
-    ray_nodes: Any, tmp_path: Path, name: str, transport: str, ready: str
+def test_a_run_publishes_to_a_server_on_another_node_by_which_environment_workers_generate_directly(
+    ray_nodes: Any, tmp_path: Path, name: str, transport: str, ready: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(EngineAccess, "generate", None)
     result = run(
         tmp_path / "run",
-        cluster={"name": "ray", "address": ray_nodes.address, "resources": FAR, "place_timeout": 60.0},
+        cluster={
+            "name": "ray",
+            "address": ray_nodes.address,
+            "resources": FAR,
+            "place_timeout": 60.0,
+            "environments": 1,
+        },
         engine=servers.config(name, threads=1).model_dump(exclude_unset=True),
         weights={"transport": transport},
         warm_start={"steps": 0},

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from agentrl.cluster import connect, frames
 from agentrl.cluster.calls import Listener
-from agentrl.rollout.distant_engine import DistantEngine, EngineAccess, EngineCalls
+from agentrl.rollout.distant_engine import DistantEngine, EngineCalls
+from agentrl.rollout.engine_access import EngineAccess
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.prompts import ForgottenPrompt, PromptReceiver, PromptSender
 from agentrl.sessions.renderers.null import NullRenderer

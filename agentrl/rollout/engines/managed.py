@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agentrl.rollout.engines.reach import Reach
 from agentrl.rollout.weights.receiver import EngineReceiver, Receiver
 from agentrl.types import Engine
 
@@ -37,6 +38,11 @@ class ManagedEngine:
 
     def set_version(self, version: int) -> None:
         """Note that its weights are policy `version` now, after its receiver loaded them."""
+
+    @property
+    def reach(self) -> Reach | None:
+        """How other processes generate by it directly; None: they can't."""
+        return None
 
     @property
     def receiver(self) -> Receiver:

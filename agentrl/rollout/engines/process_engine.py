@@ -14,15 +14,18 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl import cluster
-from agentrl.cluster import Resources, Role
+from agentrl.cluster import Address, Resources, Role
+from agentrl.cluster.link import Link
 from agentrl.config import EngineConfig
 from agentrl.errors import DeadlineExceeded, EngineError, InfraError
 from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.engines.managed import ManagedEngine
+from agentrl.rollout.engines.reach import Reach, Reached
 from agentrl.rollout.weights.receiver import EngineReceiver, LoadCommit, Receiver
 from agentrl.types import Capabilities, Chunk, Health, PauseMode, Sampling, Turn
 
@@ -171,6 +174,11 @@ class ProcessEngine(ManagedEngine):
         return self._version
 
     @property
+    def reach(self) -> Reach:
+        """By its process's address."""
+        return ProcessReach(self.worker.address)
+
+    @property
     def receiver(self) -> Receiver:
         """By folders, with a checksum."""
         return _FolderReceiver(self)
@@ -200,6 +208,51 @@ class ProcessEngine(ManagedEngine):
         """End the process; open requests get an EngineError. Idempotent."""
         self._closed = self._closed or EngineError("the engine is closed")
         await self.worker.close()
+
+
+@dataclass(frozen=True)
+class ProcessReach:
+    """`reach.Reach` of an engine's process."""
+
+    address: Address
+
+    async def open(self) -> Reached:
+        """See `Reach`."""
+        return ReachedProcess(self.address)
+
+
+class ReachedProcess:
+    """`reach.Reached` over a connection of its own to an engine's process.
+
+    Args:
+        address: where the process listens.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._link = Link(address)
+
+    async def generate(
+        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
+    ) -> AsyncIterator[Chunk | Turn]:
+        """Yield chunks, then one `Turn`."""
+        try:
+            connection = await self._link.connection()
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            items = connection.stream("generate", request_id, list(input_ids), sampling, timeout=left)
+            async with contextlib.aclosing(items):
+                async for item in items:
+                    yield item
+        except (DeadlineExceeded, EngineError):
+            raise
+        except InfraError as error:
+            raise EngineError(str(error)) from None
+
+    def set_version(self, version: int) -> None:
+        """The process knows it."""
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await asyncio.to_thread(self._link.close)
 
 
 class _FolderReceiver(EngineReceiver):

@@ -6,6 +6,7 @@ what it says about itself, and how it generates, scores, pauses and loads.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import uuid
 from abc import abstractmethod
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
+from urllib.parse import urlsplit
 
 from agentrl import cluster
 from agentrl.attachments import routed_experts
@@ -20,6 +22,7 @@ from agentrl.cluster.server import Server, free_port
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines import options
 from agentrl.rollout.engines.placed_server import PlacedServer, on_nodes
+from agentrl.rollout.engines.reach import Reach, Reached
 from agentrl.rollout.engines.remote import RemoteEngine, logger
 from agentrl.rollout.engines.server_settings import OptionValue, ServerConfig
 from agentrl.types import Capabilities, PauseMode, Tokenizer
@@ -34,10 +37,36 @@ class ServerInfo:
     Attributes:
         max_context: tokens of its longest path; None: it does not say.
         weights: what its weights are called; not a number for weights that agentrl did not load.
+        incremental: each event of a stream has only what is new.
     """
 
     max_context: int | None
     weights: str
+    incremental: bool = True
+
+
+@dataclass(frozen=True)
+class ServerReach:
+    """`reach.Reach` of a server that is ready.
+
+    Attributes:
+        path: the model's folder, which other nodes see as well.
+        config: the engine's section, with the server's address and key.
+        info: what the server says about itself.
+    """
+
+    path: Path
+    config: ServerConfig
+    info: ServerInfo
+
+    async def open(self) -> Reached:
+        """See `Reach`."""
+        from agentrl.rollout.engines import make_engine
+
+        engine: Any = await asyncio.to_thread(make_engine, self.config, self.path)
+        engine.assume_ready(self.info)
+        found: Reached = engine
+        return found
 
 
 class Client(Protocol):
@@ -71,6 +100,7 @@ class ServerEngine(RemoteEngine):
         no_experts_on_cpu: why it can't record routed experts on a CPU.
         client: its HTTP calls.
         launched: its options, where it is ours.
+        info: what its server says about itself; None before it is ready.
 
     Raises:
         MissingExtra: the server is not installed for `engine.python`.
@@ -96,6 +126,7 @@ class ServerEngine(RemoteEngine):
                 "use a GPU, or engine=local"
             )
         self.launched: dict[str, OptionValue] = {}
+        self.info: ServerInfo | None = None
         self.client = self._place() if placed else self._connect(self.config.url or self._launch(), self.config.api_key)
         most = self._max_context()
         self._capabilities = Capabilities(
@@ -114,6 +145,20 @@ class ServerEngine(RemoteEngine):
     def node(self) -> str:  # type: ignore[override]
         """The cluster's node that its server is on."""
         return self.server.worker.node if isinstance(self.server, PlacedServer) else ""
+
+    @property
+    def reach(self) -> Reach | None:
+        """By the server's address, unless that is this machine's alone and other processes are on others."""
+        url, server = self.client.url, self.server
+        if self.info is None or (self.config.url is not None and cluster.current().name != "local" and loopback(url)):
+            return None
+        key = server.key if isinstance(server, PlacedServer) else self.config.api_key
+        found = {"url": url, "api_key": key, "device": "cpu" if self.platform == "cpu" else "cuda"}
+        return ServerReach(self.path.absolute(), self.config.model_copy(update=found), self.info)
+
+    def assume_ready(self, info: ServerInfo) -> None:
+        """Generate by a server that another process has started or attached to, and asked for `info`."""
+        self.info, self._started = info, True
 
     # -------------------------------------------------------------------------------- what a server says
 
@@ -178,7 +223,7 @@ class ServerEngine(RemoteEngine):
 
     async def _check_server(self) -> None:
         options.check_range(self.name, await self._release(), *self.supported)
-        info = await self._info()
+        info = self.info = await self._info()
         wanted = self.capabilities.max_context
         if info.max_context is not None and wanted > info.max_context:
             raise EngineError(
@@ -214,3 +259,9 @@ class ServerEngine(RemoteEngine):
         """Refuse log-probabilities that are none; servers write -9999 where JSON has no infinity."""
         if any(value is None or not math.isfinite(value) or value <= -9999 for value in logprobs):
             raise EngineError(f"policy version {self._version} gives log-probabilities that are not finite")
+
+
+def loopback(url: str) -> bool:
+    """Whether an address is that of whatever machine uses it."""
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -51,7 +51,6 @@ class SGLangEngine(ServerEngine):
     owned = OWNED
     no_experts_on_cpu = "where its recorder asks for pinned CUDA memory"
     client: SGLangClient
-    _incremental = True
 
     # ---------------------------------------------------------------------------------------- starting
 
@@ -90,10 +89,10 @@ class SGLangEngine(ServerEngine):
                 f"engine.routed_experts=true: the server at {self.client.url} runs without "
                 "--enable-return-routed-experts"
             )
-        self._incremental = bool(info.get("incremental_streaming_output"))
         longest = info.get("max_req_input_len")
         version = str((await self.client.model_info()).get("weight_version"))
-        return ServerInfo(None if longest is None else int(longest), version)
+        incremental = bool(info.get("incremental_streaming_output"))
+        return ServerInfo(None if longest is None else int(longest), version, incremental)
 
     # -------------------------------------------------------------------------------------- generating
 
@@ -134,7 +133,7 @@ class SGLangEngine(ServerEngine):
                     request.queued = float(meta["queue_time"])
                 new = event.get("output_ids") or []
                 sampled = meta.get("output_token_logprobs") or []
-                if not self._incremental:
+                if self.info is not None and not self.info.incremental:
                     had = len(request.token_ids) - before
                     new, sampled = new[had:], sampled[had:]
                 logprobs = [entry[0] for entry in sampled]

@@ -2,7 +2,8 @@
 
 A prompt that a server can't serve fails wherever it goes, and one that kills its engine would kill them all in turn:
 each restart is followed by the same request. So a request has a few attempts, and then it is the request that fails.
-What it was is remembered by its prompt, since clients repeat what failed.
+What it was is remembered by its prompt, since clients repeat what failed: by a digest (`digest`), since other processes
+have requests of their own run, and send no prompts.
 
 When an engine dies, most of the requests on it are not the cause. Their last attempt is therefore made one at a time:
 if the engine dies again, only one of them was there.
@@ -36,32 +37,32 @@ class FailingRequests:
 
     def __init__(self, max_attempts: int) -> None:
         self._max_attempts = max_attempts
-        self._deaths: OrderedDict[bytes, dict[str, float]] = OrderedDict()
+        self._deaths: OrderedDict[bytes, dict[int, float]] = OrderedDict()
         self._failures: OrderedDict[str, int] = OrderedDict()
         self._prompts: OrderedDict[str, bytes] = OrderedDict()
-        self._failed_on: OrderedDict[str, set[str]] = OrderedDict()
+        self._failed_on: OrderedDict[str, set[int]] = OrderedDict()
         self._alone = asyncio.Lock()
 
-    def key(self, request_id: str, input_ids: Sequence[int]) -> bytes:
-        """What a request is known by: the prompt that it began with, whatever was sampled since."""
-        return self._prompts.get(request_id) or _digest(input_ids)
+    def key(self, request_id: str, prompt: bytes) -> bytes:
+        """What a request is known by: the digest of the prompt that it began with, whatever was sampled since."""
+        return self._prompts.get(request_id, prompt)
 
-    def check(self, request_id: str, input_ids: Sequence[int]) -> None:
+    def check(self, request_id: str, prompt: bytes) -> None:
         """Refuse a request whose attempts are used up.
 
         Raises:
             EngineError: engines died under it lately, too often.
         """
-        deaths = self._deaths_of(request_id, input_ids)
+        deaths = self._deaths_of(request_id, prompt)
         if deaths >= self._max_attempts:
             raise EngineError(
                 f"request {request_id!r}: {deaths} engines died with this prompt on them (fleet.max_attempts), so no "
                 f"other gets it for {FORGIVEN_AFTER:g} s"
             )
 
-    def is_last_attempt(self, request_id: str, input_ids: Sequence[int]) -> bool:
+    def is_last_attempt(self, request_id: str, prompt: bytes) -> bool:
         """Whether this is the last attempt of a request that engines died with."""
-        return self._max_attempts > 1 and self._deaths_of(request_id, input_ids) == self._max_attempts - 1
+        return self._max_attempts > 1 and self._deaths_of(request_id, prompt) == self._max_attempts - 1
 
     async def begin_last_attempt(self) -> None:
         """Wait until no other last attempt is under way; `done` ends one's own."""
@@ -71,20 +72,20 @@ class FailingRequests:
         """The last attempt that `turn` began is over."""
         self._alone.release()
 
-    async def failed(self, request_id: str, input_ids: Sequence[int], engine: str, died: bool, why: str) -> None:
+    async def failed(self, request_id: str, prompt: bytes, engine: int, died: bool, why: str) -> None:
         """Note a failed attempt, and pause before the next.
 
         Args:
             request_id: the request.
-            input_ids: what its engine was given.
-            engine: which engine, and which of its starts.
+            prompt: the digest of what its engine was given.
+            engine: which engine (`Member.start`).
             died: whether it died, or lives and only refused.
             why: what it said.
 
         Raises:
             EngineError: that was the last attempt.
         """
-        key = self._prompts.setdefault(request_id, self.key(request_id, input_ids))
+        key = self._prompts.setdefault(request_id, prompt)
         if died:
             self._deaths.setdefault(key, {})[engine] = time.monotonic()
             self._deaths.move_to_end(key)
@@ -101,8 +102,8 @@ class FailingRequests:
         if not died:
             await asyncio.sleep(PAUSE * 2 ** (failures - 1))
 
-    def failed_on(self, request_id: str) -> Set[str]:
-        """The engines, and which of their starts, that a request has failed on: its next attempt goes to another."""
+    def failed_on(self, request_id: str) -> Set[int]:
+        """The engines (`Member.start`) that a request has failed on: its next attempt goes to another."""
         return self._failed_on.get(request_id, frozenset())
 
     def forget(self, request_id: str, *, succeeded: bool) -> None:
@@ -113,13 +114,12 @@ class FailingRequests:
         if succeeded and key is not None:
             self._deaths.pop(key, None)
 
-    def _deaths_of(self, request_id: str, input_ids: Sequence[int]) -> int:
-        if not self._deaths:
-            return 0
-        engines = self._deaths.get(self.key(request_id, input_ids), {})
+    def _deaths_of(self, request_id: str, prompt: bytes) -> int:
+        engines = self._deaths.get(self.key(request_id, prompt), {})
         oldest = time.monotonic() - FORGIVEN_AFTER
         return sum(at > oldest for at in engines.values())
 
 
-def _digest(input_ids: Sequence[int]) -> bytes:
+def digest(input_ids: Sequence[int]) -> bytes:
+    """What a prompt is remembered by, 16 bytes."""
     return hashlib.blake2b(array("q", input_ids).tobytes(), digest_size=16).digest()

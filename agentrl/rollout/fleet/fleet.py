@@ -18,19 +18,20 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from dataclasses import replace
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from agentrl.config import FleetConfig
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines.managed import ManagedEngine
-from agentrl.rollout.fleet.failing_requests import FailingRequests
-from agentrl.rollout.fleet.member import Member, State, Ticket, UpdateTarget, is_engine_fault
+from agentrl.rollout.fleet.agreed import agreed
+from agentrl.rollout.fleet.failing_requests import FailingRequests, digest
+from agentrl.rollout.fleet.member import Member, State, UpdateTarget, is_engine_fault
 from agentrl.rollout.fleet.policy import Affinity
 from agentrl.rollout.fleet.roster import MakeEngine, Roster, built
+from agentrl.rollout.fleet.ticket import Lent, Ticket
 from agentrl.rollout.weights.publisher import Outcome, Publisher
 from agentrl.rollout.weights.receiver import LoadCommit
-from agentrl.sessions.generation import aclose
 from agentrl.types import Capabilities, Chunk, Engine, Health, PauseMode, Sampling, Turn
 
 logger = logging.getLogger(__name__)
@@ -121,35 +122,16 @@ class Fleet(ManagedEngine):
         A turn whose engine was lost ends with `FinishReason.ABORT` and its tokens so far; going on with it, under the
         same `request_id`, continues it elsewhere.
         """
+        prompt, started = digest(input_ids), self._aborted.pop(request_id, None)
         while True:
-            failing = self._failing
-            failing.check(request_id, input_ids)
-            alone = failing.is_last_attempt(request_id, input_ids)
-            if alone:
-                await self._wait_until(deadline, failing.begin_last_attempt(), request_id)
-            ticket, stream = Ticket(request_id), None
-            try:
-                member = await self._admit(request_id, deadline)
-                name, engine = start_of(member), member.engine
-                stream = member.generate(ticket, input_ids, sampling, deadline)
-                async for item in stream:
-                    yield item
-                failing.forget(request_id, succeeded=True)
+            ticket, succeeded = Ticket(request_id), False
+            async with self._attempt(request_id, prompt, deadline, started) as member:
+                async with aclosing(member.generate(ticket, input_ids, sampling, deadline)) as items:
+                    async for item in items:
+                        yield item
+                succeeded = True
+            if succeeded:
                 return
-            except AgentRLError as error:
-                if stream is None or not is_engine_fault(error) or self._roster.closed:
-                    failing.forget(request_id, succeeded=False)
-                    raise
-                await self._roster.report_failure(member, error, failing.key(request_id, input_ids))
-                died = member.engine is not engine or member.state in (State.LOST, State.STOPPED)
-                await failing.failed(request_id, input_ids, name, died, str(error))
-                logger.info("request %s goes on elsewhere: %s", request_id, error)
-            finally:
-                if stream is not None:
-                    await aclose(stream)
-                if alone:
-                    failing.end_last_attempt()
-                await self._roster.notify()
             if ticket.token_ids:
                 self._aborted[request_id] = ticket.versions[-1].version
                 while len(self._aborted) > _REMEMBERED:
@@ -157,21 +139,74 @@ class Fleet(ManagedEngine):
                 yield ticket.aborted()
                 return
 
-    async def _admit(self, request_id: str, deadline: float | None) -> Member:
-        """Wait for a member that takes a request."""
+    @asynccontextmanager
+    async def lent(
+        self, request_id: str, prompt: bytes, deadline: float | None, started: int | None
+    ) -> AsyncIterator[tuple[Member, Lent]]:
+        """One attempt at a request that another process makes: its member, and what that process is to be told.
+
+        The block ends as the attempt did: an engine's failure that another attempt may follow ends it without an error.
+
+        Args:
+            request_id: see `generate`.
+            prompt: its digest (`failing_requests.digest`).
+            deadline: see `generate`.
+            started: the version under which the turn lost an engine before; None where it has not.
+        """
+        async with self._attempt(request_id, prompt, deadline, started) as member:
+            lent = Lent(request_id)
+            try:
+                with member.serving(lent) as lent.known:
+                    yield member, lent
+                    member.progressed()
+                    member.succeeded()
+            finally:
+                lent.over.set()
+
+    @asynccontextmanager
+    async def _attempt(
+        self, request_id: str, prompt: bytes, deadline: float | None, started: int | None
+    ) -> AsyncIterator[Member]:
+        """One attempt at a request, by the member that takes it.
+
+        An engine's failure ends the block, without an error where another attempt may follow.
+        """
+        failing, member = self._failing, None
+        failing.check(request_id, prompt)
+        alone = failing.is_last_attempt(request_id, prompt)
+        if alone:
+            await self._wait_until(deadline, failing.begin_last_attempt(), request_id)
+        try:
+            member = await self._admit(request_id, deadline, started)
+            start = member.start
+            yield member
+            failing.forget(request_id, succeeded=True)
+        except AgentRLError as error:
+            if member is None or not is_engine_fault(error) or self._roster.closed:
+                failing.forget(request_id, succeeded=False)
+                raise
+            await self._roster.report_failure(member, error, failing.key(request_id, prompt))
+            died = member.start != start or member.state in (State.LOST, State.STOPPED)
+            await failing.failed(request_id, prompt, start, died, str(error))
+            logger.info("request %s goes on elsewhere: %s", request_id, error)
+        finally:
+            if alone:
+                failing.end_last_attempt()
+            await self._roster.notify()
+
+    async def _admit(self, request_id: str, deadline: float | None, started: int | None = None) -> Member:
+        """Wait for a member that takes a request, whose turn has begun under version `started`."""
         self._roster.begin()
         async with self._roster.changed:
             await self._wait_until(deadline, self._roster.changed.wait_for(self._admitting), request_id)
         self._roster.begin()
-        started = self._aborted.pop(request_id, self._version)
-        if started != self._version and self.publisher.mode is PauseMode.DRAIN:
+        if started not in (None, self._version) and self.publisher.mode is PauseMode.DRAIN:
             raise EngineError(
                 f"request {request_id!r} lost its engine under version {started}, and version {self._version} is used "
                 "now: with weights.mode=drain a turn is of one version, so it can't go on"
             )
-        ready = self._roster.in_state(State.READY)
-        failed_on = self._failing.failed_on(request_id)
-        others = [name for name, member in ready.items() if start_of(member) not in failed_on]
+        ready, failed_on = self._roster.in_state(State.READY), self._failing.failed_on(request_id)
+        others = [name for name, member in ready.items() if member.start not in failed_on]
         loads = {name: len(ready[name].open) for name in others or ready}
         return ready[self._affinity.choose(request_id.partition("/")[0], loads)]
 
@@ -356,27 +391,3 @@ class Fleet(ManagedEngine):
         """Close every engine. Idempotent."""
         await self._roster.close()
         await self.publisher.close()
-
-
-def agreed(each: Sequence[Capabilities]) -> Capabilities:
-    """What all engines can promise.
-
-    Raises:
-        InvalidInput: they serve different models.
-    """
-    if len({capabilities.vocab_size for capabilities in each}) > 1:
-        raise InvalidInput("the engines of a fleet must serve the same model: their vocabularies differ")
-    return replace(
-        each[0],
-        max_context=min(c.max_context for c in each),
-        deterministic=all(c.deterministic for c in each),
-        score=all(c.score for c in each),
-        json_schema=all(c.json_schema for c in each),
-        attachments=frozenset.intersection(*(c.attachments for c in each)),
-        pause_modes=frozenset.intersection(*(c.pause_modes for c in each)),
-    )
-
-
-def start_of(member: Member) -> str:
-    """A member by name, and which of its starts it is."""
-    return f"{member.name} start {member.starts}"

@@ -11,22 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
+import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Iterator, Sequence, Set
+from contextlib import aclosing
+from dataclasses import replace
 from enum import StrEnum
 
 from agentrl.config import FleetConfig
 from agentrl.errors import AgentRLError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines.managed import managed
+from agentrl.rollout.fleet.ticket import Lent, Ticket
 from agentrl.sessions.generation import aclose
-from agentrl.types import Chunk, Engine, FinishReason, PauseMode, Sampling, Turn, VersionSpan
+from agentrl.types import Chunk, Engine, PauseMode, Sampling, Turn
 
 CLOSE_SECONDS = 20.0
 """How long an engine may take to close before it is left to itself."""
-_LEAVE_SECONDS = 5.0
-_POSITIVE = 1e-3  # a log-probability may exceed 0 by rounding
+_starts = itertools.count()  # of all engines of this process
 
 
 class State(StrEnum):
@@ -40,33 +41,6 @@ class State(StrEnum):
     STOPPED = "stopped"  # removed, or given up
 
 
-@dataclass(eq=False, slots=True)
-class Ticket:
-    """A request to a member, which is `engine`, and its tokens so far."""
-
-    request_id: str
-    inbox: asyncio.Queue[Chunk | Turn | AgentRLError] = field(default_factory=asyncio.Queue)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[VersionSpan] = field(default_factory=list)
-    pump: asyncio.Task[None] | None = None
-    engine: str = ""
-
-    def take(self, chunk: Chunk) -> None:
-        """Append a chunk."""
-        start, end = len(self.token_ids), len(self.token_ids) + len(chunk.token_ids)
-        self.token_ids += chunk.token_ids
-        self.logprobs += chunk.logprobs
-        if self.versions and self.versions[-1].version == chunk.version:
-            start = self.versions.pop().start
-        self.versions.append(VersionSpan(chunk.version, start, end))
-
-    def aborted(self) -> Turn:
-        """The tokens so far, as an aborted turn that its caller continues."""
-        tokens = tuple(self.token_ids), tuple(self.logprobs), tuple(self.versions)
-        return Turn(*tokens, FinishReason.ABORT, engines=(self.engine,))
-
-
 class Member:
     """An engine and its open requests.
 
@@ -77,12 +51,13 @@ class Member:
 
     Attributes:
         colocated: it is on the trainer's GPUs, and sleeps while the trainer computes.
+        start: which engine it is of all that this process has started.
     """
 
     def __init__(self, name: str, engine: Engine, config: FleetConfig) -> None:
         self.name, self.config = name, config
         self.state, self.reason, self.served = State.STARTING, "", False  # whether it ever came into use
-        self.restarts = self.starts = 0
+        self.restarts = 0
         self.open: set[Ticket] = set()
         self.paused, self.updating, self.colocated = False, False, False
         self.progress = time.monotonic()
@@ -94,7 +69,7 @@ class Member:
         self.receiver = self.managed.receiver
         self.paused = self.updating = self.asleep = False
         self.failed_requests: set[bytes] = set()  # the requests that failed in a row
-        self.failures, self.turns, self.starts = 0, 0, self.starts + 1
+        self.failures, self.turns, self.start = 0, 0, next(_starts)
         self.progress = self.since = time.monotonic()
         self.versions: set[int] = set()  # which it has had, or is being given
 
@@ -102,72 +77,47 @@ class Member:
 
     async def generate(
         self, ticket: Ticket, input_ids: Sequence[int], sampling: Sampling, deadline: float | None
-    ) -> AsyncIterator[Chunk | Turn]:
+    ) -> AsyncGenerator[Chunk | Turn, None]:
         """Run a request here; what comes is checked, and `lose` ends it at once.
 
         Raises:
             EngineError: the member failed; what came before is in the ticket.
         """
+        vocabulary = self.engine.capabilities.vocab_size
+        with self.serving(ticket) as known:
+            stream = self.engine.generate(ticket.request_id, input_ids, sampling, deadline)
+            async with aclosing(ticket.stream(stream, self.progressed)) as items:
+                async for item in items:
+                    ticket.check(item, vocabulary, known)
+                    if isinstance(item, Turn):
+                        self.succeeded()
+                        yield replace(item, engines=(self.name,))
+                        return
+                    ticket.take(item)
+                    yield item
+
+    @contextlib.contextmanager
+    def serving(self, ticket: Ticket) -> Iterator[Set[int]]:
+        """Meanwhile a request is open here; yields the versions that the engine has had, which grow."""
         if not self.open:
-            self.progress = time.monotonic()
+            self.progressed()
         known = self.versions  # a successor's are others
         known.add(self.engine.version())
         self.open.add(ticket)
         ticket.engine = self.name
-        ticket.pump = asyncio.create_task(self._pump(ticket, input_ids, sampling, deadline))
         try:
-            while True:
-                item = await ticket.inbox.get()
-                if isinstance(item, AgentRLError):
-                    raise item
-                self._check(item, ticket, known)
-                if isinstance(item, Turn):
-                    self.failed_requests.clear()
-                    self.failures, self.turns = 0, self.turns + 1
-                    yield replace(item, engines=(self.name,))
-                    return
-                ticket.take(item)
-                yield item
+            yield known
         finally:
             self.open.discard(ticket)
-            ticket.pump.cancel()
-            if self.state is not State.LOST:
-                await asyncio.wait([ticket.pump], timeout=_LEAVE_SECONDS)
 
-    async def _pump(self, ticket: Ticket, input_ids: Sequence[int], sampling: Sampling, deadline: float | None) -> None:
-        stream = self.engine.generate(ticket.request_id, input_ids, sampling, deadline)
-        try:
-            async for item in stream:
-                self.progress = time.monotonic()
-                ticket.inbox.put_nowait(item)
-                if isinstance(item, Turn):
-                    return
-            ticket.inbox.put_nowait(EngineError(f"{self.name}: the stream ended without a turn"))
-        except AgentRLError as error:
-            ticket.inbox.put_nowait(error)
-        except Exception as error:
-            ticket.inbox.put_nowait(EngineError(f"{self.name}: {type(error).__name__}: {error}"))
-        finally:
-            await aclose(stream)
+    def progressed(self) -> None:
+        """Tokens came."""
+        self.progress = time.monotonic()
 
-    def _check(self, item: Chunk | Turn, ticket: Ticket, known: set[int]) -> None:
-        """Refuse output that can't be right."""
-        ids, logprobs = item.token_ids, item.logprobs
-        if len(ids) != len(logprobs):
-            raise InvalidEngineOutput(f"{self.name} answered {len(ids)} tokens with {len(logprobs)} log-probabilities")
-        vocab = self.engine.capabilities.vocab_size
-        for token, logp in zip(ids, logprobs, strict=True):
-            if not 0 <= token < vocab:
-                raise InvalidEngineOutput(f"{self.name} answered token {token}, outside the vocabulary of {vocab}")
-            if not math.isfinite(logp) or logp > _POSITIVE:
-                raise InvalidEngineOutput(f"{self.name} answered log-probability {logp}")
-        for version in {item.version} if isinstance(item, Chunk) else {span.version for span in item.versions}:
-            if version not in known:
-                raise InvalidEngineOutput(
-                    f"{self.name} answered tokens of policy version {version}, which it never had"
-                )
-        if isinstance(item, Turn) and list(ids[: len(ticket.token_ids)]) != ticket.token_ids:
-            raise InvalidEngineOutput(f"{self.name} answered a turn that is not what it streamed")
+    def succeeded(self) -> None:
+        """A turn ended: what failed before does not count."""
+        self.failed_requests.clear()
+        self.failures, self.turns = 0, self.turns + 1
 
     # ---------------------------------------------------------------------------------------- watching
 
@@ -177,6 +127,9 @@ class Member:
         silent = probed - self.progress
         busy = bool(self.open) and not self.paused
         if busy and silent > self.config.stall_timeout:
+            if self._lent() and (await self.generates() or self.paused):  # whoever runs its requests does not tell
+                self.progressed()
+                return ""
             return f"no token came for {silent:.0f} s, with {len(self.open)} requests open (fleet.stall_timeout)"
         try:
             async with asyncio.timeout(self.config.probe_timeout):
@@ -222,7 +175,7 @@ class Member:
         """Give it up: its requests end at once, with an `EngineError` that has the reason."""
         self.state, self.reason = State.LOST, reason
         for ticket in list(self.open):
-            ticket.inbox.put_nowait(EngineError(f"{self.name} was lost: {reason}"))
+            ticket.end(EngineError(f"{self.name} was lost: {reason}"))
 
     async def close(self) -> None:
         """Close the engine; one that does not let itself be closed is left."""
@@ -235,23 +188,41 @@ class Member:
     # ------------------------------------------------------------------------------ pausing and weights
 
     async def pause(self, mode: PauseMode) -> None:
-        """Pause; from here on it gets no requests."""
+        """Pause; from here on it gets no requests.
+
+        The engine may not know of requests that other processes run: its server or process does.
+        """
+        if mode is PauseMode.DRAIN:
+            await self._lent_over()
         await self.engine.pause(mode)
         self.paused = self.updating = True
+        if mode is PauseMode.ABORT:
+            for ticket in self._lent():
+                ticket.abort()
+
+    def _lent(self) -> list[Lent]:
+        return [ticket for ticket in self.open if isinstance(ticket, Lent)]
+
+    async def _lent_over(self) -> None:
+        for ticket in self._lent():
+            await ticket.over.wait()
 
     async def resume(self, version: int | None) -> None:
         """Generate again, as policy `version`; None is the one that it had."""
         if version is not None:
             self.managed.set_version(version)
+            for ticket in self._lent():
+                ticket.set_version(version)
         await self.engine.resume()
         self.paused = self.updating = False
-        self.progress = time.monotonic()
+        self.progressed()
 
     async def sleep(self, mode: PauseMode, tags: Sequence[str]) -> None:
         """Pause, and give its accelerator memory back."""
         await self.pause(mode)
         for ticket in list(self.open):  # on its way to the engine while that paused
-            ticket.inbox.put_nowait(ticket.aborted())
+            ticket.abort()
+        await self._lent_over()
         await self.receiver.flush()
         await self.receiver.sleep(tags)
         self.asleep = True
@@ -293,10 +264,6 @@ class UpdateTarget:
     def _check(self) -> None:
         if self.lost:
             raise EngineError(f"{self.name} was lost: {self.member.reason}")
-
-
-class InvalidEngineOutput(EngineError):
-    """What an engine answered can't be: it is started anew at once."""
 
 
 def is_engine_fault(error: AgentRLError) -> bool:

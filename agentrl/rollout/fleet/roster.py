@@ -10,7 +10,8 @@ from typing import Any
 
 from agentrl.config import FleetConfig
 from agentrl.errors import AgentRLError, EngineError, InvalidInput, brief
-from agentrl.rollout.fleet.member import InvalidEngineOutput, Member, State
+from agentrl.rollout.fleet.member import Member, State
+from agentrl.rollout.fleet.ticket import InvalidEngineOutput
 from agentrl.types import Engine
 
 logger = logging.getLogger(__name__)

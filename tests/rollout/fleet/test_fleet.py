@@ -15,8 +15,9 @@ from agentrl.config import FleetConfig
 from agentrl.errors import ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines.local import LocalEngine
 from agentrl.rollout.fleet.fleet import Fleet
-from agentrl.rollout.fleet.member import Member, State, Ticket
+from agentrl.rollout.fleet.member import Member, State
 from agentrl.rollout.fleet.policy import Affinity
+from agentrl.rollout.fleet.ticket import Ticket
 from agentrl.rollout.weights.snapshot import read_snapshot
 from agentrl.sessions.generation import generate
 from agentrl.types import Chunk, FinishReason, PauseMode, Sampling, Turn, collect

@@ -7,6 +7,7 @@ and a disk publication use.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,6 +25,8 @@ from agentrl.rollout.weights.snapshot import read_snapshot
 from agentrl.types import Chunk, PauseMode, Sampling, Turn
 
 ORDINARY = {"success": True, "message": ""}
+DEADLY = 99
+"""It ends at once where a prompt begins with this token."""
 MODES = {"abort": PauseMode.ABORT, "retract": PauseMode.RETRACT, "in_place": PauseMode.IN_PLACE}
 
 
@@ -47,6 +50,8 @@ def application(engine: LocalEngine) -> FastAPI:
         return StreamingResponse(stream(await request.json()), media_type="text/event-stream")
 
     async def stream(body: dict[str, Any]) -> AsyncIterator[bytes]:
+        if body["input_ids"][0] == DEADLY:
+            os._exit(1)
         params = body["sampling_params"]
         sampling = Sampling(temperature=params["temperature"], max_new_tokens=params["max_new_tokens"])
         async for item in engine.generate(f"{body['rid']}/0", body["input_ids"], sampling):

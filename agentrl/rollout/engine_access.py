@@ -1,0 +1,133 @@
+"""The engines of the run's process for other processes: who generates where is decided here, tokens don't pass.
+
+A process asks for a lease of each turn (`EngineAccess.lease`), keeps that question open while it generates by the
+engine directly, and tells how it ended. Whatever ends the process, or its request, ends the lease. What a fleet does
+for its own requests it does for these: admission, the count of open requests, the watch for engines that hang, what
+follows from a failure, and the end of requests whose engine is lost or put to sleep.
+
+An engine that other processes can't reach (one in the run's own process) generates for them here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from agentrl.errors import AgentRLError, EngineError
+from agentrl.rollout.engines.reach import Reach
+from agentrl.rollout.fleet.member import Member
+from agentrl.rollout.fleet.ticket import Lent
+from agentrl.rollout.leases import Lease, NotReachable
+from agentrl.rollout.policies import Policy
+from agentrl.rollout.prompts import Continued, PromptReceiver, session_of
+from agentrl.types import Chunk, Engine, Health, PauseMode, Sampling, Turn
+
+if TYPE_CHECKING:
+    from agentrl.rollout.fleet.fleet import Fleet
+
+
+class EngineAccess:
+    """Engines' calls for other processes; deadlines are in seconds from now, since clocks differ.
+
+    Args:
+        policies: those of the run as they are now, by name; past versions come and go.
+    """
+
+    def __init__(self, policies: Callable[[], Mapping[str, Policy]]) -> None:
+        self._policies, self._prompts = policies, PromptReceiver()
+        self._numbers = itertools.count()
+        self._leases: dict[int, tuple[Member, Lent]] = {}
+
+    def _engine(self, policy: str) -> Engine:
+        found = self._policies().get(policy)
+        if found is None or found.engine is None:
+            raise EngineError(f"policy {policy!r} has no engine (any more)")
+        return found.engine
+
+    def _fleet(self, policy: str) -> Fleet:
+        from agentrl.rollout.fleet.fleet import Fleet  # it imports torch, which environment workers do without
+
+        engine = self._engine(policy)
+        if not isinstance(engine, Fleet):
+            raise NotReachable(f"the engine of policy {policy!r} is in the run's process")
+        return engine
+
+    # ---------------------------------------------------------------------------------------- leases
+
+    async def lease(
+        self, policy: str, request_id: str, prompt: bytes, started: int | None, seconds: float | None
+    ) -> AsyncGenerator[Lease | int | PauseMode, None]:
+        """A lease, then what its holder is to be told (`Lent.notices`), until the attempt is over.
+
+        It ends without an error where the turn has come, and where the engine failed and another attempt may follow.
+
+        Args:
+            policy: whose engine.
+            request_id: see `Engine.generate`.
+            prompt: see `Fleet.lent`.
+            started: likewise.
+            seconds: how long it may take to be admitted; None: as long as it takes.
+
+        Raises:
+            NotReachable: call `generate` instead.
+            AgentRLError: see `Engine.generate`.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
+        async with self._fleet(policy).lent(request_id, prompt, deadline, started) as (member, lent):
+            if member.managed.reach is None:
+                raise NotReachable(f"{member.name} of policy {policy!r} can't be reached from other processes")
+            number = next(self._numbers)
+            self._leases[number] = member, lent
+            try:
+                yield Lease(number, member.name, member.start, member.engine.version())
+                async for notice in lent.notices():
+                    yield notice
+            finally:
+                del self._leases[number]
+
+    def reach(self, policy: str, start: int) -> Reach | None:
+        """How the engine of a lease is reached; None where it is gone."""
+        members = self._fleet(policy).engines.values()
+        return next((member.managed.reach for member in members if member.start == start), None)
+
+    def knows(self, number: int, version: int) -> bool:
+        """Whether the engine of a lease has had a policy version, or is being given it."""
+        return number in self._leases and version in self._leases[number][1].known
+
+    def progressed(self, number: int) -> None:
+        """Tokens came lately from the engine of a lease."""
+        if number in self._leases:
+            self._leases[number][0].progressed()
+
+    def ended(self, number: int, error: AgentRLError | None) -> None:
+        """A lease's turn has come (None), or its engine failed."""
+        if number in self._leases:
+            self._leases[number][1].end(error)
+
+    # ------------------------------------------------------------------------------------- everything else
+
+    async def generate(
+        self, policy: str, caller: str, request_id: str, prompt: Continued, sampling: Sampling, seconds: float | None
+    ) -> AsyncIterator[Chunk | Turn]:
+        """See `Engine.generate`; for engines that can't be leased.
+
+        Raises:
+            ForgottenPrompt: the whole prompt is needed.
+        """
+        engine = self._engine(policy)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        input_ids = self._prompts.restored(f"{caller}/{policy}/{session_of(request_id)}", prompt).tolist()
+        async with aclosing(engine.generate(request_id, input_ids, sampling, deadline)) as items:  # type: ignore[type-var]
+            async for item in items:
+                yield item
+
+    async def score(self, policy: str, input_ids: Sequence[int], temperature: float) -> list[float]:
+        """See `Engine.score`."""
+        return await self._engine(policy).score(input_ids, temperature)
+
+    async def health(self, policy: str) -> Health:
+        """See `Engine.health`."""
+        return await self._engine(policy).health()

@@ -1,0 +1,42 @@
+"""How other processes generate by an engine directly, and not through the process that manages it.
+
+A `Reach` is sent to the other process, which opens it once and generates by what it gets. Who generates, and when, is
+decided by the managing process (`agentrl.rollout.leases`), which also starts, pauses and updates the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from agentrl.types import Chunk, Sampling, Turn
+
+
+class Reached(Protocol):
+    """An engine that another process manages; the methods are those of `Engine` and `ManagedEngine`."""
+
+    def generate(
+        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
+    ) -> AsyncIterator[Chunk | Turn]:
+        """Yield chunks, then one `Turn`."""
+        ...
+
+    def set_version(self, version: int) -> None:
+        """Note that its weights are policy `version` now."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections; the engine goes on."""
+        ...
+
+
+class Reach(Protocol):
+    """Where an engine is; picklable."""
+
+    async def open(self) -> Reached:
+        """What generates by it.
+
+        Raises:
+            EngineError: it is gone.
+        """
+        ...

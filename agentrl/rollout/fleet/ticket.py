@@ -1,0 +1,168 @@
+"""A request to an engine of a fleet, and its tokens so far.
+
+Whoever streams from the engine checks what comes: the fleet's process, or the process that a request is lent to
+(`agentrl.rollout.leases`). Anyone else ends the request through its inbox: a member that is lost, or put to sleep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Set
+from dataclasses import dataclass, field
+
+from agentrl.errors import AgentRLError, EngineError
+from agentrl.sessions.generation import aclose
+from agentrl.types import Chunk, FinishReason, PauseMode, Turn, VersionSpan
+
+_LEAVE_SECONDS = 5.0
+_POSITIVE = 1e-3  # a log-probability may exceed 0 by rounding
+
+
+class InvalidEngineOutput(EngineError):
+    """What an engine answered can't be: it is started anew at once."""
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """A request to `engine`, a member by name, and its tokens so far; `lost`: the member was given up."""
+
+    request_id: str
+    engine: str = ""
+    inbox: asyncio.Queue[Chunk | Turn | AgentRLError] = field(default_factory=asyncio.Queue)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[VersionSpan] = field(default_factory=list)
+    lost: bool = False
+
+    async def stream(
+        self, items: AsyncIterator[Chunk | Turn], tokens_came: Callable[[], None]
+    ) -> AsyncGenerator[Chunk | Turn, None]:
+        """What an engine streams, up to its turn or what ends the request before.
+
+        Args:
+            items: the engine's stream, which is closed in the end.
+            tokens_came: called with each item.
+
+        Raises:
+            AgentRLError: the engine's failure, or the error that `end` was called with.
+        """
+        pump = asyncio.create_task(self._pump(items, tokens_came))
+        try:
+            while True:
+                item = await self.inbox.get()
+                if isinstance(item, AgentRLError):
+                    raise item
+                yield item
+                if isinstance(item, Turn):
+                    return
+        finally:
+            pump.cancel()
+            if not self.lost:
+                await asyncio.wait([pump], timeout=_LEAVE_SECONDS)
+
+    async def _pump(self, items: AsyncIterator[Chunk | Turn], tokens_came: Callable[[], None]) -> None:
+        try:
+            async for item in items:
+                tokens_came()
+                self.inbox.put_nowait(item)
+                if isinstance(item, Turn):
+                    return
+            self.inbox.put_nowait(EngineError(f"{self.engine}: the stream ended without a turn"))
+        except AgentRLError as error:
+            self.inbox.put_nowait(error)
+        except Exception as error:
+            self.inbox.put_nowait(EngineError(f"{self.engine}: {type(error).__name__}: {error}"))
+        finally:
+            await aclose(items)
+
+    def end(self, error: AgentRLError) -> None:
+        """End it with an error; its engine is gone."""
+        self.lost = True
+        self.inbox.put_nowait(error)
+
+    def abort(self) -> None:
+        """End it with the tokens so far."""
+        self.inbox.put_nowait(self.aborted())
+
+    def check(self, item: Chunk | Turn, vocabulary: int, known: Set[int]) -> None:
+        """Refuse output that can't be right.
+
+        Args:
+            item: what came.
+            vocabulary: the engine's tokens are below it.
+            known: the policy versions that the engine has had, or is being given.
+
+        Raises:
+            InvalidEngineOutput: says what is wrong.
+        """
+        name, ids, logprobs = self.engine, item.token_ids, item.logprobs
+        if len(ids) != len(logprobs):
+            raise InvalidEngineOutput(f"{name} answered {len(ids)} tokens with {len(logprobs)} log-probabilities")
+        for token, logp in zip(ids, logprobs, strict=True):
+            if not 0 <= token < vocabulary:
+                raise InvalidEngineOutput(f"{name} answered token {token}, outside the vocabulary of {vocabulary}")
+            if not math.isfinite(logp) or logp > _POSITIVE:
+                raise InvalidEngineOutput(f"{name} answered log-probability {logp}")
+        for version in versions_of(item) - known:
+            raise InvalidEngineOutput(f"{name} answered tokens of policy version {version}, which it never had")
+        if isinstance(item, Turn) and list(ids[: len(self.token_ids)]) != self.token_ids:
+            raise InvalidEngineOutput(f"{name} answered a turn that is not what it streamed")
+
+    def take(self, chunk: Chunk) -> None:
+        """Append a chunk."""
+        start, end = len(self.token_ids), len(self.token_ids) + len(chunk.token_ids)
+        self.token_ids += chunk.token_ids
+        self.logprobs += chunk.logprobs
+        if self.versions and self.versions[-1].version == chunk.version:
+            start = self.versions.pop().start
+        self.versions.append(VersionSpan(chunk.version, start, end))
+
+    def aborted(self) -> Turn:
+        """The tokens so far, as an aborted turn that its caller continues."""
+        tokens = tuple(self.token_ids), tuple(self.logprobs), tuple(self.versions)
+        return Turn(*tokens, FinishReason.ABORT, engines=(self.engine,))
+
+
+@dataclass(eq=False, slots=True)
+class Lent(Ticket):
+    """A request that another process runs; its tokens are there.
+
+    Attributes:
+        known: see `Ticket.check`; the engine's own set.
+        over: set once the other process has left it.
+    """
+
+    known: Set[int] = frozenset()
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    told: asyncio.Queue[int | PauseMode | AgentRLError | None] = field(default_factory=asyncio.Queue)
+
+    async def notices(self) -> AsyncIterator[int | PauseMode]:
+        """What its process is to be told, until its turn is over.
+
+        It is a version that the engine has from now on, or `PauseMode.ABORT`: end it with the tokens so far.
+
+        Raises:
+            AgentRLError: it failed.
+        """
+        while (item := await self.told.get()) is not None:
+            if isinstance(item, AgentRLError):
+                raise item
+            yield item
+
+    def end(self, error: AgentRLError | None) -> None:
+        """It has ended: with its turn (None), or with an error."""
+        self.told.put_nowait(error)
+
+    def abort(self) -> None:
+        """Have it end with its tokens so far."""
+        self.told.put_nowait(PauseMode.ABORT)
+
+    def set_version(self, version: int) -> None:
+        """Tell which version its engine has from now on."""
+        self.told.put_nowait(version)
+
+
+def versions_of(item: Chunk | Turn) -> set[int]:
+    """The policy versions of its tokens."""
+    return {item.version} if isinstance(item, Chunk) else {span.version for span in item.versions}

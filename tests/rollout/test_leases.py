@@ -1,0 +1,307 @@
+"""Another process generates by a fleet's engines directly: as the fleet itself does, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from agentrl import cluster
+from agentrl.cluster import Role, Worker, frames
+from agentrl.cluster.calls import Listener
+from agentrl.config import WEIGHTS, EngineConfig, FleetConfig
+from agentrl.errors import EngineError
+from agentrl.rollout.engine_access import EngineAccess
+from agentrl.rollout.engines.process_engine import ProcessEngine
+from agentrl.rollout.engines.server_settings import ServerConfig
+from agentrl.rollout.fleet.fleet import Fleet
+from agentrl.rollout.fleet.member import State
+from agentrl.rollout.policies import Policy
+from agentrl.rollout.weights import make_publisher
+from agentrl.rollout.weights.snapshot import read_snapshot
+from agentrl.sessions.renderers.null import NullRenderer
+from agentrl.types import MAIN, Chunk, Engine, Sampling, Turn, collect
+from tests.rollout.caller import PATIENCE
+from tests.rollout.fleet.conftest import folder, local_fleet
+from tests.rollout.fleet.test_processes import started
+from tests.rollout.fleet.token_server import DEADLY
+
+__all__ = ["folder"]
+
+pytestmark = pytest.mark.slow
+PROMPT = [5, 6, 7, 8]
+TIMES = FleetConfig(probe_every=0.3, probe_timeout=10, stall_timeout=60, max_restarts=1000)
+KINDS = ["process", "server"]
+MODES = ["drain", "abort", "retract", "in_place"]
+
+
+@dataclass
+class Setting:
+    """A fleet, and a process that generates by it."""
+
+    fleet: Fleet
+    caller: Worker
+
+    def turns(self, count: int, tokens: int, name: str = "s") -> list[asyncio.Task[Turn]]:
+        """Turns of as many sessions that are generated from now on, of so many tokens each."""
+        sampling = [Sampling(max_new_tokens=tokens, seed=number) for number in range(count)]
+        calls = [self.turn(f"{name}{n}/0", [*PROMPT, n], how) for n, how in enumerate(sampling)]
+        return [asyncio.create_task(call) for call in calls]
+
+    async def turn(self, name: str, ids: list[int], sampling: Sampling) -> Turn:
+        return cast(Turn, await self.caller.call("turn", name, ids, sampling, timeout=PATIENCE))
+
+    @property
+    def open(self) -> int:
+        """Requests that the fleet knows of."""
+        return sum(len(member.open) for member in self.fleet.engines.values())
+
+
+def make(kind: str, folder: Path) -> Engine:
+    return ProcessEngine(folder, EngineConfig(max_batch=16, device="cpu")) if kind == "process" else started(folder)
+
+
+def pid(engine: Any) -> int:
+    server: Any = engine.worker.process if isinstance(engine, ProcessEngine) else engine
+    return int(server.server.pid)
+
+
+@asynccontextmanager
+async def setting(
+    folder: Path, kind: str, count: int = 2, times: FleetConfig = TIMES, **weights: Any
+) -> AsyncIterator[Setting]:
+    publisher = make_publisher(WEIGHTS.build(weights), folder, ServerConfig(name="sglang"))
+    fleet = Fleet([lambda: make(kind, folder)] * count, publisher, times)
+    try:
+        await asyncio.wait_for(fleet.start(), PATIENCE)
+        async with called(fleet) as caller:
+            yield Setting(fleet, caller)
+            assert await caller.call("forwarded", timeout=PATIENCE) == set()
+    finally:
+        await fleet.close()
+
+
+@asynccontextmanager
+async def called(fleet: Fleet) -> AsyncIterator[Worker]:
+    """A process that generates by a fleet."""
+    access = EngineAccess(lambda: {MAIN: Policy(NullRenderer(), fleet)})
+    async with Listener(access, "engines", "engines", "127.0.0.1", b"k" * 32) as address:
+        arguments = address, fleet.capabilities
+        worker = cluster.current().spawn(Role("environments", "tests.rollout.caller:Caller", arguments))
+        try:
+            await worker.ready(PATIENCE)
+            yield worker
+        finally:
+            await worker.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.01)
+
+
+# ------------------------------------------------------------------------------------------ generating
+
+
+async def test_its_tokens_are_those_of_the_fleets_own_process_bit_for_bit(folder: Path) -> None:
+    async with setting(folder, "process") as found:
+        theirs = await asyncio.gather(*found.turns(6, 40))
+        for number, one in enumerate(theirs):
+            sampling = Sampling(max_new_tokens=40, seed=number)
+            ours = await collect(found.fleet.generate(f"o{number}/0", [*PROMPT, number], sampling))
+            assert (one.token_ids, one.logprobs, one.versions) == (ours.token_ids, ours.logprobs, ours.versions)
+        assert {name for one in theirs for name in one.engines} == {"engine-0", "engine-1"}
+        assert found.open == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_turns_of_a_session_find_their_prefix_and_what_comes_is_streamed(folder: Path, kind: str) -> None:
+    async with setting(folder, kind) as found:
+        path = list(PROMPT)
+        for number in range(3):
+            stream = found.caller.stream("items", f"s/{number}", path, Sampling(max_new_tokens=60), timeout=PATIENCE)
+            *chunks, turn = [item async for item in stream]
+            assert len(chunks) > 1
+            assert tuple(token for chunk in chunks for token in chunk.token_ids) == turn.token_ids
+            assert kind == "server" or turn.cached_tokens >= 0.8 * len(path) or not number
+            path += turn.token_ids
+
+
+async def test_the_bytes_that_pass_the_fleets_process_do_not_grow_with_turns(folder: Path) -> None:
+    async with setting(folder, "process", 1, TIMES.model_copy(update={"probe_every": 600.0})) as found:
+        await found.turn("warm/0", PROMPT, Sampling(max_new_tokens=2))
+
+        async def passed(prompt: int, tokens: int) -> int:
+            before = frames.traffic.copy()
+            caller = found.caller.call("turn", "s/0", PROMPT * prompt, Sampling(max_new_tokens=tokens), timeout=None)
+            turn = await caller
+            own = len(frames.encode([(0, 1, turn)])) + len(frames.encode((0, "turn", ("s/0", PROMPT * prompt))))
+            return sum((frames.traffic - before).values()) - 2 * own
+
+        short, long = await passed(1, 4), await passed(20, 100)
+        assert long < short + 500
+
+
+async def test_an_engine_in_the_runs_own_process_generates_through_it(folder: Path) -> None:
+    fleet = local_fleet(folder)
+    try:
+        await fleet.start()
+        async with called(fleet) as caller:
+            for _ in range(2):
+                turn: Turn = await caller.call("turn", "s/0", PROMPT, Sampling(max_new_tokens=9), timeout=PATIENCE)
+                assert len(turn.token_ids) == 9
+            assert await caller.call("forwarded", timeout=PATIENCE) == {MAIN}
+    finally:
+        await fleet.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_caller_that_leaves_or_dies_ends_its_requests(folder: Path, kind: str) -> None:
+    async with setting(folder, kind) as found, called(found.fleet) as other:
+        turns = found.turns(4, 20_000 if kind == "server" else 400)
+        await until(lambda: found.open == 4)
+        for one in turns:
+            one.cancel()
+        await until(lambda: found.open == 0)
+        sampling = Sampling(max_new_tokens=400)
+        dying = [asyncio.create_task(other.call("turn", f"d{n}/0", PROMPT, sampling, timeout=None)) for n in range(4)]
+        await until(lambda: found.open == 4)
+        other.kill()
+        await until(lambda: found.open == 0)
+        await asyncio.gather(*dying, return_exceptions=True)
+        if kind == "process":
+            for member in found.fleet.engines.values():
+                async with asyncio.timeout(PATIENCE):
+                    while (await member.engine.health()).running:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+        assert len((await found.turn("s/0", PROMPT, Sampling(max_new_tokens=9))).token_ids) == 9
+        assert found.fleet.lost == 0
+
+
+# ------------------------------------------------------------------------------------------- failing
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+async def test_where_an_engine_dies_or_hangs_its_turns_go_on_by_another_with_their_tokens(
+    folder: Path, kind: str, sent: signal.Signals
+) -> None:
+    times = TIMES.model_copy(update={"stall_timeout": 3.0, "probe_timeout": 3.0})
+    async with setting(folder, kind, times=times) as found:
+        first = found.fleet.engines["engine-0"]
+        victim = first.engine
+        streams = [
+            found.caller.stream("items", f"s{n}/0", [*PROMPT, n], Sampling(max_new_tokens=200), timeout=PATIENCE)
+            for n in range(8)
+        ]
+        came = [list[Any]() for _ in streams]
+
+        async def read(number: int) -> None:
+            came[number] += [await anext(streams[number])]
+            came[number] += [item async for item in streams[number]]
+
+        reading = [asyncio.create_task(read(number)) for number in range(len(streams))]
+        await until(lambda: all(came))
+        os.killpg(pid(victim), sent)
+        await asyncio.wait_for(asyncio.gather(*reading), PATIENCE)
+        for items in came:
+            streamed = [token for item in items if isinstance(item, Chunk) for token in item.token_ids]
+            assert len(items[-1].token_ids) == 200
+            assert list(items[-1].token_ids) == streamed
+        assert {len(items[-1].engines) for items in came} == {1, 2}
+        assert found.fleet.lost == 1
+        await until(lambda: first.state is State.READY)
+        assert first.engine is not victim
+        new = await asyncio.gather(*found.turns(4, 99, "new"))
+        assert {name for one in new for name in one.engines} == {"engine-0", "engine-1"}
+
+
+async def test_a_request_that_kills_its_engines_fails_after_some_and_the_others_get_through(folder: Path) -> None:
+    async with setting(folder, "server", times=TIMES.model_copy(update={"max_attempts": 2})) as found:
+        good = found.turns(4, 200)
+        with pytest.raises(EngineError, match="failed 2 times"):
+            await found.turn("bad/0", [DEADLY], Sampling(max_new_tokens=9))
+        with pytest.raises(EngineError, match="2 engines died with this prompt"):
+            await found.turn("again/0", [DEADLY], Sampling(max_new_tokens=9))
+        assert [len(one.token_ids) for one in await asyncio.gather(*good)] == [200] * 4
+        assert found.fleet.lost == 2
+
+
+async def test_an_engine_whose_caller_hangs_is_not_given_up(folder: Path) -> None:
+    """Nobody tells of its tokens; it generates all the same."""
+    async with setting(folder, "process", 1, TIMES.model_copy(update={"stall_timeout": 1.0})) as found:
+        async with called(found.fleet) as other:
+            sampling = Sampling(max_new_tokens=400)
+            call = asyncio.create_task(other.call("turn", "h/0", PROMPT, sampling, timeout=None))
+            await until(lambda: found.open == 1)
+            os.killpg(cast(Any, other.process).server.pid, signal.SIGSTOP)
+            await asyncio.sleep(4.0)
+            assert (found.open, found.fleet.lost) == (1, 0)
+            other.kill()
+            await asyncio.gather(call, return_exceptions=True)
+        await until(lambda: found.open == 0)
+
+
+# ------------------------------------------------------------------------------------ weights and memory
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", MODES)
+async def test_turns_go_through_a_publication_and_each_token_knows_its_policy(
+    folder: Path, mode: str, kind: str
+) -> None:
+    async with setting(folder, kind, mode=mode) as found:
+        running = found.turns(4, 400)
+        await until(lambda: found.open == 4)
+        await asyncio.sleep(0.3)
+        await found.fleet.publish(list(read_snapshot(folder)), 1)
+        turns = await asyncio.gather(*running)
+        after = await found.turn("after/0", PROMPT, Sampling(max_new_tokens=9))
+    for one in turns:
+        assert len(one.token_ids) == len(one.logprobs) == 400
+        assert [span.version for span in one.versions] == ([0] if mode == "drain" else [0, 1])
+        assert (one.versions[0].start, one.versions[-1].end) == (0, 400)
+    assert [span.version for span in after.versions] == [1]
+    assert found.fleet.lost == 0
+
+
+@pytest.mark.parametrize("mode", ["drain", "abort"])
+async def test_while_a_colocated_engine_sleeps_the_others_take_its_requests(folder: Path, mode: str) -> None:
+    async with setting(folder, "process", mode=mode) as found:
+        first = found.fleet.engines["engine-0"]
+        first.colocated = True
+        turns = found.turns(8, 300)
+        await until(lambda: bool(first.open) and found.open == 8)
+        await found.fleet.sleep()
+        assert not first.open
+        assert [len(one.token_ids) for one in await asyncio.gather(*turns)] == [300] * 8
+        assert (await found.turn("s/0", PROMPT, Sampling(max_new_tokens=9))).engines == ("engine-1",)
+        await found.fleet.wake()
+        await found.fleet.publish(list(read_snapshot(folder)), 6)
+        assert first.state is State.READY
+
+
+async def test_an_engine_that_is_drained_finishes_what_was_lent_of_it(folder: Path) -> None:
+    async with setting(folder, "process") as found:
+        turns = found.turns(4, 300)
+        await until(lambda: found.open == 4)
+        await found.fleet.remove("engine-0")
+        assert [len(one.engines) for one in await asyncio.gather(*turns)] == [1] * 4
+        assert found.fleet.lost == 0
+
+
+async def test_where_the_fleet_is_closed_open_requests_fail(folder: Path) -> None:
+    async with setting(folder, "process", 1) as found:
+        (turn,) = found.turns(1, 400)
+        await until(lambda: found.open == 1)
+        await found.fleet.close()
+        with pytest.raises(EngineError, match="closed"):
+            await turn
