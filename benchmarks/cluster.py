@@ -9,9 +9,9 @@
   started) and with `cluster=local` (everything in one process), one after the other: the difference of the medians of
   `time/step`, without the first step.
 - sessions: sessions of two turns on one environment worker, a share of them, and on several, all of them; groups,
-  retries, the calls of engines and the store are a run's own. The engine waits 20 ms for a turn of 64 tokens. A step of
-  the environment keeps its process for 10 ms, as one that computes would, but sleeps, so that more workers than cores
-  can be compared. Also the bytes that the driver sends and receives for a session, and the same for longer ones.
+  retries, the leases of engines and the store are a run's own. The engine, a process, waits 20 ms for a turn of 64
+  tokens. A step of the environment keeps its process for 10 ms, as one that computes would, but sleeps, so that more
+  workers than cores can be compared. Also the bytes that the driver sends and receives for sessions of other lengths.
 - rewards: sessions of two turns in the driver, each with a reward: in the driver's process, and in one and two reward
   workers. Also how late the driver's event loop wakes up meanwhile. One reward computes in pure Python for about 10 ms,
   which takes as many free cores as there are workers; the other one keeps its process for 10 ms, but sleeps.
@@ -32,7 +32,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ import torch
 from agentrl import cluster, garbage
 from agentrl.cluster import frames
 from agentrl.cluster.server import free_port
-from agentrl.config import ClusterConfig, RunConfig
+from agentrl.config import ClusterConfig, EngineConfig, FleetConfig, RunConfig, WeightsConfig
 from agentrl.config.cluster import ResourcesConfig, RoleResources
 from agentrl.envs.registry import factory
 from agentrl.envs.reward_workers import scored
@@ -49,6 +49,8 @@ from agentrl.envs.rewards import Reward
 from agentrl.models import tiny
 from agentrl.models.tokenizers import load_tokenizer
 from agentrl.rollout.actors import ModelActor
+from agentrl.rollout.engines.plugin import EnginePlugin
+from agentrl.rollout.engines.process_engine import ProcessEngine
 from agentrl.rollout.environments import in_workers
 from agentrl.rollout.fleet import make_engines, started
 from agentrl.rollout.groups import Rollouts
@@ -60,7 +62,19 @@ from agentrl.sessions.recorder import Recorder
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store import Store
 from agentrl.train.backends.worker import WorkerTrainer
-from agentrl.types import Message, Sampling, Session, Status, StepResult
+from agentrl.train.session_worker import holding
+from agentrl.types import (
+    Chunk,
+    FinishReason,
+    Message,
+    Sampling,
+    Session,
+    Status,
+    StepResult,
+    Tokenizer,
+    Turn,
+    VersionSpan,
+)
 from benchmarks import driver_cost
 from benchmarks.machine import machine
 
@@ -122,35 +136,78 @@ class Busy(driver_cost.World):
             time.sleep(STEP_SECONDS)
 
 
-async def play(base: Path, workers: int, sessions: int, turns: int) -> tuple[float, float, float]:
+class SimulatedRole(driver_cost.Simulated):
+    """The simulated engine in a process of its own; its turns have as many tokens as are asked for."""
+
+    def __init__(self, path: Path, config: EngineConfig) -> None:
+        super().__init__(TURN_SECONDS, load_tokenizer(path))
+
+    async def generate(
+        self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
+    ) -> AsyncIterator[Chunk | Turn]:
+        """Wait; then the same tokens as always, over and over."""
+        await self.wait()
+        count, stop = sampling.max_new_tokens, sampling.stop_token_ids[0]
+        ids = (*(self.answer * count)[: count - 1], stop)
+        yield Chunk(ids, (-0.5,) * count, 0)
+        yield Turn(ids, (-0.5,) * count, (VersionSpan(0, 0, count),), FinishReason.STOP, stopped_by=stop)
+
+
+class SimulatedEngine(ProcessEngine):
+    """The simulated engine's process, from the driver's side."""
+
+    role = f"{__name__}:SimulatedRole"
+
+
+class SimulatedPlugin(EnginePlugin):
+    """The simulated engine as `engine=…`."""
+
+    def make(self, path: Path, config: Any, tokenizer: Tokenizer | None = None) -> SimulatedEngine:
+        """See `EnginePlugin.make`."""
+        return SimulatedEngine(path, config)
+
+
+ENGINE = SimulatedPlugin()
+
+
+async def play(base: Path, workers: int, sessions: int, turns: int, tokens: int) -> tuple[float, float, float]:
     """Sessions per second on so many workers, and the bytes that the driver receives and sends for each."""
-    words = {"name": f"{__file__}:Busy", "turns": turns}
-    shape = {"concurrency": AT_ONCE * workers, "session_tokens": 1 << 17, "group_size": driver_cost.GROUP_SIZE}
-    config = RunConfig.model_validate({"env": words, "rollout": shape, "cluster": {"environments": workers}})
-    engine = driver_cost.Simulated(TURN_SECONDS, load_tokenizer(base))
+    config = RunConfig.model_validate(
+        {
+            "env": {"name": f"{__file__}:Busy", "turns": turns},
+            "rollout": {"concurrency": AT_ONCE * workers, "session_tokens": 1 << 17, "turn_tokens": tokens},
+            "engine": {"name": f"{__file__}:ENGINE"},
+            "cluster": {"name": "ray", "environments": workers},
+        }
+    )
+    engine = make_engines(config.engine, FleetConfig(), WeightsConfig(), base)
     policy = Policy(get_renderer(base), engine, model=base)
     make_env = factory(config.env.name, **config.env.kwargs)
-    actor = ModelActor(Sampling(max_new_tokens=driver_cost.ANSWER))
-    tasks = list(make_env().tasks())
+    actor, size = ModelActor(Sampling(max_new_tokens=tokens)), driver_cost.GROUP_SIZE
+    tasks, count = list(make_env().tasks()), sessions // size
     with (
         tempfile.TemporaryDirectory() as folder,
         Store(Path(folder) / "sessions.db") as store,
         Recorder(store) as record,
     ):
         own = Rollouts(make_env, policy, config.rollout, 0, recorder=record)
-        async with in_workers(config, own, base) as rollouts:
-            await rollouts.collect(tasks[: 2 * workers], actor, phase="warm", n=driver_cost.GROUP_SIZE)
-            count = sessions // driver_cost.GROUP_SIZE
+        await started(engine)
+        async with (
+            holding(config, store, trains=True) as held,
+            in_workers(config, own, base, holding=held) as rollouts,
+        ):
+            await rollouts.collect(tasks[: 2 * workers], actor, phase="warm", n=size)
             before, began = frames.traffic.copy(), time.monotonic()
-            groups = await rollouts.collect(
-                [tasks[number % len(tasks)] for number in range(count)], actor, phase="timed", n=driver_cost.GROUP_SIZE
-            )
+            played = [tasks[number % len(tasks)] for number in range(count)]
+            groups = await rollouts.collect(played, actor, phase="timed", n=size)
             seconds = time.monotonic() - began
+        stored = len(store.ids(phase="timed"))
+        await engine.close()
     ended = {session.status for each in groups for session in each.sessions}
     assert ended == {Status.COMPLETED}, ended
-    done = count * driver_cost.GROUP_SIZE
-    received, sent = (frames.traffic[name] - before[name] for name in ("received", "sent"))
-    return done / seconds, received / done, sent / done
+    assert stored == count * size, stored
+    received, sent = ((frames.traffic[name] - before[name]) / count / size for name in ("received", "sent"))
+    return count * size / seconds, received, sent
 
 
 def sessions(args: argparse.Namespace) -> None:
@@ -158,16 +215,17 @@ def sessions(args: argparse.Namespace) -> None:
     ray = ClusterConfig(name="ray", resources=SMALL)
     with tempfile.TemporaryDirectory() as folder, cluster.opened(ray, None), garbage.seldom():
         base = tiny.build(Path(folder) / "model", [driver_cost.QUESTION])
-        one, *_ = asyncio.run(play(base, 1, args.sessions // 5, 2))
+        one, *_ = asyncio.run(play(base, 1, args.sessions // 5, 2, 64))
         print(f"1 worker: {one:.1f} sessions/s", flush=True)
-        many, received, sent = asyncio.run(play(base, args.workers, args.sessions, 2))
+        many, *_ = asyncio.run(play(base, args.workers, args.sessions, 2, 64))
         print(f"{args.workers} workers: {many:.1f} sessions/s, {args.sessions} sessions", flush=True)
         print(f"{many / one / args.workers:.2f} of {args.workers} times one worker (aim: at least 0.9)")
-        print(f"a session of 2 turns: the driver receives {received:.0f} bytes and sends {sent:.0f}", flush=True)
-        for turns in (8, 32):
-            _, received, sent = asyncio.run(play(base, args.workers, 64, turns))
+        for turns, tokens in ((2, 64), (2, 512), (8, 64), (8, 512), (32, 64), (32, 512)):
+            _, received, sent = asyncio.run(play(base, args.workers, 64, turns, tokens))
             print(
-                f"a session of {turns} turns: the driver receives {received:.0f} bytes and sends {sent:.0f}", flush=True
+                f"a session of {turns} turns of {tokens} tokens: the driver receives {received:.0f} bytes and sends "
+                f"{sent:.0f}",
+                flush=True,
             )
 
 

@@ -100,11 +100,15 @@ class Simulated(ManagedEngine):
         self, request_id: str, input_ids: Sequence[int], sampling: Sampling, deadline: float | None = None
     ) -> AsyncIterator[Chunk | Turn]:
         """Wait; then the same tokens as always."""
-        await asyncio.sleep(self.mean * self.rng.lognormvariate(-(SIGMA**2) / 2, SIGMA))
+        await self.wait()
         ids, logprobs, stop = self.answer, (-0.5,) * ANSWER, sampling.stop_token_ids[0]
         self.turns += 1
         yield Chunk((*ids, stop), logprobs, 0)
         yield Turn((*ids, stop), logprobs, (VersionSpan(0, 0, ANSWER),), FinishReason.STOP, stopped_by=stop)
+
+    async def wait(self) -> None:
+        """As long as a turn takes."""
+        await asyncio.sleep(self.mean * self.rng.lognormvariate(-(SIGMA**2) / 2, SIGMA))
 
     async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Nothing asks for it."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from agentrl import cluster
 from agentrl.cluster import Address, Resources, Role
@@ -43,18 +43,21 @@ class ProcessEngine(ManagedEngine):
         config: the engine's section.
 
     Attributes:
+        role: the import path of what the process runs.
         worker: the process, as a worker of the current cluster.
 
     Raises:
         EngineError: the process could not be started at all.
     """
 
+    role: ClassVar[str] = "agentrl.rollout.engines.engine_role:EngineRole"
+
     def __init__(self, path: Path, config: EngineConfig) -> None:
         self._path = Path(path)
         self.worker = cluster.current().spawn(
             Role(
                 "engine",
-                "agentrl.rollout.engines.engine_role:EngineRole",
+                self.role,
                 (self._path.absolute(), config),
                 name="engine=local",
                 resources=Resources(gpus=int(config.device == "cuda")),
