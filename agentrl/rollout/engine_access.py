@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from agentrl import watchdog
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollout.engines.reach import Reach
 from agentrl.rollout.fleet.member import Member
@@ -99,11 +100,13 @@ class EngineAccess:
 
     def progressed(self, number: int) -> None:
         """Tokens came lately from the engine of a lease."""
+        watchdog.progress()
         if number in self._leases:
             self._leases[number][0].progressed()
 
     def ended(self, number: int, error: AgentRLError | None) -> None:
         """A lease's turn has come (None), or its engine failed."""
+        watchdog.progress()
         if number in self._leases:
             self._leases[number][1].end(error)
 

@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agentrl import cluster, processes, tracing
+from agentrl import cluster, processes, tracing, watchdog
 from agentrl.cluster import Address, Resources, Role
 from agentrl.cluster.calls import Listener
 from agentrl.cluster.pool import Pool
@@ -239,6 +239,7 @@ class InWorkers:
         except WorkerLost as error:
             session.status, session.error = Status.INFRA_ERROR, str(error)
             return session if self.holding is None else await self._stored(rollouts, session)
+        watchdog.progress()
         if isinstance(found, SessionHead):
             assert self.holding is not None
             return HeldSession.of(found, session.task, self.holding.store.load)

@@ -26,9 +26,10 @@ from agentrl import cluster, faults, tracing
 from agentrl.cluster import Role
 from agentrl.cluster.pool import Pool
 from agentrl.config import RunConfig
-from agentrl.errors import AgentRLError, InfraError, TrainerError, WorkerLost
+from agentrl.errors import AgentRLError, InfraError, StoreError, TrainerError, WorkerLost
 from agentrl.rollout.distant_recorder import ATTEMPTS, STORE_SECONDS
 from agentrl.rollout.environments import Holding
+from agentrl.rollout.held import digest_of
 from agentrl.sessions.recorder import Recorder
 from agentrl.sessions.store import Store
 from agentrl.train import provenance
@@ -44,8 +45,9 @@ from agentrl.types import Engine, Group, Session
 logger = logging.getLogger(__name__)
 PENDING = "provenance.pending"
 """The record of a step that the run has not recorded yet."""
-KEPT_TOKENS = 1 << 24
-"""Tokens of sessions that are kept in memory until a step trains on them; others are read from the store."""
+KEPT_TOKENS = 1 << 22
+"""Tokens of sessions that are kept in memory, in some 300 MB, until a step trains on them; others are read from the
+store."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,14 @@ class Request:
     """A step's batch, without its sessions.
 
     Attributes:
-        groups: each without sessions, and the ids of these.
+        groups: each without sessions, and of these the ids and digests (`held.digest_of`).
         step: from 0.
         trainer: how the trainer is called.
         algorithm: its state (`Algorithm.snapshot`).
         known: the weights that engines had, where tokens of others are refused.
     """
 
-    groups: Sequence[tuple[Group, Sequence[str]]]
+    groups: Sequence[tuple[Group, Sequence[tuple[str, bytes]]]]
     step: int
     trainer: TrainerAccess
     algorithm: Mapping[str, Any]
@@ -119,14 +121,15 @@ class SessionRole:
             TrainerError: the trainer died.
         """
         try:
-            return await self._learn(request)
+            with tracing.span("learn", root=True, step=request.step + 1):
+                return await self._learn(request)
         except AgentRLError as error:
             raise died(error) or error from None  # causes are not sent
 
     async def _learn(self, request: Request) -> Learned:
         algorithm = make_algorithm(self._learning.config.algo)
         algorithm.load_snapshot(request.algorithm)
-        groups = [replace(group, sessions=[self._session(each) for each in ids]) for group, ids in request.groups]
+        groups = [replace(group, sessions=[self._session(*each) for each in ids]) for group, ids in request.groups]
         evidence = provenance.Evidence(dict(request.known))
         with closing(request.trainer.open()) as trainer:
             batch = Batch(groups, request.step, trainer, algorithm, evidence)
@@ -134,8 +137,15 @@ class SessionRole:
             write_atomically(self._folder / PENDING, provenance.lines(request.step + 1, evidence.take()))
             return Learned(metrics, algorithm.snapshot(), trainer.version, batch.clock.phases)
 
-    def _session(self, session_id: str) -> Session:
-        return self._kept.take(session_id) or self._store.load(session_id)
+    def _session(self, session_id: str, digest: bytes) -> Session:
+        """The session that the run's process chose; another one of its id may be kept, of a worker that then died."""
+        kept = self._kept.take(session_id)
+        if kept is not None and digest_of(kept) == digest:
+            return kept
+        stored = self._store.load(session_id)
+        if digest_of(stored) != digest:
+            raise StoreError(f"session {session_id!r} of the store is not the one that is to be trained on")
+        return stored
 
     def record(self) -> None:
         """Write the last batch's lines of the run's record."""
@@ -243,7 +253,10 @@ class DistantLearning:
         assert isinstance(trainer, Leasable), "with cluster=ray a trainer has processes of its own"
         access = trainer.access()
         assert access is not None
-        groups = [(replace(group, sessions=[]), [each.id for each in group.sessions]) for group in batch.groups]
+        groups = [
+            (replace(group, sessions=[]), [(each.id, digest_of(each)) for each in group.sessions])
+            for group in batch.groups
+        ]
         known = batch.evidence.known if self.config.require_provenance else {}
         request = Request(groups, batch.step, access, batch.algorithm.snapshot(), known)
         with self.part("optimizer step"):
