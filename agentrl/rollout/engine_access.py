@@ -20,7 +20,7 @@ from agentrl import watchdog
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollout.engines.reach import Reach
 from agentrl.rollout.fleet.member import Member
-from agentrl.rollout.fleet.ticket import Lent
+from agentrl.rollout.fleet.ticket import LeasedTicket
 from agentrl.rollout.leases import Lease, NotReachable
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.prompts import Continued, PromptReceiver, session_of
@@ -40,7 +40,7 @@ class EngineAccess:
     def __init__(self, policies: Callable[[], Mapping[str, Policy]]) -> None:
         self._policies, self._prompts = policies, PromptReceiver()
         self._numbers = itertools.count()
-        self._leases: dict[int, tuple[Member, Lent]] = {}
+        self._leases: dict[int, tuple[Member, LeasedTicket]] = {}
 
     def _engine(self, policy: str) -> Engine:
         found = self._policies().get(policy)
@@ -61,14 +61,14 @@ class EngineAccess:
     async def lease(
         self, policy: str, request_id: str, prompt: bytes, started: int | None, seconds: float | None
     ) -> AsyncGenerator[Lease | int | PauseMode, None]:
-        """A lease, then what its holder is to be told (`Lent.notices`), until the attempt is over.
+        """A lease, then what its holder is to be told (`LeasedTicket.notices`), until the attempt is over.
 
         It ends without an error where the turn has come, and where the engine failed and another attempt may follow.
 
         Args:
             policy: whose engine.
             request_id: see `Engine.generate`.
-            prompt: see `Fleet.lent`.
+            prompt: see `Fleet.leased`.
             started: likewise.
             seconds: how long it may take to be admitted; None: as long as it takes.
 
@@ -77,14 +77,14 @@ class EngineAccess:
             AgentRLError: see `Engine.generate`.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
-        async with self._fleet(policy).lent(request_id, prompt, deadline, started) as (member, lent):
+        async with self._fleet(policy).leased(request_id, prompt, deadline, started) as (member, ticket):
             if member.managed.reach is None:
                 raise NotReachable(f"{member.name} of policy {policy!r} can't be reached from other processes")
             number = next(self._numbers)
-            self._leases[number] = member, lent
+            self._leases[number] = member, ticket
             try:
                 yield Lease(number, member.name, member.start, member.engine.version())
-                async for notice in lent.notices():
+                async for notice in ticket.notices():
                     yield notice
             finally:
                 del self._leases[number]

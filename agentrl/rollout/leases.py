@@ -65,7 +65,7 @@ class Leases:
         self._connection = connection
         self._engines: dict[tuple[str, str], tuple[int, asyncio.Task[Reached]]] = {}
         self._started: OrderedDict[str, int] = OrderedDict()
-        self._progressed: dict[int, Held] = {}
+        self._progressed: dict[int, LeasedRequest] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def generate(
@@ -93,62 +93,62 @@ class Leases:
         prompt, started = digest(input_ids), self._started.pop(request_id, None)
         while True:
             seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
-            held = Held(self._connection(), policy, request_id)
-            following = self._spawn(held.follow(prompt, started, seconds))
+            leased = LeasedRequest(self._connection(), policy, request_id)
+            following = self._spawn(leased.follow(prompt, started, seconds))
             try:
-                await held.begun(following)
+                await leased.begun(following)
                 try:
-                    engine = await self._engine(held)
+                    engine = await self._engine(leased)
                     stream = engine.generate(request_id, input_ids, sampling, deadline)
-                    async with aclosing(held.checked(stream, vocabulary, self._note)) as items:
+                    async with aclosing(leased.checked(stream, vocabulary, self._note)) as items:
                         async for item in items:
                             yield item
                     return
                 except AgentRLError as error:
-                    await held.failed(error, following)
+                    await leased.failed(error, following)
             finally:
-                if not held.reported:
+                if not leased.reported:
                     following.cancel()
-            if held.ticket.token_ids:
-                self._started[request_id] = held.ticket.versions[-1].version
+            if leased.ticket.token_ids:
+                self._started[request_id] = leased.ticket.versions[-1].version
                 if len(self._started) > REMEMBERED:
                     self._started.popitem(last=False)
-                yield held.ticket.aborted()
+                yield leased.ticket.aborted()
                 return
 
-    async def _engine(self, held: Held) -> Reached:
+    async def _engine(self, leased: LeasedRequest) -> Reached:
         """The engine of a lease; the one that had its name before is closed.
 
         Raises:
             EngineError: it is gone.
         """
-        name, lease = (held.policy, held.lease.engine), held.lease
+        name, lease = (leased.policy, leased.lease.engine), leased.lease
         start, opening = self._engines.get(name, (-1, None))
         if start > lease.start:
             raise EngineError(f"{lease.engine} was started anew")
         if opening is None or start < lease.start:
             if opening is not None:
                 self._spawn(_closed(opening))
-            opening = self._spawn(held.opened())
+            opening = self._spawn(leased.opened())
             self._engines[name] = lease.start, opening
         try:
-            held.engine = await asyncio.shield(opening)
+            leased.engine = await asyncio.shield(opening)
         except AgentRLError:
             if self._engines.get(name) == (lease.start, opening):
                 del self._engines[name]  # the next one tries again
             raise
-        held.engine.set_version(held.version)
-        return held.engine
+        leased.engine.set_version(leased.version)
+        return leased.engine
 
-    def _note(self, held: Held) -> None:
+    def _note(self, leased: LeasedRequest) -> None:
         """Tokens came: the run's process hears so of each engine once in a while."""
         if not self._progressed:
             asyncio.get_running_loop().call_later(REPORT_SECONDS, self._report)
-        self._progressed[held.lease.start] = held
+        self._progressed[leased.lease.start] = leased
 
     def _report(self) -> None:
-        for held in self._progressed.values():
-            held.tell("progressed")
+        for leased in self._progressed.values():
+            leased.tell("progressed")
         self._progressed.clear()
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -164,7 +164,7 @@ class Leases:
         await asyncio.gather(*map(_closed, opened))
 
 
-class Held:
+class LeasedRequest:
     """A lease, from the question for it to the end of its request.
 
     Args:
@@ -243,7 +243,7 @@ class Held:
         return await reach.open()
 
     async def checked(
-        self, stream: AsyncIterator[Chunk | Turn], vocabulary: int, note: Callable[[Held], None]
+        self, stream: AsyncIterator[Chunk | Turn], vocabulary: int, note: Callable[[LeasedRequest], None]
     ) -> AsyncGenerator[Chunk | Turn, None]:
         """What the engine streams, checked and kept; `note` is called with this where tokens come.
 

@@ -289,7 +289,7 @@ async def test_while_a_colocated_engine_sleeps_the_others_take_its_requests(fold
         assert first.state is State.READY
 
 
-async def test_an_engine_that_is_drained_finishes_what_was_lent_of_it(folder: Path) -> None:
+async def test_an_engine_that_is_drained_finishes_the_turns_that_it_was_leased_for(folder: Path) -> None:
     async with setting(folder, "process") as found:
         turns = found.turns(4, 300)
         await until(lambda: found.open == 4)

@@ -29,7 +29,7 @@ from agentrl.rollout.fleet.failing_requests import FailingRequests, digest
 from agentrl.rollout.fleet.member import Member, State, UpdateTarget, is_engine_fault
 from agentrl.rollout.fleet.policy import Affinity
 from agentrl.rollout.fleet.roster import MakeEngine, Roster, built
-from agentrl.rollout.fleet.ticket import Lent, Ticket
+from agentrl.rollout.fleet.ticket import LeasedTicket, Ticket
 from agentrl.rollout.weights.publisher import Outcome, Publisher
 from agentrl.rollout.weights.receiver import LoadCommit
 from agentrl.types import Capabilities, Chunk, Engine, Health, PauseMode, Sampling, Turn
@@ -140,9 +140,9 @@ class Fleet(ManagedEngine):
                 return
 
     @asynccontextmanager
-    async def lent(
+    async def leased(
         self, request_id: str, prompt: bytes, deadline: float | None, started: int | None
-    ) -> AsyncIterator[tuple[Member, Lent]]:
+    ) -> AsyncIterator[tuple[Member, LeasedTicket]]:
         """One attempt at a request that another process makes: its member, and what that process is to be told.
 
         The block ends as the attempt did: an engine's failure that another attempt may follow ends it without an error.
@@ -154,14 +154,14 @@ class Fleet(ManagedEngine):
             started: the version under which the turn lost an engine before; None where it has not.
         """
         async with self._attempt(request_id, prompt, deadline, started) as member:
-            lent = Lent(request_id)
+            ticket = LeasedTicket(request_id)
             try:
-                with member.serving(lent) as lent.known:
-                    yield member, lent
+                with member.serving(ticket) as ticket.known:
+                    yield member, ticket
                     member.progressed()
                     member.succeeded()
             finally:
-                lent.over.set()
+                ticket.over.set()
 
     @asynccontextmanager
     async def _attempt(

@@ -21,7 +21,7 @@ from enum import StrEnum
 from agentrl.config import FleetConfig
 from agentrl.errors import AgentRLError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines.managed import managed
-from agentrl.rollout.fleet.ticket import Lent, Ticket
+from agentrl.rollout.fleet.ticket import LeasedTicket, Ticket
 from agentrl.sessions.generation import aclose
 from agentrl.types import Chunk, Engine, PauseMode, Sampling, Turn
 
@@ -127,7 +127,7 @@ class Member:
         silent = probed - self.progress
         busy = bool(self.open) and not self.paused
         if busy and silent > self.config.stall_timeout:
-            if self._lent() and (await self.generates() or self.paused):  # whoever runs its requests does not tell
+            if self._leased() and (await self.generates() or self.paused):  # whoever runs its requests does not tell
                 self.progressed()
                 return ""
             return f"no token came for {silent:.0f} s, with {len(self.open)} requests open (fleet.stall_timeout)"
@@ -193,25 +193,25 @@ class Member:
         The engine may not know of requests that other processes run: its server or process does.
         """
         if mode is PauseMode.DRAIN:
-            await self._lent_over()
+            await self._leases_over()
         await self.engine.pause(mode)
         self.paused = self.updating = True
         if mode is PauseMode.ABORT:
-            for ticket in self._lent():
+            for ticket in self._leased():
                 ticket.abort()
 
-    def _lent(self) -> list[Lent]:
-        return [ticket for ticket in self.open if isinstance(ticket, Lent)]
+    def _leased(self) -> list[LeasedTicket]:
+        return [ticket for ticket in self.open if isinstance(ticket, LeasedTicket)]
 
-    async def _lent_over(self) -> None:
-        for ticket in self._lent():
+    async def _leases_over(self) -> None:
+        for ticket in self._leased():
             await ticket.over.wait()
 
     async def resume(self, version: int | None) -> None:
         """Generate again, as policy `version`; None is the one that it had."""
         if version is not None:
             self.managed.set_version(version)
-            for ticket in self._lent():
+            for ticket in self._leased():
                 ticket.set_version(version)
         await self.engine.resume()
         self.paused = self.updating = False
@@ -222,7 +222,7 @@ class Member:
         await self.pause(mode)
         for ticket in list(self.open):  # on its way to the engine while that paused
             ticket.abort()
-        await self._lent_over()
+        await self._leases_over()
         await self.receiver.flush()
         await self.receiver.sleep(tags)
         self.asleep = True

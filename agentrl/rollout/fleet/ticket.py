@@ -1,6 +1,6 @@
 """A request to an engine of a fleet, and its tokens so far.
 
-Whoever streams from the engine checks what comes: the fleet's process, or the process that a request is lent to
+Whoever streams from the engine checks what comes: the fleet's process, or the process that has a lease of the request
 (`agentrl.rollout.leases`). Anyone else ends the request through its inbox: a member that is lost, or put to sleep.
 """
 
@@ -125,7 +125,7 @@ class Ticket:
 
 
 @dataclass(eq=False, slots=True)
-class Lent(Ticket):
+class LeasedTicket(Ticket):
     """A request that another process runs; its tokens are there.
 
     Attributes:
