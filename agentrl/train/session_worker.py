@@ -12,6 +12,7 @@ a part of it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -116,22 +117,23 @@ class SessionRole:
             return found
         return []
 
-    async def learn(self, request: Request) -> Learned:
+    async def learn(self, request: Request) -> Learned | AgentRLError:
         """Train on a batch; see `Learner.learn`.
 
-        Raises:
-            TrainerError: the trainer died.
+        Returns:
+            What became of it, or the error that ended it. What is raised by a call is this process's own end.
         """
         try:
             with tracing.span("learn", root=True, step=request.step + 1):
                 return await self._learn(request)
         except AgentRLError as error:
-            raise died(error) or error from None  # causes are not sent
+            return died(error) or error  # causes are not sent
 
     async def _learn(self, request: Request) -> Learned:
         algorithm = make_algorithm(self._learning.config.algo)
         algorithm.load_snapshot(request.algorithm)
-        groups = [replace(group, sessions=[self._session(*each) for each in ids]) for group, ids in request.groups]
+        kept = {name: self._kept.take(name) for _, ids in request.groups for name, _ in ids}
+        groups = await asyncio.to_thread(self._read, request, kept)
         evidence = provenance.Evidence(dict(request.known))
         with closing(request.trainer.open()) as trainer:
             batch = Batch(groups, request.step, trainer, algorithm, evidence)
@@ -139,15 +141,21 @@ class SessionRole:
             write_atomically(self._folder / PENDING, provenance.lines(request.step + 1, evidence.take()))
             return Learned(metrics, algorithm.snapshot(), trainer.version, batch.clock.phases)
 
-    def _session(self, session_id: str, digest: bytes) -> Session:
-        """The session that the run's process chose; another one of its id may be kept, of a worker that then died."""
-        kept = self._kept.take(session_id)
-        if kept is not None and digest_of(kept) == digest:
-            return kept
-        stored = self._store.load(session_id)
-        if digest_of(stored) != digest:
-            raise StoreError(f"session {session_id!r} of the store is not the one that is to be trained on")
-        return stored
+    def _read(self, request: Request, kept: Mapping[str, Session | None]) -> list[Group]:
+        """The batch's groups, with those sessions that the run's process chose.
+
+        Another session of the same id may be kept, of an environment worker that died before it had answered.
+        """
+
+        def session(name: str, digest: bytes) -> Session:
+            found = kept[name]
+            if found is None or digest_of(found) != digest:
+                found = self._store.load(name)
+                if digest_of(found) != digest:
+                    raise StoreError(f"session {name!r} of the store is not the one that is to be trained on")
+            return found
+
+        return [replace(group, sessions=[session(*each) for each in ids]) for group, ids in request.groups]
 
     def record(self) -> None:
         """Write the last batch's lines of the run's record."""
@@ -229,6 +237,13 @@ async def holding(config: RunConfig, store: Store, *, trains: bool) -> AsyncIter
             await pool.close()
 
 
+def raised(found: Learned | AgentRLError) -> Learned:
+    """What became of a batch; an error is raised."""
+    if isinstance(found, AgentRLError):
+        raise found
+    return found
+
+
 @dataclass(frozen=True)
 class DistantLearning:
     """Learns from batches in the process that holds their sessions; see `agentrl.train.learning.Learner`.
@@ -267,7 +282,7 @@ class DistantLearning:
             async with computing(trainer, self.engine):
                 try:
                     with trainer.leased():
-                        learned: Learned = await self.workers.call("learn", request, timeout=timeout)
+                        learned = raised(await self.workers.call("learn", request, timeout=timeout))
                 except WorkerLost as error:
                     raise TrainerError(f"the session worker was lost, and with it what it trained: {error}") from error
         batch.algorithm.load_snapshot(learned.algorithm)

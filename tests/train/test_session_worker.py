@@ -15,8 +15,8 @@ from agentrl.rollout.held import digest_of
 from agentrl.sessions.store import Store
 from agentrl.train import provenance
 from agentrl.train.run_folder import LOSSES
-from agentrl.train.session_worker import PENDING, KeptSessions, SessionRole
-from agentrl.types import FinishReason, Message, Node, Sampling, Session, Status, Task, VersionSpan
+from agentrl.train.session_worker import PENDING, KeptSessions, Request, SessionRole
+from agentrl.types import FinishReason, Group, Message, Node, Sampling, Session, Status, Task, VersionSpan
 
 
 def session(name: str = "train-0.0-0", tokens: int = 4) -> Session:
@@ -34,6 +34,14 @@ def session(name: str = "train-0.0-0", tokens: int = 4) -> Session:
         policy="main",
     )
     return Session(name, Task(id="t"), group="train-0.0", phase="train", status=Status.COMPLETED, nodes=[turn])
+
+
+def read(role: SessionRole, wanted: Session) -> list[Session]:
+    """What a request for a session is trained on."""
+    groups = [(Group("train-0.0", wanted.task), [(wanted.id, digest_of(wanted))])]
+    request = Request(groups, 0, None, {})  # type: ignore[arg-type]
+    [group] = role._read(request, {wanted.id: role._kept.take(wanted.id)})
+    return group.sessions
 
 
 @pytest.fixture
@@ -58,17 +66,18 @@ async def test_the_session_that_was_chosen_is_trained_on_and_not_another_one_of_
     failed = replace(whole, status=Status.INFRA_ERROR, nodes=[])
     with Store(folder / "sessions.db") as store:  # the run's process: its worker died before it had answered
         store.save(failed, replace=True)
-    assert role._session(whole.id, digest_of(failed)).status is Status.INFRA_ERROR
+    assert read(role, failed) == [failed]
     with pytest.raises(StoreError, match="is not the one that is to be trained on"):
-        role._session(whole.id, digest_of(whole))
+        read(role, whole)
 
 
 async def test_a_session_is_trained_on_from_memory_once_and_from_the_store_after_that(role: SessionRole) -> None:
     whole = session()
     await role.begin(replace(whole, nodes=[]), None)
     await role.end(whole)
-    assert role._session(whole.id, digest_of(whole)) is whole
-    assert role._session(whole.id, digest_of(whole)) == whole
+    first, second = read(role, whole), read(role, whole)
+    assert first == second == [whole]
+    assert (first[0] is whole, second[0] is whole) == (True, False)
 
 
 async def test_turns_of_weights_that_were_lost_are_of_another_incarnation(role: SessionRole, folder: Path) -> None:
