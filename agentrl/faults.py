@@ -70,6 +70,7 @@ POINTS = {
     "env.reset": Point("an environment has begun an episode", replies=True),
     "env.step": Point("an environment has answered a message", replies=True),
     "env.reward": Point("an environment has computed a session's rewards", replies=True),
+    "session.ended": Point("a session has ended and is stored"),
     "store.commit": Point("the session store is about to commit", writes=True),
     "groups.taken": Point("a step has its groups"),
     "trainer.step": Point("the trainer is about to learn from a step's forests"),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from agentrl import tracing
+from agentrl import faults, tracing
 from agentrl.concurrency import concurrently
 from agentrl.config import RolloutConfig
 from agentrl.envs import calls
@@ -259,6 +259,7 @@ class Rollouts:
                 if session.status is not Status.INFRA_ERROR or (deadline and deadline.left() <= 0):
                     break
                 await self._check_engine()
+            await faults.async_point("session.ended")
             await ended(session)
             return session
 
