@@ -73,7 +73,8 @@ class ClusterConfig(Section):
     call_timeout: PositiveFloat = 7200.0
     """Seconds that a call of the trainer may take."""
     max_restarts: int = Field(default=5, ge=0)
-    """How many environment workers that die are replaced, how many reward workers, and how many gateway workers."""
+    """How many environment workers that die are replaced; likewise reward and gateway workers, and the process of
+    `cluster.sessions`."""
 
     @property
     def holds_sessions(self) -> bool:

@@ -125,7 +125,7 @@ class EnvironmentRole:
         self._rollouts: Rollouts | None = None
         self._program: ServedProgram | None = None
         self._frozen: dict[str, Policy] = {}
-        self._held = None if sessions is None else DistantPool(sessions)
+        self._sessions = None if sessions is None else DistantPool(sessions)
         if traces is not None:
             self._open.enter_context(tracing.exported(*traces, logger.warning))
 
@@ -152,10 +152,10 @@ class EnvironmentRole:
         partners = {**rollouts.partners, **told}
         make_env = self._equipped if session.phase == DEMO else rollouts.make_env
         own = replace(rollouts, make_env=make_env, limits=limits, policy=policy, partners=partners)
-        if self._held is None:
+        if self._sessions is None:
             return await own._play(session, actor, deadline, None)
         limits = limits.model_copy(update={"save_states": "never"})
-        own = replace(own, limits=limits, recorder=DistantRecorder(self._held))
+        own = replace(own, limits=limits, recorder=DistantRecorder(self._sessions))
         return SessionHead.of(await own._play_recorded(session, actor, deadline, None))
 
     async def _make_rollouts(self) -> Rollouts:
@@ -196,8 +196,8 @@ class EnvironmentRole:
         async with AsyncExitStack() as closing:  # each of them, also where one fails; the last of these first
             closing.push_async_callback(sandboxes.close_all)
             closing.push_async_callback(self._calls.close)
-            if self._held is not None:
-                closing.callback(self._held.close)
+            if self._sessions is not None:
+                closing.callback(self._sessions.close)
             closing.push_async_callback(self._open.aclose)
 
 
@@ -248,6 +248,8 @@ class InWorkers:
     async def _stored(self, rollouts: Rollouts, session: Session) -> Session:
         """Store a session whose worker can't."""
         session.started = session.ended = time.time()
+        if session.attempt:
+            session.count("infra_retries", session.attempt)
         if rollouts.recorder is not None:
             await rollouts.recorder.resume(session, None)
             await rollouts.recorder.end(session)

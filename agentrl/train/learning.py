@@ -62,8 +62,8 @@ class Learner(Protocol):
         """Train on a batch; returns metrics. The trainer has the next version then, and the algorithm has seen them."""
         ...
 
-    async def record(self, step: int) -> None:
-        """Write what only the learner has of the last batch into the run's record; `step` counts from 1."""
+    async def record(self) -> None:
+        """Write what only the learner has of the last batch into the run's record."""
         ...
 
 
@@ -97,7 +97,7 @@ class Learning:
         batch.algorithm.learned(learned)
         return credited | learned
 
-    async def record(self, step: int) -> None:
+    async def record(self) -> None:
         """Nothing: the batch's evidence has it."""
 
     @asynccontextmanager

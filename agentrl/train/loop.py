@@ -92,7 +92,7 @@ class Loop:
         await self.keep_version(step + 1)
         measured = await self.evaluate(step + 1)
         fresh = self.stream.published(groups)
-        await self.learner.record(step + 1)
+        await self.learner.record()
         self.record(step + 1, fresh, trained | measured)
         await self.recovering(step + 1, partial(self.checkpoint, step + 1))
         await resizing.resize(self, step + 1)

@@ -290,7 +290,7 @@ class DistantLearning:
         batch.clock.add(learned.seconds)
         return learned.metrics
 
-    async def record(self, step: int) -> None:
+    async def record(self) -> None:
         """See `Learner.record`."""
         for left in reversed(range(ATTEMPTS)):
             try:

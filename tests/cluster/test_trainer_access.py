@@ -19,7 +19,7 @@ from agentrl.cluster import Cluster, Role, Worker
 from agentrl.config import AlgoConfig, ClusterConfig, TrainerConfig
 from agentrl.errors import InfraError, InvalidInput, TrainerError, TrainerTimeout
 from agentrl.train.algorithms.ppo import PpoConfig
-from agentrl.train.backends import Leasable, access_of, make_trainer
+from agentrl.train.backends import Leasable, make_trainer
 from agentrl.train.backends.fsdp.settings import FsdpConfig
 from agentrl.train.backends.ranks import placed
 from agentrl.train.backends.torch_settings import TorchConfig
@@ -67,7 +67,7 @@ class Elsewhere:
 
     def __init__(self, trainer: Leasable, **changed: Any) -> None:
         self.trainer = trainer
-        access: Any = replace(cast(Any, access_of(trainer)), **changed)
+        access: Any = replace(cast(Any, trainer.access()), **changed)
         self.worker = cluster.current().spawn(
             Role("environments", "tests.cluster.roles:Computer", (access,), threads=1)
         )
@@ -237,6 +237,7 @@ def test_a_trainer_that_died_before_another_process_connects_is_a_trainers_error
 
 def test_only_trainers_on_a_cluster_are_reached_by_other_processes(model: Path) -> None:
     with closing(make_trainer(model, TORCH, AlgoConfig())) as inside:
-        assert access_of(inside) is None
+        assert not isinstance(inside, Leasable)
     with closing(make_trainer(model, FSDP.model_copy(update={"ranks": 1}), AlgoConfig())) as over_pipes:
-        assert access_of(over_pipes) is None
+        assert isinstance(over_pipes, Leasable)
+        assert over_pipes.access() is None

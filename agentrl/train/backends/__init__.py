@@ -19,7 +19,6 @@ from agentrl.train.backends.base import (
     Trainer,
     TrainerAccess,
     TrainerConnection,
-    access_of,
 )
 from agentrl.train.backends.plugin import FactoryPlugin, TrainerPlugin
 
@@ -101,7 +100,6 @@ __all__ = [
     "TrainerAccess",
     "TrainerConnection",
     "TrainerPlugin",
-    "access_of",
     "check_trainer",
     "make_trainer",
 ]

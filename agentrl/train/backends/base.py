@@ -48,7 +48,7 @@ class Computing(Protocol):
 
 @runtime_checkable
 class Rewarder(Computing, Protocol):
-    """One with a reward model where the phase's algorithm needs one; other trainers refuse such algorithms."""
+    """What has a reward model where the phase's algorithm needs one; other trainers refuse such algorithms."""
 
     def token_rewards(self, forests: Sequence[Forest]) -> list[Tensor]:
         """For each forest the process reward of every trained token, [T], 0 elsewhere."""
@@ -57,7 +57,7 @@ class Rewarder(Computing, Protocol):
 
 @runtime_checkable
 class Critic(Computing, Protocol):
-    """One with a critic where the phase's algorithm needs one; other trainers refuse such algorithms."""
+    """What has a critic where the phase's algorithm needs one; other trainers refuse such algorithms."""
 
     def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
         """For each forest the value of the state before every trained token, [T], 0 elsewhere.
@@ -171,8 +171,3 @@ class Leasable(Trainer, Protocol):
     def stepped(self, version: int) -> None:
         """The other process has taken steps up to this version of the weights."""
         ...
-
-
-def access_of(trainer: Trainer) -> TrainerAccess | None:
-    """How another process reaches a trainer; None where it can't."""
-    return trainer.access() if isinstance(trainer, Leasable) else None
