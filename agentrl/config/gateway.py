@@ -32,7 +32,12 @@ class GatewayConfig(Section):
     @property
     def on_loopback(self) -> bool:
         """Whether it is reached from its own machine alone."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or `localhost`, is that of whatever machine uses it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from agentrl import cluster
 from agentrl.attachments import routed_experts
 from agentrl.cluster.server import Server, free_port
+from agentrl.config.gateway import is_loopback
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines import options
 from agentrl.rollout.engines.placed_server import PlacedServer, on_nodes
@@ -150,7 +151,8 @@ class ServerEngine(RemoteEngine):
     def reach(self) -> Reach | None:
         """By the server's address, unless that is this machine's alone and other processes are on others."""
         url, server = self.client.url, self.server
-        if self.info is None or (self.config.url is not None and cluster.current().name != "local" and loopback(url)):
+        alone = is_loopback(urlsplit(url).hostname or "") and self.config.url is not None
+        if self.info is None or (alone and cluster.current().name != "local"):
             return None
         key = server.key if isinstance(server, PlacedServer) else self.config.api_key
         found = {"url": url, "api_key": key, "device": "cpu" if self.platform == "cpu" else "cuda"}
@@ -259,9 +261,3 @@ class ServerEngine(RemoteEngine):
         """Refuse log-probabilities that are none; servers write -9999 where JSON has no infinity."""
         if any(value is None or not math.isfinite(value) or value <= -9999 for value in logprobs):
             raise EngineError(f"policy version {self._version} gives log-probabilities that are not finite")
-
-
-def loopback(url: str) -> bool:
-    """Whether an address is that of whatever machine uses it."""
-    host = urlsplit(url).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")
