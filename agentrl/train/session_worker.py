@@ -49,7 +49,7 @@ CALLS = 5
 PENDING = "provenance.pending"
 """The record of a step that the run has not recorded yet."""
 KEPT_TOKENS = 1 << 22
-"""Tokens of sessions that are kept in memory, in some 300 MB, until a step trains on them; others are read from the
+"""Tokens of sessions that are kept in memory, in some 370 MB, until a step trains on them; others are read from the
 store."""
 
 
