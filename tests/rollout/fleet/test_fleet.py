@@ -22,6 +22,7 @@ from agentrl.rollout.weights.snapshot import read_snapshot
 from agentrl.sessions.generation import generate
 from agentrl.types import Chunk, FinishReason, PauseMode, Sampling, Turn, collect
 from tests.rollout.fleet.conftest import LOCAL, QUICK, local_fleet
+from tests.rollout.fleet.turns import drawing, turns_under_way
 
 PATIENCE = 120.0
 PROMPT = [5, 6, 7, 8]
@@ -306,21 +307,20 @@ async def test_turns_continue_on_another_engine_with_their_tokens(folder: Path, 
 
         name = await fleet.add(faulty)
         await until(lambda: fleet.engines[name].state is State.READY)
-        running = [asyncio.create_task(turn(fleet, f"s{n}/0", 250, n)) for n in range(4)]
         member = fleet.engines[name]
-        await until(lambda: any(ticket.token_ids for ticket in member.open))
-        drawn = [list(ticket.token_ids) for ticket in member.open]
+        running = await turns_under_way(fleet, "s", 4, 250, lambda: drawing(member) > 0)
+        drawn, engines = [list(ticket.token_ids) for ticket in member.open], len(made)
         if trouble == "hang":
-            made[0].hang.set()
+            made[-1].hang.set()
         elif trouble == "sick":
-            made[0].sick = True
+            made[-1].sick = True
         else:
-            await made[0].close()
+            await made[-1].close()
         turns = await asyncio.gather(*running)
         assert all(len(one.token_ids) == 250 for one in turns)
         for prefix in drawn:
             assert any(list(one.token_ids[: len(prefix)]) == prefix for one in turns)
-        await until(lambda: member.state is State.READY and len(made) == 2)
+        await until(lambda: member.state is State.READY and len(made) == engines + 1)
     finally:
         await fleet.close()
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,15 +18,11 @@ from agentrl.config import FleetConfig, WeightsConfig
 from agentrl.rollout.engines import make_engine
 from agentrl.rollout.engines.server_settings import ServerConfig
 from agentrl.rollout.fleet.fleet import Fleet
-from agentrl.rollout.fleet.member import State
 from agentrl.rollout.weights import make_publisher
 from agentrl.rollout.weights.snapshot import read_snapshot
-from agentrl.sessions.generation import generate
-from agentrl.types import Sampling, Turn, collect
+from tests.rollout.fleet.turns import PATIENCE, drawing, turns_under_way, until, until_ready
 
 pytestmark = pytest.mark.slow
-PATIENCE = 500.0
-PROMPT = [5, 6, 7, 8]
 TIMES = FleetConfig(probe_every=0.3, probe_timeout=10, stall_timeout=10, max_restarts=1000)
 
 
@@ -51,42 +46,19 @@ async def running_fleet(folder: Path, *makers: Callable[[], Any]) -> AsyncIterat
         await fleet.close()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.02)
-
-
-async def turns_through(fleet: Fleet, trouble: Callable[[], Any]) -> list[Turn]:
-    """Twelve turns; trouble once the first engine has drawn some of them. All must end whole."""
-
-    def turn(number: int) -> Any:
-        ids = [*PROMPT, number]
-        deadline = time.monotonic() + PATIENCE
-        return collect(generate(fleet, f"s{number}/0", ids, Sampling(max_new_tokens=150), deadline))
-
-    running = [asyncio.create_task(turn(number)) for number in range(12)]
-    first = fleet.engines["engine-0"]
-    await until(lambda: any(ticket.token_ids for ticket in first.open))
-    trouble()
-    turns = await asyncio.wait_for(asyncio.gather(*running), PATIENCE)
-    for one in turns:
-        assert len(one.token_ids) == len(one.logprobs) == 150
-        assert one.versions[-1].end == 150
-    assert fleet.lost
-    return turns
-
-
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_server_that_is_killed_or_stopped_is_replaced_by_one_of_the_same_version(
     folder: Path, sent: signal.Signals
 ) -> None:
     async with running_fleet(folder, lambda: started(folder), lambda: started(folder)) as fleet:
         await fleet.publish([(name, tensor * 1.05) for name, tensor in read_snapshot(folder)], 4)
+        running = await turns_under_way(fleet, "s", 12, 150, lambda: drawing(fleet.engines["engine-0"]) > 0)
         victim: Any = fleet.engines["engine-0"].engine
-        turns = await turns_through(fleet, lambda: os.killpg(victim.server.pid, sent))
+        os.killpg(victim.server.pid, sent)
+        turns = await asyncio.wait_for(asyncio.gather(*running), PATIENCE)
+        assert all(len(one.token_ids) == len(one.logprobs) == one.versions[-1].end == 150 for one in turns)
         assert {span.version for one in turns for span in one.versions} == {4}
-        await until(lambda: all(member.state is State.READY for member in fleet.engines.values()))
+        await until_ready(fleet)
         assert fleet.engines["engine-0"].engine is not victim
         assert victim.server.exit_status is not None
         assert {member.engine.version() for member in fleet.engines.values()} == {4}
@@ -100,4 +72,4 @@ async def test_a_server_that_is_stopped_while_paused_is_found_without_a_token(fo
         os.killpg(victim.server.pid, signal.SIGSTOP)
         await until(lambda: fleet.engines["engine-0"].engine is not victim)
         await fleet.resume()
-        await until(lambda: all(member.state is State.READY for member in fleet.engines.values()))
+        await until_ready(fleet)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,18 @@ import torch
 from agentrl.config import WEIGHTS, FleetConfig, WeightsConfig
 from agentrl.rollout.engines import make_engine
 from agentrl.rollout.fleet.fleet import Fleet
-from agentrl.rollout.fleet.member import State
 from agentrl.rollout.weights import make_publisher
 from agentrl.rollout.weights.buckets import Bucket, Named
 from agentrl.rollout.weights.receiver import LoadCommit
-from agentrl.sessions.generation import generate
-from agentrl.types import Sampling, Turn, collect
+from agentrl.types import Turn
 from tests.rollout.engines import servers
 from tests.rollout.engines.conftest import model, reference
 from tests.rollout.fleet.proxy import Fault, Proxy
+from tests.rollout.fleet.turns import PATIENCE, PROMPT, drawing, turn, turns_under_way, until_ready
 
 __all__ = ["model"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
-PATIENCE = 800.0
-PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
 TIMES = FleetConfig(probe_every=0.5, probe_timeout=30, stall_timeout=30, max_restarts=3)
 
 
@@ -45,21 +41,6 @@ async def fleet(folder: Path) -> AsyncIterator[Fleet]:
         yield made
     finally:
         await made.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.02)
-
-
-async def until_ready(fleet: Fleet) -> None:
-    await until(lambda: all(member.state is State.READY for member in fleet.engines.values()))
-
-
-async def turn(fleet: Fleet, name: str, tokens: int, seed: int = 0) -> Turn:
-    stream = generate(fleet, name, [*PROMPT, seed % 50], Sampling(max_new_tokens=tokens), time.monotonic() + PATIENCE)
-    return await collect(stream)
 
 
 class Policy:
@@ -107,18 +88,8 @@ async def publish(fleet: Fleet, folder: Path, policy: Policy, **weights: Any) ->
 
 
 async def eight_that_draw_at_once(fleet: Fleet, name: str) -> list[asyncio.Task[Turn]]:
-    """Turns of 300 tokens; begun anew where a busy machine lets one end before another has begun."""
-
-    def drawing() -> bool:
-        return sum(bool(ticket.token_ids) for member in fleet.engines.values() for ticket in member.open) == 8
-
-    for attempt in range(10):
-        turns = [asyncio.create_task(turn(fleet, f"{name}-{attempt}-{n}/0", 300, n)) for n in range(8)]
-        await until(lambda turns=turns: drawing() or any(one.done() for one in turns))  # type: ignore[misc]
-        if drawing():
-            return turns
-        await asyncio.gather(*turns)
-    pytest.fail("never did eight turns draw at once")
+    """Eight turns of 300 tokens."""
+    return await turns_under_way(fleet, name, 8, 300, lambda: sum(map(drawing, fleet.engines.values())) == 8)
 
 
 @pytest.mark.parametrize("mode", ["drain", "abort", "retract", "in_place"])
@@ -225,15 +196,14 @@ async def test_turns_end_whole_though_the_way_to_an_engine_fails(fleet: Fleet, f
     shaky = Fleet([lambda url=url: servers.attached("sglang", folder, url) for url in ways], publisher, times)
     try:
         await asyncio.wait_for(shaky.start(), PATIENCE)
-        running = [asyncio.create_task(turn(shaky, f"{fault}-{n}/0", 150, n)) for n in range(12)]
-        first = shaky.engines["engine-0"]
-        await until(lambda: any(ticket.token_ids for ticket in first.open))
+        running = await turns_under_way(shaky, fault, 12, 150, lambda: drawing(shaky.engines["engine-0"]) > 0)
+        lost = shaky.lost
         proxy.misbehave(fault)
         for one in await asyncio.wait_for(asyncio.gather(*running), PATIENCE):
             assert len(one.token_ids) == len(one.logprobs) == 150
             assert one.versions[-1].end == 150
             assert {span.version for span in one.versions} == {shaky.version()}
-        assert shaky.lost
+        assert shaky.lost > lost
         proxy.misbehave(Fault.NONE)
         await until_ready(shaky)
     finally:
@@ -263,9 +233,8 @@ async def test_a_stopped_model_process_is_noticed_though_its_front_still_answers
 
 async def in_trouble(fleet: Fleet, trouble: Any, name: str) -> list[Turn]:
     """Sixteen turns under way, then trouble for an engine that draws some of them; all end whole."""
+    running = await turns_under_way(fleet, name, 16, 200, lambda: all(map(drawing, fleet.engines.values())))
     lost = fleet.lost
-    running = [asyncio.create_task(turn(fleet, f"{name}-{n}/0", 200, n)) for n in range(16)]
-    await until(lambda: all(any(t.token_ids for t in member.open) for member in fleet.engines.values()))
     victim: Any = fleet.engines["engine-0"].engine
     trouble(victim.server.pid)
     turns = await asyncio.wait_for(asyncio.gather(*running), PATIENCE)
