@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
+
+from agentrl.cluster import guard
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on two shared cores, spinning threads cost more than they give
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -18,6 +22,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 settings.register_profile("agentrl", deadline=None)  # no example is late on a busy machine
 settings.load_profile("agentrl")
 
+LEAVE_SECONDS = 60.0
+"""How long a busy machine may take to end what has been told to."""
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -71,6 +77,31 @@ def need(available: bool, reason: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(f"required in CI: {reason}")
     pytest.skip(reason)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_server_is_left() -> Iterator[None]:
+    """Servers and workers that the tests of a module start end with it: those of one test were kept, 6 GB of them."""
+    before = _servers()
+    yield
+    left = _servers() - before
+    end = time.monotonic() + LEAVE_SECONDS
+    while left and time.monotonic() < end:
+        time.sleep(0.2)
+        left = _servers() & left
+    assert not left, f"left behind: {[' '.join(process.cmdline()[2:7]) for process in left]}"
+
+
+def _servers() -> set[psutil.Process]:
+    """The server and worker processes that this process has started, which run behind a guard."""
+    return {child for child in psutil.Process().children() if _is_guard(child)}
+
+
+def _is_guard(process: psutil.Process) -> bool:
+    try:
+        return guard.__file__ in process.cmdline()
+    except psutil.Error:
+        return False
 
 
 @pytest.fixture

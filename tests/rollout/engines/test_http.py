@@ -12,7 +12,6 @@ import orjson
 import pytest
 
 from agentrl.errors import EngineError
-from agentrl.rollout.engines import make_engine
 from agentrl.rollout.engines.http import Http
 from tests.rollout.engines import servers
 
@@ -27,7 +26,7 @@ def answering(status: int, body: object) -> Http:
 @pytest.mark.parametrize("name", ["sglang", "vllm"])
 def test_a_server_of_ours_keeps_idle_connections_far_longer_than_its_clients_use_them(name: str, folder: Path) -> None:
     """Both had about 5 s: a request on a connection that a busy server was just closing was lost."""
-    engine: Any = make_engine(servers.config(name), folder)
+    engine = servers.attached(name, folder, "http://127.0.0.1:9")
     ((kept,),) = [[float(value) for key, value in engine._environment().items() if key.endswith("KEEP_ALIVE")]]
     pool: Any = Http("http://127.0.0.1:9")._client._transport
     assert kept > 100 * pool._pool._keepalive_expiry
