@@ -62,6 +62,7 @@ class Player:
             sampling = Sampling(max_new_tokens=tokens, seed=number)
             turn = await generate_turn(self._engine, f"{name}/{number}", path, sampling, time.monotonic() + PATIENCE)
             path += [*turn.token_ids, *range(5, 5 + OBSERVED)]
+        self._calls.leases.session_over(name)
         return hash(tuple(path))
 
     async def close(self) -> None:

@@ -1,16 +1,15 @@
 """The engines of the run's process for other processes: who generates where is decided here, tokens don't pass.
 
-A process asks for a lease of each turn (`EngineAccess.lease`), keeps that question open while it generates by the
-engine directly, and tells how it ended. Whatever ends the process, or its request, ends the lease. What a fleet does
-for its own requests it does for these: admission, the count of open requests, the watch for engines that hang, what
-follows from a failure, and the end of requests whose engine is lost or put to sleep.
+A process asks for a lease (`EngineAccess.lease`), and keeps that question open while it generates a session's turns by
+the engine directly. Whatever ends the process ends the lease. What a fleet does for its own requests it does for these:
+admission, the count of open requests, the watch for engines that hang, what follows from a failure, and the end of
+requests whose engine is lost or put to sleep.
 
 An engine that other processes can't reach (one in the run's own process) generates for them here.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -19,8 +18,6 @@ from typing import TYPE_CHECKING
 from agentrl import watchdog
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollout.engines.reach import Reach
-from agentrl.rollout.fleet.member import Member
-from agentrl.rollout.fleet.ticket import LeasedTicket
 from agentrl.rollout.leases import Lease, NotReachable
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.prompts import Continued, PromptReceiver, session_of
@@ -39,8 +36,6 @@ class EngineAccess:
 
     def __init__(self, policies: Callable[[], Mapping[str, Policy]]) -> None:
         self._policies, self._prompts = policies, PromptReceiver()
-        self._numbers = itertools.count()
-        self._leases: dict[int, tuple[Member, LeasedTicket]] = {}
 
     def _engine(self, policy: str) -> Engine:
         found = self._policies().get(policy)
@@ -61,54 +56,54 @@ class EngineAccess:
     async def lease(
         self, policy: str, request_id: str, prompt: bytes, started: int | None, seconds: float | None
     ) -> AsyncGenerator[Lease | int | PauseMode, None]:
-        """A lease, then what its holder is to be told (`LeasedTicket.notices`), until the attempt is over.
-
-        It ends without an error where the turn has come, and where the engine failed and another attempt may follow.
+        """A lease, then what its holder is to be told (`LeasedTicket.notices`), until that closes the stream.
 
         Args:
             policy: whose engine.
-            request_id: see `Engine.generate`.
+            request_id: the first request; see `Engine.generate`.
             prompt: see `Fleet.leased`.
             started: likewise.
             seconds: how long it may take to be admitted; None: as long as it takes.
 
         Raises:
             NotReachable: call `generate` instead.
-            AgentRLError: see `Engine.generate`.
+            AgentRLError: see `Engine.generate`; or the engine is gone.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         async with self._fleet(policy).leased(request_id, prompt, deadline, started) as (member, ticket):
             if member.managed.reach is None:
                 raise NotReachable(f"{member.name} of policy {policy!r} can't be reached from other processes")
-            number = next(self._numbers)
-            self._leases[number] = member, ticket
-            try:
-                yield Lease(number, member.name, member.start, member.engine.version())
-                async for notice in ticket.notices():
-                    yield notice
-            finally:
-                del self._leases[number]
+            yield Lease(member.name, member.start, member.engine.version(), ticket.single)
+            async for notice in ticket.notices():
+                yield notice
 
     def reach(self, policy: str, start: int) -> Reach | None:
         """How the engine of a lease is reached; None where it is gone."""
-        members = self._fleet(policy).engines.values()
-        return next((member.managed.reach for member in members if member.start == start), None)
+        member = self._fleet(policy).started_as(start)
+        return None if member is None else member.managed.reach
 
-    def knows(self, number: int, version: int) -> bool:
+    def knows(self, policy: str, start: int, version: int) -> bool:
         """Whether the engine of a lease has had a policy version, or is being given it."""
-        return number in self._leases and version in self._leases[number][1].known
+        member = self._fleet(policy).started_as(start)
+        return member is not None and version in member.versions
 
-    def progressed(self, number: int) -> None:
-        """Tokens came lately from the engine of a lease."""
+    def progressed(self, policy: str, start: int, turns: int) -> None:
+        """Tokens came lately from the engine of a lease, and so many turns ended."""
         watchdog.progress()
-        if number in self._leases:
-            self._leases[number][0].progressed()
+        member = self._fleet(policy).started_as(start)
+        if member is not None:
+            member.progressed()
+            if turns:
+                member.succeeded(turns)
 
-    def ended(self, number: int, error: AgentRLError | None) -> None:
-        """A lease's turn has come (None), or its engine failed."""
+    def succeeded(self, policy: str, request_id: str) -> None:
+        """The turn of a request that had failed before has come."""
+        self._fleet(policy).succeeded(request_id)
+
+    async def failed(self, policy: str, start: int, request_id: str, prompt: bytes, error: AgentRLError) -> None:
+        """See `Fleet.failed`."""
         watchdog.progress()
-        if number in self._leases:
-            self._leases[number][1].end(error)
+        await self._fleet(policy).failed(start, request_id, prompt, error)
 
     # ------------------------------------------------------------------------------------- everything else
 

@@ -139,6 +139,20 @@ class EnvironmentRole:
         other: OtherWeights | None,
     ) -> Session | SessionHead:
         """Play one attempt at a session; see `Rollouts._play`. A session that is held elsewhere is stored there."""
+        try:
+            return await self._played(session, actor, limits, left, by_engine, other)
+        finally:
+            self._calls.leases.session_over(session.id)
+
+    async def _played(
+        self,
+        session: Session,
+        actor: Actor | Program,
+        limits: RolloutConfig,
+        left: Left,
+        by_engine: ByEngine,
+        other: OtherWeights | None,
+    ) -> Session | SessionHead:
         deadline = None if left is None else Deadline(left[0], time.monotonic() + left[1])
         async with self._opening:
             rollouts = self._rollouts = self._rollouts or await self._make_rollouts()

@@ -100,6 +100,7 @@ class GatewayRole:
                     yield error
                 await asyncio.Event().wait()
             finally:
+                self._calls.leases.session_over(session.id)
                 if self._sessions.get(session.id) is opened:
                     del self._sessions[session.id]
 

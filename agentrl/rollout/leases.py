@@ -1,8 +1,10 @@
 """Turns that a process generates by the run's engines directly; `engine_access` is the run's side.
 
-Of a turn the run's process hears its request's id, a digest of its prompt and how it ended, and every few seconds from
-which engines tokens came: some hundred bytes, however long prompt and turn are. A turn whose engine is lost ends with
-its tokens so far, which are here, and its caller goes on with it.
+A session asks for a lease with its first turn, and keeps it for those that follow, until it is over, or the run's
+process recalls it: for a publication, or since its engine is drained, put to sleep or lost. So what the run's process
+hears of a session does not grow with it, neither with its tokens nor with its turns. Of each engine it hears every few
+seconds that tokens come. A turn that fails is reported; one whose engine is lost ends with its tokens so far, which are
+here, and its caller goes on with it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from agentrl.errors import AgentRLError, EngineError, InfraError
 from agentrl.rollout.engines.reach import Reach, Reached
 from agentrl.rollout.fleet.failing_requests import digest
 from agentrl.rollout.fleet.ticket import Ticket, versions_of
+from agentrl.rollout.prompts import session_of
 from agentrl.types import Chunk, PauseMode, Sampling, Turn
 
 T = TypeVar("T")
@@ -29,6 +32,8 @@ REPORT_SECONDS = 5.0
 """Between two reports that tokens came from an engine."""
 GRACE = 1.0
 """Seconds in which a request that is to be aborted may end by itself, since its engine was told so first."""
+KEPT_SECONDS = 60.0
+"""How long a lease is kept between two turns: a session whose tools take longer is no load to its engine."""
 REMEMBERED = 4096
 """Turns that lost their engine; the oldest are forgotten first."""
 
@@ -39,19 +44,19 @@ class NotReachable(InfraError):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One attempt at a request, by an engine that whoever asked for it generates with.
+    """An engine that whoever asked for it generates by, one request at a time.
 
     Attributes:
-        number: what it is called until it is over.
-        engine: the engine's name, as turns have it.
+        engine: its name, as turns have it.
         start: which engine it is of all that the run's process has started.
         version: the version of its weights.
+        single: it is for one request, which has failed before.
     """
 
-    number: int
     engine: str
     start: int
     version: int
+    single: bool
 
 
 class Leases:
@@ -64,8 +69,9 @@ class Leases:
     def __init__(self, connection: Callable[[], Connection]) -> None:
         self._connection = connection
         self._engines: dict[tuple[str, str], tuple[int, asyncio.Task[Reached]]] = {}
+        self._kept: dict[tuple[str, str], list[HeldLease]] = {}
         self._started: OrderedDict[str, int] = OrderedDict()
-        self._progressed: dict[int, LeasedRequest] = {}
+        self._progressed: dict[int, tuple[HeldLease, int]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def generate(
@@ -91,64 +97,111 @@ class Leases:
             NotReachable: nothing was generated, and can't be like this.
         """
         prompt, started = digest(input_ids), self._started.pop(request_id, None)
+        held = None if started is not None else self._take(policy, session_of(request_id))
         while True:
-            seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
-            leased = LeasedRequest(self._connection(), policy, request_id)
-            following = self._spawn(leased.follow(prompt, started, seconds))
+            ticket = Ticket(request_id)
+            if held is None:
+                seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
+                held = HeldLease(self._connection(), policy)
+                held.following = self._spawn(held.follow(request_id, prompt, started, seconds))
+            held.ticket = ticket
             try:
-                await leased.begun(following)
+                await held.begun()
                 try:
-                    engine = await self._engine(leased)
+                    engine = await self._engine(held)
                     stream = engine.generate(request_id, input_ids, sampling, deadline)
-                    async with aclosing(leased.checked(stream, vocabulary, self._note)) as items:
+                    async with aclosing(held.checked(ticket, stream, vocabulary, self._note)) as items:
                         async for item in items:
                             yield item
                     return
                 except AgentRLError as error:
-                    await leased.failed(error, following)
+                    self._report()
+                    asked = policy, held.lease.start, request_id, prompt, error
+                    await self._connection().call("failed", *asked, timeout=None)
             finally:
-                if not leased.reported:
-                    following.cancel()
-            if leased.ticket.token_ids:
-                self._started[request_id] = leased.ticket.versions[-1].version
+                self._ended(held, request_id)
+            if ticket.token_ids:
+                self._started[request_id] = ticket.versions[-1].version
                 if len(self._started) > REMEMBERED:
                     self._started.popitem(last=False)
-                yield leased.ticket.aborted()
+                yield ticket.aborted()
                 return
+            held = None
 
-    async def _engine(self, leased: LeasedRequest) -> Reached:
+    # ------------------------------------------------------------------------------- between two turns
+
+    def _take(self, policy: str, session: str) -> HeldLease | None:
+        """A lease that the session has kept, if it has one that it may use."""
+        kept = self._kept.pop((policy, session), [])
+        usable = [held for held in kept if held.usable]
+        if len(usable) > 1:
+            self._kept[policy, session] = usable[:-1]
+        return usable[-1] if usable else None
+
+    def _ended(self, held: HeldLease, request_id: str) -> None:
+        """Keep a lease whose turn has come, or give it back."""
+        held.ticket = None
+        if held.turn_came and held.lease.single:
+            held.connection.tell("succeeded", held.policy, request_id)
+        if not held.turn_came or held.lease.single or not held.usable:
+            held.give_back()
+            return
+        key = held.policy, session_of(request_id)
+        self._kept.setdefault(key, []).append(held)
+        held.turn_came, held.turns = False, held.turns + 1
+        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._give_back_unused, key, held, held.turns)
+
+    def _give_back_unused(self, key: tuple[str, str], held: HeldLease, turns: int) -> None:
+        """Give back a lease by which nothing was generated since it was kept."""
+        kept = self._kept.get(key, [])
+        if held in kept and held.turns == turns:
+            held.give_back()
+            kept.remove(held)
+            if not kept:
+                del self._kept[key]
+
+    def session_over(self, session: str) -> None:
+        """Give back what a session has kept."""
+        for key in [key for key in self._kept if key[1] == session]:
+            for held in self._kept.pop(key):
+                held.give_back()
+
+    # ---------------------------------------------------------------------------------------- engines
+
+    async def _engine(self, held: HeldLease) -> Reached:
         """The engine of a lease; the one that had its name before is closed.
 
         Raises:
             EngineError: it is gone.
         """
-        name, lease = (leased.policy, leased.lease.engine), leased.lease
+        name, lease = (held.policy, held.lease.engine), held.lease
         start, opening = self._engines.get(name, (-1, None))
         if start > lease.start:
             raise EngineError(f"{lease.engine} was started anew")
         if opening is None or start < lease.start:
             if opening is not None:
                 self._spawn(_closed(opening))
-            opening = self._spawn(leased.opened())
+            opening = self._spawn(held.opened())
             self._engines[name] = lease.start, opening
         try:
-            leased.engine = await asyncio.shield(opening)
+            held.engine = await asyncio.shield(opening)
         except AgentRLError:
             if self._engines.get(name) == (lease.start, opening):
                 del self._engines[name]  # the next one tries again
             raise
-        leased.engine.set_version(leased.version)
-        return leased.engine
+        held.engine.set_version(held.version)
+        return held.engine
 
-    def _note(self, leased: LeasedRequest) -> None:
-        """Tokens came: the run's process hears so of each engine once in a while."""
+    def _note(self, held: HeldLease, turns: int) -> None:
+        """Tokens came, and so many turns ended: the run's process hears so of each engine once in a while."""
         if not self._progressed:
             asyncio.get_running_loop().call_later(REPORT_SECONDS, self._report)
-        self._progressed[leased.lease.start] = leased
+        before = self._progressed.get(held.lease.start, (held, 0))[1]
+        self._progressed[held.lease.start] = held, before + turns
 
     def _report(self) -> None:
-        for leased in self._progressed.values():
-            leased.tell("progressed")
+        for start, (held, turns) in self._progressed.items():
+            held.connection.tell("progressed", held.policy, start, turns)
         self._progressed.clear()
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -159,31 +212,38 @@ class Leases:
 
     async def close(self) -> None:
         """Close the connections to engines. Idempotent."""
+        for session in {session for _, session in self._kept}:
+            self.session_over(session)
         opened = [opening for _, opening in self._engines.values()]
         self._engines.clear()
         await asyncio.gather(*map(_closed, opened))
 
 
-class LeasedRequest:
-    """A lease, from the question for it to the end of its request.
+class HeldLease:
+    """A lease, from the question for it until it is given back.
 
     Args:
         connection: to the run's process.
         policy: whose engine is asked for.
-        request_id: see `Engine.generate`.
 
     Attributes:
-        ticket: the request's tokens so far.
+        following: the task that asks for it (`follow`), and ends it when cancelled.
+        ticket: the request under way.
         engine: what generates; None before it is known.
         version: of the engine's weights, as far as is known here.
-        reported: the run's process was told how the request ended.
+        turn_came: the request under way has come to its end.
+        turns: how many have ended so.
     """
 
-    def __init__(self, connection: Connection, policy: str, request_id: str) -> None:
-        self.policy, self.ticket = policy, Ticket(request_id)
+    following: asyncio.Task[None]
+
+    def __init__(self, connection: Connection, policy: str) -> None:
+        self.connection, self.policy = connection, policy
+        self.ticket: Ticket | None = None
         self.engine: Reached | None = None
-        self.version, self.reported = 0, False
-        self._connection = connection
+        self.version, self.turn_came, self.turns = 0, False, 0
+        self._recalled = False
+        self._error: AgentRLError | None = None
         self._given: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
 
     @property
@@ -191,44 +251,55 @@ class LeasedRequest:
         """The lease; known once `begun` has returned."""
         return self._given.result()
 
-    async def follow(self, prompt: bytes, started: int | None, seconds: float | None) -> AgentRLError | None:
-        """Ask for the lease, and do what is told of it until it is over; returns the error that ends the request.
+    @property
+    def usable(self) -> bool:
+        """Whether another request may begin."""
+        return not self._recalled and not self.following.done()
 
-        Cancelling it gives the lease back.
-        """
-        asked = self.policy, self.ticket.request_id, prompt, started, seconds
+    async def follow(self, request_id: str, prompt: bytes, started: int | None, seconds: float | None) -> None:
+        """Ask for the lease, and do what is told of it, until its engine is gone."""
+        asked = self.policy, request_id, prompt, started, seconds
+        error: AgentRLError = EngineError("the engine was lost")
         try:
-            async with aclosing(self._connection.stream("lease", *asked, timeout=None)) as messages:
+            async with aclosing(self.connection.stream("lease", *asked, timeout=None)) as messages:
                 async for message in messages:
                     self._told(message)
-        except AgentRLError as error:
+        except AgentRLError as told:
+            error = told
+        self._error = error
+        if self.ticket is not None:
             self.ticket.end(error)
-            return error
-        self.ticket.end(EngineError(f"{self.ticket.engine} was lost"))
-        return None
 
     def _told(self, message: Lease | int | PauseMode) -> None:
-        if isinstance(message, PauseMode):
-            asyncio.get_running_loop().call_later(GRACE, self.ticket.abort)
-        elif isinstance(message, Lease):
-            self.version, self.ticket.engine = message.version, message.engine
+        if isinstance(message, Lease):
+            self.version = message.version
             self._given.set_result(message)
+        elif isinstance(message, PauseMode):
+            self._recalled = True
+            if self.ticket is None:
+                self.give_back()
+            elif message is PauseMode.ABORT:
+                asyncio.get_running_loop().call_later(GRACE, self.ticket.abort)
         else:
             self.version = message
             if self.engine is not None:
                 self.engine.set_version(message)
 
-    async def begun(self, following: asyncio.Task[AgentRLError | None]) -> None:
-        """Wait until a member has taken the request.
+    def give_back(self) -> None:
+        """End it. Idempotent."""
+        self.following.cancel()
+
+    async def begun(self) -> None:
+        """Wait until there is a lease.
 
         Raises:
-            NotReachable: it can't be leased.
+            NotReachable: there can't be one.
             AgentRLError: see `Fleet.generate`.
         """
-        either: list[asyncio.Future[Any]] = [self._given, following]
+        either: list[asyncio.Future[Any]] = [self._given, self.following]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not self._given.done():
-            raise following.result() or EngineError(f"request {self.ticket.request_id!r} was not admitted")
+            raise self._error or EngineError("the lease was given back")
 
     async def opened(self) -> Reached:
         """The engine, reached anew.
@@ -237,52 +308,38 @@ class LeasedRequest:
             EngineError: it is gone.
         """
         asked = self.policy, self.lease.start
-        reach: Reach | None = await self._connection.call("reach", *asked, timeout=ANSWER_SECONDS)
+        reach: Reach | None = await self.connection.call("reach", *asked, timeout=ANSWER_SECONDS)
         if reach is None:
             raise EngineError(f"{self.lease.engine} is gone")
         return await reach.open()
 
     async def checked(
-        self, stream: AsyncIterator[Chunk | Turn], vocabulary: int, note: Callable[[LeasedRequest], None]
+        self,
+        ticket: Ticket,
+        stream: AsyncIterator[Chunk | Turn],
+        vocabulary: int,
+        note: Callable[[HeldLease, int], None],
     ) -> AsyncGenerator[Chunk | Turn, None]:
-        """What the engine streams, checked and kept; `note` is called with this where tokens come.
+        """What the engine streams, checked and kept in `ticket`; `note` hears of it, and how many turns ended with it.
 
         Raises:
-            AgentRLError: the engine failed, or the request was ended by the run's process.
+            AgentRLError: the engine failed, or is gone.
         """
-        known = {self.lease.version}
-        async with aclosing(self.ticket.stream(stream, lambda: note(self))) as items:
+        known, start, ticket.engine = {self.lease.version}, self.lease.start, self.lease.engine
+        async with aclosing(ticket.stream(stream, lambda: note(self, 0))) as items:
             async for item in items:
                 for version in versions_of(item) - known:
-                    asked = self.lease.number, version
-                    if await self._connection.call("knows", *asked, timeout=ANSWER_SECONDS):
+                    asked = self.policy, start, version
+                    if await self.connection.call("knows", *asked, timeout=ANSWER_SECONDS):
                         known.add(version)
-                self.ticket.check(item, vocabulary, known)
+                ticket.check(item, vocabulary, known)
                 if isinstance(item, Turn):
-                    self._report(None)
-                    yield replace(item, engines=(self.lease.engine,))
+                    self.turn_came = True
+                    note(self, 1)
+                    yield replace(item, engines=(ticket.engine,))
                     return
-                self.ticket.take(item)
+                ticket.take(item)
                 yield item
-
-    async def failed(self, error: AgentRLError, following: asyncio.Task[AgentRLError | None]) -> None:
-        """Have the run's process decide what follows from an error; returns where another attempt may.
-
-        Raises:
-            AgentRLError: none may.
-        """
-        self._report(error)
-        final = await following
-        if final is not None:
-            raise final
-
-    def _report(self, error: AgentRLError | None) -> None:
-        self.reported = True
-        self.tell("ended", error)
-
-    def tell(self, method: str, *arguments: Any) -> None:
-        """Tell the run's process something of the lease."""
-        self._connection.tell(method, self.lease.number, *arguments)
 
 
 async def _closed(opening: asyncio.Task[Reached]) -> None:

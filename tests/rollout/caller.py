@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 from agentrl.cluster import Address
+from agentrl.rollout import leases
 from agentrl.rollout.distant_engine import DistantEngine, EngineCalls
 from agentrl.sessions.generation import generate, generate_turn
 from agentrl.types import Capabilities, Chunk, Sampling, Turn
@@ -25,14 +26,40 @@ class Caller:
         self.calls = EngineCalls(address)
         self.engine = DistantEngine(self.calls, capabilities)
 
-    async def turn(self, name: str, ids: Sequence[int], sampling: Sampling) -> Turn:
-        """A turn, continued until it is whole."""
-        return await generate_turn(self.engine, name, ids, sampling, time.monotonic() + PATIENCE)
+    async def turn(self, name: str, ids: Sequence[int], sampling: Sampling, kept: bool = False) -> Turn:
+        """A turn, continued until it is whole; it ends its session, unless that is `kept`."""
+        try:
+            return await generate_turn(self.engine, name, ids, sampling, time.monotonic() + PATIENCE)
+        finally:
+            if not kept:
+                self.over(name.partition("/")[0])
 
-    async def items(self, name: str, ids: Sequence[int], sampling: Sampling) -> AsyncIterator[Chunk | Turn]:
+    async def session(self, name: str, turns: int, sampling: Sampling) -> int:
+        """A session of so many turns; its tokens."""
+        ids = [5, 6, 7, 8]
+        for number in range(turns):
+            ids += (await self.turn(f"{name}/{number}", ids, sampling, kept=True)).token_ids
+        self.over(name)
+        return len(ids)
+
+    async def items(
+        self, name: str, ids: Sequence[int], sampling: Sampling, kept: bool = False
+    ) -> AsyncIterator[Chunk | Turn]:
         """The same, as it comes."""
-        async for item in generate(self.engine, name, ids, sampling, time.monotonic() + PATIENCE):
-            yield item
+        try:
+            async for item in generate(self.engine, name, ids, sampling, time.monotonic() + PATIENCE):
+                yield item
+        finally:
+            if not kept:
+                self.over(name.partition("/")[0])
+
+    def over(self, session: str) -> None:
+        """Its session is over."""
+        self.calls.leases.session_over(session)
+
+    def keep_for(self, seconds: float) -> None:
+        """Leases are given back after so many seconds without a turn."""
+        leases.KEPT_SECONDS = seconds
 
     def forwarded(self) -> set[str]:
         """The policies that it generates by through the run's process."""

@@ -55,12 +55,36 @@ class Setting:
         calls = [self.turn(f"{name}{n}/0", [*PROMPT, n], how) for n, how in enumerate(sampling)]
         return [asyncio.create_task(call) for call in calls]
 
-    async def turn(self, name: str, ids: list[int], sampling: Sampling) -> Turn:
-        return cast(Turn, await self.caller.call("turn", name, ids, sampling, timeout=PATIENCE))
+    async def under_way(self, count: int, tokens: int) -> list[asyncio.Task[list[Chunk | Turn]]]:
+        """What as many turns stream, all of which have begun."""
+        begun = [asyncio.Event() for _ in range(count)]
+
+        async def read(number: int) -> list[Chunk | Turn]:
+            asked = f"s{number}/0", [*PROMPT, number], Sampling(max_new_tokens=tokens, seed=number)
+            came: list[Chunk | Turn] = []
+            async for item in self.caller.stream("items", *asked, timeout=PATIENCE):
+                came.append(item)
+                begun[number].set()
+            return came
+
+        reading = [asyncio.create_task(read(number)) for number in range(count)]
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*(event.wait() for event in begun))
+        return reading
+
+    async def turn(self, name: str, ids: list[int], sampling: Sampling, kept: bool = False) -> Turn:
+        """A turn; its session goes on if it is `kept`."""
+        return cast(Turn, await self.caller.call("turn", name, ids, sampling, kept, timeout=PATIENCE))
+
+    async def between_turns(self, count: int) -> None:
+        """As many sessions that have had a turn, and go on."""
+        for number in range(count):
+            await self.turn(f"between{number}/0", [*PROMPT, number], Sampling(max_new_tokens=4), kept=True)
+        assert self.open == count
 
     @property
     def open(self) -> int:
-        """Requests that the fleet knows of."""
+        """Requests and leases that the fleet knows of."""
         return sum(len(member.open) for member in self.fleet.engines.values())
 
 
@@ -125,9 +149,9 @@ async def test_its_tokens_are_those_of_the_fleets_own_process_bit_for_bit(folder
 @pytest.mark.parametrize("kind", KINDS)
 async def test_turns_of_a_session_find_their_prefix_and_what_comes_is_streamed(folder: Path, kind: str) -> None:
     async with setting(folder, kind) as found:
-        path = list(PROMPT)
+        path, sampling = list(PROMPT), Sampling(max_new_tokens=60)
         for number in range(3):
-            stream = found.caller.stream("items", f"s/{number}", path, Sampling(max_new_tokens=60), timeout=PATIENCE)
+            stream = found.caller.stream("items", f"s/{number}", path, sampling, True, timeout=PATIENCE)
             *chunks, turn = [item async for item in stream]
             assert len(chunks) > 1
             assert tuple(token for chunk in chunks for token in chunk.token_ids) == turn.token_ids
@@ -135,19 +159,20 @@ async def test_turns_of_a_session_find_their_prefix_and_what_comes_is_streamed(f
             path += turn.token_ids
 
 
-async def test_the_bytes_that_pass_the_fleets_process_do_not_grow_with_turns(folder: Path) -> None:
+async def test_the_bytes_that_pass_the_fleets_process_grow_neither_with_a_sessions_tokens_nor_with_its_turns(
+    folder: Path,
+) -> None:
     async with setting(folder, "process", 1, TIMES.model_copy(update={"probe_every": 600.0})) as found:
-        await found.turn("warm/0", PROMPT, Sampling(max_new_tokens=2))
 
-        async def passed(prompt: int, tokens: int) -> int:
+        async def passed(name: str, turns: int, tokens: int) -> int:
             before = frames.traffic.copy()
-            caller = found.caller.call("turn", "s/0", PROMPT * prompt, Sampling(max_new_tokens=tokens), timeout=None)
-            turn = await caller
-            own = len(frames.encode([(0, 1, turn)])) + len(frames.encode((0, "turn", ("s/0", PROMPT * prompt))))
-            return sum((frames.traffic - before).values()) - 2 * own
+            asked = name, turns, Sampling(max_new_tokens=tokens)
+            assert await found.caller.call("session", *asked, timeout=PATIENCE) == len(PROMPT) + turns * tokens
+            return sum((frames.traffic - before).values())
 
-        short, long = await passed(1, 4), await passed(20, 100)
-        assert long < short + 500
+        await passed("w", 1, 2)
+        short, long = await passed("s", 1, 4), await passed("l", 24, 12)
+        assert long < short + 300  # reports that tokens come, every five seconds
 
 
 async def test_an_engine_in_the_runs_own_process_generates_through_it(folder: Path) -> None:
@@ -198,25 +223,15 @@ async def test_where_an_engine_dies_or_hangs_its_turns_go_on_by_another_with_the
     async with setting(folder, kind, times=times) as found:
         first = found.fleet.engines["engine-0"]
         victim = first.engine
-        streams = [
-            found.caller.stream("items", f"s{n}/0", [*PROMPT, n], Sampling(max_new_tokens=200), timeout=PATIENCE)
-            for n in range(8)
-        ]
-        came = [list[Any]() for _ in streams]
-
-        async def read(number: int) -> None:
-            came[number] += [await anext(streams[number])]
-            came[number] += [item async for item in streams[number]]
-
-        reading = [asyncio.create_task(read(number)) for number in range(len(streams))]
-        await until(lambda: all(came))
+        reading = await found.under_way(8, 200)
         os.killpg(pid(victim), sent)
-        await asyncio.wait_for(asyncio.gather(*reading), PATIENCE)
-        for items in came:
-            streamed = [token for item in items if isinstance(item, Chunk) for token in item.token_ids]
-            assert len(items[-1].token_ids) == 200
-            assert list(items[-1].token_ids) == streamed
-        assert {len(items[-1].engines) for items in came} == {1, 2}
+        turns = []
+        for *chunks, turn in await asyncio.wait_for(asyncio.gather(*reading), PATIENCE):
+            assert isinstance(turn, Turn)
+            assert len(turn.token_ids) == 200
+            assert turn.token_ids == tuple(token for chunk in chunks for token in chunk.token_ids)
+            turns.append(turn)
+        assert {len(turn.engines) for turn in turns} == {1, 2}
         assert found.fleet.lost == 1
         await until(lambda: first.state is State.READY)
         assert first.engine is not victim
@@ -233,6 +248,44 @@ async def test_a_request_that_kills_its_engines_fails_after_some_and_the_others_
             await found.turn("again/0", [DEADLY], Sampling(max_new_tokens=9))
         assert [len(one.token_ids) for one in await asyncio.gather(*good)] == [200] * 4
         assert found.fleet.lost == 2
+
+
+async def test_a_request_that_kills_its_engines_amid_a_session_fails_alike_and_the_sessions_beginning_is_not_blamed(
+    folder: Path,
+) -> None:
+    async with setting(folder, "server", times=TIMES.model_copy(update={"max_attempts": 2})) as found:
+        await found.turn("bad/0", PROMPT, Sampling(max_new_tokens=9), kept=True)
+        with pytest.raises(EngineError, match="failed 2 times"):
+            await found.turn("bad/1", [DEADLY, *PROMPT], Sampling(max_new_tokens=9))
+        for number in range(3):
+            await found.turn(f"good{number}/0", PROMPT, Sampling(max_new_tokens=9))
+        assert found.fleet.lost == 2
+
+
+async def test_where_an_engine_is_lost_between_two_turns_the_next_is_generated_by_another(folder: Path) -> None:
+    async with setting(folder, "process") as found:
+        sampling = Sampling(max_new_tokens=9, seed=1)
+        first = await found.turn("s/0", PROMPT, sampling, kept=True)
+        member = found.fleet.engines[first.engines[0]]
+        os.killpg(pid(member.engine), signal.SIGKILL)
+        await until(lambda: found.fleet.lost == 1)
+        again = await found.turn("s/1", PROMPT, sampling)
+        assert again.engines != first.engines or member.restarts == 1
+        assert again.token_ids == first.token_ids
+        assert found.fleet.lost == 1
+
+
+async def test_a_request_that_failed_has_its_engine_alone_with_it_when_it_is_tried_again(folder: Path) -> None:
+    """A lease for it is not kept: whatever comes next in its session asks anew."""
+    async with setting(folder, "server", times=TIMES.model_copy(update={"max_attempts": 3})) as found:
+        turn = asyncio.create_task(found.turn("s/0", PROMPT, Sampling(max_new_tokens=300), kept=True))
+        await until(lambda: found.open == 1)
+        (member,) = [member for member in found.fleet.engines.values() if member.open]
+        os.killpg(pid(member.engine), signal.SIGKILL)
+        assert len((await turn).token_ids) == 300
+        await until(lambda: found.open == 0)
+        await found.turn("s/1", PROMPT, Sampling(max_new_tokens=9), kept=True)
+        assert found.open == 1
 
 
 async def test_an_engine_whose_caller_hangs_is_not_given_up(folder: Path) -> None:
@@ -259,11 +312,9 @@ async def test_turns_go_through_a_publication_and_each_token_knows_its_policy(
     folder: Path, mode: str, kind: str
 ) -> None:
     async with setting(folder, kind, mode=mode) as found:
-        running = found.turns(4, 400)
-        await until(lambda: found.open == 4)
-        await asyncio.sleep(0.3)
+        reading = await found.under_way(4, 400)
         await found.fleet.publish(list(read_snapshot(folder)), 1)
-        turns = await asyncio.gather(*running)
+        turns = [cast(Turn, items[-1]) for items in await asyncio.gather(*reading)]
         after = await found.turn("after/0", PROMPT, Sampling(max_new_tokens=9))
     for one in turns:
         assert len(one.token_ids) == len(one.logprobs) == 400
@@ -305,3 +356,68 @@ async def test_where_the_fleet_is_closed_open_requests_fail(folder: Path) -> Non
         await found.fleet.close()
         with pytest.raises(EngineError, match="closed"):
             await turn
+
+
+# ------------------------------------------------------------------------------------ between two turns
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", MODES)
+async def test_sessions_between_two_turns_are_of_the_new_version_after_a_publication(
+    folder: Path, mode: str, kind: str
+) -> None:
+    async with setting(folder, kind, mode=mode) as found:
+        await found.between_turns(4)
+        for version in (1, 2):
+            await found.fleet.publish(list(read_snapshot(folder)), version)
+            for number in range(4):
+                path = [*PROMPT, number], Sampling(max_new_tokens=9)
+                turn = await found.turn(f"between{number}/{version}", *path, kept=True)
+                assert [span.version for span in turn.versions] == [version]
+        assert found.fleet.lost == 0
+
+
+@pytest.mark.parametrize("mode", ["drain", "abort"])
+async def test_sessions_between_two_turns_hold_up_neither_sleep_nor_removal(folder: Path, mode: str) -> None:
+    async with setting(folder, "process", count=3, mode=mode) as found:
+        found.fleet.engines["engine-0"].colocated = True
+        await found.between_turns(6)
+        await found.fleet.sleep()
+        await found.fleet.remove("engine-1")
+        again = [found.turn(f"between{n}/1", [*PROMPT, n], Sampling(max_new_tokens=4)) for n in range(6)]
+        assert {turn.engines for turn in await asyncio.gather(*again)} == {("engine-2",)}
+        assert found.open == 0
+
+
+async def test_leases_end_with_their_session_with_its_process_and_after_a_while(folder: Path) -> None:
+    async with setting(folder, "process") as found, called(found.fleet) as other:
+        await found.between_turns(2)
+        await found.caller.call("over", "between0", timeout=PATIENCE)
+        await until(lambda: found.open == 1)
+        await other.call("turn", "s/0", PROMPT, Sampling(max_new_tokens=4), True, timeout=PATIENCE)
+        assert found.open == 2
+        other.kill()
+        await until(lambda: found.open == 1)
+        await found.caller.call("keep_for", 0.5, timeout=PATIENCE)
+        await found.turn("between1/1", PROMPT, Sampling(max_new_tokens=4), kept=True)
+        await until(lambda: found.open == 0)
+
+
+async def test_turns_of_one_session_at_the_same_time_have_a_lease_each(folder: Path) -> None:
+    async with setting(folder, "process", 1) as found:
+        for count in (3, 2):
+            calls = [found.turn(f"s/{n}", [*PROMPT, n], Sampling(max_new_tokens=99), kept=True) for n in range(count)]
+            assert [len(turn.token_ids) for turn in await asyncio.gather(*calls)] == [99] * count
+            assert found.open == 3
+        await found.caller.call("over", "s", timeout=PATIENCE)
+        await until(lambda: found.open == 0)
+
+
+async def test_an_engine_that_is_added_takes_sessions_from_the_others_between_two_turns(folder: Path) -> None:
+    async with setting(folder, "process", 1, TIMES.model_copy(update={"max_imbalance": 2})) as found:
+        await found.between_turns(8)
+        added = await found.fleet.add(lambda: make("process", folder))
+        await until(lambda: found.fleet.engines[added].state is State.READY and not found.open)
+        await found.between_turns(8)
+        first, second = (len(member.open) for member in found.fleet.engines.values())
+        assert abs(first - second) <= 2

@@ -64,6 +64,10 @@ class FailingRequests:
         """Whether this is the last attempt of a request that engines died with."""
         return self._max_attempts > 1 and self._deaths_of(request_id, prompt) == self._max_attempts - 1
 
+    def has_failed(self, request_id: str) -> bool:
+        """Whether an attempt at a request, which may follow, has failed before."""
+        return request_id in self._failed_on
+
     async def begin_last_attempt(self) -> None:
         """Wait until no other last attempt is under way; `done` ends one's own."""
         await self._alone.acquire()

@@ -143,9 +143,10 @@ class Fleet(ManagedEngine):
     async def leased(
         self, request_id: str, prompt: bytes, deadline: float | None, started: int | None
     ) -> AsyncIterator[tuple[Member, LeasedTicket]]:
-        """One attempt at a request that another process makes: its member, and what that process is to be told.
+        """A member for a request that another process makes, and what that process is to be told.
 
-        The block ends as the attempt did: an engine's failure that another attempt may follow ends it without an error.
+        While the block lasts it may make further requests of the session to the member. What follows where one of them
+        fails is decided by `failed`.
 
         Args:
             request_id: see `generate`.
@@ -153,13 +154,11 @@ class Fleet(ManagedEngine):
             deadline: see `generate`.
             started: the version under which the turn lost an engine before; None where it has not.
         """
-        async with self._attempt(request_id, prompt, deadline, started) as member:
-            ticket = LeasedTicket(request_id)
+        async with self._admitted(request_id, prompt, deadline, started) as (member, alone):
+            ticket = LeasedTicket(request_id, single=alone or self._failing.has_failed(request_id))
             try:
-                with member.serving(ticket) as ticket.known:
+                with member.serving(ticket):
                     yield member, ticket
-                    member.progressed()
-                    member.succeeded()
             finally:
                 ticket.over.set()
 
@@ -171,28 +170,67 @@ class Fleet(ManagedEngine):
 
         An engine's failure ends the block, without an error where another attempt may follow.
         """
-        failing, member = self._failing, None
+        async with self._admitted(request_id, prompt, deadline, started) as (member, _):
+            start = member.start
+            try:
+                yield member
+            except AgentRLError as error:
+                await self.failed(start, request_id, prompt, error)
+            else:
+                self.succeeded(request_id)
+
+    @asynccontextmanager
+    async def _admitted(
+        self, request_id: str, prompt: bytes, deadline: float | None, started: int | None
+    ) -> AsyncIterator[tuple[Member, bool]]:
+        """The member that takes a request, and whether it is a last attempt, which is made alone."""
+        failing = self._failing
         failing.check(request_id, prompt)
         alone = failing.is_last_attempt(request_id, prompt)
         if alone:
             await self._wait_until(deadline, failing.begin_last_attempt(), request_id)
         try:
-            member = await self._admit(request_id, deadline, started)
-            start = member.start
-            yield member
-            failing.forget(request_id, succeeded=True)
-        except AgentRLError as error:
-            if member is None or not is_engine_fault(error) or self._roster.closed:
+            try:
+                member = await self._admit(request_id, deadline, started)
+            except AgentRLError:
                 failing.forget(request_id, succeeded=False)
                 raise
-            await self._roster.report_failure(member, error, failing.key(request_id, prompt))
-            died = member.start != start or member.state in (State.LOST, State.STOPPED)
-            await failing.failed(request_id, prompt, start, died, str(error))
-            logger.info("request %s goes on elsewhere: %s", request_id, error)
+            yield member, alone
         finally:
             if alone:
                 failing.end_last_attempt()
             await self._roster.notify()
+
+    def succeeded(self, request_id: str) -> None:
+        """A request's turn has come; whatever it did before is forgotten."""
+        self._failing.forget(request_id, succeeded=True)
+
+    async def failed(self, start: int, request_id: str, prompt: bytes, error: AgentRLError) -> None:
+        """Note a request's failure, and the engine's if it is; returns where another attempt may follow.
+
+        Args:
+            start: which engine failed (`Member.start`).
+            request_id: the request.
+            prompt: the digest of its prompt.
+            error: what came.
+
+        Raises:
+            AgentRLError: none may.
+        """
+        failing = self._failing
+        if not is_engine_fault(error) or self._roster.closed:
+            failing.forget(request_id, succeeded=False)
+            raise error
+        member = self.started_as(start)
+        if member is not None:
+            await self._roster.report_failure(member, error, failing.key(request_id, prompt))
+        died = member is None or member.start != start or member.state in (State.LOST, State.STOPPED)
+        await failing.failed(request_id, prompt, start, died, str(error))
+        logger.info("request %s goes on elsewhere: %s", request_id, error)
+
+    def started_as(self, start: int) -> Member | None:
+        """The member whose engine is the one of that number (`Member.start`); None: it is gone."""
+        return next((member for member in self._roster.members.values() if member.start == start), None)
 
     async def _admit(self, request_id: str, deadline: float | None, started: int | None = None) -> Member:
         """Wait for a member that takes a request, whose turn has begun under version `started`."""

@@ -98,7 +98,7 @@ class Member:
 
     @contextlib.contextmanager
     def serving(self, ticket: Ticket) -> Iterator[Set[int]]:
-        """Meanwhile a request is open here; yields the versions that the engine has had, which grow."""
+        """Meanwhile a request, or a lease, is open here; yields the versions that the engine has had, which grow."""
         if not self.open:
             self.progressed()
         known = self.versions  # a successor's are others
@@ -114,10 +114,10 @@ class Member:
         """Tokens came."""
         self.progress = time.monotonic()
 
-    def succeeded(self) -> None:
-        """A turn ended: what failed before does not count."""
+    def succeeded(self, turns: int = 1) -> None:
+        """Turns ended: what failed before does not count."""
         self.failed_requests.clear()
-        self.failures, self.turns = 0, self.turns + 1
+        self.failures, self.turns = 0, self.turns + turns
 
     # ---------------------------------------------------------------------------------------- watching
 
@@ -190,8 +190,10 @@ class Member:
     async def pause(self, mode: PauseMode) -> None:
         """Pause; from here on it gets no requests.
 
-        The engine may not know of requests that other processes run: its server or process does.
+        The engine may not know of requests that other processes run: its server or process does. Leases end with the
+        request under way, since the next one begins after the pause.
         """
+        self.recall()
         if mode is PauseMode.DRAIN:
             await self._leases_over()
         await self.engine.pause(mode)
@@ -202,6 +204,11 @@ class Member:
 
     def _leased(self) -> list[LeasedTicket]:
         return [ticket for ticket in self.open if isinstance(ticket, LeasedTicket)]
+
+    def recall(self) -> None:
+        """Have other processes give back their leases, each after its request under way."""
+        for ticket in self._leased():
+            ticket.recall()
 
     async def _leases_over(self) -> None:
         for ticket in self._leased():

@@ -98,6 +98,7 @@ class Roster:
         """Give an engine nothing new, and wait until it has finished what it has."""
         member = self._named(name)
         await self.set(member, State.DRAINING)
+        member.recall()
         async with self.changed:
             await self.changed.wait_for(lambda: not member.open or member.state is not State.DRAINING)
 
@@ -175,6 +176,8 @@ class Roster:
             async with self.moving:
                 await self.set(member, await self._catch_up(member))
             member.served = True
+            for other in self.members.values():
+                other.recall()  # their sessions may go to it with the next turn
         except AgentRLError as error:
             await self.lose(member, f"it did not start: {error}")
 

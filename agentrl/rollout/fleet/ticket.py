@@ -126,36 +126,40 @@ class Ticket:
 
 @dataclass(eq=False, slots=True)
 class LeasedTicket(Ticket):
-    """A request that another process runs; its tokens are there.
+    """A session's requests that another process runs, one at a time; `request_id` is the first. Their tokens are there.
 
     Attributes:
-        known: see `Ticket.check`; the engine's own set.
-        over: set once the other process has left it.
+        single: it is for the first request alone.
+        over: set once the other process has given it back.
     """
 
-    known: Set[int] = frozenset()
+    single: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    told: asyncio.Queue[int | PauseMode | AgentRLError | None] = field(default_factory=asyncio.Queue)
+    told: asyncio.Queue[int | PauseMode | AgentRLError] = field(default_factory=asyncio.Queue)
 
     async def notices(self) -> AsyncIterator[int | PauseMode]:
-        """What its process is to be told, until its turn is over.
+        """What its process is to be told, until that leaves.
 
-        It is a version that the engine has from now on, or `PauseMode.ABORT`: end it with the tokens so far.
+        It is a version that the engine has from now on; `PauseMode.DRAIN`: give it back after the request under way;
+        or `PauseMode.ABORT`: do so at once, with the request's tokens so far.
 
         Raises:
-            AgentRLError: it failed.
+            AgentRLError: its engine is gone.
         """
-        while (item := await self.told.get()) is not None:
-            if isinstance(item, AgentRLError):
-                raise item
+        while not isinstance(item := await self.told.get(), AgentRLError):
             yield item
+        raise item
 
-    def end(self, error: AgentRLError | None) -> None:
-        """It has ended: with its turn (None), or with an error."""
+    def end(self, error: AgentRLError) -> None:
+        """End it with an error; its engine is gone."""
         self.told.put_nowait(error)
 
+    def recall(self) -> None:
+        """Have it given back after the request under way."""
+        self.told.put_nowait(PauseMode.DRAIN)
+
     def abort(self) -> None:
-        """Have it end with its tokens so far."""
+        """Have it given back with the tokens so far of the request under way."""
         self.told.put_nowait(PauseMode.ABORT)
 
     def set_version(self, version: int) -> None:
