@@ -33,7 +33,7 @@ TOGETHER = {
     "tests/envs/": "docker",
     "tests/tools/": "docker",
 }
-"""Paths that one worker takes: no two inference servers are in memory at once, and one Docker daemon serves all.
+"""Paths that one worker takes: inference servers take 3 GB each, and one Docker daemon serves all.
 
 The others are shared out folder by folder, at any depth. Trainers may run beside servers: those of the tests are tiny.
 """

@@ -34,13 +34,15 @@ class Caller:
             if not kept:
                 self.over(name.partition("/")[0])
 
-    async def session(self, name: str, turns: int, sampling: Sampling) -> int:
-        """A session of so many turns; its tokens."""
-        ids = [5, 6, 7, 8]
+    async def session(self, name: str, turns: int, sampling: Sampling) -> list[tuple[int, list[int]]]:
+        """A session of so many turns: of each, how many tokens it has and the policy versions that generated them."""
+        ids, found = [5, 6, 7, 8], []
         for number in range(turns):
-            ids += (await self.turn(f"{name}/{number}", ids, sampling, kept=True)).token_ids
+            turn = await self.turn(f"{name}/{number}", ids, sampling, kept=True)
+            ids += turn.token_ids
+            found.append((len(turn.token_ids), [span.version for span in turn.versions]))
         self.over(name)
-        return len(ids)
+        return found
 
     async def items(
         self, name: str, ids: Sequence[int], sampling: Sampling, kept: bool = False

@@ -143,7 +143,7 @@ async def test_its_tokens_are_those_of_the_fleets_own_process_bit_for_bit(folder
             ours = await collect(found.fleet.generate(f"o{number}/0", [*PROMPT, number], sampling))
             assert (one.token_ids, one.logprobs, one.versions) == (ours.token_ids, ours.logprobs, ours.versions)
         assert {name for one in theirs for name in one.engines} == {"engine-0", "engine-1"}
-        assert found.open == 0
+        await until(lambda: found.open == 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -167,7 +167,7 @@ async def test_the_bytes_that_pass_the_fleets_process_grow_neither_with_a_sessio
         async def passed(name: str, turns: int, tokens: int) -> int:
             before = frames.traffic.copy()
             asked = name, turns, Sampling(max_new_tokens=tokens)
-            assert await found.caller.call("session", *asked, timeout=PATIENCE) == len(PROMPT) + turns * tokens
+            await found.caller.call("session", *asked, timeout=PATIENCE)
             return sum((frames.traffic - before).values())
 
         await passed("w", 1, 2)
@@ -386,7 +386,7 @@ async def test_sessions_between_two_turns_hold_up_neither_sleep_nor_removal(fold
         await found.fleet.remove("engine-1")
         again = [found.turn(f"between{n}/1", [*PROMPT, n], Sampling(max_new_tokens=4)) for n in range(6)]
         assert {turn.engines for turn in await asyncio.gather(*again)} == {("engine-2",)}
-        assert found.open == 0
+        await until(lambda: found.open == 0)
 
 
 async def test_leases_end_with_their_session_with_its_process_and_after_a_while(folder: Path) -> None:
@@ -421,3 +421,25 @@ async def test_an_engine_that_is_added_takes_sessions_from_the_others_between_tw
         await found.between_turns(8)
         first, second = (len(member.open) for member in found.fleet.engines.values())
         assert abs(first - second) <= 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", MODES)
+async def test_sessions_of_many_turns_go_through_one_publication_after_another(
+    folder: Path, mode: str, kind: str
+) -> None:
+    async with setting(folder, kind, mode=mode) as found:
+        played = [("session", f"s{n}", 6, Sampling(max_new_tokens=20, seed=n)) for n in range(6)]
+        sessions = [asyncio.create_task(found.caller.call(*one, timeout=PATIENCE)) for one in played]
+        version = 0
+        while not all(session.done() for session in sessions):
+            version += 1
+            await found.fleet.publish(list(read_snapshot(folder)), version)
+        for turns in await asyncio.gather(*sessions):
+            assert [tokens for tokens, _ in turns] == [20] * 6
+            versions = [of_turn for _, of_turn in turns]
+            assert mode != "drain" or {len(of_turn) for of_turn in versions} == {1}
+            drawn = [one for of_turn in versions for one in of_turn]
+            assert drawn == sorted(drawn)
+        await until(lambda: found.open == 0)
+        assert found.fleet.lost == 0

@@ -415,7 +415,7 @@ class Fleet(ManagedEngine):
         return self._version
 
     async def health(self) -> Health:
-        """Whether any engine takes requests, how many all have in progress, and what is wrong with the others."""
+        """Whether any engine takes requests, how many all have open (leases too), and what is wrong with the others."""
         members = self._roster.members.values()
         usable = self._roster.in_state(State.READY, State.DRAINING)
         wrong = [f"{m.name} {m.state.value}: {m.reason}" for m in members if m.name not in usable]
