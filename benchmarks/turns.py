@@ -58,11 +58,11 @@ class Player:
         """A session; returns a checksum of its tokens."""
         self._calls.not_reachable = set() if directly else {MAIN}
         path = list(range(5, 5 + OBSERVED))
-        for number in range(turns):
-            sampling = Sampling(max_new_tokens=tokens, seed=number)
-            turn = await generate_turn(self._engine, f"{name}/{number}", path, sampling, time.monotonic() + PATIENCE)
-            path += [*turn.token_ids, *range(5, 5 + OBSERVED)]
-        self._calls.leases.session_over(name)
+        with self._calls.leases.session(name):
+            for number in range(turns):
+                asked = f"{name}/{number}", path, Sampling(max_new_tokens=tokens, seed=number)
+                turn = await generate_turn(self._engine, *asked, time.monotonic() + PATIENCE)
+                path += [*turn.token_ids, *range(5, 5 + OBSERVED)]
         return hash(tuple(path))
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Generator, Iterator
@@ -84,24 +85,20 @@ def no_server_is_left() -> Iterator[None]:
     """Servers and workers that the tests of a module start end with it: those of one test were kept, 6 GB of them."""
     before = _servers()
     yield
-    left = _servers() - before
     end = time.monotonic() + LEAVE_SECONDS
-    while left and time.monotonic() < end:
+    while (left := _servers() - before) and time.monotonic() < end:
         time.sleep(0.2)
-        left = _servers() & left
-    assert not left, f"left behind: {[' '.join(process.cmdline()[2:7]) for process in left]}"
+    assert not left, f"left behind: {[' '.join(words) for _, words in left]}"
 
 
-def _servers() -> set[psutil.Process]:
-    """The server and worker processes that this process has started, which run behind a guard."""
-    return {child for child in psutil.Process().children() if _is_guard(child)}
-
-
-def _is_guard(process: psutil.Process) -> bool:
-    try:
-        return guard.__file__ in process.cmdline()
-    except psutil.Error:
-        return False
+def _servers() -> set[tuple[int, tuple[str, ...]]]:
+    """Number and command of the servers and workers that this process has started, which run behind a guard."""
+    found = set()
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if guard.__file__ in (words := child.cmdline()):
+                found.add((child.pid, tuple(words[2:7])))
+    return found
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ class EngineAccess:
         Args:
             policy: whose engine.
             request_id: the first request; see `Engine.generate`.
-            prompt: see `Fleet.leased`.
+            prompt: see `Admission.leased`.
             started: likewise.
             seconds: how long it may take to be admitted; None: as long as it takes.
 
@@ -70,7 +70,7 @@ class EngineAccess:
             AgentRLError: see `Engine.generate`; or the engine is gone.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
-        async with self._fleet(policy).leased(request_id, prompt, deadline, started) as (member, ticket):
+        async with self._fleet(policy).admission.leased(request_id, prompt, deadline, started) as (member, ticket):
             if member.managed.reach is None:
                 raise NotReachable(f"{member.name} of policy {policy!r} can't be reached from other processes")
             yield Lease(member.name, member.start, member.engine.version(), ticket.single)
@@ -79,18 +79,18 @@ class EngineAccess:
 
     def reach(self, policy: str, start: int) -> Reach | None:
         """How the engine of a lease is reached; None where it is gone."""
-        member = self._fleet(policy).started_as(start)
+        member = self._fleet(policy).admission.started_as(start)
         return None if member is None else member.managed.reach
 
     def knows(self, policy: str, start: int, version: int) -> bool:
         """Whether the engine of a lease has had a policy version, or is being given it."""
-        member = self._fleet(policy).started_as(start)
+        member = self._fleet(policy).admission.started_as(start)
         return member is not None and version in member.versions
 
     def progressed(self, policy: str, start: int, turns: int) -> None:
         """Tokens came lately from the engine of a lease, and so many turns ended."""
         watchdog.progress()
-        member = self._fleet(policy).started_as(start)
+        member = self._fleet(policy).admission.started_as(start)
         if member is not None:
             member.progressed()
             if turns:
@@ -98,12 +98,12 @@ class EngineAccess:
 
     def succeeded(self, policy: str, request_id: str) -> None:
         """The turn of a request that had failed before has come."""
-        self._fleet(policy).succeeded(request_id)
+        self._fleet(policy).admission.succeeded(request_id)
 
     async def failed(self, policy: str, start: int, request_id: str, prompt: bytes, error: AgentRLError) -> None:
-        """See `Fleet.failed`."""
+        """See `Admission.failed`."""
         watchdog.progress()
-        await self._fleet(policy).failed(start, request_id, prompt, error)
+        await self._fleet(policy).admission.failed(start, request_id, prompt, error)
 
     # ------------------------------------------------------------------------------------- everything else
 

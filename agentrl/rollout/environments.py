@@ -139,20 +139,6 @@ class EnvironmentRole:
         other: OtherWeights | None,
     ) -> Session | SessionHead:
         """Play one attempt at a session; see `Rollouts._play`. A session that is held elsewhere is stored there."""
-        try:
-            return await self._played(session, actor, limits, left, by_engine, other)
-        finally:
-            self._calls.leases.session_over(session.id)
-
-    async def _played(
-        self,
-        session: Session,
-        actor: Actor | Program,
-        limits: RolloutConfig,
-        left: Left,
-        by_engine: ByEngine,
-        other: OtherWeights | None,
-    ) -> Session | SessionHead:
         deadline = None if left is None else Deadline(left[0], time.monotonic() + left[1])
         async with self._opening:
             rollouts = self._rollouts = self._rollouts or await self._make_rollouts()
@@ -166,11 +152,12 @@ class EnvironmentRole:
         partners = {**rollouts.partners, **told}
         make_env = self._equipped if session.phase == DEMO else rollouts.make_env
         own = replace(rollouts, make_env=make_env, limits=limits, policy=policy, partners=partners)
-        if self._sessions is None:
-            return await own._play(session, actor, deadline, None)
-        limits = limits.model_copy(update={"save_states": "never"})
-        own = replace(own, limits=limits, recorder=DistantRecorder(self._sessions))
-        return SessionHead.of(await own._play_recorded(session, actor, deadline, None))
+        with self._calls.leases.session(session.id):
+            if self._sessions is None:
+                return await own._play(session, actor, deadline, None)
+            limits = limits.model_copy(update={"save_states": "never"})
+            own = replace(own, limits=limits, recorder=DistantRecorder(self._sessions))
+            return SessionHead.of(await own._play_recorded(session, actor, deadline, None))
 
     async def _make_rollouts(self) -> Rollouts:
         config = self._config

@@ -90,7 +90,9 @@ class GatewayRole:
         """
         async with self._opening:
             gateway = self._gateway = self._gateway or await self._served()
-        async with gateway.opened(session, recorded) as opened:
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._calls.leases.session(session.id))
+            opened = await stack.enter_async_context(gateway.opened(session, recorded))
             self._sessions[session.id] = opened
             try:
                 yield opened.address
@@ -100,7 +102,6 @@ class GatewayRole:
                     yield error
                 await asyncio.Event().wait()
             finally:
-                self._calls.leases.session_over(session.id)
                 if self._sessions.get(session.id) is opened:
                     del self._sessions[session.id]
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -159,6 +159,14 @@ class Leases:
             kept.remove(held)
             if not kept:
                 del self._kept[key]
+
+    @contextmanager
+    def session(self, session: str) -> Iterator[None]:
+        """While a session lasts: what it has kept is given back in the end."""
+        try:
+            yield
+        finally:
+            self.session_over(session)
 
     def session_over(self, session: str) -> None:
         """Give back what a session has kept."""

@@ -38,10 +38,9 @@ class Caller:
         """A session of so many turns: of each, how many tokens it has and the policy versions that generated them."""
         ids, found = [5, 6, 7, 8], []
         for number in range(turns):
-            turn = await self.turn(f"{name}/{number}", ids, sampling, kept=True)
+            turn = await self.turn(f"{name}/{number}", ids, sampling, kept=number < turns - 1)
             ids += turn.token_ids
             found.append((len(turn.token_ids), [span.version for span in turn.versions]))
-        self.over(name)
         return found
 
     async def items(

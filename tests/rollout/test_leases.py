@@ -275,8 +275,8 @@ async def test_where_an_engine_is_lost_between_two_turns_the_next_is_generated_b
         assert found.fleet.lost == 1
 
 
-async def test_a_request_that_failed_has_its_engine_alone_with_it_when_it_is_tried_again(folder: Path) -> None:
-    """A lease for it is not kept: whatever comes next in its session asks anew."""
+async def test_a_lease_for_a_request_that_has_failed_before_is_not_kept(folder: Path) -> None:
+    """Whatever comes next in its session asks anew."""
     async with setting(folder, "server", times=TIMES.model_copy(update={"max_attempts": 3})) as found:
         turn = asyncio.create_task(found.turn("s/0", PROMPT, Sampling(max_new_tokens=300), kept=True))
         await until(lambda: found.open == 1)

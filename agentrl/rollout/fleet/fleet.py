@@ -1,6 +1,6 @@
 """Several engines behind the interface of one, while engines are added, removed, hang and die.
 
-A request goes to one member (`policy`). Where that member fails, the turn ends as it would for a publication:
+A request goes to one member (`admission`). Where that member fails, the turn ends as it would for a publication:
 with its tokens so far and `FinishReason.ABORT`, and its caller goes on with it, which brings it to another
 member. No sampled token is lost, and version spans record which policy sampled it. A request that keeps failing fails
 itself (`failing_requests`); a member that fails is closed, restarted, brought to the fleet's version, and only then
@@ -16,20 +16,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from agentrl.config import FleetConfig
-from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError, InvalidInput
+from agentrl.errors import ConfigError, EngineError, InvalidInput
 from agentrl.rollout.engines.managed import ManagedEngine
+from agentrl.rollout.fleet.admission import Admission
 from agentrl.rollout.fleet.agreed import agreed
-from agentrl.rollout.fleet.failing_requests import FailingRequests, digest
+from agentrl.rollout.fleet.failing_requests import digest
 from agentrl.rollout.fleet.member import Member, State, UpdateTarget, is_engine_fault
 from agentrl.rollout.fleet.policy import Affinity
 from agentrl.rollout.fleet.roster import MakeEngine, Roster, built
-from agentrl.rollout.fleet.ticket import LeasedTicket, Ticket
+from agentrl.rollout.fleet.ticket import Ticket
 from agentrl.rollout.weights.publisher import Outcome, Publisher
 from agentrl.rollout.weights.receiver import LoadCommit
 from agentrl.types import Capabilities, Chunk, Engine, Health, PauseMode, Sampling, Turn
@@ -50,6 +50,7 @@ class Fleet(ManagedEngine):
 
     Attributes:
         outcome: what became of the last publication.
+        admission: which engine takes a request, also of other processes.
     """
 
     def __init__(self, makers: Sequence[Callable[[], Engine]], publisher: Publisher, config: FleetConfig) -> None:
@@ -57,9 +58,8 @@ class Fleet(ManagedEngine):
             raise InvalidInput("a fleet needs at least one engine")
         self.config, self.publisher, self.colocated = config, publisher, config.shared > 0
         self.outcome: Outcome | None = None
-        self._affinity = Affinity(config.max_imbalance)
-        self._failing = FailingRequests(config.max_attempts)
-        self._roster = Roster(config, self._catch_up, self._affinity.forget)
+        affinity = Affinity(config.max_imbalance)
+        self._roster = Roster(config, self._catch_up, affinity.forget)
         members = [self._roster.add(make, engine) for make, engine in zip(makers, built(makers), strict=True)]
         for member in members[: config.shared]:
             member.colocated = True
@@ -67,8 +67,8 @@ class Fleet(ManagedEngine):
         if publisher.mode not in self._capabilities.pause_modes:
             modes = ", ".join(sorted(self._capabilities.pause_modes))
             raise ConfigError(f"weights.mode={publisher.mode}: these engines can't; allowed: {modes}")
-        self._version = min(member.engine.version() for member in members)
-        self._paused = False
+        version = min(member.engine.version() for member in members)
+        self.admission = Admission(self._roster, affinity, config, self._drains, version)
         self._aborted: dict[str, int] = {}
 
     @property
@@ -98,7 +98,7 @@ class Fleet(ManagedEngine):
         self._roster.require_any()
         ready = self._roster.in_state(State.READY)
         if self.publisher.version is None and ready:  # servers that ran before us have a version already
-            self._version = min(member.engine.version() for member in ready.values())
+            self.admission.version = min(member.engine.version() for member in ready.values())
 
     async def add(self, make: MakeEngine) -> str:
         """Take on another engine while the rest goes on; returns its name. It is used as soon as it is ready."""
@@ -125,7 +125,7 @@ class Fleet(ManagedEngine):
         prompt, started = digest(input_ids), self._aborted.pop(request_id, None)
         while True:
             ticket, succeeded = Ticket(request_id), False
-            async with self._attempt(request_id, prompt, deadline, started) as member:
+            async with self.admission.attempt(request_id, prompt, deadline, started) as member:
                 async with aclosing(member.generate(ticket, input_ids, sampling, deadline)) as items:
                     async for item in items:
                         yield item
@@ -139,131 +139,10 @@ class Fleet(ManagedEngine):
                 yield ticket.aborted()
                 return
 
-    @asynccontextmanager
-    async def leased(
-        self, request_id: str, prompt: bytes, deadline: float | None, started: int | None
-    ) -> AsyncIterator[tuple[Member, LeasedTicket]]:
-        """A member for a request that another process makes, and what that process is to be told.
-
-        While the block lasts it may make further requests of the session to the member. What follows where one of them
-        fails is decided by `failed`.
-
-        Args:
-            request_id: see `generate`.
-            prompt: its digest (`failing_requests.digest`).
-            deadline: see `generate`.
-            started: the version under which the turn lost an engine before; None where it has not.
-        """
-        async with self._admitted(request_id, prompt, deadline, started) as (member, alone):
-            ticket = LeasedTicket(request_id, single=alone or self._failing.has_failed(request_id))
-            try:
-                with member.serving(ticket):
-                    yield member, ticket
-            finally:
-                ticket.over.set()
-
-    @asynccontextmanager
-    async def _attempt(
-        self, request_id: str, prompt: bytes, deadline: float | None, started: int | None
-    ) -> AsyncIterator[Member]:
-        """One attempt at a request, by the member that takes it.
-
-        An engine's failure ends the block, without an error where another attempt may follow.
-        """
-        async with self._admitted(request_id, prompt, deadline, started) as (member, _):
-            start = member.start
-            try:
-                yield member
-            except AgentRLError as error:
-                await self.failed(start, request_id, prompt, error)
-            else:
-                self.succeeded(request_id)
-
-    @asynccontextmanager
-    async def _admitted(
-        self, request_id: str, prompt: bytes, deadline: float | None, started: int | None
-    ) -> AsyncIterator[tuple[Member, bool]]:
-        """The member that takes a request, and whether it is a last attempt, which is made alone."""
-        failing = self._failing
-        failing.check(request_id, prompt)
-        alone = failing.is_last_attempt(request_id, prompt)
-        if alone:
-            await self._wait_until(deadline, failing.begin_last_attempt(), request_id)
-        try:
-            try:
-                member = await self._admit(request_id, deadline, started)
-            except AgentRLError:
-                failing.forget(request_id, succeeded=False)
-                raise
-            yield member, alone
-        finally:
-            if alone:
-                failing.end_last_attempt()
-            await self._roster.notify()
-
-    def succeeded(self, request_id: str) -> None:
-        """A request's turn has come; whatever it did before is forgotten."""
-        self._failing.forget(request_id, succeeded=True)
-
-    async def failed(self, start: int, request_id: str, prompt: bytes, error: AgentRLError) -> None:
-        """Note a request's failure, and the engine's if it is; returns where another attempt may follow.
-
-        Args:
-            start: which engine failed (`Member.start`).
-            request_id: the request.
-            prompt: the digest of its prompt.
-            error: what came.
-
-        Raises:
-            AgentRLError: none may.
-        """
-        failing = self._failing
-        if not is_engine_fault(error) or self._roster.closed:
-            failing.forget(request_id, succeeded=False)
-            raise error
-        member = self.started_as(start)
-        if member is not None:
-            await self._roster.report_failure(member, error, failing.key(request_id, prompt))
-        died = member is None or member.start != start or member.state in (State.LOST, State.STOPPED)
-        await failing.failed(request_id, prompt, start, died, str(error))
-        logger.info("request %s goes on elsewhere: %s", request_id, error)
-
-    def started_as(self, start: int) -> Member | None:
-        """The member whose engine is the one of that number (`Member.start`); None: it is gone."""
-        return next((member for member in self._roster.members.values() if member.start == start), None)
-
-    async def _admit(self, request_id: str, deadline: float | None, started: int | None = None) -> Member:
-        """Wait for a member that takes a request, whose turn has begun under version `started`."""
-        self._roster.begin()
-        async with self._roster.changed:
-            await self._wait_until(deadline, self._roster.changed.wait_for(self._admitting), request_id)
-        self._roster.begin()
-        if started not in (None, self._version) and self.publisher.mode is PauseMode.DRAIN:
-            raise EngineError(
-                f"request {request_id!r} lost its engine under version {started}, and version {self._version} is used "
-                "now: with weights.mode=drain a turn is of one version, so it can't go on"
-            )
-        ready, failed_on = self._roster.in_state(State.READY), self._failing.failed_on(request_id)
-        others = [name for name, member in ready.items() if member.start not in failed_on]
-        loads = {name: len(ready[name].open) for name in others or ready}
-        return ready[self._affinity.choose(request_id.partition("/")[0], loads)]
-
-    @staticmethod
-    async def _wait_until(deadline: float | None, waiting: Coroutine[Any, Any, Any], request_id: str) -> None:
-        try:
-            async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                await waiting
-        except TimeoutError:
-            raise DeadlineExceeded(f"request {request_id!r} was not admitted before its deadline") from None
-
-    def _admitting(self) -> bool:
-        roster = self._roster
-        return roster.closed or (roster.require_any() and not self._paused and bool(roster.in_state(State.READY)))
-
     async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Log-probability of each token given those before it, by any engine; EngineError where several fail."""
         for _ in range(self._roster.config.max_attempts):
-            scored = await self._scored(await self._admit("score", None), input_ids, temperature)
+            scored = await self._scored(await self.admission.admit("score", None), input_ids, temperature)
             if scored is not None:
                 return scored
         raise EngineError(f"no engine scored a prompt of {len(input_ids)} tokens (fleet.max_attempts)")
@@ -289,7 +168,7 @@ class Fleet(ManagedEngine):
 
     async def checksums(self) -> dict[str, str]:
         """Each engine's digest of its weights: as the last publication compared them, else as it answers now."""
-        if self.outcome is not None and self.outcome.version == self._version and self.outcome.checksums:
+        if self.outcome is not None and self.outcome.version == self.admission.version and self.outcome.checksums:
             return dict(self.outcome.checksums)
         ready = self._roster.in_state(State.READY)
         sums = await asyncio.gather(*(member.checksum(self.publisher.timeout) for member in ready.values()))
@@ -324,16 +203,16 @@ class Fleet(ManagedEngine):
 
         Where no engine has it, those that refused it go on with what they had.
         """
-        self._paused = True
+        self.admission.paused = True
         try:
             targets = {name: UpdateTarget(member, version) for name, member in self._roster.in_state(*_RUNNING).items()}
             outcome = self.outcome = await self.publisher.send(targets, version)
             for name in outcome.done:
-                self._version = version
+                self.admission.version = version
                 if targets[name].member.state is State.OUTDATED:
                     targets[name].member.state = State.READY
         finally:
-            self._paused = False
+            self.admission.paused = False
             await self._roster.notify()
         lost = {**outcome.refused, **outcome.broken} if outcome.done else outcome.broken
         for name, error in lost.items():
@@ -343,21 +222,21 @@ class Fleet(ManagedEngine):
 
     async def _catch_up(self, member: Member) -> State:
         """Bring a new engine to the fleet's version; OUTDATED where nothing is kept to do it with."""
-        if self.publisher.version is None or member.engine.version() == self._version:
+        if self.publisher.version is None or member.engine.version() == self.admission.version:
             return State.READY
         folder = await self.publisher.folder()
         if folder is None:
             return State.OUTDATED
         await member.pause(PauseMode.RETRACT)
-        await member.receiver.load_folder(folder, LoadCommit(self._version, flush=True))
-        await member.resume(self._version)
+        await member.receiver.load_folder(folder, LoadCommit(self.admission.version, flush=True))
+        await member.resume(self.admission.version)
         return State.READY
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
         """Stop generating on every engine."""
         self._roster.begin()
         await self._roster.wait(*_RUNNING)
-        self._paused = True
+        self.admission.paused = True
         for member in self._running():
             try:
                 await member.pause(mode)
@@ -372,7 +251,7 @@ class Fleet(ManagedEngine):
                 await member.resume(None)
             except EngineError as error:
                 await self._roster.lose(member, f"it did not resume: {error}")
-        self._paused = False
+        self.admission.paused = False
         await self._roster.notify()
 
     async def sleep(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
@@ -390,7 +269,7 @@ class Fleet(ManagedEngine):
         await asyncio.gather(*(self._put_to_sleep(member, tags) for member in awake))
 
     async def _put_to_sleep(self, member: Member, tags: Sequence[str]) -> None:
-        mode = PauseMode.DRAIN if self.publisher.mode is PauseMode.DRAIN else PauseMode.ABORT
+        mode = PauseMode.DRAIN if self._drains() else PauseMode.ABORT
         try:
             async with asyncio.timeout(self.publisher.timeout):
                 await member.sleep(mode, tags)
@@ -405,6 +284,9 @@ class Fleet(ManagedEngine):
             await member.wake(tags)
         self._roster.gpus_free.set()
 
+    def _drains(self) -> bool:
+        return self.publisher.mode is PauseMode.DRAIN
+
     def _running(self) -> list[Member]:
         return list(self._roster.in_state(*_RUNNING).values())
 
@@ -412,7 +294,7 @@ class Fleet(ManagedEngine):
 
     def version(self) -> int:
         """The policy version that now generates."""
-        return self._version
+        return self.admission.version
 
     async def health(self) -> Health:
         """Whether any engine takes requests, how many all have open (leases too), and what is wrong with the others."""

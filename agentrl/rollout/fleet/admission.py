@@ -1,0 +1,165 @@
+"""Which member of a fleet takes a request, and when, and what follows where it fails; also for other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from agentrl.config import FleetConfig
+from agentrl.errors import AgentRLError, DeadlineExceeded, EngineError
+from agentrl.rollout.fleet.failing_requests import FailingRequests
+from agentrl.rollout.fleet.member import Member, State, is_engine_fault
+from agentrl.rollout.fleet.policy import Affinity
+from agentrl.rollout.fleet.roster import Roster
+from agentrl.rollout.fleet.ticket import LeasedTicket
+
+logger = logging.getLogger(__name__)
+
+
+class Admission:
+    """Requests' ways to members.
+
+    Args:
+        roster: the members.
+        affinity: which session uses which.
+        config: limits.
+        one_version: whether a turn is of one policy version now (`weights.mode=drain`).
+        version: the policy version that generates at first.
+
+    Attributes:
+        version: the one that generates now.
+        paused: nothing is admitted.
+    """
+
+    def __init__(
+        self, roster: Roster, affinity: Affinity, config: FleetConfig, one_version: Callable[[], bool], version: int
+    ) -> None:
+        self.version, self.paused = version, False
+        self._roster, self._affinity, self._one_version = roster, affinity, one_version
+        self._failing = FailingRequests(config.max_attempts)
+
+    @asynccontextmanager
+    async def attempt(
+        self, request_id: str, prompt: bytes, deadline: float | None, started: int | None
+    ) -> AsyncIterator[Member]:
+        """One attempt at a request, by the member that takes it.
+
+        An engine's failure ends the block, without an error where another attempt may follow. Arguments are those of
+        `leased`.
+        """
+        async with self._admitted(request_id, prompt, deadline, started) as (member, _):
+            start = member.start
+            try:
+                yield member
+            except AgentRLError as error:
+                await self.failed(start, request_id, prompt, error)
+            else:
+                self.succeeded(request_id)
+
+    @asynccontextmanager
+    async def leased(
+        self, request_id: str, prompt: bytes, deadline: float | None, started: int | None
+    ) -> AsyncIterator[tuple[Member, LeasedTicket]]:
+        """A member for a request that another process makes, and what that process is to be told.
+
+        While the block lasts it may make further requests of the session to the member. What follows where one of them
+        fails is decided by `failed`.
+
+        Args:
+            request_id: see `Engine.generate`.
+            prompt: its digest (`failing_requests.digest`).
+            deadline: see `Engine.generate`.
+            started: the version under which the turn lost an engine before; None where it has not.
+        """
+        async with self._admitted(request_id, prompt, deadline, started) as (member, alone):
+            ticket = LeasedTicket(request_id, single=alone or self._failing.has_failed(request_id))
+            try:
+                with member.serving(ticket):
+                    yield member, ticket
+            finally:
+                ticket.over.set()
+
+    @asynccontextmanager
+    async def _admitted(
+        self, request_id: str, prompt: bytes, deadline: float | None, started: int | None
+    ) -> AsyncIterator[tuple[Member, bool]]:
+        """The member that takes a request, and whether it is a last attempt, which is made alone."""
+        failing = self._failing
+        failing.check(request_id, prompt)
+        alone = failing.is_last_attempt(request_id, prompt)
+        if alone:
+            await self._wait_until(deadline, failing.begin_last_attempt(), request_id)
+        try:
+            try:
+                member = await self.admit(request_id, deadline, started)
+            except AgentRLError:
+                failing.forget(request_id, succeeded=False)
+                raise
+            yield member, alone
+        finally:
+            if alone:
+                failing.end_last_attempt()
+            await self._roster.notify()
+
+    def succeeded(self, request_id: str) -> None:
+        """A request's turn has come; whatever it did before is forgotten."""
+        self._failing.forget(request_id, succeeded=True)
+
+    async def failed(self, start: int, request_id: str, prompt: bytes, error: AgentRLError) -> None:
+        """Note a request's failure, and the engine's if it is; returns where another attempt may follow.
+
+        Args:
+            start: which engine failed (`Member.start`).
+            request_id: the request.
+            prompt: the digest of its prompt.
+            error: what came.
+
+        Raises:
+            AgentRLError: none may.
+        """
+        failing = self._failing
+        if not is_engine_fault(error) or self._roster.closed:
+            failing.forget(request_id, succeeded=False)
+            raise error
+        member = self.started_as(start)
+        if member is not None:
+            await self._roster.report_failure(member, error, failing.key(request_id, prompt))
+        died = member is None or member.start != start or member.state in (State.LOST, State.STOPPED)
+        await failing.failed(request_id, prompt, start, died, str(error))
+        logger.info("request %s goes on elsewhere: %s", request_id, error)
+
+    def started_as(self, start: int) -> Member | None:
+        """The member whose engine is the one of that number (`Member.start`); None: it is gone."""
+        return next((member for member in self._roster.members.values() if member.start == start), None)
+
+    async def admit(self, request_id: str, deadline: float | None, started: int | None = None) -> Member:
+        """Wait for a member that takes a request, whose turn has lost an engine under version `started`."""
+        self._roster.begin()
+        async with self._roster.changed:
+            await self._wait_until(deadline, self._roster.changed.wait_for(self._admitting), request_id)
+        self._roster.begin()
+        if started not in (None, self.version) and self._one_version():
+            raise EngineError(
+                f"request {request_id!r} lost its engine under version {started}, and version {self.version} is used "
+                "now: with weights.mode=drain a turn is of one version, so it can't go on"
+            )
+        ready, failed_on = self._roster.in_state(State.READY), self._failing.failed_on(request_id)
+        others = [name for name, member in ready.items() if member.start not in failed_on]
+        loads = {name: len(ready[name].open) for name in others or ready}
+        return ready[self._affinity.choose(request_id.partition("/")[0], loads)]
+
+    @staticmethod
+    async def _wait_until(deadline: float | None, waiting: Coroutine[Any, Any, Any], request_id: str) -> None:
+        try:
+            async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                await waiting
+        except TimeoutError:
+            raise DeadlineExceeded(f"request {request_id!r} was not admitted before its deadline") from None
+
+    def _admitting(self) -> bool:
+        roster = self._roster
+        return roster.closed or (roster.require_any() and not self.paused and bool(roster.in_state(State.READY)))
