@@ -15,6 +15,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from agentrl.cluster import guard
+from tests import times
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on two shared cores, spinning threads cost more than they give
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -46,6 +47,16 @@ class ByFolder(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         folder = nodeid.partition("::")[0].rpartition("/")[0]
         return next((share for path, share in TOGETHER.items() if nodeid.startswith(path)), folder)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--times", type=Path, metavar="FOLDER", help="measure every test and fixture: tests/times.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    folder = config.getoption("--times")
+    if folder is not None and (hasattr(config, "workerinput") or not config.getoption("numprocesses", None)):
+        times.install(config, folder)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:

@@ -1,0 +1,182 @@
+"""What every test and fixture takes: seconds, CPU seconds and memory, of its process and of all that it started.
+
+`pytest --times FOLDER` writes a line a phase into a file for each worker; `python -m tests.times FOLDER` prints them as
+tables, and `make times` does both. CPU and memory are those of the worker's process tree: what a server spends for a
+test counts, what the Docker daemon spends does not. Memory is what a tree holds for itself (resident less shared), at
+its highest during the test; a thread looks five times a second, so that shorter tests show what they were found with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TICK = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+LOOK_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one phase of a test, or a fixture, took: seconds, CPU seconds, and MB at the highest."""
+
+    name: str
+    phase: str
+    seconds: float
+    cpu: float
+    memory_mb: float
+
+
+def processes(root: int) -> Iterator[int]:
+    """A process and all that descend from it, as far as their parents live."""
+    left = [root]
+    while left:
+        process = left.pop()
+        yield process
+        with contextlib.suppress(OSError):  # it has just ended
+            for task in Path(f"/proc/{process}/task").iterdir():
+                left += map(int, (task / "children").read_text().split())
+
+
+def cpu_seconds(root: int) -> float:
+    """CPU seconds of a tree, those of its ended and awaited processes included."""
+    ticks = 0
+    for process in processes(root):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / TICK
+
+
+def memory_mb(root: int) -> float:
+    """Megabytes that a tree holds for itself."""
+    pages = 0
+    for process in processes(root):
+        with contextlib.suppress(OSError):
+            _, resident, shared, *_ = map(int, Path(f"/proc/{process}/statm").read_text().split())
+            pages += resident - shared
+    return pages * PAGE / 1e6
+
+
+class Times:
+    """The plug-in of one worker."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file.open("a", buffering=1)
+        self._peak = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._ended.wait(LOOK_SECONDS):
+            self._peak = max(self._peak, memory_mb(os.getpid()))
+
+    @contextlib.contextmanager
+    def _measured(self, name: str, phase: str) -> Iterator[None]:
+        began, cpu = time.monotonic(), cpu_seconds(os.getpid())
+        outer, self._peak = self._peak, memory_mb(os.getpid())
+        try:
+            yield
+        finally:
+            spent = time.monotonic() - began, cpu_seconds(os.getpid()) - cpu, self._peak
+            self._peak = max(self._peak, outer)
+            line = Spent(name, phase, *(round(number, 3) for number in spent))
+            self._file.write(json.dumps(line.__dict__) + "\n")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        with self._measured(item.nodeid, "setup"):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        with self._measured(item.nodeid, "call"):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        with self._measured(item.nodeid, "teardown"):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Generator[None, Any, Any]:
+        if fixturedef.scope == "function" or fixturedef.baseid == "":
+            return (yield)
+        with self._measured(f"{fixturedef.baseid}::{fixturedef.argname}", "fixture"):
+            return (yield)
+
+    def pytest_unconfigure(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._file.close()
+
+
+def install(config: pytest.Config, folder: Path) -> None:
+    """Measure this process's tests into a file of the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config.pluginmanager.register(Times(folder / f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}.jsonl"))
+
+
+def read(folder: Path) -> list[Spent]:
+    """All that the workers of a run have written."""
+    return [Spent(**json.loads(line)) for file in sorted(folder.glob("*.jsonl")) for line in file.open()]
+
+
+def tests(spent: Iterable[Spent]) -> list[Spent]:
+    """A row a test: its phases added up."""
+    phases: dict[str, list[Spent]] = defaultdict(list)
+    for one in spent:
+        if one.phase != "fixture":
+            phases[one.name].append(one)
+    return [
+        Spent(name, "test", sum(p.seconds for p in of), sum(p.cpu for p in of), max(p.memory_mb for p in of))
+        for name, of in phases.items()
+    ]
+
+
+def folder_of(name: str) -> str:
+    """The folder that a test or fixture is in."""
+    return name.partition("::")[0].rpartition("/")[0]
+
+
+def main() -> None:
+    """Print a run's tables: folders, then the dearest tests and fixtures of each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--most", type=int, default=10, help="rows a folder")
+    arguments = parser.parse_args()
+    spent = read(arguments.folder)
+    rooms: dict[str, list[Spent]] = defaultdict(list)
+    for row in tests(spent):
+        rooms[folder_of(row.name)].append(row)
+    ranked = sorted(rooms.items(), key=lambda room: -sum(row.seconds for row in room[1]))
+    print(f"{'seconds':>8} {'CPU':>8} {'MB':>7} {'tests':>6}")
+    for folder, rows in ranked:
+        print(f"{_figures(rows)} {len(rows):6}  {folder}")
+    print(f"{_figures([row for _, rows in ranked for row in rows])} {sum(len(rows) for _, rows in ranked):6}  all")
+    for folder, rows in ranked:
+        fixtures = [one for one in spent if one.phase == "fixture" and folder_of(one.name) == folder]
+        print(f"\n{folder}")
+        for row in sorted([*rows, *fixtures], key=lambda row: -row.seconds)[: arguments.most]:
+            print(f"{_figures([row])} {row.phase if row.phase == 'fixture' else '':>7} {row.name.rpartition('/')[2][:150]}")
+
+
+def _figures(rows: list[Spent]) -> str:
+    peak = max((row.memory_mb for row in rows), default=0)
+    return f"{sum(row.seconds for row in rows):8.1f} {sum(row.cpu for row in rows):8.1f} {peak:7.0f}"
+
+
+if __name__ == "__main__":
+    main()
