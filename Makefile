@@ -4,22 +4,45 @@ BIN := .venv/bin
 # Two workers; tests/conftest.py says what they take as a whole, most tests first.
 PYTEST := $(BIN)/pytest --numprocesses 2
 
-.PHONY: train test check clients clients-all adapters engines gpu format clean
+.PHONY: train test check lint times stress installed uv clients clients-all adapters engines gpu format clean
 
 train: .venv/installed
 	$(BIN)/agentrl train env=calculator
 
-test: .venv/installed clients adapters .venv-verl/installed .venv-trl-functions/installed
+test: installed
 	$(PYTEST)
 
+# Linters and the tests that start no process, in a minute and a half; they share the two cores.
 check: .venv/installed
+	$(MAKE) --jobs 2 --output-sync lint quick
+
+lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+quick: .venv/installed
 	$(PYTEST) -m "not slow and not hub"
 
+# What each test and fixture takes, in tables: tests/suite/times.py.
+times: installed
+	rm -rf .times
+	-$(PYTEST) --times .times
+	$(BIN)/python -m tests.suite.times .times
+
+# One more run of the suite beside six busy processes; a run that was stopped goes on: tests/suite/stress.py.
+stress: installed
+	$(BIN)/python -m tests.suite.stress .stress $(STRESS)
+
+# The environments of all tests but those of SGLang and vLLM; `make --jobs 3 installed` makes them side by side.
+installed: .venv/installed clients adapters .venv-verl/installed .venv-trl-functions/installed
+
+# What makes the side environments, found or installed before several of them are made at once.
+uv: .venv/installed
+	@bash -c '. tests/engines_env/uv.sh && find_uv'
+
 # Other people's clients pin other versions of the OpenAI SDK than ours: they live in an environment of their own.
-clients: .venv-clients/installed
+clients: .venv-clients/installed uv
 	tests/sessions/gateway/clients/install.sh
 
 # Every client that the gateway is tried with (about 3 GB), and their tests.
@@ -33,7 +56,7 @@ clients-all: .venv/installed .venv-clients/installed
 	touch $@
 
 # The libraries that adapters are tried with, of the versions that go together (700 MB, in seconds).
-adapters: .venv/installed
+adapters: .venv/installed uv
 	tests/envs/adapters/install.sh
 
 # verl's functions, which ours are compared with: its package alone, beside .venv's torch (25 MB).
@@ -49,7 +72,7 @@ adapters: .venv/installed
 	touch $@
 
 # SGLang and vLLM, for the tests that drive the real servers (about 13 GB); without them those tests are skipped.
-engines: .venv/installed
+engines: .venv/installed uv
 	tests/engines_env/install.sh
 
 # What only an NVIDIA GPU can show, in under nine minutes: with .venv where it is there, else with this machine's Python.
@@ -67,4 +90,4 @@ format: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-clients* .venv-adapters* .venv-sglang .venv-vllm .venv-uv .venv-trl .venv-trl-functions .venv-verl .venv-router .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-clients* .venv-adapters* .venv-sglang .venv-vllm .venv-uv .venv-trl .venv-trl-functions .venv-verl .venv-router .mypy_cache .ruff_cache .pytest_cache .times .stress .hypothesis build *.egg-info

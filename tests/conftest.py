@@ -12,10 +12,9 @@ from typing import Any
 import psutil
 import pytest
 from hypothesis import settings
-from xdist.scheduler import LoadScopeScheduling
 
 from agentrl.cluster import guard
-from tests import times
+from tests.suite import memory, schedule, stress, times
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on two shared cores, spinning threads cost more than they give
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -29,39 +28,27 @@ LEAVE_SECONDS = 60.0
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
-TOGETHER = {
-    "tests/rollout/": "servers",
-    "tests/train/backends/megatron/test_with_sglang.py": "servers",
-    "tests/envs/": "docker",
-    "tests/tools/": "docker",
-}
-"""Paths that one worker takes: inference servers take 3 GB each, and one Docker daemon serves all.
-
-The others are shared out folder by folder, at any depth. Trainers may run beside servers: those of the tests are tiny.
-"""
-
-
-class ByFolder(LoadScopeScheduling):
-    """What workers (`make test`) take as a whole: a folder of the tests; what its tests have in common is made once."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        folder = nodeid.partition("::")[0].rpartition("/")[0]
-        return next((share for path, share in TOGETHER.items() if nodeid.startswith(path)), folder)
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--times", type=Path, metavar="FOLDER", help="measure every test and fixture: tests/times.py")
+    parser.addoption("--times", type=Path, metavar="FOLDER", help="measure tests and fixtures: tests/suite/times.py")
+    parser.addoption(
+        "--record", type=Path, metavar="FILE", help="keep outcomes and go on from them: tests/suite/stress.py"
+    )
+    parser.addoption("--stop-after", type=float, metavar="SECONDS", help="end a run of --record then")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    folder = config.getoption("--times")
-    if folder is not None and (hasattr(config, "workerinput") or not config.getoption("numprocesses", None)):
-        times.install(config, folder)
+    workers, is_worker = config.getoption("numprocesses", None), hasattr(config, "workerinput")
+    if workers and not is_worker:
+        memory.install(config)
+    if config.getoption("--times") is not None and (is_worker or not workers):
+        times.install(config, config.getoption("--times"))
+    config.pluginmanager.register(schedule.PartsEnd())
+    stress.install(config, config.getoption("--record"), config.getoption("--stop-after"))
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
-    """Give xdist the shares. Its own `--dist loadgroup` (3.8) does nothing under pytest 9.2, which loses the groups."""
-    return ByFolder(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> schedule.ByPart:
+    """Give xdist our order. Its own `--dist loadgroup` (3.8) does nothing under pytest 9.2, which loses the groups."""
+    return schedule.ByPart(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,0 +1,52 @@
+"""The whole suite in little memory: what a run takes of the machine, at its highest, and a bound that it must keep."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+BOUND_GB = 12.0
+"""Two workers and the two heaviest real parts beside each other, on a machine that has twice as much."""
+LOOK_SECONDS = 0.5
+
+
+def used_gb() -> float:
+    """What programs hold of this machine's memory: caches, which are given back, left out."""
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return (int(lines["MemTotal"].split()[0]) - int(lines["MemAvailable"].split()[0])) / 1e6
+
+
+class PeakMemory:
+    """Watches the machine from the process that hands out the tests; a run that takes more than the bound fails."""
+
+    def __init__(self) -> None:
+        self._before = used_gb()
+        self.peak = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(LOOK_SECONDS):
+            self.peak = max(self.peak, used_gb() - self._before)
+
+    def pytest_sessionstart(self) -> None:
+        self._thread.start()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self._ended.set()
+        self._thread.join()
+        if self.peak > BOUND_GB and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        line = f"memory at its highest: {self.peak:.1f} GB more than before, at most {BOUND_GB:g} GB are allowed"
+        terminalreporter.write_line(line, red=self.peak > BOUND_GB)
+
+
+def install(config: pytest.Config) -> None:
+    """Watch a run that takes tests out to workers."""
+    if Path("/proc/meminfo").exists():
+        config.pluginmanager.register(PeakMemory())

@@ -1,0 +1,95 @@
+"""In which order the tests run, and by which worker: by the heavy real part that they need.
+
+A heavy part (Ray's nodes, an inference server, ranks, the Docker daemon, a browser) starts at its first use and ends
+after its last one. So all tests of one are a unit that one worker takes, the dearest units first, and at most two
+workers have one at a time: two is what a machine of 16 GB can hold. Any further worker takes only other tests, a file
+at a time, which need nothing but Python; they fill the time in which the heavy ones wait.
+
+A test's part follows from its path, since the process that hands out tests knows no more of them: `PARTS` says which.
+What a part's tests share is made by `kept`, and ends when a worker comes to a test of another part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+T = TypeVar("T")
+HEAVY_WORKERS = ("gw0", "gw1")
+PARTS: dict[str, tuple[str, ...]] = {
+    "servers": ("tests/rollout/engines/", "tests/rollout/fleet/", "tests/train/backends/megatron/test_with_sglang.py"),
+    "ray": ("tests/cluster/",),
+    "docker": ("tests/envs/swe/", "tests/envs/code/", "tests/tools/", "tests/redteam/"),
+    "ranks": ("tests/train/backends/",),
+    "browser": ("tests/viewer/",),
+}
+"""The heavy parts, the dearest first, and the beginnings of the paths of their tests; the first that fits counts."""
+
+
+def part_of(test: str) -> str | None:
+    """The heavy part that a test needs, by its path."""
+    return next((name for name, paths in PARTS.items() if test.startswith(paths)), None)
+
+
+class ByPart(LoadScopeScheduling):
+    """Hands out a part at a time, and what needs none by the file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return part_of(nodeid) or nodeid.partition("::")[0]
+
+    def schedule(self) -> None:
+        """Hand out the first units; the order is printed."""
+        if self.collection is None and self.collection_is_completed:
+            names = Counter(map(self._split_scope, next(iter(self.registered_collections.values()))))
+            heavy = [f"{name} ({names[name]})" for name in PARTS if name in names]
+            rest = sum(count for name, count in names.items() if name not in PARTS)
+            reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+            reporter.write_line(f"order of the tests: {', '.join(heavy)}, others by file ({rest})")
+        super().schedule()
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Give a worker the next unit that it may have: heavy ones first, in the order of the table."""
+        heavy = [name for name in PARTS if name in self.workqueue and node.gateway.id in HEAVY_WORKERS]
+        light = (name for name in self.workqueue if name not in PARTS)
+        chosen = next(iter(heavy), None) or next(light, None)
+        if chosen is None:  # only heavy units are left, which the others take
+            node.shutdown()
+            return
+        self.workqueue.move_to_end(chosen, last=False)
+        super()._assign_work_unit(node)
+
+
+_kept: dict[str, tuple[Any, contextlib.ExitStack]] = {}
+
+
+def kept(name: str, make: Callable[[], contextlib.AbstractContextManager[T]]) -> T:
+    """What tests of a part share by that name, made at its first use."""
+    if name not in _kept:
+        stack = contextlib.ExitStack()
+        _kept[name] = stack.enter_context(make()), stack
+    made: T = _kept[name][0]
+    return made
+
+
+def end_kept() -> None:
+    """End all that is kept, the newest first."""
+    for name in reversed(list(_kept)):
+        _kept.pop(name)[1].close()
+
+
+class PartsEnd:
+    """Ends what a part's tests share when this process comes to a test of another part, or to none."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+        try:
+            return (yield)
+        finally:
+            if nextitem is None or part_of(nextitem.nodeid) != part_of(item.nodeid):
+                end_kept()
