@@ -86,6 +86,7 @@ class Role:
         environment: environment variables beside this process's.
         colocated: its GPUs are those of the trainer, which it takes turns with, where places were reserved like that.
         here: it runs on the machine of the process that starts it, and reserves nothing.
+        loads: modules that it will need beside its own: where it is forked, it has them already (`prefork`).
     """
 
     kind: str
@@ -97,9 +98,16 @@ class Role:
     environment: Mapping[str, str] = field(default_factory=dict)
     colocated: bool = False
     here: bool = False
+    loads: Sequence[str] = ()
 
     def __str__(self) -> str:
         return self.name or self.kind
+
+    @property
+    def modules(self) -> list[str]:
+        """What its process loads first: its own module where that is ours, and `loads`."""
+        own = self.make.partition(":")[0]
+        return [*([own] if own.startswith("agentrl.") else []), *self.loads]
 
     def pickled(self) -> Role:
         """The role as it is sent to its process."""

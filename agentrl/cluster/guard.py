@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 GRACE = 5.0
 """Seconds between asking the group to end and killing it."""
@@ -27,6 +28,15 @@ _PR_SET_PDEATHSIG = 1
 
 def main(argv: list[str]) -> int:
     """Run `argv` until it ends or standard input closes; returns the exit status for the shell."""
+    follow = follower()
+    server = subprocess.Popen(  # one thread; open files were given to this process for the server
+        argv, stdin=subprocess.DEVNULL, preexec_fn=follow, close_fds=False
+    )
+    return watch(server.pid, server.poll)
+
+
+def follower() -> Callable[[], None]:
+    """What a child of this process calls first, so that it does not outlive it."""
     parent = os.getpid()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the group gets SIGTERM: the server ends, and then this process
 
@@ -37,17 +47,25 @@ def main(argv: list[str]) -> int:
         if os.getppid() != parent:
             os._exit(1)
 
+    return follow
+
+
+def watch(pid: int, poll: Callable[[], int | None]) -> int:
+    """Until the server has ended, or standard input closes, which ends the group; returns the shell's exit status.
+
+    Args:
+        pid: the server, a child of this process.
+        poll: how it ended (a negative number is a signal); None while it runs.
+    """
+    ended = [os.pidfd_open(pid)] if hasattr(os, "pidfd_open") else []  # else it is asked twice a second
     watcher = _watcher()
-    server = subprocess.Popen(  # one thread; open files were given to this process for the server
-        argv, stdin=subprocess.DEVNULL, preexec_fn=follow, close_fds=False
-    )
-    while server.poll() is None:
-        ready, _, _ = select.select([0], [], [], 0.5)
-        if ready and not os.read(0, 4096):
-            return _end(server)
+    while (status := poll()) is None:
+        ready, _, _ = select.select([0, *ended], [], [], 0.5)
+        if 0 in ready and not os.read(0, 4096):
+            return _end(poll)
     os.kill(watcher, signal.SIGKILL)
     os.waitpid(watcher, 0)
-    return server.returncode if server.returncode >= 0 else 128 - server.returncode
+    return status if status >= 0 else 128 - status
 
 
 def _watcher() -> int:
@@ -65,10 +83,10 @@ def _watcher() -> int:
     os._exit(1)
 
 
-def _end(server: "subprocess.Popen[bytes]") -> int:
+def _end(poll: Callable[[], int | None]) -> int:
     os.killpg(0, signal.SIGTERM)
     end = time.monotonic() + GRACE
-    while server.poll() is None and time.monotonic() < end:
+    while poll() is None and time.monotonic() < end:
         time.sleep(0.05)
     os.killpg(0, signal.SIGKILL)
     return 0

@@ -36,6 +36,8 @@ class LocalProcess(Process):
         host: the network address that it listens on.
         folder: the working directory; None is this process's.
         encrypted: whether it is called over TLS by others than this process.
+        forked: whether it may be forked from what this process starts for that (`prefork`), which pays from the second
+            role of a process on.
 
     Attributes:
         server: the process.
@@ -53,6 +55,7 @@ class LocalProcess(Process):
         folder: str | None = None,
         *,
         encrypted: bool = False,
+        forked: bool = True,
     ) -> None:
         self.role, self.node = role, node
         self._socket, theirs = socket.socketpair()
@@ -67,6 +70,7 @@ class LocalProcess(Process):
                 log=log,
                 kind=role.kind,
                 folder=folder,
+                modules=role.modules if forked else None,
             )
         self._socket.sendall(encode(Start(role.pickled(), node, host, secrets.token_bytes(32), encrypted)))
 

@@ -68,7 +68,7 @@ class Starter:
         host = str(_ray.util.get_node_ip_address())
         there = folder if os.path.isdir(folder) else None
         self.node = node_name(host, context.get_node_id())
-        self.process = LocalProcess(role, log, self.node, host, there, encrypted=encrypted)
+        self.process = LocalProcess(role, log, self.node, host, there, encrypted=encrypted, forked=False)
         self.connection: Connection | None = None
 
     def ready(self, timeout: float) -> tuple[str, dict[str, str], Address | AgentRLError]:

@@ -19,11 +19,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from agentrl import cores, processes
-from agentrl.cluster import guard
+from agentrl.cluster import guard, prefork
 from agentrl.config.secrets import HIDDEN, is_secret
 from agentrl.errors import EngineError
 
@@ -66,6 +67,7 @@ class Server:
         descriptors: open files that it gets under the same numbers.
         kind: what it is, for `agentrl.processes`.
         folder: its working directory; None is this process's.
+        modules: where it may be forked as `prefork` does, what it loads; its command is a worker's.
 
     Raises:
         EngineError: the command could not be started at all.
@@ -81,6 +83,7 @@ class Server:
         descriptors: Sequence[int] = (),
         kind: str = "engine",
         folder: str | None = None,
+        modules: Sequence[str] | None = None,
     ) -> None:
         self.name, self.command = name, list(command)
         self._keep = log is not None
@@ -90,21 +93,27 @@ class Server:
             log = Path(path)
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
+        whole = {**cores.environment(threads), "PYTHONUNBUFFERED": "1", **(env or {})}
+        register = partial(processes.register, role=kind)
+        self._process: subprocess.Popen[bytes] | prefork.Forked
         try:
             with open(log, "ab") as sink:
-                self._process = subprocess.Popen(
+                start = prefork.Start(f"agentrl {kind}", list(modules or ()), whole, folder or os.getcwd())
+                forked = prefork.start(start, sink.fileno(), descriptors[0], register) if modules is not None else None
+                self._process = forked or subprocess.Popen(
                     [sys.executable, guard.__file__, *command],
                     stdin=subprocess.PIPE,
                     stdout=sink,
                     stderr=subprocess.STDOUT,
-                    env={**cores.environment(threads), "PYTHONUNBUFFERED": "1", **(env or {})},
+                    env=whole,
                     start_new_session=True,
                     pass_fds=descriptors,
                     cwd=folder,
                 )
         except OSError as error:
             raise EngineError(f"{name} can't be started: {error}; command: {self._safe(shlex.join(command))}") from None
-        processes.register(self.pid, kind)
+        if forked is None:
+            register(self.pid)
 
     @property
     def pid(self) -> int:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib.util
 import os
+import random
+import signal
 import subprocess
+import sys
+import time
+import uuid
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 from agentrl.cluster import Address, connect
@@ -15,6 +22,13 @@ from agentrl.errors import ConfigError
 from agentrl.tools.sandbox import SandboxSpec
 from agentrl.train.backends import TrainerAccess
 from agentrl.types import Session, Status
+
+
+class NotAtOnce:
+    """Takes a moment to build."""
+
+    def __init__(self) -> None:
+        time.sleep(1.5)
 
 
 class Counter:
@@ -104,3 +118,47 @@ class Computer:
 
     def close(self) -> None:
         self.trainer.close()
+
+
+class Inside:
+    """Says what its process is like."""
+
+    def process(self) -> int:
+        return os.getpid()
+
+    def leave(self, status: int) -> None:
+        os._exit(status)
+
+    def draw(self) -> tuple[float, float, str]:
+        import numpy as np
+
+        return random.random(), float(np.random.random()), str(uuid.uuid4())
+
+    def report(self) -> dict[str, Any]:
+        import torch
+
+        known = {"SHLVL", "_", "HF_HOME"}
+        files = {os.readlink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd") if int(number) < 3}
+        return {
+            "HF_HOME": os.environ.get("HF_HOME"),
+            "environment": {name: value for name, value in os.environ.items() if name not in known},
+            "folder": os.getcwd(),
+            "path": sys.path,
+            "beside": importlib.util.find_spec("beside") is not None,
+            "arguments": [Path(sys.argv[0]).name, len(sys.argv)],
+            "signals": [
+                type(signal.getsignal(number)).__name__ for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+            ],
+            "torch": torch.get_num_threads(),
+            "in": os.readlink("/proc/self/fd/0"),
+            "out is err": len(files),
+            "buffered": sys.stdout.line_buffering or sys.stdout.write_through,  # type: ignore[union-attr]
+            "warnings": sys.warnoptions,
+            "group leads": os.getpgrp() == os.getppid() == os.getsid(0),
+            "sockets": sum(os.readlink(link).startswith(("socket", "pipe")) for link in _links()),
+        }
+
+
+def _links() -> list[str]:
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return [link for link in links if os.path.lexists(link)]

@@ -171,7 +171,7 @@ def test_each_worker_has_a_log_in_the_runs_folder_that_begins_with_who_it_is(clu
 def test_a_local_role_that_is_not_built_in_time_is_no_role_that_died() -> None:
     """DeadlineExceeded is an OSError, and was reported as "died with exit status None"."""
     cluster = LocalCluster()
-    worker = cluster.spawn(COUNTER)
+    worker = cluster.spawn(Role("environments", "tests.cluster.roles:NotAtOnce"))
     with pytest.raises(DeadlineExceeded, match=r"not ready within 0 s"):
         worker.wait_ready(0.0)
     cluster.close()

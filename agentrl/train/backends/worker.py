@@ -196,6 +196,7 @@ class WorkerTrainer(WorkerComputing):
                 name=f"trainer={config.name}",
                 resources=Resources(gpus=int(config.device == "cuda")),
                 threads=config.threads,
+                loads=("agentrl.train.backends.torch",),
             )
         )
         try:

@@ -99,12 +99,6 @@ async def test_a_fleet_survives_that_the_first_process_is_killed_while_it_loads(
         await fleet.close()
 
 
-def engine_processes() -> list[int]:
-    """This process's own engine processes."""
-    below = processes.descendants(os.getpid())
-    return [pid for pid in below if b"cluster.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
 class Killing(agentrl.Env):
     """Any answer has some reward; the first training session kills the engine's process."""
 
@@ -115,7 +109,7 @@ class Killing(agentrl.Env):
         return [{"id": f"{split} {number}"} for number in range(8)]
 
     async def reset(self, task: Any, *, seed: int | None = None) -> str:
-        if task.id.startswith("train") and not self.killed and (found := engine_processes()):
+        if task.id.startswith("train") and not self.killed and (found := processes.running("engine")):
             self.killed.extend(found)
             os.killpg(os.getpgid(found[-1]), signal.SIGKILL)
         return "say something"
@@ -142,7 +136,7 @@ def test_an_asynchronous_run_uses_one_and_goes_on_where_it_is_killed(tmp_path: P
     )
     assert Killing.killed
     assert [row["version"] for row in result.metrics] == [1.0, 2.0, 3.0]
-    assert not engine_processes()
+    assert not processes.running("engine")
 
 
 def test_it_ends_with_a_process_that_is_killed(folder: Path) -> None:

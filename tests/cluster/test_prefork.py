@@ -1,0 +1,104 @@
+"""Workers that are forked: as new Pythons are, and started in a moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agentrl.cluster import Role, Worker, prefork
+from agentrl.cluster.local import LocalCluster
+from tests.cluster.test_server import until
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="workers are forked on Linux alone")
+
+
+@pytest.fixture
+def cluster() -> Iterator[LocalCluster]:
+    opened = LocalCluster()
+    yield opened
+    opened.close()
+
+
+def started(cluster: LocalCluster, **given: Any) -> Worker:
+    worker = cluster.spawn(Role("environments", "tests.cluster.roles:Inside", **{"threads": 1, **given}))
+    worker.wait_ready(120)
+    return worker
+
+
+def forked(worker: Worker) -> bool:
+    return isinstance(worker.process.server._process, prefork.Forked)  # type: ignore[attr-defined]
+
+
+def test_a_forked_worker_finds_what_a_new_python_would(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its environment, working directory, import path, signals, threads, standard streams and open files."""
+    (tmp_path / "beside.py").write_text("")
+    started(cluster)  # whose process goes on, with another environment and folder
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OF_THIS_TEST", "a \udcff b")
+    reports = []
+    for more in ({}, {"environment": {"HF_HOME": str(tmp_path)}}):
+        worker = started(cluster, threads=2, loads=("torch", "numpy"), **more)
+        assert forked(worker) is (not more)
+        reports.append(worker.run("report", timeout=120))
+    of_fork, of_new = reports
+    assert of_fork.pop("HF_HOME") is None
+    assert of_new.pop("HF_HOME") == str(tmp_path)
+    assert of_fork == of_new
+
+
+def test_forked_workers_draw_different_random_numbers(cluster: LocalCluster) -> None:
+    drawn = [started(cluster, loads=("numpy",)).run("draw", timeout=120) for _ in range(3)]
+    for library in zip(*drawn, strict=True):
+        assert len(set(library)) == 3
+
+
+def test_what_forks_has_one_thread_after_all_that_roles_load(cluster: LocalCluster) -> None:
+    """A lock that another thread holds at a fork is never released in the copy."""
+    loads = ("agentrl.rollout.engines.engine_role", "agentrl.train.backends.torch", "agentrl.train.session_worker")
+    worker = started(cluster, loads=loads)
+    assert forked(worker)
+    assert prefork._prefork is not None
+    assert psutil.Process(worker.process.server.pid).parent().num_threads() == 1  # type: ignore[attr-defined]
+
+
+def test_a_worker_ends_with_its_guard_and_what_forks_them_stays(cluster: LocalCluster) -> None:
+    worker = started(cluster)
+    process = worker.run("process", timeout=60)
+    os.kill(worker.process.server.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    until(lambda: not psutil.pid_exists(process), "a worker goes on without its guard")
+    until(lambda: worker.process.poll() is not None, "nobody hears of the guard's end")
+    assert started(cluster).run("process", timeout=60) != process
+
+
+def test_workers_outlive_what_forked_them_and_the_next_start_begins_another(cluster: LocalCluster) -> None:
+    first = started(cluster)
+    assert prefork._prefork is not None
+    before = psutil.Process(first.process.server.pid).parent()  # type: ignore[attr-defined]
+    before.kill()
+    until(lambda: prefork._prefork is not None and not prefork._prefork.alive, "its end is not noticed")
+    assert first.run("process", timeout=60)
+    second = started(cluster)
+    assert forked(second)
+    assert psutil.Process(second.process.server.pid).parent() != before  # type: ignore[attr-defined]
+
+
+def test_a_role_that_can_not_be_imported_is_an_error_and_the_next_one_starts(cluster: LocalCluster) -> None:
+    worker = cluster.spawn(Role("environments", "agentrl.no_such_module:Role", threads=1))
+    with pytest.raises(Exception, match="no_such_module"):
+        worker.wait_ready(60)
+    assert forked(started(cluster))
+
+
+def test_a_worker_that_exits_has_its_exit_status(cluster: LocalCluster) -> None:
+    worker = started(cluster)
+    with pytest.raises(Exception, match="exit status 7"):
+        worker.run("leave", 7, timeout=60)
+    assert worker.process.server.exit_status == 7  # type: ignore[attr-defined]
