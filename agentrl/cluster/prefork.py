@@ -229,11 +229,7 @@ def main(descriptor: int) -> int:
     while head := _head(control):
         (length,), files = _LENGTH.unpack(head[0]), head[1]
         start = Start(**json.loads(_exactly(control, length)))
-        for module in start.modules:
-            with contextlib.suppress(BaseException):  # the worker raises it again, and says so
-                importlib.import_module(module)
-        gc.collect()
-        gc.freeze()  # collections of its copies would write to all of its memory
+        _load(start.modules)
         leads, leading = os.pipe()
         pid = os.fork()
         if not pid:
@@ -248,6 +244,17 @@ def main(descriptor: int) -> int:
         os.close(leads)
         control.sendall(_LENGTH.pack(pid))
     return 0
+
+
+def _load(modules: list[str]) -> None:
+    """Load what is new of them."""
+    new = [module for module in modules if module not in sys.modules]
+    for module in new:
+        with contextlib.suppress(BaseException):  # the worker raises it again, and says so
+            importlib.import_module(module)
+    if new:
+        gc.collect()
+        gc.freeze()  # collections of copies would write to all of this memory
 
 
 def _guard(start: Start, files: list[int]) -> int:

@@ -23,7 +23,7 @@ from xdist.workermanage import WorkerController
 T = TypeVar("T")
 HEAVY_WORKERS = ("gw0", "gw1")
 PARTS: dict[str, tuple[str, ...]] = {
-    "servers": ("tests/rollout/engines/", "tests/rollout/fleet/", "tests/train/backends/megatron/test_with_sglang.py"),
+    "servers": ("tests/rollout/engines/", "tests/rollout/fleet/"),
     "ray": ("tests/cluster/",),
     "docker": ("tests/envs/swe/", "tests/envs/code/", "tests/tools/", "tests/redteam/"),
     "ranks": ("tests/train/backends/",),

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl import models
-from agentrl.errors import AgentRLError
 from agentrl.rollout.engines.local import LocalEngine
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.fidelity import agreement, random_sessions
 from agentrl.types import Chunk, Sampling, Turn
-from tests.conftest import need
-from tests.rollout.engines import servers
 
 BOUND = 1e-4
 
@@ -53,32 +48,3 @@ async def test_a_disagreement_is_found(engine: LocalEngine, folder: Path) -> Non
 
     found = agreement(TorchTrainer(folder), await random_sessions(Forgetful(), 4))
     assert found.max > 0.01
-
-
-@pytest.fixture(scope="session")
-def smollm() -> Path:
-    try:
-        return models.resolve("smollm2-135m")
-    except AgentRLError as error:
-        need(False, str(error))
-        raise
-
-
-@pytest.fixture(scope="module")
-def smollm_url(smollm: Path) -> Iterator[str]:
-    yield from servers.served("sglang", smollm, dtype="float32", max_context=1024)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-def test_sglang_in_float32_agrees_with_the_trainer_on_a_real_model(smollm: Path, smollm_url: str) -> None:
-    async def draw() -> Any:
-        engine = servers.attached("sglang", smollm, smollm_url, max_context=1000)
-        try:
-            return await random_sessions(engine, 16, seed=1)
-        finally:
-            await engine.close()
-
-    found = agreement(TorchTrainer(smollm), asyncio.run(draw()))
-    assert found.tokens > 250
-    assert found.max <= BOUND, f"{found}"

@@ -1,21 +1,42 @@
-"""Everything real at once: SGLang generates, Megatron trains, the weights go over after each step."""
+"""Everything real at once: SGLang generates with a real model, Megatron trains it, weights go over after each step."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import agentrl
 from agentrl import models
 from agentrl.errors import AgentRLError
+from agentrl.train.backends.torch import TorchTrainer
+from agentrl.train.fidelity import agreement, random_sessions
 from tests.conftest import need
 from tests.rollout.engines import servers
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 BOUND = 1e-4
-"""On |Δ log-probability| in float32, the largest of a run; the engines' own test of fidelity has the same."""
+"""On |Δ log-probability| in float32, the largest."""
+
+
+@pytest.fixture(scope="module")
+def smollm() -> Path:
+    try:
+        return models.resolve("smollm2-135m")
+    except AgentRLError as error:
+        need(False, str(error))
+        raise
+
+
+@pytest.fixture(scope="module")
+def url(smollm: Path) -> Iterator[str]:
+    """One server for both tests; the first finds it with the model's own weights."""
+    yield from servers.served("sglang", smollm, dtype="float32", max_context=1024)
 
 
 @pytest.fixture
@@ -30,21 +51,29 @@ def problems(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
+def test_sglang_in_float32_agrees_with_the_trainer_on_a_real_model(smollm: Path, url: str) -> None:
+    async def draw() -> Any:
+        engine = servers.attached("sglang", smollm, url, max_context=1000)
+        try:
+            return await random_sessions(engine, 16, seed=1)
+        finally:
+            await engine.close()
+
+    found = agreement(TorchTrainer(smollm), asyncio.run(draw()))
+    assert found.tokens > 250
+    assert found.max <= BOUND, f"{found}"
+
+
 def test_a_real_model_is_trained_by_megatron_on_what_sglang_generates_with_its_newest_weights(
-    tmp_path: Path, problems: Path
+    tmp_path: Path, problems: Path, url: str
 ) -> None:
     need(importlib.util.find_spec("megatron") is not None, "megatron-core is not installed")
-    try:
-        models.resolve("smollm2-135m")
-    except AgentRLError as error:
-        need(False, str(error))
+    settings = servers.config("sglang").model_dump(exclude={"name"})
     result = agentrl.train(
         "gsm8k",
         env={"path": str(problems)},
         model="smollm2-135m",
-        engine={**servers.config("sglang").model_dump(exclude={"name"}), "name": "sglang", "max_context": 1024},
+        engine={**settings, "name": "sglang", "url": url, "max_context": 1024},
         trainer={"name": "megatron", "token_budget": 2048},
         algo={"name": "reinforce", "lr": 1e-5},  # which trains on every session that is scored: no step is left out
         rollout={"groups_per_step": 2, "group_size": 2, "turn_tokens": 48, "max_turns": 2},
