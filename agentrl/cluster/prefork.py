@@ -46,6 +46,8 @@ READ_AT_LOAD = (
     *("HF_", "TRANSFORMERS_", "TOKENIZERS_", "RUST_", "AGENTRL_"),
 )
 """Beginnings of the names of variables that Python and libraries read when they are loaded."""
+READ_LATER = (cores.VARIABLE, "PYTHONUNBUFFERED", "PYTHONBREAKPOINT", "TORCHINDUCTOR_CACHE_DIR")
+"""Those among them that are read later, or given to a worker otherwise; Ray and transformers set the last two."""
 _PR_SET_NAME = 15
 _FILES = 4
 _LENGTH = struct.Struct("!I")
@@ -140,7 +142,12 @@ class Prefork:
 
     def suits(self, environment: Mapping[str, str]) -> bool:
         """Whether a worker with that environment may be forked here."""
-        return _at_load(environment) == _at_load(self.environment)
+        return at_load(environment) == at_load(self.environment)
+
+    def close(self) -> None:
+        """End it; what it has forked goes on."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
 
     def start(self, start: Start, output: int, descriptor: int) -> Forked:
         """Have a worker forked; returns before it is.
@@ -180,6 +187,7 @@ class Prefork:
 
 
 _prefork: Prefork | None = None
+_did_not_suit: dict[str, str] = {}
 _creating = threading.Lock()
 
 
@@ -192,14 +200,19 @@ def start(start: Start, output: int, descriptor: int, started: Callable[[int], o
         descriptor: its end of a pair of sockets.
         started: called with its process group, from another thread, once it has been forked.
     """
-    global _prefork
+    global _prefork, _did_not_suit
     if sys.platform != "linux" or cores.VARIABLE not in start.environment:
         return None
     with _creating:
-        if _prefork is None or _prefork.owner != os.getpid() or not _prefork.alive:
+        usable = _prefork is not None and _prefork.owner == os.getpid() and _prefork.alive
+        if usable and _prefork and not _prefork.suits(start.environment):
+            before, _did_not_suit = _did_not_suit, at_load(start.environment)
+            if _did_not_suit != before:  # else it is the second in a row: this process's environment has changed
+                return None
+            _prefork.close()
+            usable = False
+        if not usable or _prefork is None:
             _prefork = Prefork({**start.environment, cores.VARIABLE: "1"})  # a BLAS would start threads when loaded
-        if not _prefork.suits(start.environment):
-            return None
         try:
             forked = _prefork.start(start, output, descriptor)
         except OSError:
@@ -208,12 +221,10 @@ def start(start: Start, output: int, descriptor: int, started: Callable[[int], o
     return forked
 
 
-def _at_load(environment: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in environment.items()
-        if name.startswith(READ_AT_LOAD) and name not in (cores.VARIABLE, "PYTHONUNBUFFERED")
-    }
+def at_load(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment is read when Python and libraries are loaded."""
+    names = (name for name in environment if name.startswith(READ_AT_LOAD) and name not in READ_LATER)
+    return {name: environment[name] for name in names}
 
 
 # ------------------------------------------------------------------------------------------- the process that forks

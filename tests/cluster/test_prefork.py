@@ -80,7 +80,7 @@ def test_a_worker_ends_with_its_guard_and_what_forks_them_stays(cluster: LocalCl
 
 def test_workers_outlive_what_forked_them_and_the_next_start_begins_another(cluster: LocalCluster) -> None:
     first = started(cluster)
-    assert prefork._prefork is not None
+    assert forked(first)
     before = psutil.Process(first.process.server.pid).parent()  # type: ignore[attr-defined]
     before.kill()
     until(lambda: prefork._prefork is not None and not prefork._prefork.alive, "its end is not noticed")
@@ -88,6 +88,14 @@ def test_workers_outlive_what_forked_them_and_the_next_start_begins_another(clus
     second = started(cluster)
     assert forked(second)
     assert psutil.Process(second.process.server.pid).parent() != before  # type: ignore[attr-defined]
+
+
+def test_after_this_process_changed_its_environment_workers_are_forked_with_the_new_one(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started(cluster)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert [forked(started(cluster)) for _ in range(3)] == [False, True, True]
 
 
 def test_a_role_that_can_not_be_imported_is_an_error_and_the_next_one_starts(cluster: LocalCluster) -> None:
