@@ -13,7 +13,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
-from agentrl.cluster import guard, prefork
+from agentrl.cluster import forking, guard
 from tests.suite import memory, schedule, stress, times
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on two shared cores, spinning threads cost more than they give
@@ -97,7 +97,7 @@ def _servers() -> set[tuple[int, tuple[str, ...]]]:
             words = child.cmdline()
             if guard.__file__ in words:
                 found.add((child.pid, tuple(words[2:7])))
-            elif prefork.__name__ in words:  # which stays, for the next worker
+            elif forking.__name__ in words:  # which stays, for the next worker
                 found |= {(one.pid, ("a forked worker",)) for one in child.children()}
     return found
 

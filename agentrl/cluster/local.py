@@ -36,8 +36,7 @@ class LocalProcess(Process):
         host: the network address that it listens on.
         folder: the working directory; None is this process's.
         encrypted: whether it is called over TLS by others than this process.
-        forked: whether it may be forked from what this process starts for that (`prefork`), which pays from the second
-            role of a process on.
+        prefork_name: the process that it is forked from, as `prefork.start` takes it.
 
     Attributes:
         server: the process.
@@ -55,7 +54,7 @@ class LocalProcess(Process):
         folder: str | None = None,
         *,
         encrypted: bool = False,
-        forked: bool = True,
+        prefork_name: str | None = None,
     ) -> None:
         self.role, self.node = role, node
         self._socket, theirs = socket.socketpair()
@@ -70,7 +69,8 @@ class LocalProcess(Process):
                 log=log,
                 kind=role.kind,
                 folder=folder,
-                modules=role.modules if forked else None,
+                modules=role.modules,
+                prefork_name=prefork_name,
             )
         self._socket.sendall(encode(Start(role.pickled(), node, host, secrets.token_bytes(32), encrypted)))
 

@@ -1,66 +1,45 @@
 """Roles' processes on this machine, forked from one that has loaded their modules already.
 
 To load torch and a model library costs a process three seconds of a core, as often as a run has engines, environment
-and reward workers, or replaces one. So the first start begins a process (`python -m agentrl.cluster.prefork`) that
+and reward workers, or replaces one. So the first start begins a process (`python -m agentrl.cluster.forking`) that
 loads the module of each role once and then forks: first the guard (`guard`), and from it the worker, which have its
 memory as long as neither writes to it. It ends with its owner; what it has forked does not depend on it.
+
+On a node of Ray's, where each role has a starter of its own, those of a run share one by a name, and it ends when none
+of them is left.
 
 It has one thread, computes nothing and touches no device, so that its copies may do all of that; modules of other
 people's roles, which might start threads, are left to the worker. What libraries read from the environment when they
 are loaded can't be changed later: where that differs (`suits`), the worker is a new Python, as it is on other systems
-than Linux. (numpy's BLAS keeps to one thread; torch has as many as the worker is to have.)
+than Linux, and where the process can't be reached. (numpy's BLAS keeps to one thread; torch has as many as the worker
+is to have.)
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import ctypes
-import gc
-import importlib
-import json
 import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from agentrl import cores
-from agentrl.cluster import guard
+from agentrl.cluster import forking
+from agentrl.cluster.forking import LENGTH, Start, at_load, exactly, received, send, user_of
 from agentrl.errors import EngineError
 
 ROOT = str(Path(__file__).parents[2])
-READ_AT_LOAD = (
-    *("PYTHON", "LD_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "MALLOC_", "TORCH", "PYTORCH", "ATEN_"),
-    *("HF_", "TRANSFORMERS_", "TOKENIZERS_", "RUST_", "AGENTRL_"),
-)
-"""Beginnings of the names of variables that Python and libraries read when they are loaded."""
-READ_LATER = (cores.VARIABLE, "PYTHONUNBUFFERED", "PYTHONBREAKPOINT", "TORCHINDUCTOR_CACHE_DIR")
-"""Those among them that are read later, or given to a worker otherwise; Ray and transformers set the last two."""
-_PR_SET_NAME = 15
-_FILES = 4
-_LENGTH = struct.Struct("!I")
-
-
-@dataclass(frozen=True)
-class Start:
-    """A worker: what it is called, the modules to load first, its environment, and its working directory."""
-
-    name: str
-    modules: list[str]
-    environment: dict[str, str]
-    folder: str
+START_SECONDS = 60.0
+"""How long the start of a process that is shared may take."""
 
 
 class Forked:
@@ -119,30 +98,30 @@ class Prefork:
     """The owner's side of the process that forks.
 
     Args:
-        environment: that process's.
+        environment: that process's, where it has to be started.
+        name: what those that share it on this machine call it; None: nobody does.
+
+    Raises:
+        OSError: it can't be reached.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self.environment, self.owner = dict(environment), os.getpid()
-        self._socket, theirs = socket.socketpair()
+    def __init__(self, environment: Mapping[str, str], name: str | None = None) -> None:
+        self.owner = os.getpid()
+        if name is None:
+            self._socket, theirs = socket.socketpair()
+            with theirs:
+                _begin(str(theirs.fileno()), environment, theirs.fileno())
+        else:
+            self._socket = _joined(name) or _begun(name, environment)
+        self._at_load = at_load(environment) if name is None else received(self._socket)
         self._waiting: deque[Forked] = deque()
         self._sending = threading.Lock()
-        with theirs:
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", __name__, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=self.environment,
-                start_new_session=True,
-                pass_fds=(theirs.fileno(),),
-                cwd=ROOT,
-            )
         self.alive = True
         threading.Thread(target=self._answers, name="starts of workers", daemon=True).start()
 
     def suits(self, environment: Mapping[str, str]) -> bool:
         """Whether a worker with that environment may be forked here."""
-        return at_load(environment) == at_load(self.environment)
+        return at_load(environment) == self._at_load
 
     def close(self) -> None:
         """End it; what it has forked goes on."""
@@ -163,12 +142,10 @@ class Prefork:
         held, stdin = os.pipe()
         status, told = os.pipe()
         forked = Forked(stdin, status)
-        message = json.dumps(start.__dict__).encode()
         try:
             with self._sending:
                 self._waiting.append(forked)
-                socket.send_fds(self._socket, [_LENGTH.pack(len(message))], [held, output, told, descriptor])
-                self._socket.sendall(message)
+                send(self._socket, start.__dict__, [held, output, told, descriptor])
         finally:
             os.close(held)
             os.close(told)
@@ -177,8 +154,8 @@ class Prefork:
     def _answers(self) -> None:
         """Hand on the numbers of what was forked, in the order of the starts."""
         with contextlib.suppress(OSError):
-            while answer := _exactly(self._socket, _LENGTH.size):
-                self._waiting.popleft().started.set_result(_LENGTH.unpack(answer)[0])
+            while answer := exactly(self._socket, LENGTH.size):
+                self._waiting.popleft().started.set_result(LENGTH.unpack(answer)[0])
         with self._sending:
             self.alive = False
             self._socket.close()
@@ -186,12 +163,47 @@ class Prefork:
                 forked.started.set_exception(EngineError("the process that starts workers has ended"))
 
 
-_prefork: Prefork | None = None
+def _begin(where: str, environment: Mapping[str, str], *descriptors: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", forking.__name__, where],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={**environment, cores.VARIABLE: "1"},  # a BLAS would start threads when it is loaded
+        start_new_session=True,
+        pass_fds=descriptors,
+        cwd=ROOT,
+    )
+
+
+def _joined(name: str) -> socket.socket | None:
+    """A connection to the process of that name, where this user has started one."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(f"\0{name}")
+    except OSError:
+        connection.close()
+        return None
+    if user_of(connection) != os.getuid():
+        connection.close()
+        return None
+    return connection
+
+
+def _begun(name: str, environment: Mapping[str, str]) -> socket.socket:
+    """A connection to that process, which is started."""
+    if _begin(f"@{name}", environment).wait(START_SECONDS) or (connection := _joined(name)) is None:
+        raise OSError(f"the process that starts workers ({name}) can't be started")
+    return connection
+
+
+_own: dict[str | None, Prefork] = {}
 _did_not_suit: dict[str, str] = {}
 _creating = threading.Lock()
 
 
-def start(start: Start, output: int, descriptor: int, started: Callable[[int], object]) -> Forked | None:
+def start(
+    start: Start, output: int, descriptor: int, started: Callable[[int], object], name: str | None = None
+) -> Forked | None:
     """Fork a worker (`agentrl.cluster.worker`); None where it has to be a new Python.
 
     Args:
@@ -199,157 +211,32 @@ def start(start: Start, output: int, descriptor: int, started: Callable[[int], o
         output: the descriptor that it writes to.
         descriptor: its end of a pair of sockets.
         started: called with its process group, from another thread, once it has been forked.
+        name: of a process that is shared on this machine; None is one of this process's own.
     """
-    global _prefork, _did_not_suit
     if sys.platform != "linux" or cores.VARIABLE not in start.environment:
         return None
-    with _creating:
-        usable = _prefork is not None and _prefork.owner == os.getpid() and _prefork.alive
-        if usable and _prefork and not _prefork.suits(start.environment):
-            before, _did_not_suit = _did_not_suit, at_load(start.environment)
-            if _did_not_suit != before:  # else it is the second in a row: this process's environment has changed
-                return None
-            _prefork.close()
-            usable = False
-        if not usable or _prefork is None:
-            _prefork = Prefork({**start.environment, cores.VARIABLE: "1"})  # a BLAS would start threads when loaded
-        try:
-            forked = _prefork.start(start, output, descriptor)
-        except OSError:
-            return None
-    forked.started.add_done_callback(lambda done: None if done.exception() else started(done.result()))
+    try:
+        with _creating:
+            prefork = _suiting(start.environment, name)
+            forked = prefork.start(start, output, descriptor) if prefork is not None else None
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if forked is not None:
+        forked.started.add_done_callback(lambda done: None if done.exception() else started(done.result()))
     return forked
 
 
-def at_load(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment is read when Python and libraries are loaded."""
-    names = (name for name in environment if name.startswith(READ_AT_LOAD) and name not in READ_LATER)
-    return {name: environment[name] for name in names}
-
-
-# ------------------------------------------------------------------------------------------- the process that forks
-
-
-def main(descriptor: int) -> int:
-    """Fork what is asked for, until the owner has gone; returns the exit status."""
-    control = socket.socket(fileno=descriptor)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for guards: their owner hears of their end
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _named("agentrl prefork")
-    importlib.import_module("agentrl.cluster.worker")
-    while head := _head(control):
-        (length,), files = _LENGTH.unpack(head[0]), head[1]
-        start = Start(**json.loads(_exactly(control, length)))
-        _load(start.modules)
-        leads, leading = os.pipe()
-        pid = os.fork()
-        if not pid:
-            control.close()
-            os.setsid()
-            os.close(leads)
-            os.close(leading)
-            os._exit(_guard(start, files))
-        for file in (*files, leading):
-            os.close(file)
-        os.read(leads, 1)  # until it leads its group, which may be killed from then on
-        os.close(leads)
-        control.sendall(_LENGTH.pack(pid))
-    return 0
-
-
-def _load(modules: list[str]) -> None:
-    """Load what is new of them."""
-    new = [module for module in modules if module not in sys.modules]
-    for module in new:
-        with contextlib.suppress(BaseException):  # the worker raises it again, and says so
-            importlib.import_module(module)
-    if new:
-        gc.collect()
-        gc.freeze()  # collections of copies would write to all of this memory
-
-
-def _guard(start: Start, files: list[int]) -> int:
-    """The guard's process, which forks the worker and watches it; returns its exit status."""
-    held, output, told, descriptor = files
-    _named("agentrl guard")
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for file, number in ((held, 0), (output, 1), (output, 2)):
-        os.dup2(file, number)
-    for file in (held, output):
-        os.close(file)
-    follow = guard.follower()
-    pid = os.fork()
-    if not pid:
-        os.close(told)
-        os._exit(_worker(start, descriptor, follow))
-    os.close(descriptor)
-    status = guard.watch(pid, lambda: _ended(pid))
-    os.write(told, bytes([status]))
-    return status
-
-
-def _ended(pid: int) -> int | None:
-    done, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if done else None
-
-
-def _worker(start: Start, descriptor: int, follow: Callable[[], None]) -> int:
-    """The worker's process, brought to where a new Python would be; returns its exit status."""
-    try:
-        follow()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        _named(start.name)
-        os.environ.clear()
-        os.environ.update(start.environment)
-        os.chdir(start.folder)
-        _as_new(int(start.environment[cores.VARIABLE]))
-        from agentrl.cluster import worker
-
-        sys.argv = [worker.__file__, str(descriptor)]
-        status = worker.main(descriptor)
-    except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    with contextlib.suppress(BaseException):
-        threading._shutdown()  # type: ignore[attr-defined]  # as at Python's end: wait for threads, then exit handlers
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    return status
-
-
-def _as_new(threads: int) -> None:
-    """What a library keeps of the process that it was loaded in, as if it had been loaded here."""
-    sys.path[0:1] = [os.getcwd()]  # as with `python -m`
-    modules: dict[str, Any] = sys.modules
-    if "torch" in modules:
-        modules["torch"].set_num_threads(threads)
-    if "numpy" in modules:
-        modules["numpy"].random.seed()
-
-
-def _named(name: str) -> None:
-    """Show that name in `ps` and `top`."""
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name[:15].encode(), 0, 0, 0)
-
-
-def _head(control: socket.socket) -> tuple[bytes, list[int]] | None:
-    """A message's length and the descriptors that came with it; None where the owner has gone."""
-    head, files, _, _ = socket.recv_fds(control, _LENGTH.size, _FILES)
-    return (head, files) if head else None
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    """So many bytes; fewer where the other end has gone."""
-    pieces: list[bytes] = []
-    while count and (piece := connection.recv(count)):
-        pieces.append(piece)
-        count -= len(piece)
-    return b"".join(pieces) if not count else b""
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+def _suiting(environment: Mapping[str, str], name: str | None) -> Prefork | None:
+    """The process that may fork a worker of that environment; it is started where there is none."""
+    global _did_not_suit
+    prefork = _own.get(name)
+    if prefork is not None and (prefork.owner != os.getpid() or not prefork.alive):
+        prefork = None
+    if prefork is not None and not prefork.suits(environment) and name is None:
+        before, _did_not_suit = _did_not_suit, at_load(environment)
+        if _did_not_suit == before:  # the second in a row: this process's environment has changed
+            prefork.close()
+            prefork = None
+    if prefork is None:
+        prefork = _own[name] = Prefork(environment, name)
+    return prefork if prefork.suits(environment) else None

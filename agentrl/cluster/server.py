@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from agentrl import cores, processes
-from agentrl.cluster import guard, prefork
+from agentrl.cluster import forking, guard, prefork
 from agentrl.config.secrets import HIDDEN, is_secret
 from agentrl.errors import EngineError
 
@@ -68,6 +68,7 @@ class Server:
         kind: what it is, for `agentrl.processes`.
         folder: its working directory; None is this process's.
         modules: where it may be forked as `prefork` does, what it loads; its command is a worker's.
+        prefork_name: by which process, as `prefork.start` takes it.
 
     Raises:
         EngineError: the command could not be started at all.
@@ -84,6 +85,7 @@ class Server:
         kind: str = "engine",
         folder: str | None = None,
         modules: Sequence[str] | None = None,
+        prefork_name: str | None = None,
     ) -> None:
         self.name, self.command = name, list(command)
         self._keep = log is not None
@@ -98,8 +100,10 @@ class Server:
         self._process: subprocess.Popen[bytes] | prefork.Forked
         try:
             with open(log, "ab") as sink:
-                start = prefork.Start(f"agentrl {kind}", list(modules or ()), whole, folder or os.getcwd())
-                forked = prefork.start(start, sink.fileno(), descriptors[0], register) if modules is not None else None
+                forked = None
+                if modules is not None:
+                    start = forking.Start(f"agentrl {kind}", list(modules), whole, folder or os.getcwd())
+                    forked = prefork.start(start, sink.fileno(), descriptors[0], register, prefork_name)
                 self._process = forked or subprocess.Popen(
                     [sys.executable, guard.__file__, *command],
                     stdin=subprocess.PIPE,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,7 +67,6 @@ def test_what_forks_has_one_thread_after_all_that_roles_load(cluster: LocalClust
     loads = ("agentrl.rollout.engines.engine_role", "agentrl.train.backends.torch", "agentrl.train.session_worker")
     worker = started(cluster, loads=loads)
     assert forked(worker)
-    assert prefork._prefork is not None
     assert psutil.Process(worker.process.server.pid).parent().num_threads() == 1  # type: ignore[attr-defined]
 
 
@@ -83,7 +84,7 @@ def test_workers_outlive_what_forked_them_and_the_next_start_begins_another(clus
     assert forked(first)
     before = psutil.Process(first.process.server.pid).parent()  # type: ignore[attr-defined]
     before.kill()
-    until(lambda: prefork._prefork is not None and not prefork._prefork.alive, "its end is not noticed")
+    until(lambda: not prefork._own[None].alive, "its end is not noticed")
     assert first.run("process", timeout=60)
     second = started(cluster)
     assert forked(second)
@@ -110,3 +111,34 @@ def test_a_worker_that_exits_has_its_exit_status(cluster: LocalCluster) -> None:
     with pytest.raises(Exception, match="exit status 7"):
         worker.run("leave", 7, timeout=60)
     assert worker.process.server.exit_status == 7  # type: ignore[attr-defined]
+
+
+def test_owners_that_share_what_forks_by_a_name_end_with_it_one_by_one(tmp_path: Path) -> None:
+    """As the starters of a run on one of Ray's nodes do; it ends when the last of them has."""
+    code = (
+        "import sys, time\n"
+        "from agentrl.cluster import Role\n"
+        "from agentrl.cluster.base import Worker\n"
+        "from agentrl.cluster.local import LocalProcess\n"
+        "role = Role('environments', 'tests.cluster.roles:Inside', threads=1)\n"
+        f"worker = Worker(role, LocalProcess(role, None, prefork_name={tmp_path.name!r}))\n"
+        "worker.wait_ready(120)\n"
+        "print(worker.run('process', timeout=60), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    owners = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        workers = [int(owner.stdout.readline()) for owner in owners if owner.stdout]
+        guards = [psutil.Process(worker).parent() for worker in workers]
+        shared = {guard.parent() for guard in guards}
+        assert len(shared) == 1, "each has one of its own"
+        for owner, worker in zip(owners, workers, strict=True):
+            assert all(one.is_running() for one in shared)
+            assert psutil.pid_exists(worker)
+            owner.kill()
+            until(lambda worker=worker: not psutil.pid_exists(worker), "a worker outlives its owner")  # type: ignore[misc]
+        until(lambda: not any(one.is_running() for one in shared), "what forks outlives the last owner")
+    finally:
+        for owner in owners:
+            owner.kill()
+            owner.communicate()
