@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -82,8 +83,13 @@ def run(
     """
     if owns_process:
         return _run_in_own_process(Work(work), on_interrupt, leave)
-    if loop_is_running():
-        return _run_in_thread(Work(work), on_interrupt)
+    try:
+        return _run_in_thread(Work(work), on_interrupt) if loop_is_running() else _run_here(work, on_interrupt)
+    finally:
+        gc.collect()  # engine and trainer are in cycles: each call of a process that goes on would leave their tensors
+
+
+def _run_here(work: Coroutine[Any, Any, T], on_interrupt: Callable[[], object]) -> T:
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:

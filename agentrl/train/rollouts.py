@@ -14,6 +14,7 @@ engine at work while a long session goes on.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
@@ -115,6 +116,7 @@ class RolloutRun:
         stack, self._stack = self._stack, None
         if stack is not None:
             await stack.__aexit__(kind, error, trace)
+            gc.collect()  # see `interrupt.run`
 
     async def _open(self, stack: AsyncExitStack) -> None:
         try:
