@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 from agentrl.cluster import forking, guard
-from tests.suite import memory, schedule, stress, times
+from tests.suite import memory, schedule, shared, stress, times
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on two shared cores, spinning threads cost more than they give
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -100,6 +101,31 @@ def _servers() -> set[tuple[int, tuple[str, ...]]]:
             elif forking.__name__ in words:  # which stays, for the next worker
                 found |= {(one.pid, ("a forked worker",)) for one in child.children()}
     return found
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> shared.Once:
+    """`once(name, make)`: a folder that one test of the run fills for all, whatever worker they run in."""
+    return partial(shared.once, shared.common_folder(tmp_path_factory))
+
+
+@pytest.fixture(scope="session")
+def learned(once: shared.Once) -> Path:
+    """The run of `make train`, of half of its steps, with its first and its last checkpoint; it is to be read only."""
+
+    def train(folder: Path) -> None:
+        import agentrl
+
+        settings = {"steps": 28, "algo.schedule": "constant", "checkpoint_every": 100}
+        agentrl.train("calculator", seed=0, run_dir=str(folder / "run"), **settings)
+
+    return once("learned", train) / "run"
+
+
+@pytest.fixture(scope="session")
+def taught(learned: Path) -> Path:
+    """A tiny model that calls its calculator and solves a third of the problems: `learned` after its warm start."""
+    return learned / "checkpoints" / "step-000000"
 
 
 @pytest.fixture

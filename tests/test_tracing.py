@@ -223,6 +223,7 @@ async def test_a_collector_that_is_not_there_gives_one_warning(
 ) -> None:
     collector.shutdown()
     collector.server_close()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0.1")  # it tries no longer, and no less than once
     said = list[str]()
     with tracing.exported(collector.url, {}, said.append):
         session = await play()

@@ -1,4 +1,7 @@
-"""What all parts share: where figures go, how time and memory are taken, models of random weights."""
+"""What all parts share: where figures go, how time and memory are taken, models of random weights.
+
+torch is imported where it is needed: what tests the parts' processes themselves would pay seconds for it.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 SMOLLM2 = {
     "model_type": "llama",
@@ -92,6 +93,8 @@ class Report:
         print(f"[{what}: {time.monotonic() - began:.1f} s]", flush=True)
         gc.collect()
         if self.device == "cuda":
+            import torch
+
             torch.cuda.empty_cache()
 
     def config(self, shape: dict[str, Any], **changes: Any) -> Any:
@@ -105,6 +108,7 @@ class Report:
 
     def folder(self, shape: dict[str, Any], **changes: Any) -> Path:
         """A Hugging Face folder of random weights in that shape, beside the figures; no tokenizer."""
+        import torch
         from transformers import AutoModelForCausalLM
 
         torch.manual_seed(0)
@@ -116,6 +120,8 @@ class Report:
     def synchronize(self) -> None:
         """Wait until the device has done what it was given."""
         if self.device == "cuda":
+            import torch
+
             torch.cuda.synchronize()
 
     def seconds(self, work: Callable[[], object], repeats: int = 5, warm: int = 2) -> float:
@@ -135,6 +141,8 @@ class Report:
         if self.device != "cuda":
             work()
             return 0.0
+        import torch
+
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()

@@ -29,6 +29,7 @@ SMALL: Mapping[str, Any] = {
     "steps": 1,
     "warm_start.steps": 2,
     "warm_start.demos": 16,
+    "warm_start.batch": 8,
     "eval.tasks": 2,
     "rollout.groups_per_step": 1,
     "rollout.group_size": 2,
@@ -81,6 +82,7 @@ def test_the_page_names_every_method_and_attribute_of_env() -> None:
     assert [name for name in public if not re.search(rf"`[^`]*\b{name}\b[^`]*`", page)] == []
 
 
+@pytest.mark.slow
 def test_the_readmes_environment_is_the_pages_first_and_the_examples(page: dict[str, Any]) -> None:
     (readme,) = [block for block in blocks(ROOT / "README.md") if "agentrl.Env" in block]
     assert readme == blocks(PAGE)[0]

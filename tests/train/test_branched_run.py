@@ -17,7 +17,7 @@ from agentrl.rollout.groups import TRAIN
 from agentrl.sessions.store import Store
 from agentrl.train import ledger
 from agentrl.train.display import Display
-from tests.train.test_resume import end, finish, rows, start
+from tests.train.test_resume import end, rows, start, words
 
 WORLD = """
 import random
@@ -53,7 +53,15 @@ class Letters(agentrl.Env):
 SETTINGS: dict[str, Any] = {
     **{"rollout.groups_per_step": 2, "rollout.group_size": 2, "rollout.turn_tokens": 16, "rollout.session_tokens": 300},
     **{"rollout.branch": "every", "rollout.branch.continuations": 2, "warm_start.steps": 20, "warm_start.demos": 16},
-    **{"algo.lr": 1e-3, "algo.kl_coef": 0.0, "eval.tasks": 1, "steps": 3, "checkpoint_every": 1, "seed": 5},
+    **{
+        "warm_start.batch": 8,
+        "algo.lr": 1e-3,
+        "algo.kl_coef": 0.0,
+        "eval.tasks": 1,
+        "steps": 3,
+        "checkpoint_every": 1,
+        "seed": 5,
+    },
 }
 
 
@@ -67,8 +75,8 @@ def sessions(run: Path) -> int:
 def test_a_killed_run_with_forks_goes_on_to_the_same_trees_and_weights_and_is_run_again(tmp_path: Path) -> None:
     world, straight, killed = tmp_path / "world.py", tmp_path / "straight", tmp_path / "killed"
     world.write_text(WORLD)
-    words = [f"env={world}:Letters", *(f"{key}={value}" for key, value in SETTINGS.items())]
-    finish(start(*words, f"run_dir={straight}"))
+    settings = {"env": f"{world}:Letters", **SETTINGS}
+    agentrl.train(**settings, run_dir=str(straight))
     before: list[int] = []
 
     def far_enough() -> bool:
@@ -78,11 +86,11 @@ def test_a_killed_run_with_forks_goes_on_to_the_same_trees_and_weights_and_is_ru
             before.append(sessions(killed))
         return bool(before) and before[-1] > before[0]
 
-    victim = start(*words, f"run_dir={killed}")
+    victim = start(*words(settings | {"run_dir": killed}))
     end(victim, signal.SIGKILL, far_enough)
     assert victim.returncode == -signal.SIGKILL
     assert not (killed / "checkpoints" / "step-000003").exists(), "killed too late to prove anything"
-    finish(start(f"resume={killed}"))
+    agentrl.train(resume=str(killed))
 
     assert rows(killed) == rows(straight)
     assert any(row.get("grad_norm") for row in rows(straight)), "nothing was learned, so nothing was compared"

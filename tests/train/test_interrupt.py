@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,7 +11,6 @@ import sys
 import textwrap
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -64,22 +64,32 @@ WITH_CONTAINERS = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.slow
-def test_a_signal_leaves_no_container_of_the_process_or_of_its_children(number: signal.Signals) -> None:
+def test_a_signal_leaves_no_container_of_the_process_or_of_its_children() -> None:
     """A run that left in order did so without its exit handlers, and each of its containers stayed, stopped."""
     need(daemon.available(), "no Docker daemon answers")
-    program, seconds = textwrap.dedent(WITH_CONTAINERS), "600" if number == signal.SIGINT else "2"
-    command = [sys.executable, "-c", program, program, seconds]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        pids = {str(process.pid), process.stdout.readline().strip()}
-        owned = owned_by(pids)
-        process.send_signal(number)
-        process.communicate(timeout=PATIENCE)
-    assert process.returncode == 128 + number
-    assert len(owned) >= 3
-    assert owned_by(pids) == []
+    program, numbers = textwrap.dedent(WITH_CONTAINERS), (signal.SIGINT, signal.SIGTERM)
+    with contextlib.ExitStack() as stack:
+        begun = []
+        for number in numbers:
+            seconds = "600" if number == signal.SIGINT else "2"
+            command = [sys.executable, "-c", program, program, seconds]
+            begun.append(stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)))
+        pids = [{str(process.pid), line_of(process)} for process in begun]
+        owned = [owned_by(each) for each in pids]
+        for process, number in zip(begun, numbers, strict=True):
+            process.send_signal(number)
+        for process in begun:
+            process.communicate(timeout=PATIENCE)
+    assert [process.returncode for process in begun] == [128 + number for number in numbers]
+    assert all(len(each) >= 3 for each in owned)
+    assert [owned_by(each) for each in pids] == [[], []]
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """The first line that it prints."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
 
 
 def owned_by(pids: set[str]) -> list[str]:
@@ -96,25 +106,31 @@ def group_is_gone(group: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(
-    "waiting",
-    ["asyncio.sleep(600)", "asyncio.to_thread(time.sleep, 600)", "asyncio.sleep(time.sleep(600) or 0)"],
-    ids=["idle", "a thread computes", "the loop is blocked"],
-)
+WAITING = {
+    "idle": "asyncio.sleep(600)",
+    "a thread computes": "asyncio.to_thread(time.sleep, 600)",
+    "the loop is blocked": "asyncio.sleep(time.sleep(600) or 0)",
+}
+
+
 @pytest.mark.slow
-def test_a_signal_ends_the_process_and_its_children_whatever_it_is_doing(number: signal.Signals, waiting: str) -> None:
-    program = textwrap.dedent(PROGRAM).format(waiting=waiting)
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        child = int(process.stdout.readline())
+def test_a_signal_ends_the_process_and_its_children_whatever_it_is_doing() -> None:
+    cases = [(number, name) for number in (signal.SIGINT, signal.SIGTERM) for name in WAITING]
+    with contextlib.ExitStack() as stack:
+        begun = []
+        for _, name in cases:
+            command = [sys.executable, "-c", textwrap.dedent(PROGRAM).format(waiting=WAITING[name])]
+            begun.append(stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)))
+        children = [int(line_of(process)) for process in begun]
         time.sleep(0.2)
-        process.send_signal(number)
-        said, _ = process.communicate(timeout=PATIENCE)  # 600 s, were it not ended
-    assert process.returncode == 128 + number
-    assert said == "go on like this\n"
+        for process, (number, _) in zip(begun, cases, strict=True):
+            process.send_signal(number)
+        for process, (number, name) in zip(begun, cases, strict=True):
+            said, _ = process.communicate(timeout=PATIENCE)  # 600 s, were it not ended
+            assert process.returncode == 128 + number, name
+            assert said == "go on like this\n", name
     end = time.monotonic() + PATIENCE
-    while not group_is_gone(child):
+    while not all(map(group_is_gone, children)):
         assert time.monotonic() < end
         time.sleep(0.02)
 
@@ -172,7 +188,7 @@ def test_an_interrupt_that_comes_while_the_thread_starts_stops_the_run(monkeypat
         interrupt.run(work(), lambda: None)
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    with closing(asyncio.new_event_loop()) as loop, pytest.raises(KeyboardInterrupt):
+    with contextlib.closing(asyncio.new_event_loop()) as loop, pytest.raises(KeyboardInterrupt):
         loop.run_until_complete(cell())
     assert ended.is_set()
 

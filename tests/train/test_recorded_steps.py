@@ -28,7 +28,7 @@ def test_steps_after_a_checkpoint_come_from_the_record_and_with_other_settings_a
 ) -> None:
     run, world = tmp_path / "run", tmp_path / "world.py"
     world.write_text(WORLD)
-    often = {"checkpoint_every": 2, "keep_checkpoints": 9, "steps": 5}
+    often = {"checkpoint_every": 2, "keep_checkpoints": 9, "steps": 5, "engine.process": "shared"}
     train(**{"env": f"{world}:Dense", **SETTINGS, **often, "run_dir": str(run)})
     files = [run / "metrics.jsonl", run / ledger.NAME, run / WEIGHTS]
     recorded = [file.read_bytes() for file in files]

@@ -116,6 +116,7 @@ def test_a_run_has_a_greedy_session_for_each_group_and_is_run_again_and_resumed_
     run, world = tmp_path / "run", tmp_path / "world.py"
     world.write_text(WORLD)
     settings = SETTINGS | {"rollout.order": "number", "rollout.turn_tokens": 8, "algo": "remax", "steps": 2}
+    settings["engine.process"] = "shared"  # another process would take seconds for each of the three runs
     done, _ = train(env=f"{world}:Dense", **settings, run_dir=str(run))
     assert all("reward/greedy" in row for row in done.metrics)
     trained = [entry.outcome for entry in ledger.read(run)]

@@ -16,11 +16,12 @@ from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.train import remote_copy
 from agentrl.train.remote_copy import Storage, Uploads, fetch
+from tests.train.test_rerun import WORLD
 from tests.train.test_resume import rows
 
 SETTINGS: dict[str, Any] = {
-    **{"env": {"name": "calculator", "max_steps": 2}, "warm_start.steps": 40, "warm_start.demos": 64, "seed": 3},
-    **{"rollout.groups_per_step": 2, "rollout.group_size": 4, "algo.lr": 1e-3, "eval.tasks": 1, "checkpoint_every": 1},
+    **{"rollout.groups_per_step": 2, "rollout.group_size": 4, "rollout.turn_tokens": 16, "seed": 3},
+    **{"algo.lr": 1e-3, "eval.tasks": 1, "checkpoint_every": 1},
 }
 
 
@@ -55,13 +56,16 @@ def add_step(run: Path, step: int) -> None:
 @pytest.mark.slow
 def test_a_run_resumed_from_its_url_in_another_folder_equals_the_uninterrupted_one(tmp_path: Path) -> None:
     url, straight, elsewhere = (tmp_path / "bucket").as_uri(), tmp_path / "straight", tmp_path / "elsewhere"
-    agentrl.train(run_dir=str(straight), steps=3, checkpoint_url=url, **SETTINGS)
+    world = tmp_path / "world.py"
+    world.write_text(WORLD)
+    agentrl.train(f"{world}:Dense", run_dir=str(straight), steps=3, checkpoint_url=url, **SETTINGS)
     storage = Storage(url, "checkpoint_url")
     assert storage.steps() == [2, 3]
     (tmp_path / "bucket" / "step-000003.json").unlink()  # as if the last upload had not ended
     shutil.move(straight, tmp_path / "lost")
     agentrl.train(resume=url, run_dir=str(elsewhere))
     assert rows(elsewhere) == rows(tmp_path / "lost")
+    assert rows(elsewhere)[-1]["grad_norm"] > 0, "nothing was learned, so nothing was compared"
     first, second = (
         load_file(run / "checkpoints/step-000003/model.safetensors") for run in (tmp_path / "lost", elsewhere)
     )
@@ -130,7 +134,7 @@ def test_a_storage_that_hangs_ends_no_run(run: Path, url: str, monkeypatch: pyte
 )
 def test_a_wrong_url_is_refused_by_name_before_anything_is_trained(wrong: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="checkpoint_url=.*(" + message + ")"):
-        agentrl.train(run_dir=str(tmp_path / "run"), steps=1, checkpoint_url=wrong, **SETTINGS)
+        agentrl.train("calculator", run_dir=str(tmp_path / "run"), steps=1, checkpoint_url=wrong, **SETTINGS)
     assert not (tmp_path / "run").exists()
 
 

@@ -80,6 +80,7 @@ def test_a_turn_of_a_branch_is_replayed_on_its_own_path_to_the_branchs_end_and_r
     (tmp_path / "world.py").write_text(LETTERS)
     forking = {"rollout.branch": "every", "rollout.branch.continuations": 1, "steps": 1, "rollout.turn_tokens": 8}
     forking |= {"rollout.groups_per_step": 1, "rollout.group_size": 2, "warm_start.steps": 20, "warm_start.demos": 16}
+    forking["warm_start.batch"] = 8
     run = tmp_path / "run"
     train(env=f"{tmp_path / 'world.py'}:Letters", **{**SMALL, **forking}, run_dir=str(run))
     with Store(run / "sessions.db", read_only=True) as store:
@@ -103,6 +104,7 @@ def test_a_turn_of_a_branch_is_replayed_on_its_own_path_to_the_branchs_end_and_r
 @pytest.mark.slow
 def test_weights_after_a_warm_start_are_trained_again_from_its_checkpoint(tmp_path: Path) -> None:
     settings = {**SMALL, "checkpoint_every": 9, "steps": 2, "warm_start.steps": 3}
+    settings |= {"warm_start.demos": 16, "warm_start.batch": 4}
     train(env="calculator", **settings, run_dir=str(tmp_path / "run"))
     session, turn, _ = next(each for each in turns(tmp_path / "run") if each[2] == 4)
     result = play(tmp_path / "run", session, turn)

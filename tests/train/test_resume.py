@@ -17,35 +17,28 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import agentrl
+from agentrl.rollout.groups import TRAIN
 from agentrl.rollout.outcomes import TRAINED
 from agentrl.sessions.store import Store
 from agentrl.train import ledger
 from benchmarks.soak import ours
 
-SETTINGS = [
-    "env=calculator",
-    "env.max_steps=2",
-    "warm_start.steps=40",
-    "warm_start.demos=64",
-    "rollout.groups_per_step=4",
-    "rollout.group_size=4",
-    "eval.tasks=8",
-    "algo.lr=1e-3",
-    "checkpoint_every=1",
-    "keep_checkpoints=1",
-    "steps=4",
-    "seed=3",
-]
+SETTINGS: dict[str, Any] = {
+    **{"env": "calculator", "env.max_steps": 2, "warm_start.steps": 40, "warm_start.demos": 64, "warm_start.batch": 8},
+    **{"rollout.groups_per_step": 4, "rollout.group_size": 4, "eval.tasks": 2, "algo.lr": 1e-3, "seed": 3},
+    **{"checkpoint_every": 1, "keep_checkpoints": 1, "steps": 4},
+}
+
+
+def words(settings: dict[str, Any]) -> list[str]:
+    """Settings as a command has them."""
+    return [f"{key}={value}" for key, value in settings.items()]
 
 
 def start(*words: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "agentrl.cli", "train", *words]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
-def finish(process: subprocess.Popen[bytes]) -> None:
-    _, errors = process.communicate(timeout=400)
-    assert process.returncode == 0, errors.decode()
 
 
 def end(process: subprocess.Popen[bytes], number: signal.Signals, far_enough: Callable[[], bool]) -> None:
@@ -60,12 +53,12 @@ def end(process: subprocess.Popen[bytes], number: signal.Signals, far_enough: Ca
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """The folder of a whole run by an algorithm and `engine.process`, made once."""
+    """The folder of a whole run by an algorithm and `engine.process`, made once, in this process."""
 
     @cache
     def run(algo: str, process: str) -> Path:
         path = tmp_path_factory.mktemp("straight") / algo
-        finish(start(*SETTINGS, f"algo={algo}", f"engine.process={process}", f"run_dir={path}"))
+        agentrl.train(**SETTINGS, algo=algo, **{"engine.process": process, "run_dir": str(path)})
         return path
 
     return run
@@ -95,18 +88,18 @@ def test_four_steps_straight_equal_two_a_kill_and_two_more_to_the_last_bit(
 ) -> None:
     """SIGKILL leaves the newest checkpoint; SIGTERM has the run save one where none is due.
 
-    The run that gets SIGTERM has its engine in a process of its own; resumed, it gets SIGINT as well.
+    The run that gets SIGTERM has its engine in a process of its own; resumed, it gets SIGINT as well. What is killed is
+    the command line's process; the run that is not, and the last resumption, are this process's.
     """
     whole, killed = straight(algo, process), tmp_path / "killed"
-    settings = [*SETTINGS, f"algo={algo}", f"engine.process={process}"]
+    settings = SETTINGS | {"algo": algo, "engine.process": process, "run_dir": killed}
 
     def far_enough() -> bool:
         if number is signal.SIGKILL:
             return (killed / "checkpoints" / "step-000002").is_dir()
         return (killed / "metrics.jsonl").exists() and b"\n" in (killed / "metrics.jsonl").read_bytes()
 
-    often = "checkpoint_every=1" if number is signal.SIGKILL else "checkpoint_every=1000"
-    victim = start(*(often if word.startswith("checkpoint_every") else word for word in settings), f"run_dir={killed}")
+    victim = start(*words(settings | {"checkpoint_every": 1 if number is signal.SIGKILL else 1000}))
     end(victim, number, far_enough)
     assert victim.returncode == (-signal.SIGKILL if number is signal.SIGKILL else 128 + signal.SIGTERM)
     assert not (killed / "checkpoints" / "step-000004").exists(), "killed too late to prove anything"
@@ -121,7 +114,7 @@ def test_four_steps_straight_equal_two_a_kill_and_two_more_to_the_last_bit(
         assert again.returncode == 128 + signal.SIGINT
         assert left_after_seconds(killed) == []
     shutil.rmtree(killed / "model")  # then engines and exports need another folder, and checkpoints are pruned
-    finish(start(f"resume={killed}"))
+    agentrl.train(resume=str(killed))
 
     assert rows(killed) == rows(whole)
     assert ledger.read(killed) == ledger.read(whole)
@@ -133,24 +126,25 @@ def test_four_steps_straight_equal_two_a_kill_and_two_more_to_the_last_bit(
     with Store(whole / "sessions.db") as a, Store(killed / "sessions.db") as b:
         assert a.ids() == b.ids()
         assert all(a.load(i).nodes == b.load(i).nodes for i in a.ids())
+        turns = [sum(node.sampled for node in session.nodes) for session in a.sessions(phase=TRAIN)]
+    assert max(turns) > 1, "no session has called its tool"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_along_the_history_of_a_killed_asynchronous_run_each_group_is_trained_once(tmp_path: Path) -> None:
-    few = {"warm_start.steps=": 2, "eval.tasks=": 2, "steps=": 7, "rollout.groups_per_step=": 2, "checkpoint_every=": 3}
-    settings = [next((f"{key}{few[key]}" for key in few if word.startswith(key)), word) for word in SETTINGS]
-    settings = [*settings, "rollout.staleness=2", "rollout.order=ready", "weights.mode=abort"]
     path = tmp_path / "run"
+    settings = SETTINGS | {"warm_start.steps": 2, "steps": 7, "rollout.groups_per_step": 2, "checkpoint_every": 3}
+    settings |= {"rollout.staleness": 2, "rollout.order": "ready", "weights.mode": "abort", "run_dir": path}
 
     def beyond_its_checkpoint() -> bool:
         lines = (path / "metrics.jsonl").read_bytes().count(b"\n") if (path / "metrics.jsonl").exists() else 0
         return lines >= 4 and lines % 3 > 0
 
-    victim = start(*settings, f"run_dir={path}")
+    victim = start(*words(settings))
     end(victim, signal.SIGKILL, beyond_its_checkpoint)
     assert list(ledger.faults(path)) == []
-    finish(start(f"resume={path}"))
+    agentrl.train(resume=str(path))
     assert list(ledger.faults(path)) == []
     trained = [entry for entry in ledger.read(path) if entry.outcome.outcome == TRAINED]
     assert [entry.step for entry in trained] == [step for step in range(1, 8) for _ in range(2)]
