@@ -5,6 +5,10 @@ and reward workers, or replaces one. So the first start begins a process (`pytho
 loads the module of each role once and then forks: first the guard (`guard`), and from it the worker, which have its
 memory as long as neither writes to it. It ends with its owner; what it has forked does not depend on it.
 
+A trainer's rank is forked without a guard, since its trainer watches it itself and looks at its own process
+(`agentrl.train.backends.ranks.group`). Modules that change others for good (Megatron's on a CPU) are loaded by a
+process apart, which forks nothing else.
+
 It has one thread, computes nothing and touches no device, so that its copies may do all of that; modules of other
 people's roles, which might start threads, are left to the worker. What libraries read from the environment when they
 are loaded can't be changed later: where that differs (`suits`), the worker is a new Python, as it is on other systems
@@ -43,30 +47,45 @@ from agentrl.errors import EngineError
 ROOT = str(Path(__file__).parents[2])
 READ_AT_LOAD = (
     *("PYTHON", "LD_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "MALLOC_", "TORCH", "PYTORCH", "ATEN_"),
-    *("HF_", "TRANSFORMERS_", "TOKENIZERS_", "RUST_", "AGENTRL_"),
+    *("HF_", "TRANSFORMERS_", "TOKENIZERS_", "RUST_", "AGENTRL_", "XDG_"),
 )
 """Beginnings of the names of variables that Python and libraries read when they are loaded."""
 _PR_SET_NAME = 15
-_FILES = 4
+_FILES = 5
 _LENGTH = struct.Struct("!I")
+_STATUS = struct.Struct("!h")
 
 
 @dataclass(frozen=True)
 class Start:
-    """A worker: what it is called, the modules to load first, its environment, and its working directory."""
+    """A process that is to be forked.
+
+    Attributes:
+        name: what it is called.
+        modules: to load first.
+        environment: the whole of it.
+        folder: its working directory.
+        main: the import path of what it calls with its descriptor.
+        guarded: whether it runs behind a guard, which leads its group and ends it with its owner; else it leads the
+            group itself, and its owner has to.
+        apart: the name of the process that forks it; "" is the one for all whose modules leave others as they are.
+    """
 
     name: str
     modules: list[str]
     environment: dict[str, str]
     folder: str
+    main: str = "agentrl.cluster.worker:main"
+    guarded: bool = True
+    apart: str = ""
 
 
 class Forked:
-    """A guard that was forked, with as much of `subprocess.Popen` as a server needs.
+    """A guard or a rank that was forked, with as much of `subprocess.Popen` as their owners need.
 
     Attributes:
-        stdin: what it holds on to: when this is closed, it ends its group.
-        returncode: how it ended; None while that is not known.
+        stdin: what it holds on to: when this is closed, a guard ends its group.
+        returncode: how it ended, a negative number by a signal; None while that is not known.
     """
 
     def __init__(self, stdin: int, status: int) -> None:
@@ -89,8 +108,8 @@ class Forked:
         """How it ended; None while it runs."""
         with self._reading:
             if self._status is not None and select.select([self._status], [], [], 0)[0]:
-                said = os.read(self._status, 1)  # nothing where it was killed
-                self.returncode = said[0] if said else -signal.SIGKILL
+                said = os.read(self._status, _STATUS.size)  # nothing where it was killed
+                self.returncode = _STATUS.unpack(said)[0] if said else -signal.SIGKILL
                 os.close(self._status)
                 self._status = None
         return self.returncode
@@ -142,16 +161,11 @@ class Prefork:
         """Whether a worker with that environment may be forked here."""
         return _at_load(environment) == _at_load(self.environment)
 
-    def start(self, start: Start, output: int, descriptor: int) -> Forked:
-        """Have a worker forked; returns before it is.
-
-        Args:
-            start: what it is.
-            output: the descriptor that it writes to.
-            descriptor: its end of a pair of sockets.
+    def start(self, start: Start, output: int, errors: int, descriptor: int) -> Forked:
+        """Have a process forked (see the function); returns before it is.
 
         Raises:
-            OSError: the process has ended.
+            OSError: the process that forks has ended, or a descriptor is not open.
         """
         held, stdin = os.pipe()
         status, told = os.pipe()
@@ -159,8 +173,8 @@ class Prefork:
         message = json.dumps(start.__dict__).encode()
         try:
             with self._sending:
+                socket.send_fds(self._socket, [_LENGTH.pack(len(message))], [held, output, errors, told, descriptor])
                 self._waiting.append(forked)
-                socket.send_fds(self._socket, [_LENGTH.pack(len(message))], [held, output, told, descriptor])
                 self._socket.sendall(message)
         finally:
             os.close(held)
@@ -179,29 +193,33 @@ class Prefork:
                 forked.started.set_exception(EngineError("the process that starts workers has ended"))
 
 
-_prefork: Prefork | None = None
+_preforks: dict[str, Prefork] = {}
 _creating = threading.Lock()
 
 
-def start(start: Start, output: int, descriptor: int, started: Callable[[int], object]) -> Forked | None:
-    """Fork a worker (`agentrl.cluster.worker`); None where it has to be a new Python.
+def start(
+    start: Start, output: int, errors: int, descriptor: int, started: Callable[[int], object] = lambda _: None
+) -> Forked | None:
+    """Fork a worker, or a rank; None where it has to be a new Python.
 
     Args:
         start: what it is; its environment is whole.
         output: the descriptor that it writes to.
+        errors: the same for errors.
         descriptor: its end of a pair of sockets.
         started: called with its process group, from another thread, once it has been forked.
     """
-    global _prefork
     if sys.platform != "linux" or cores.VARIABLE not in start.environment:
         return None
     with _creating:
-        if _prefork is None or _prefork.owner != os.getpid() or not _prefork.alive:
-            _prefork = Prefork({**start.environment, cores.VARIABLE: "1"})  # a BLAS would start threads when loaded
-        if not _prefork.suits(start.environment):
+        prefork = _preforks.get(start.apart)
+        if prefork is None or prefork.owner != os.getpid() or not prefork.alive:
+            prefork = Prefork({**start.environment, cores.VARIABLE: "1"})  # a BLAS would start threads when loaded
+            _preforks[start.apart] = prefork
+        if not prefork.suits(start.environment):
             return None
         try:
-            forked = _prefork.start(start, output, descriptor)
+            forked = prefork.start(start, output, errors, descriptor)
         except OSError:
             return None
     forked.started.add_done_callback(lambda done: None if done.exception() else started(done.result()))
@@ -222,28 +240,52 @@ def _at_load(environment: Mapping[str, str]) -> dict[str, str]:
 def main(descriptor: int) -> int:
     """Fork what is asked for, until the owner has gone; returns the exit status."""
     control = socket.socket(fileno=descriptor)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for guards: their owner hears of their end
+    ended, ending = os.pipe()
+    os.set_blocking(ending, False)
+    signal.set_wakeup_fd(ending, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _named("agentrl prefork")
     importlib.import_module("agentrl.cluster.worker")
-    while head := _head(control):
+    ends: dict[int, int] = {}
+    while head := _next(control, ended, ends):
         (length,), files = _LENGTH.unpack(head[0]), head[1]
         start = Start(**json.loads(_exactly(control, length)))
         _load(start.modules)
         leads, leading = os.pipe()
         pid = os.fork()
         if not pid:
-            control.close()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
-            os.close(leads)
-            os.close(leading)
-            os._exit(_guard(start, files))
-        for file in (*files, leading):
+            control.close()
+            for file in (leads, leading, ended, ending, *ends.values()):
+                os.close(file)
+            os._exit(_guard(start, files) if start.guarded else _rank(start, files))
+        held, output, errors, told, theirs = files
+        for file in (held, output, errors, theirs, leading):
             os.close(file)
+        if start.guarded:  # it tells its own end
+            os.close(told)
+        else:
+            ends[pid] = told
         os.read(leads, 1)  # until it leads its group, which may be killed from then on
         os.close(leads)
         control.sendall(_LENGTH.pack(pid))
     return 0
+
+
+def _next(control: socket.socket, ended: int, ends: dict[int, int]) -> tuple[bytes, list[int]] | None:
+    """The next message's head (see `_head`); what `ended` announces meanwhile is told, as `ends` says where."""
+    while control.fileno() not in select.select([control.fileno(), ended], [], [])[0]:
+        os.read(ended, 4096)
+        with contextlib.suppress(ChildProcessError):
+            while (done := os.waitpid(-1, os.WNOHANG))[0]:
+                if (told := ends.pop(done[0], None)) is not None:
+                    with contextlib.suppress(OSError):  # nobody wants to know any more
+                        os.write(told, _STATUS.pack(os.waitstatus_to_exitcode(done[1])))
+                    os.close(told)
+    return _head(control)
 
 
 def _load(modules: list[str]) -> None:
@@ -259,13 +301,9 @@ def _load(modules: list[str]) -> None:
 
 def _guard(start: Start, files: list[int]) -> int:
     """The guard's process, which forks the worker and watches it; returns its exit status."""
-    held, output, told, descriptor = files
+    *streams, told, descriptor = files
     _named("agentrl guard")
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for file, number in ((held, 0), (output, 1), (output, 2)):
-        os.dup2(file, number)
-    for file in (held, output):
-        os.close(file)
+    _become(streams)
     follow = guard.follower()
     pid = os.fork()
     if not pid:
@@ -273,8 +311,22 @@ def _guard(start: Start, files: list[int]) -> int:
         os._exit(_worker(start, descriptor, follow))
     os.close(descriptor)
     status = guard.watch(pid, lambda: _ended(pid))
-    os.write(told, bytes([status]))
+    os.write(told, _STATUS.pack(status))
     return status
+
+
+def _rank(start: Start, files: list[int]) -> int:
+    """The process of a rank; returns its exit status."""
+    *streams, _, descriptor = files  # one stays open as long as it runs, also where nobody is left to tell its end
+    _become(streams)
+    return _worker(start, descriptor, lambda: None)
+
+
+def _become(streams: list[int]) -> None:
+    """Make those descriptors standard input, output and errors."""
+    for number, file in enumerate(streams):
+        os.dup2(file, number)
+        os.close(file)
 
 
 def _ended(pid: int) -> int | None:
@@ -293,10 +345,10 @@ def _worker(start: Start, descriptor: int, follow: Callable[[], None]) -> int:
         os.environ.update(start.environment)
         os.chdir(start.folder)
         _as_new(int(start.environment[cores.VARIABLE]))
-        from agentrl.cluster import worker
-
-        sys.argv = [worker.__file__, str(descriptor)]
-        status = worker.main(descriptor)
+        module, _, function = start.main.partition(":")
+        program = importlib.import_module(module)
+        sys.argv = [str(program.__file__), str(descriptor)]
+        status = getattr(program, function)(descriptor) or 0
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:

@@ -99,7 +99,8 @@ class Server:
         try:
             with open(log, "ab") as sink:
                 start = prefork.Start(f"agentrl {kind}", list(modules or ()), whole, folder or os.getcwd())
-                forked = prefork.start(start, sink.fileno(), descriptors[0], register) if modules is not None else None
+                output = sink.fileno()
+                forked = None if modules is None else prefork.start(start, output, output, descriptors[0], register)
                 self._process = forked or subprocess.Popen(
                     [sys.executable, guard.__file__, *command],
                     stdin=subprocess.PIPE,
