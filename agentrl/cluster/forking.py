@@ -25,7 +25,7 @@ from agentrl.cluster import guard
 
 READ_AT_LOAD = (
     *("PYTHON", "LD_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "MALLOC_", "TORCH", "PYTORCH", "ATEN_"),
-    *("HF_", "TRANSFORMERS_", "TOKENIZERS_", "RUST_", "AGENTRL_"),
+    *("HF_", "TRANSFORMERS_", "TOKENIZERS_", "RUST_", "AGENTRL_", "XDG_"),
 )
 """Beginnings of the names of variables that Python and libraries read when they are loaded."""
 READ_LATER = (cores.VARIABLE, "PYTHONUNBUFFERED", "PYTHONBREAKPOINT", "TORCHINDUCTOR_CACHE_DIR")
@@ -33,18 +33,33 @@ READ_LATER = (cores.VARIABLE, "PYTHONUNBUFFERED", "PYTHONBREAKPOINT", "TORCHINDU
 ALONE_SECONDS = 10.0
 """How long a shared process stays without an owner: a role that is replaced leaves a moment without one."""
 _PR_SET_NAME = 15
-_FILES = 4
+_FILES = 5
 LENGTH = struct.Struct("!I")
+STATUS = struct.Struct("!h")
 
 
 @dataclass(frozen=True)
 class Start:
-    """A worker: what it is called, the modules to load first, its environment, and its working directory."""
+    """A process that is to be forked.
+
+    Attributes:
+        name: what it is called.
+        modules: to load first.
+        environment: the whole of it.
+        folder: its working directory.
+        main: the import path of what it calls with its descriptor.
+        guarded: whether it runs behind a guard, which leads its group and ends it with its owner; else it leads the
+            group itself, and its owner has to.
+        apart: the name of the process that forks it; "" is the one for all whose modules leave others as they are.
+    """
 
     name: str
     modules: list[str]
     environment: dict[str, str]
     folder: str
+    main: str = "agentrl.cluster.worker:main"
+    guarded: bool = True
+    apart: str = ""
 
 
 def at_load(environment: Mapping[str, str]) -> dict[str, str]:
@@ -72,22 +87,62 @@ def main(where: str) -> int:
             return 0  # who starts it may end before others that it serves
     else:
         connections.append(socket.socket(fileno=int(where)))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for guards: their owner hears of their end
+    ends = Ends()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _named("agentrl prefork")
     importlib.import_module("agentrl.cluster.worker")
     while listener or connections:
         known = [*connections, *([listener] if listener else [])]
-        ready, _, _ = select.select(known, [], [], None if connections else ALONE_SECONDS)
+        waited_for: list[Any] = [*known, ends.seen]
+        patience = None if connections else ALONE_SECONDS
+        ready = select.select(waited_for, [], [], patience)[0]
         if not ready:
             break
-        for connection in ready:
-            if connection is listener:
-                connections += _accepted(listener)
-            elif not _serve(connection, known):
+        if ends.seen in ready:
+            ends.tell()
+        if listener in ready and listener is not None:
+            connections += _accepted(listener)
+        for connection in [one for one in connections if one in ready]:
+            if not _serve(connection, known, ends):
                 connections.remove(connection)
                 connection.close()
     return 0
+
+
+class Ends:
+    """How processes ended that no guard watches: told to whoever has asked for them.
+
+    Attributes:
+        seen: a descriptor that can be read when some have ended.
+    """
+
+    def __init__(self) -> None:
+        self.seen, self._seeing = os.pipe()
+        os.set_blocking(self._seeing, False)
+        signal.set_wakeup_fd(self._seeing, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._told: dict[int, int] = {}
+
+    def expect(self, pid: int, told: int) -> None:
+        """A child whose end is to be written to a descriptor."""
+        self._told[pid] = told
+
+    def tell(self) -> None:
+        """Take note of all that have ended."""
+        os.read(self.seen, 4096)
+        with contextlib.suppress(ChildProcessError):
+            while (done := os.waitpid(-1, os.WNOHANG))[0]:
+                if (told := self._told.pop(done[0], None)) is not None:
+                    with contextlib.suppress(OSError):  # nobody wants to know any more
+                        os.write(told, STATUS.pack(os.waitstatus_to_exitcode(done[1])))
+                    os.close(told)
+
+    def leave(self) -> None:
+        """In a copy of this process."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for file in (self.seen, self._seeing, *self._told.values()):
+            os.close(file)
 
 
 def _accepted(listener: socket.socket) -> list[socket.socket]:
@@ -100,8 +155,8 @@ def _accepted(listener: socket.socket) -> list[socket.socket]:
     return [connection]
 
 
-def _serve(connection: socket.socket, known: list[socket.socket]) -> bool:
-    """Fork one worker; False where the other end has gone."""
+def _serve(connection: socket.socket, known: list[socket.socket], ends: Ends) -> bool:
+    """Fork one process; False where the other end has gone."""
     try:
         head, files, _, _ = socket.recv_fds(connection, LENGTH.size, _FILES)
         if not head:
@@ -113,14 +168,20 @@ def _serve(connection: socket.socket, known: list[socket.socket]) -> bool:
     leads, leading = os.pipe()
     pid = os.fork()
     if not pid:
+        os.setsid()
+        ends.leave()
         for one in known:
             one.close()
-        os.setsid()
         os.close(leads)
         os.close(leading)
-        os._exit(_guard(start, files))
-    for file in (*files, leading):
+        os._exit(_guard(start, files) if start.guarded else _alone(start, files))
+    *others, told, descriptor = files
+    for file in (*others, descriptor, leading):
         os.close(file)
+    if start.guarded:  # it tells its own end
+        os.close(told)
+    else:
+        ends.expect(pid, told)
     os.read(leads, 1)  # until it leads its group, which may be killed from then on
     os.close(leads)
     with contextlib.suppress(OSError):
@@ -141,22 +202,32 @@ def _load(modules: list[str]) -> None:
 
 def _guard(start: Start, files: list[int]) -> int:
     """The guard's process, which forks the worker and watches it; returns its exit status."""
-    held, output, told, descriptor = files
+    *streams, told, descriptor = files
     _named("agentrl guard")
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for file, number in ((held, 0), (output, 1), (output, 2)):
-        os.dup2(file, number)
-    for file in (held, output):
-        os.close(file)
+    _become(streams)
     follow = guard.follower()
     pid = os.fork()
     if not pid:
         os.close(told)
-        os._exit(_worker(start, descriptor, follow))
+        os._exit(_run(start, descriptor, follow))
     os.close(descriptor)
     status = guard.watch(pid, lambda: _ended(pid))
-    os.write(told, bytes([status]))
+    os.write(told, STATUS.pack(status))
     return status
+
+
+def _alone(start: Start, files: list[int]) -> int:
+    """A process without a guard; returns its exit status."""
+    *streams, _told, descriptor = files  # one stays open as long as it runs, also where nobody is left to tell its end
+    _become(streams)
+    return _run(start, descriptor, lambda: None)
+
+
+def _become(streams: list[int]) -> None:
+    """Make those descriptors standard input, output and errors."""
+    for number, file in enumerate(streams):
+        os.dup2(file, number)
+        os.close(file)
 
 
 def _ended(pid: int) -> int | None:
@@ -164,8 +235,8 @@ def _ended(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if done else None
 
 
-def _worker(start: Start, descriptor: int, follow: Callable[[], None]) -> int:
-    """The worker's process, brought to where a new Python would be; returns its exit status."""
+def _run(start: Start, descriptor: int, follow: Callable[[], None]) -> int:
+    """The process that was asked for, brought to where a new Python would be; returns its exit status."""
     try:
         follow()
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -175,10 +246,10 @@ def _worker(start: Start, descriptor: int, follow: Callable[[], None]) -> int:
         os.environ.update(start.environment)
         os.chdir(start.folder)
         _as_new(int(start.environment[cores.VARIABLE]))
-        from agentrl.cluster import worker
-
-        sys.argv = [worker.__file__, str(descriptor)]
-        status = worker.main(descriptor)
+        module, _, function = start.main.partition(":")
+        program = importlib.import_module(module)
+        sys.argv = [str(program.__file__), str(descriptor)]
+        status = getattr(program, function)(descriptor) or 0
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:

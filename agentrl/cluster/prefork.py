@@ -8,6 +8,10 @@ memory as long as neither writes to it. It ends with its owner; what it has fork
 On a node of Ray's, where each role has a starter of its own, those of a run share one by a name, and it ends when none
 of them is left.
 
+A trainer's rank is forked without a guard, since its trainer watches it itself and looks at its own process
+(`agentrl.train.backends.ranks.group`). Modules that change others for good (Megatron's on a CPU) are loaded by a
+process apart, which forks nothing else.
+
 It has one thread, computes nothing and touches no device, so that its copies may do all of that; modules of other
 people's roles, which might start threads, are left to the worker. What libraries read from the environment when they
 are loaded can't be changed later: where that differs (`suits`), the worker is a new Python, as it is on other systems
@@ -34,7 +38,7 @@ from typing import IO
 
 from agentrl import cores
 from agentrl.cluster import forking
-from agentrl.cluster.forking import LENGTH, Start, at_load, exactly, received, send, user_of
+from agentrl.cluster.forking import LENGTH, STATUS, Start, at_load, exactly, received, send, user_of
 from agentrl.errors import EngineError
 
 ROOT = str(Path(__file__).parents[2])
@@ -43,11 +47,11 @@ START_SECONDS = 60.0
 
 
 class Forked:
-    """A guard that was forked, with as much of `subprocess.Popen` as a server needs.
+    """A guard or a rank that was forked, with as much of `subprocess.Popen` as their owners need.
 
     Attributes:
-        stdin: what it holds on to: when this is closed, it ends its group.
-        returncode: how it ended; None while that is not known.
+        stdin: what it holds on to: when this is closed, a guard ends its group.
+        returncode: how it ended, a negative number by a signal; None while that is not known.
     """
 
     def __init__(self, stdin: int, status: int) -> None:
@@ -70,8 +74,8 @@ class Forked:
         """How it ended; None while it runs."""
         with self._reading:
             if self._status is not None and select.select([self._status], [], [], 0)[0]:
-                said = os.read(self._status, 1)  # nothing where it was killed
-                self.returncode = said[0] if said else -signal.SIGKILL
+                said = os.read(self._status, STATUS.size)  # nothing where it was killed
+                self.returncode = STATUS.unpack(said)[0] if said else -signal.SIGKILL
                 os.close(self._status)
                 self._status = None
         return self.returncode
@@ -128,16 +132,11 @@ class Prefork:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
-    def start(self, start: Start, output: int, descriptor: int) -> Forked:
-        """Have a worker forked; returns before it is.
-
-        Args:
-            start: what it is.
-            output: the descriptor that it writes to.
-            descriptor: its end of a pair of sockets.
+    def start(self, start: Start, output: int, errors: int, descriptor: int) -> Forked:
+        """Have a process forked (see the function); returns before it is.
 
         Raises:
-            OSError: the process has ended.
+            OSError: the process that forks has ended, or a descriptor is not open.
         """
         held, stdin = os.pipe()
         status, told = os.pipe()
@@ -145,7 +144,7 @@ class Prefork:
         try:
             with self._sending:
                 self._waiting.append(forked)
-                send(self._socket, start.__dict__, [held, output, told, descriptor])
+                send(self._socket, start.__dict__, [held, output, errors, told, descriptor])
         finally:
             os.close(held)
             os.close(told)
@@ -196,19 +195,25 @@ def _begun(name: str, environment: Mapping[str, str]) -> socket.socket:
     return connection
 
 
-_own: dict[str | None, Prefork] = {}
+_own: dict[tuple[str | None, str], Prefork] = {}
 _did_not_suit: dict[str, str] = {}
 _creating = threading.Lock()
 
 
 def start(
-    start: Start, output: int, descriptor: int, started: Callable[[int], object], name: str | None = None
+    start: Start,
+    output: int,
+    errors: int,
+    descriptor: int,
+    started: Callable[[int], object] = lambda _: None,
+    name: str | None = None,
 ) -> Forked | None:
-    """Fork a worker (`agentrl.cluster.worker`); None where it has to be a new Python.
+    """Fork a worker, or a rank; None where it has to be a new Python.
 
     Args:
         start: what it is; its environment is whole.
         output: the descriptor that it writes to.
+        errors: the same for errors.
         descriptor: its end of a pair of sockets.
         started: called with its process group, from another thread, once it has been forked.
         name: of a process that is shared on this machine; None is one of this process's own.
@@ -217,8 +222,8 @@ def start(
         return None
     try:
         with _creating:
-            prefork = _suiting(start.environment, name)
-            forked = prefork.start(start, output, descriptor) if prefork is not None else None
+            prefork = _suiting(start, name)
+            forked = prefork.start(start, output, errors, descriptor) if prefork is not None else None
     except (OSError, subprocess.TimeoutExpired):
         return None
     if forked is not None:
@@ -226,10 +231,11 @@ def start(
     return forked
 
 
-def _suiting(environment: Mapping[str, str], name: str | None) -> Prefork | None:
-    """The process that may fork a worker of that environment; it is started where there is none."""
+def _suiting(start: Start, name: str | None) -> Prefork | None:
+    """The process that may fork it; it is begun where there is none."""
     global _did_not_suit
-    prefork = _own.get(name)
+    key, environment = (name, start.apart), start.environment
+    prefork = _own.get(key)
     if prefork is not None and (prefork.owner != os.getpid() or not prefork.alive):
         prefork = None
     if prefork is not None and not prefork.suits(environment) and name is None:
@@ -238,5 +244,5 @@ def _suiting(environment: Mapping[str, str], name: str | None) -> Prefork | None
             prefork.close()
             prefork = None
     if prefork is None:
-        prefork = _own[name] = Prefork(environment, name)
+        prefork = _own[key] = Prefork(environment, name and f"{name}{start.apart}")
     return prefork if prefork.suits(environment) else None

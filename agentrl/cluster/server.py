@@ -103,7 +103,8 @@ class Server:
                 forked = None
                 if modules is not None:
                     start = forking.Start(f"agentrl {kind}", list(modules), whole, folder or os.getcwd())
-                    forked = prefork.start(start, sink.fileno(), descriptors[0], register, prefork_name)
+                    output = sink.fileno()
+                    forked = prefork.start(start, output, output, descriptors[0], register, prefork_name)
                 self._process = forked or subprocess.Popen(
                     [sys.executable, guard.__file__, *command],
                     stdin=subprocess.PIPE,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
+from agentrl import cores
 from agentrl.cluster import Role, Worker, prefork
+from agentrl.cluster.forking import Start
 from agentrl.cluster.local import LocalCluster
 from tests.cluster.test_server import until
 
@@ -64,10 +68,59 @@ def test_forked_workers_draw_different_random_numbers(cluster: LocalCluster) -> 
 
 def test_what_forks_has_one_thread_after_all_that_roles_load(cluster: LocalCluster) -> None:
     """A lock that another thread holds at a fork is never released in the copy."""
-    loads = ("agentrl.rollout.engines.engine_role", "agentrl.train.backends.torch", "agentrl.train.session_worker")
+    loads = ("agentrl.rollout.engines.engine_role", "agentrl.train.backends.fsdp.rank", "agentrl.train.session_worker")
     worker = started(cluster, loads=loads)
     assert forked(worker)
     assert psutil.Process(worker.process.server.pid).parent().num_threads() == 1  # type: ignore[attr-defined]
+
+
+APART = "ranks of these tests"
+
+
+class Rank:
+    """A process that was forked without a guard."""
+
+    def __init__(self, **environment: str) -> None:
+        self.socket, theirs = socket.socketpair()
+        whole = {**os.environ, cores.VARIABLE: "1", "OF_THIS_TEST": "a", **environment}
+        start = Start("rank", [], whole, os.getcwd(), "tests.cluster.roles:rank", guarded=False, apart=APART)
+        with theirs, open(os.devnull, "w") as output, open("/dev/full", "w") as errors:
+            found = prefork.start(start, output.fileno(), errors.fileno(), theirs.fileno())
+        assert found is not None
+        self.process = found
+        self.pid, self.leads, self.streams, self.variable = json.loads(self.socket.recv(1000))
+
+    def do(self, line: str) -> None:
+        self.socket.sendall(line.encode())
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [("pass", 0), ("sys.exit(3)", 3), ("os._exit(200)", 200), ("raise ValueError", 1)]
+    + [(f"os.kill(os.getpid(), {number})", -number) for number in (signal.SIGKILL, signal.SIGSEGV)],
+)
+def test_a_rank_leads_its_own_group_and_its_owner_hears_how_it_ended(line: str, status: int) -> None:
+    rank, other = Rank(), Rank(OF_THIS_TEST="b")
+    assert (rank.process.pid, rank.leads, other.variable) == (rank.pid, True, "b")
+    assert rank.streams == ["/dev/null", "/dev/null", "/dev/full"]
+    assert rank.process.poll() is None
+    rank.do(line)
+    assert rank.process.wait(100) == rank.process.poll() == status
+    assert other.process.poll() is None
+    other.do("pass")
+    assert other.process.wait(100) == 0
+
+
+def test_a_rank_outlives_what_forked_it_and_its_end_is_still_noticed() -> None:
+    first, second = Rank(), Rank()
+    psutil.Process(first.pid).parent().kill()
+    until(lambda: not prefork._own[None, APART].alive, "its end is not noticed")
+    assert first.process.poll() is None
+    os.killpg(first.pid, signal.SIGKILL)
+    assert first.process.wait(100) == -signal.SIGKILL
+    assert second.process.poll() is None
+    second.do("pass")
+    second.process.wait(100)
 
 
 def test_a_worker_ends_with_its_guard_and_what_forks_them_stays(cluster: LocalCluster) -> None:
@@ -84,7 +137,7 @@ def test_workers_outlive_what_forked_them_and_the_next_start_begins_another(clus
     assert forked(first)
     before = psutil.Process(first.process.server.pid).parent()  # type: ignore[attr-defined]
     before.kill()
-    until(lambda: not prefork._own[None].alive, "its end is not noticed")
+    until(lambda: not prefork._own[None, ""].alive, "its end is not noticed")
     assert first.run("process", timeout=60)
     second = started(cluster)
     assert forked(second)

@@ -49,6 +49,7 @@ class FsdpTrainer(RankTrainer):
             total_steps=total_steps,
             seed=seed,
             builder="agentrl.train.backends.fsdp.rank:FsdpBuilder",
+            loaded="agentrl.train.backends.fsdp.rank",
             count=ranks_of(self.config, gpus_of(self.config)),
             timeout=self.config.timeout,
         )

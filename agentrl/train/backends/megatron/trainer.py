@@ -63,6 +63,8 @@ class MegatronTrainer(RankTrainer):
             total_steps=total_steps,
             seed=seed,
             builder="agentrl.train.backends.megatron.builder:MegatronBuilder",
+            loaded="agentrl.train.backends.megatron.redirected",
+            apart=True,
             count=self.layout.ranks,
             timeout=self.config.timeout,
             layout=self.layout,

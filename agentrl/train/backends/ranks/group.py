@@ -4,6 +4,9 @@ A call goes to every rank and returns rank 0's answer once all have answered. A 
 ends all ranks, because the others wait for it in a collective; the error has its traceback. An `AgentRLError` of a rank
 (a `ConfigError`, say) is raised here as it is. A rank that does not run any more is found by its heartbeat, long before
 the timeout. When this process is killed, a keeper process ends the ranks.
+
+Ranks that compute on a CPU are forked from a process that has loaded their modules (`prefork`); they are in all else as
+new Pythons, which those on GPUs are, where a rank takes longer to wake its device than to load.
 """
 
 from __future__ import annotations
@@ -28,11 +31,14 @@ import torch
 from torch import Tensor
 
 from agentrl import cores, faults, processes, watchdog
+from agentrl.cluster import prefork
+from agentrl.cluster.forking import Start
 from agentrl.cluster.keeper import Keeper
 from agentrl.errors import AgentRLError, InfraError, TrainerError, TrainerTimeout
 from agentrl.train.backends.ranks.heartbeat import SECOND, SILENT, Watch
 from agentrl.train.backends.ranks.worker import Role, heartbeat_file
 
+WORKER = "agentrl.train.backends.ranks.worker"
 GRACE = 5.0
 """Seconds for other ranks to report once one has failed: often theirs is the cause."""
 
@@ -45,6 +51,8 @@ class Ranks:
         timeout: seconds that a call may take.
         threads: CPU threads of each rank; None leaves it to the environment.
         environment: variables of the ranks beside this process's.
+        loaded: the module that they load first, where they may be forked.
+        apart: whether that module changes others for good.
     """
 
     def __init__(
@@ -53,11 +61,15 @@ class Ranks:
         timeout: float,
         threads: int | None = None,
         environment: Mapping[str, str] | None = None,
+        *,
+        loaded: str | None = None,
+        apart: bool = False,
     ) -> None:
         self.timeout, self.threads = timeout, threads
         self._environment = dict(environment or {})
+        self._loaded, self._apart = loaded, apart
         self._folder = tempfile.TemporaryDirectory(prefix="agentrl-ranks-")
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes] | prefork.Forked] = []
         self._pipes: list[Connection] = []
         self._streaming = False
         self._keeper = Keeper(self._folder.name)
@@ -75,22 +87,28 @@ class Ranks:
 
     def _start(self) -> None:
         own, remote = Pipe()
-        command = [sys.executable, "-W", "ignore", "-m", "agentrl.train.backends.ranks.worker", str(remote.fileno())]
         root = str(Path(__file__).parents[4])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        self._processes.append(
-            subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                pass_fds=(remote.fileno(),),
-                env={**cores.environment(self.threads), "PYTHONPATH": path, **self._environment},
-            )
-        )
+        environment = {**cores.environment(self.threads), "PYTHONPATH": path, **self._environment}
+        self._processes.append(self._fork(environment, remote.fileno()) or _python(environment, remote.fileno()))
         remote.close()
         self._pipes.append(own)
         self._keeper.keep(self._processes[-1].pid)
         processes.register(self._processes[-1].pid, "trainer")
+
+    def _fork(self, environment: dict[str, str], descriptor: int) -> prefork.Forked | None:
+        """A forked rank; None where it has to be a new Python."""
+        if self._loaded is None:
+            return None
+        try:
+            folder = os.getcwd()
+        except OSError:  # it was removed
+            return None
+        apart = self._loaded if self._apart else ""
+        start = Start(
+            "agentrl trainer", [self._loaded], environment, folder, f"{WORKER}:main", guarded=False, apart=apart
+        )
+        return prefork.start(start, 1, 2, descriptor)
 
     @property
     def alive(self) -> bool:
@@ -239,6 +257,8 @@ class Ranks:
                 os.killpg(process.pid, signal.SIGKILL)  # with its forked writers of checkpoints
         for process in self._processes:
             process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
             processes.forget(process.pid)
         self._processes = []
         for pipe in self._pipes:  # now no thread is held up in sending
@@ -246,6 +266,17 @@ class Ranks:
         self._pipes = []
         self._folder.cleanup()
         self._keeper.close()
+
+
+def _python(environment: Mapping[str, str], descriptor: int) -> subprocess.Popen[bytes]:
+    """A rank as a new Python."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", WORKER, str(descriptor)],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=(descriptor,),
+        env=environment,
+    )
 
 
 def _send_all(pipes: Sequence[Connection], calls: Sequence[bytes], closed: list[int]) -> None:

@@ -39,6 +39,8 @@ class RankTrainer(RankComputing):
         total_steps: the first phase's length, for the schedule.
         seed: of the ranks' generators.
         builder: the import path of the ranks' `Builder`.
+        loaded: the module that ranks on CPUs load first.
+        apart: whether that module changes others for good.
         count: how many ranks there are.
         layout: of the model over them, as the builder needs it.
         timeout: seconds that a call to the ranks may take.
@@ -62,6 +64,8 @@ class RankTrainer(RankComputing):
         total_steps: int,
         seed: int,
         builder: str,
+        loaded: str,
+        apart: bool = False,
         count: int,
         timeout: float,
         layout: Any = None,
@@ -77,7 +81,8 @@ class RankTrainer(RankComputing):
         roles = [Role(rank, count, "", builder, layout, timeout, seed) for rank in range(count)]
         self.scratch: Path | None = None
         if cluster.current().name == "local":
-            self.ranks = Ranks(roles, timeout, self.threads, environment)
+            forked = None if on_gpus else loaded
+            self.ranks = Ranks(roles, timeout, self.threads, environment, loaded=forked, apart=apart)
         else:
             self.ranks = PlacedRanks(roles, timeout, self.threads, environment, gpu=on_gpus, together=together)
             self.scratch = cluster.current().logs

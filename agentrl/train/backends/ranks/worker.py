@@ -1,12 +1,12 @@
-"""The process of one rank: `python -m agentrl.train.backends.ranks.worker FD`.
+"""The process of one rank: `python -m agentrl.train.backends.ranks.worker FD`, or `main` in a process that was forked.
 
 It receives its `Role`, then calls: (method, arguments) in, ("done", answer) or ("failed", error, traceback) out,
 over the connection whose file descriptor it inherits. `build` builds its part of a model, and frees an earlier one. A
 method that yields sends ("item", …) for each value. When the connection closes, the process ends: a trainer that died
 leaves no processes.
 
-Subprocesses rather than forks or `multiprocessing`'s: Megatron's CPU redirection changes torch for good, and a spawned
-child would run the user's script again.
+Processes of their own rather than forks of this one or `multiprocessing`'s: Megatron's CPU redirection changes torch
+for good, and a spawned child would run the user's script again.
 """
 
 from __future__ import annotations

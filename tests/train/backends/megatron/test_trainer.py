@@ -104,7 +104,7 @@ def test_a_runs_ranks_try_the_architecture_in_their_layout_before_they_build_the
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("megatron.core")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(proof, "cache_folder", lambda: tmp_path / "cache" / "models")
     (tmp_path / "plugin.py").write_text(PLUGIN)
     tried: list[MegatronTrainer] = []
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cluster import keeper
 from agentrl.train.backends.ranks import heartbeat
 
 BEATING = """
@@ -25,12 +24,16 @@ time.sleep(600)
 """
 
 OWNER = """
-import subprocess, sys, time, os, signal
-keeper = subprocess.Popen([sys.executable, "-I", "-S", sys.argv[1], sys.argv[2]], stdin=subprocess.PIPE, bufsize=0)
-rank = subprocess.Popen(["sleep", "600"], start_new_session=True)
-keeper.stdin.write(f"+{rank.pid}\\n".encode())
+import os, signal, socket, sys, time
+from agentrl.cluster import forking, keeper, prefork
+ours, theirs = socket.socketpair()
+environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+start = forking.Start("rank", [], environment, os.getcwd(), "tests.cluster.roles:rank", guarded=False)
+rank = prefork.start(start, 1, 2, theirs.fileno())
+keeper.Keeper(sys.argv[1]).keep(rank.pid)
 os.kill(rank.pid, signal.SIGSTOP)
-print(rank.pid, flush=True)
+with open(f"/proc/{rank.pid}/stat") as stat:
+    print(rank.pid, stat.read().rpartition(")")[2].split()[1], flush=True)
 time.sleep(600)
 """
 
@@ -88,17 +91,17 @@ def test_an_engine_that_was_suspended_together_with_the_watcher_does_not_count_a
 def test_a_stopped_rank_and_its_folder_go_when_the_trainer_is_killed(tmp_path: Path) -> None:
     folder = tmp_path / "ranks"
     folder.mkdir()
-    command = [sys.executable, "-c", OWNER, keeper.__file__, str(folder)]
+    command = [sys.executable, "-c", OWNER, str(folder)]
     owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
-    rank = int(owner.stdout.readline())
+    rank, forking = map(int, owner.stdout.readline().split())
     try:
         time.sleep(1)
         assert not gone(rank)
         assert folder.exists()
         owner.kill()
         owner.communicate()
-        until(lambda: gone(rank) and not folder.exists())
+        until(lambda: gone(rank) and gone(forking) and not folder.exists())
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(rank, signal.SIGKILL)
