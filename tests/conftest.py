@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 from agentrl.cluster import forking, guard
-from tests.suite import memory, schedule, shared, stress, times
+from tests.suite import memory, pairs, schedule, shared, stress, times
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on two shared cores, spinning threads cost more than they give
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -34,10 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record", type=Path, metavar="FILE", help="keep outcomes and go on from them: tests/suite/stress.py"
     )
+    parser.addoption("--whole-matrices", action="store_true", help="every combination: tests/suite/pairs.py")
     parser.addoption("--stop-after", type=float, metavar="SECONDS", help="end a run of --record then")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    pairs.whole = config.getoption("--whole-matrices")
     workers, is_worker = config.getoption("numprocesses", None), hasattr(config, "workerinput")
     if workers and not is_worker:
         memory.install(config)

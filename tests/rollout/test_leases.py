@@ -32,6 +32,7 @@ from tests.rollout.caller import PATIENCE
 from tests.rollout.fleet.conftest import folder, local_fleet
 from tests.rollout.fleet.test_processes import started
 from tests.rollout.fleet.token_server import DEADLY
+from tests.suite.pairs import of, pairs
 
 __all__ = ["folder"]
 
@@ -40,6 +41,8 @@ PROMPT = [5, 6, 7, 8]
 TIMES = FleetConfig(probe_every=0.3, probe_timeout=10, stall_timeout=60, max_restarts=1000)
 KINDS = ["process", "server"]
 MODES = ["drain", "abort", "retract", "in_place"]
+PUBLICATIONS = pairs(test=["through", "between", "many"], mode=MODES, kind=KINDS)
+"""How weights are published to which kind of engine, in which of three tests."""
 
 
 @dataclass
@@ -118,7 +121,9 @@ async def called(fleet: Fleet) -> AsyncIterator[Worker]:
     access = EngineAccess(lambda: {MAIN: Policy(NullRenderer(), fleet)})
     async with Listener(access, "engines", "engines", "127.0.0.1", b"k" * 32) as address:
         arguments = address, fleet.capabilities
-        worker = cluster.current().spawn(Role("environments", "tests.rollout.caller:Caller", arguments))
+        worker = cluster.current().spawn(
+            Role("environments", "tests.rollout.caller:Caller", arguments, threads=1, loads=("tests.rollout.caller",))
+        )
         try:
             await worker.ready(PATIENCE)
             yield worker
@@ -306,8 +311,7 @@ async def test_an_engine_whose_caller_hangs_is_not_given_up(folder: Path) -> Non
 # ------------------------------------------------------------------------------------ weights and memory
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(*of(PUBLICATIONS, test="through"))
 async def test_turns_go_through_a_publication_and_each_token_knows_its_policy(
     folder: Path, mode: str, kind: str
 ) -> None:
@@ -361,8 +365,7 @@ async def test_where_the_fleet_is_closed_open_requests_fail(folder: Path) -> Non
 # ------------------------------------------------------------------------------------ between two turns
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(*of(PUBLICATIONS, test="between"))
 async def test_sessions_between_two_turns_are_of_the_new_version_after_a_publication(
     folder: Path, mode: str, kind: str
 ) -> None:
@@ -423,8 +426,7 @@ async def test_an_engine_that_is_added_takes_sessions_from_the_others_between_tw
         assert abs(first - second) <= 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(*of(PUBLICATIONS, test="many"))
 async def test_sessions_of_many_turns_go_through_one_publication_after_another(
     folder: Path, mode: str, kind: str
 ) -> None:

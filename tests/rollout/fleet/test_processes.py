@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from agentrl.cluster.server import Server, free_port
+from agentrl.cluster import Role
+from agentrl.cluster.local import LocalProcess
+from agentrl.cluster.server import free_port
 from agentrl.config import FleetConfig, WeightsConfig
 from agentrl.rollout.engines import make_engine
 from agentrl.rollout.engines.server_settings import ServerConfig
@@ -23,6 +24,7 @@ from agentrl.rollout.weights.snapshot import read_snapshot
 from tests.rollout.fleet.turns import PATIENCE, drawing, turns_under_way, until, until_ready
 
 pytestmark = pytest.mark.slow
+LOADS = ("agentrl.rollout.engines.engine_role", "tests.rollout.fleet.token_server")
 TIMES = FleetConfig(probe_every=0.3, probe_timeout=10, stall_timeout=10, max_restarts=1000)
 
 
@@ -30,8 +32,9 @@ def started(folder: Path) -> Any:
     """An engine on a server process of its own."""
     port = free_port()
     engine: Any = make_engine(ServerConfig(name="sglang", device="cpu", url=f"http://127.0.0.1:{port}"), folder)
-    command = [sys.executable, "-m", "tests.rollout.fleet.token_server", str(folder), str(port)]
-    engine.server = Server("token-server", command, {"OMP_NUM_THREADS": "1"})
+    role = Role("engine", "tests.rollout.fleet.token_server:TokenServer", (folder, port), threads=1, loads=LOADS)
+    engine.process = LocalProcess(role, None)
+    engine.server = engine.process.server
     return engine
 
 

@@ -1,7 +1,7 @@
 """A local engine behind SGLang's routes, in a process of its own: a server for fleets that starts in seconds.
 
-Run as `python -m tests.rollout.fleet.token_server FOLDER PORT`. It speaks as much of SGLang's HTTP as `SGLangEngine`
-and a disk publication use.
+Run as `python -m tests.rollout.fleet.token_server FOLDER PORT`, or as a role, which starts in a moment. It
+speaks as much of SGLang's HTTP as `SGLangEngine` and a disk publication use.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,18 @@ def application(engine: LocalEngine) -> FastAPI:
     return app
 
 
-if __name__ == "__main__":
+def serve(folder: Path, port: int) -> None:
     torch.set_num_threads(1)
-    local = LocalEngine(Path(sys.argv[1]), EngineConfig(max_batch=16, device="cpu"))
-    uvicorn.run(application(local), host="127.0.0.1", port=int(sys.argv[2]), log_level="warning")
+    local = LocalEngine(folder, EngineConfig(max_batch=16, device="cpu"))
+    uvicorn.run(application(local), host="127.0.0.1", port=port, log_level="warning")
+
+
+class TokenServer:
+    """The server as a role, whose process is forked."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        threading.Thread(target=serve, args=(folder, port), daemon=True).start()
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), int(sys.argv[2]))

@@ -78,6 +78,7 @@ class PlacedRanks(RankCalls):
         environment: variables of the ranks beside their node's.
         gpu: whether each occupies a GPU.
         together: how many consecutive ranks are on one node.
+        loads: modules that they will need, for nodes where they are forked.
 
     Raises:
         ConfigError: the cluster has no room for them.
@@ -93,6 +94,7 @@ class PlacedRanks(RankCalls):
         *,
         gpu: bool = False,
         together: int = 1,
+        loads: Sequence[str] = (),
     ) -> None:
         here = cluster.current()
         self._store = _store_at(here.host)
@@ -109,6 +111,7 @@ class PlacedRanks(RankCalls):
                 resources=Resources(gpus=int(gpu)),
                 threads=threads,
                 environment=variables,
+                loads=loads,
             )
             for role in roles
         ]

@@ -84,7 +84,10 @@ class RankTrainer(RankComputing):
             forked = None if on_gpus else loaded
             self.ranks = Ranks(roles, timeout, self.threads, environment, loaded=forked, apart=apart)
         else:
-            self.ranks = PlacedRanks(roles, timeout, self.threads, environment, gpu=on_gpus, together=together)
+            loads = () if on_gpus or apart else (loaded,)
+            self.ranks = PlacedRanks(
+                roles, timeout, self.threads, environment, gpu=on_gpus, together=together, loads=loads
+            )
             self.scratch = cluster.current().logs
         try:
             if first is not None:
