@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Two workers; tests/conftest.py says what they take as a whole, most tests first.
 PYTEST := $(BIN)/pytest --numprocesses 2
 
-.PHONY: train test check clients clients-all adapters engines gpu format clean
+.PHONY: train test check planted clients clients-all adapters engines gpu format clean
 
 train: .venv/installed
 	$(BIN)/agentrl train env=calculator
@@ -17,6 +17,10 @@ check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(PYTEST) -m "not slow and not hub"
+
+# Plant each fault of tests/planted/ in a copy of the package, and see that the test which exists for it finds it.
+planted: .venv/installed
+	$(BIN)/python -m tests.planted
 
 # Other people's clients pin other versions of the OpenAI SDK than ours: they live in an environment of their own.
 clients: .venv-clients/installed
