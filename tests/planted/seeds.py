@@ -2,7 +2,8 @@
 
 Hypothesis gets another seed each time, also where it is derandomized, no database, and no time to shrink; the first
 failing example's number is kept, because a size near the latest of them is all that the test needs. Other random
-structures come from `random.Random(seed)` in the tests' own files: from the second time on its seeds are other ones.
+structures come from `random.Random(seed)` in the tests' own files: from the second time on its seeds are other ones, and
+how many there were before the failure is their example's number.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ class Failed(BaseException):
 class Shifted(random.Random):
     """`random.Random` whose seeds, given in a file of the tests, become others with each time."""
 
-    time = 0
+    time = made = 0
 
     def __init__(self, x: Any = None) -> None:
         given = sys._getframe(1).f_globals.get("__name__", "").startswith("tests.")
+        Shifted.made += given
         super().__init__(f"{self.time}/{x!r}" if self.time and given and x is not None else x)
 
 
@@ -88,7 +90,7 @@ class Times:
         for time in range(self._times):
             Shifted.time, self._failed = time, False
             for place, item in enumerate(session.items):
-                self._example = 0
+                self._example = Shifted.made = 0
                 if hasattr(getattr(item, "obj", None), "hypothesis"):
                     hypothesis.seed(time)(item.obj)
                 last = place + 1 == len(session.items)
@@ -96,7 +98,7 @@ class Times:
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=None if self._ends(time, last) else after)
                 if self._failed:
                     break
-            found.append(self._example if self._failed else None)
+            found.append((self._example or Shifted.made) if self._failed else None)
             self._result.write_text(json.dumps(found))
         return True
 

@@ -130,7 +130,18 @@ def assert_sound(deltas: list[Delta], parsed: Parsed, length: int) -> None:
     assert all(span.start < span.end for span in parsed.spans)
 
 
-def reads_back(family: str, message: Message) -> None:
+@pytest.fixture(scope="module", params=FAMILY_NAMES)
+def loaded(request: pytest.FixtureRequest) -> str:
+    """A family whose tokenizer is loaded, which takes longer than hypothesis likes to wait for an example."""
+    renderer_of(request.param)
+    return request.param
+
+
+@pytest.mark.slow
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_a_written_turn_reads_back_as_its_message(loaded: str, data: st.DataObject) -> None:
+    family, message = loaded, data.draw(turns(loaded))
     renderer, schemas = renderer_of(family), _schemas(message)
     if family in UNQUOTED and len({s["function"]["name"] for s in schemas}) < len(schemas):
         return  # two calls of one tool may want two types for one argument
@@ -144,32 +155,6 @@ def reads_back(family: str, message: Message) -> None:
     one_by_one = streamed(renderer, [[index] for index in ids], schemas)
     assert one_by_one[1] == parsed
     assert_sound(*one_by_one, len(ids))
-
-
-@pytest.mark.parametrize("family", FAMILY_NAMES)
-@pytest.mark.slow
-def test_a_written_turn_reads_back_as_its_message(family: str) -> None:
-    renderer_of(family)  # loaded before hypothesis watches for randomness
-
-    @settings(max_examples=15, deadline=None)
-    @given(turns(family))
-    def check(message: Message) -> None:
-        reads_back(family, message)
-
-    check()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILY_NAMES)
-def test_hundreds_of_written_turns_read_back_as_their_messages(family: str) -> None:
-    renderer_of(family)
-
-    @settings(max_examples=400, deadline=None)
-    @given(turns(family))
-    def check(message: Message) -> None:
-        reads_back(family, message)
-
-    check()
 
 
 def rubbish(family: str, rng: random.Random) -> list[int]:
@@ -205,35 +190,28 @@ def rubbish(family: str, rng: random.Random) -> list[int]:
     return ids
 
 
-def survives(family: str, seed: int) -> None:
-    rng = random.Random(seed)
-    renderer, ids = renderer_of(family), rubbish(family, rng)
-    whole = streamed(renderer, [ids], [])
-    assert_sound(*whole, len(ids))
-    assert streamed(renderer, [[i] for i in ids], [])[1] == whole[1]
-    cuts = range(len(ids) + 1) if len(ids) < 60 else [rng.randint(0, len(ids)) for _ in range(5)]
-    for cut in cuts:
-        deltas, parsed = streamed(renderer, [ids[:cut], ids[cut:]], [])
-        assert parsed == whole[1]
-        assert_sound(deltas, parsed, len(ids))
-    for call in whole[1].message.tool_calls or []:
-        assert call.error or isinstance(json.loads(call.function.arguments), dict)
-        assert call.error is None or "could not be read" in call.error
-    whole[1].message.model_dump_json()
+STREAMS = 120
 
 
-@pytest.mark.parametrize("family", FAMILY_NAMES)
 @pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_any_token_stream_is_read_the_same_in_any_pieces(family: str) -> None:
-    for seed in range(5):
-        survives(family, seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILY_NAMES)
-def test_hundreds_of_token_streams_are_read_the_same_in_any_pieces(family: str) -> None:
-    for seed in range(100, 220):
-        survives(family, seed)
+    renderer = renderer_of(family)
+    for seed in range(STREAMS):
+        rng = random.Random(seed)
+        ids = rubbish(family, rng)
+        whole = streamed(renderer, [ids], [])
+        assert_sound(*whole, len(ids))
+        assert streamed(renderer, [[i] for i in ids], [])[1] == whole[1]
+        cuts = range(len(ids) + 1) if len(ids) < 60 else [rng.randint(0, len(ids)) for _ in range(5)]
+        for cut in cuts:
+            deltas, parsed = streamed(renderer, [ids[:cut], ids[cut:]], [])
+            assert parsed == whole[1]
+            assert_sound(deltas, parsed, len(ids))
+        for call in whole[1].message.tool_calls or []:
+            assert call.error or isinstance(json.loads(call.function.arguments), dict)
+            assert call.error is None or "could not be read" in call.error
+        whole[1].message.model_dump_json()
 
 
 def test_characters_cut_in_two_by_tokens_arrive_whole() -> None:
