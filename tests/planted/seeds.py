@@ -15,13 +15,14 @@ import json
 import os
 import random
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
-from hypothesis.errors import UnsatisfiedAssumption
+from hypothesis.errors import StopTest, UnsatisfiedAssumption
 
 TIMES = "PLANTED_TIMES"
 RESULT = "PLANTED_RESULT"
@@ -50,9 +51,11 @@ class Times:
         self._failed, self._example = False, 0
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        for item in items:
-            if (handle := getattr(getattr(item, "obj", None), "hypothesis", None)) is not None:
-                handle.inner_test = self._counted(handle.inner_test)
+        handles = [getattr(getattr(item, "obj", None), "hypothesis", None) for item in items]
+        for handle in {
+            id(handle): handle for handle in handles if handle is not None
+        }.values():  # one for all parameters
+            handle.inner_test = self._counted(handle.inner_test)
 
     def _counted(self, test: Callable[..., Any]) -> Callable[..., Any]:
         def failed(error: BaseException) -> Failed:
@@ -63,7 +66,7 @@ class Times:
             self._example += 1
             try:
                 return test(*args, **kwargs)
-            except UnsatisfiedAssumption:
+            except (UnsatisfiedAssumption, StopTest):  # no valid example
                 self._example -= 1
                 raise
             except (Exception, pytest.fail.Exception) as error:
@@ -74,7 +77,7 @@ class Times:
             self._example += 1
             try:
                 return await test(*args, **kwargs)
-            except UnsatisfiedAssumption:
+            except (UnsatisfiedAssumption, StopTest):  # no valid example
                 self._example -= 1
                 raise
             except (Exception, pytest.fail.Exception) as error:
@@ -92,7 +95,7 @@ class Times:
             for place, item in enumerate(session.items):
                 self._example = Shifted.made = 0
                 if hasattr(getattr(item, "obj", None), "hypothesis"):
-                    hypothesis.seed(time)(item.obj)
+                    hypothesis.seed(zlib.crc32(f"{time}/{item.nodeid}".encode()))(item.obj)
                 last = place + 1 == len(session.items)
                 after = copy.copy(session.items[0 if last else place + 1])  # a copy: the item itself would stay set up
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=None if self._ends(time, last) else after)

@@ -22,7 +22,7 @@ from tests.sessions.renderers.support import CHATML_TOKENS, tokenizer, trained
 from tests.sessions.renderers.test_parsing import FAMILY_NAMES, renderer_of
 
 SHARED_TURN = ("chatml", "smollm2", "qwen2.5", "qwen3", "qwen3-coder", "glm-4.5", "deepseek-v3")
-SESSIONS = 300
+SESSIONS = 20
 TOOLED = [name for name in FAMILY_NAMES if name == "chatml-text" or FAMILIES[name].expresses.tools]
 
 

@@ -28,7 +28,7 @@ def renderer_of(family: str) -> Renderer:
 CASES = [
     pytest.param(family, case, id=f"{family}-{n}") for family, r in REFERENCES.items() for n, case in enumerate(r.cases)
 ]
-SESSIONS = 300
+SESSIONS = 40
 
 
 @pytest.mark.slow

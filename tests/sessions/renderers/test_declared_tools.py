@@ -53,7 +53,7 @@ def tool(rng: random.Random, name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": rng.choice(WORDS), "parameters": parameters}}
 
 
-TOOLS = 400
+TOOLS = 120
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ def _text(family: str, *, min_size: int = 0) -> st.SearchStrategy[str]:
     pieces = st.one_of(
         st.text(letters, max_size=8),
         st.sampled_from([*markup, "\n", "\n\n", " ", "{", "[", '"', "<|", "|>", "é", "東京", "🎉", "```json\n", ";"]),
+        st.sampled_from(["5", "-1.5", "true", "null", "None", '"a"']),  # JSON, where the whole text is one of these
     )
     joined = st.lists(pieces, min_size=min_size, max_size=5).map("".join)
     return joined.map(lambda text: unicodedata.normalize("NFC", text))
@@ -59,16 +60,17 @@ def turns(draw: st.DrawFn, family: str) -> Message:
         text = text.filter(lambda t: not t.lstrip().startswith(("{", "[")))
     if "<think>" not in renderer_of(family).tokenizer.added:  # no token for thinking tags: text can imitate them
         text = text.filter(lambda t: "think>" not in t)
+    inside = text  # of arguments, which keep their white space
     if able.stripped:
         text = text.map(str.strip)
     calls = []
     if able.tools and draw(st.booleans()):
         keys = st.sampled_from(["a", "query", "ключ", "k_1"])
         for index in range(draw(st.integers(1, 3)) if able.parallel else 1):
-            value = st.one_of(text, st.integers(-99, 99), st.booleans(), st.none(), st.floats(-9, 9))
+            value = st.one_of(inside, st.integers(-99, 99), st.booleans(), st.none(), st.floats(-9, 9))
             if family != "llama-3":
-                inner = keys if family == "gemma-4" else text  # it writes keys without quotes
-                value = st.one_of(value, st.lists(text, max_size=2), st.dictionaries(inner, text, max_size=2))
+                inner = keys if family == "gemma-4" else inside  # it writes keys without quotes
+                value = st.one_of(value, st.lists(inside, max_size=2), st.dictionaries(inner, inside, max_size=2))
             given = draw(st.dictionaries(keys, value, max_size=3))
             arguments = json.dumps(given, ensure_ascii=False, sort_keys=family == "gemma-4")
             name = draw(st.sampled_from(["search", "add_2", "get.weather"]))
