@@ -1,10 +1,10 @@
 # Two commands are enough: `make train` trains the tiny agent, `make test` passes the tests. Both set up .venv themselves.
 PYTHON ?= python3
 BIN := .venv/bin
-# Two workers; tests/conftest.py says what they take as a whole, most tests first.
-PYTEST := $(BIN)/pytest --numprocesses 2
+# Two workers for what needs a heavy real part, and a third that fills the time in which they wait: tests/suite/schedule.py.
+PYTEST := $(BIN)/pytest --numprocesses 3
 
-.PHONY: train test check lint times stress installed uv clients clients-all adapters engines gpu format clean
+.PHONY: train test check lint quick times stress planted installed uv clients clients-all adapters engines gpu format clean
 
 train: .venv/installed
 	$(BIN)/agentrl train env=calculator
@@ -22,7 +22,7 @@ lint: .venv/installed
 	$(BIN)/mypy
 
 quick: .venv/installed
-	$(PYTEST) -m "not slow and not hub"
+	$(BIN)/pytest --numprocesses 2 -m "not slow and not hub"
 
 # What each test and fixture takes, in tables: tests/suite/times.py.
 times: installed
@@ -40,6 +40,10 @@ installed: .venv/installed clients adapters .venv-verl/installed .venv-trl-funct
 # What makes the side environments, found or installed before several of them are made at once.
 uv: .venv/installed
 	@bash -c '. tests/engines_env/uv.sh && find_uv'
+
+# Plant each fault of tests/planted/ in a copy of the package, and see that the test which exists for it finds it.
+planted: .venv/installed
+	$(BIN)/python -m tests.planted
 
 # Other people's clients pin other versions of the OpenAI SDK than ours: they live in an environment of their own.
 clients: .venv-clients/installed uv

@@ -14,15 +14,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig
+from agentrl.sessions import tree
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.credit import Credit, SequenceKind
+from agentrl.train.credit import Credit, NodeAdvantage, SequenceKind
 from agentrl.train.forest import Forest, sequence_count
 from agentrl.train.objective import add_sums, empty_sums, known_sums, objective
 from agentrl.train.packing import pack
 from agentrl.train.policy_losses import LossConfig
-from agentrl.types import Session
+from agentrl.types import Message, Session
 from tests.train.loss_references import REFERENCES, SETTINGS
 from tests.train.trees import (
     VOCABULARY,
@@ -120,6 +121,35 @@ def test_loss_and_gradient_are_those_of_every_sequence_as_a_row_whatever_the_spl
     (theirs,) = torch.autograd.grad(expected, table)
     assert found.item() == pytest.approx(expected.item(), rel=1e-6, abs=5e-6)  # A log π of float32 parts cancels
     assert float((ours - theirs).abs().max()) < 1e-6 * max(1.0, float(theirs.abs().max()))
+
+
+def test_tokens_have_their_own_advantages_and_a_path_has_no_more_of_a_turn_than_it_goes_through() -> None:
+    """Two sessions that begin alike; in the first a client replaces the turn's end, and goes on from both."""
+    turns = {"a": [30, 31, 32, 33], "b": [30, 31, 34]}
+    first, second = (linear_session(name, [8, 9], [ids]) for name, ids in turns.items())
+    again = environment_node(first, 0, [*first.nodes[1].token_ids[:4], 7])
+    again.message, again.copy_of, again.copied_tokens = Message(role="assistant", content="."), 1, 4
+    last = sampled_node(first, again.id, [35])
+    tree.check(first)
+    credit = Credit(
+        {
+            ("a", 1): (NodeAdvantage([9.0, 9.0, 1.0, 2.0, 3.0, 4.0], 0.5),),
+            ("a", last.id): (NodeAdvantage(5.0, 0.5),),
+            ("b", 1): (NodeAdvantage([9.0, 9.0, 6.0, 7.0, 8.0], 0.5),),
+        }
+    )
+    [forest] = pack([as_group([first, second])], credit, 100, sequence="session")
+    pairs = forest.sequences
+    assert pairs is not None
+    paths: dict[int, list[tuple[int, float]]] = {}
+    tokens = forest.token_ids[pairs.token].tolist()
+    for number, token, advantage in zip(pairs.sequence.tolist(), tokens, pairs.advantage.tolist(), strict=True):
+        paths.setdefault(number, []).append((token, advantage))
+    assert sorted(map(sorted, paths.values())) == [
+        [(30, 1.0), (31, 2.0), (32, 3.0), (33, 4.0)],
+        [(30, 1.0), (31, 2.0), (35, 5.0)],
+        [(30, 6.0), (31, 7.0), (34, 8.0)],
+    ]
 
 
 @pytest.mark.parametrize("kind", ["turn", "session"])

@@ -53,13 +53,18 @@ def tool(rng: random.Random, name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": rng.choice(WORDS), "parameters": parameters}}
 
 
-def declares_as_the_reference(family: str, count: int) -> None:
+TOOLS = 120
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", DECLARED)
+def test_tools_of_any_shape_are_declared_as_the_reference_declares_them(family: str) -> None:
     renderer = renderer_of(family)
     whole = REFERENCES[family].make(renderer.tokenizer)
     messages = [Message(role="system", content="Be kind."), Message(role="user", content="Hello.")]
     if family == "mistral":
         messages = messages[1:]
-    for seed in range(count):
+    for seed in range(TOOLS):
         rng = random.Random(f"{family}/{seed}")
         tools = [tool(rng, name) for name in ("search", "add_2")[: rng.randint(1, 2)]]
         ours = [token for ids in renderer.render(messages, tools=tools) for token in ids]
@@ -67,15 +72,3 @@ def declares_as_the_reference(family: str, count: int) -> None:
         theirs = whole(messages, tools, True)
         decode = renderer.tokenizer.decode
         assert ours == theirs, f"{tools}\n{decode(ours)}\n--- reference ---\n{decode(theirs)}"
-
-
-@pytest.mark.parametrize("family", DECLARED)
-@pytest.mark.slow
-def test_tools_of_any_shape_are_declared_as_the_reference_declares_them(family: str) -> None:
-    declares_as_the_reference(family, 15)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", DECLARED)
-def test_hundreds_of_tools_are_declared_as_the_reference_declares_them(family: str) -> None:
-    declares_as_the_reference(family, 400)
