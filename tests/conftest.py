@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
 from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from hypothesis import settings
 
-from agentrl.cluster import forking, guard
-from tests.suite import memory, pairs, schedule, shared, stress, times
+from tests.suite import leftovers, memory, pairs, schedule, shared, stress, times
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on two shared cores, spinning threads cost more than they give
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -24,8 +20,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 settings.register_profile("agentrl", deadline=None)  # no example is late on a busy machine
 settings.load_profile("agentrl")
 
-LEAVE_SECONDS = 60.0
-"""How long a busy machine may take to end what has been told to."""
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -84,25 +78,9 @@ def need(available: bool, reason: str) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def no_server_is_left() -> Iterator[None]:
     """Servers and workers that the tests of a module start end with it: those of one test were kept, 6 GB of them."""
-    before = _servers()
+    before = leftovers.servers()
     yield
-    end = time.monotonic() + LEAVE_SECONDS
-    while (left := _servers() - before) and time.monotonic() < end:
-        time.sleep(0.2)
-    assert not left, f"left behind: {[' '.join(words) for _, words in left]}"
-
-
-def _servers() -> set[tuple[int, tuple[str, ...]]]:
-    """Number and command of the servers and workers that this process has started, which run behind a guard."""
-    found = set()
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):  # it has just ended
-            words = child.cmdline()
-            if guard.__file__ in words:
-                found.add((child.pid, tuple(words[2:7])))
-            elif forking.__name__ in words:  # which stays, for the next worker
-                found |= {(one.pid, ("a forked worker",)) for one in child.children()}
-    return found
+    assert not (left := leftovers.left_beside(before | schedule.kept_servers)), f"left behind: {left}"
 
 
 @pytest.fixture(scope="session")

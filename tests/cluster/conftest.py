@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.cluster.test_server import until
 from tests.conftest import need
+from tests.suite.schedule import kept
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
@@ -20,9 +22,14 @@ STORE = 80 << 20
 
 
 @pytest.fixture(scope="session")
-def ray_nodes() -> Iterator[Any]:
-    """A head and another node, which has the resource `far`."""
+def ray_nodes() -> Any:
+    """A head and another node, which has the resource `far`; they end when this worker has played all tests of Ray."""
     need(find_spec("ray") is not None, "the tests of cluster=ray need Ray (the extra `ray`)")
+    return kept("ray", _nodes)
+
+
+@contextmanager
+def _nodes() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     small = {"num_cpus": 8, "include_dashboard": False}

@@ -20,6 +20,8 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
+from tests.suite.leftovers import servers
+
 T = TypeVar("T")
 HEAVY_WORKERS = ("gw0", "gw1")
 PARTS: dict[str, tuple[str, ...]] = {
@@ -65,14 +67,17 @@ class ByPart(LoadScopeScheduling):
         super()._assign_work_unit(node)
 
 
+kept_servers: set[tuple[int, tuple[str, ...]]] = set()
+"""Servers that stay beyond a module, since others use them."""
 _kept: dict[str, tuple[Any, contextlib.ExitStack]] = {}
 
 
 def kept(name: str, make: Callable[[], contextlib.AbstractContextManager[T]]) -> T:
     """What tests of a part share by that name, made at its first use."""
     if name not in _kept:
-        stack = contextlib.ExitStack()
+        stack, before = contextlib.ExitStack(), servers()
         _kept[name] = stack.enter_context(make()), stack
+        kept_servers.update(servers() - before)
     made: T = _kept[name][0]
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from agentrl.config import EngineConfig
 from agentrl.rollout.engines import make_engine, remote
 from agentrl.rollout.engines.server_settings import ServerConfig
 from tests.conftest import need
+from tests.suite.schedule import kept
 
 ROOT = Path(__file__).resolve().parents[3]
 START_SECONDS = 900.0
@@ -44,6 +46,11 @@ def served(name: str, folder: Path, **settings: Any) -> Iterator[str]:
         yield engine.client.url
     finally:
         engine.server.kill()
+
+
+def shared(name: str, folder: Path) -> str:
+    """The address of a server with the defaults that modules share: each test brings the weights that it needs."""
+    return kept(name, lambda: contextmanager(served)(name, folder))
 
 
 def attached(name: str, folder: Path, url: str, **settings: Any) -> Any:

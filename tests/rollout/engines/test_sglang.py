@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
-def url(folder: Path) -> Iterator[str]:
-    yield from servers.served("sglang", folder)
+def url(folder: Path) -> str:
+    return servers.shared("sglang", folder)
 
 
 @pytest.fixture

@@ -34,8 +34,10 @@ TIMES = FleetConfig(probe_every=0.5, probe_timeout=30, stall_timeout=30, max_res
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(folder: Path) -> AsyncIterator[Fleet]:
-    config = servers.config("sglang")
-    made = Fleet([lambda: make_engine(config, folder)] * 2, make_publisher(WeightsConfig(), folder, config), TIMES)
+    """Two servers: the first is this module's own, which tests may kill, the other one also of other modules."""
+    config, url = servers.config("sglang"), servers.shared("sglang", folder)
+    engines = [lambda: make_engine(config, folder), lambda: servers.attached("sglang", folder, url)]
+    made = Fleet(engines, make_publisher(WeightsConfig(), folder, config), TIMES)
     try:
         await asyncio.wait_for(made.start(), PATIENCE)
         yield made
@@ -161,7 +163,7 @@ async def test_a_broadcast_whose_receiver_dies_half_way_is_sent_again_to_the_oth
     """One server is killed when it is asked to take its second bucket: the group breaks, the other rolls forward."""
     await until_ready(fleet)
     await publish(fleet, folder, policy, transport="distributed", backend="gloo")
-    name, victim = list(fleet.engines.items())[-1]
+    name, victim = next(iter(fleet.engines.items()))
     receive, asked = victim.receiver.receive, 0
 
     async def dying(bucket: Bucket, commit: LoadCommit | None) -> None:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import need
+from tests.suite.schedule import kept
 from tests.train.backends.megatron.world import World, open_world
 
 
 @pytest.fixture(scope="session")
-def world() -> Iterator[World]:
-    """Workers in which Megatron runs; see `tests.train.backends.megatron.world`."""
+def world() -> World:
+    """Workers in which Megatron runs (`tests.train.backends.megatron.world`), until the last test of ranks."""
     need(importlib.util.find_spec("megatron") is not None, "megatron-core is not installed")
-    with open_world() as pool:
-        yield pool
+    return kept("world", open_world)
 
 
 @pytest.fixture(scope="session")
