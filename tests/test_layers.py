@@ -24,6 +24,7 @@ LAYERS = (
         "processes",
         "prometheus",
         "faults",
+        "formats",
         "garbage",
         "scratch",
         "terminal",

@@ -22,7 +22,6 @@ from agentrl import __version__, cores
 from agentrl.config import RunConfig
 from agentrl.config.secrets import without_secrets
 from agentrl.errors import ConfigError, Departed
-from agentrl.overrides import read_yaml
 from agentrl.rollout.fleet import divided
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.outcomes import TRAINED, Outcome
@@ -49,9 +48,7 @@ def settings(run: Path) -> dict[str, Any]:
     Raises:
         ConfigError: there is no run, or not one that can be run again.
     """
-    if not (run / "config.yaml").is_file():
-        raise ConfigError(f"rerun={str(run)!r}: no run there (config.yaml is missing)")
-    saved = read_yaml(run / "config.yaml")
+    saved = resuming.read_settings(run, "rerun")
     steps = max((entry.step for entry in ledger.read(run)), default=0)
     if steps < saved["steps"]:
         raise ConfigError(f"rerun={str(run)!r}: the run has {steps} of its {saved['steps']} steps; resume it first")

@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
+
+from agentrl import formats
 from agentrl.config import RunConfig
 from agentrl.config.secrets import without_secrets
 from agentrl.errors import ConfigError
@@ -24,19 +27,33 @@ FIXED = (
     *("algo.value_view", "trainer.name", "trainer.optimizer", "rollout.sampler.name", "run_dir"),
 )
 """Settings, or whole sections, that a run keeps from its first step to its last."""
+STATE = "run.json"
+"""The file of a checkpoint that has the state of stream and algorithm; see `train.state`."""
 ASIDE = "damaged-"
 """Prefix of the name of a checkpoint that could not be resumed from."""
 
 
-def saved_settings(run: Path) -> RunConfig:
-    """The settings that a run was last begun or resumed with.
+def read_settings(run: Path, asked: str = "") -> dict[str, Any]:
+    """A run's config.yaml, the first that is read of a run: it is refused here where its format is not known.
+
+    Args:
+        run: its folder.
+        asked: the setting that names it, for messages; none where it is an argument.
 
     Raises:
-        ConfigError: there is no run, or its config.yaml is not one.
+        ConfigError: there is no run, or its config.yaml is not YAML.
+        NewerFormat: a later agentrl wrote it.
     """
     if not (run / "config.yaml").is_file():
-        raise ConfigError(f"resume={str(run)!r}: no run there (config.yaml is missing)")
-    return validate(read_yaml(run / "config.yaml"), RunConfig)
+        named = f"{asked}={str(run)!r}" if asked else str(run)
+        raise ConfigError(f"{named}: no run there (config.yaml is missing)")
+    formats.check_run(run)
+    return read_yaml(run / "config.yaml")
+
+
+def saved_settings(run: Path, asked: str = "resume") -> RunConfig:
+    """The settings that a run was last begun or resumed with; see `read_settings`."""
+    return validate(read_settings(run, asked), RunConfig)
 
 
 def changes(run: Path, saved: RunConfig, requested: RunConfig) -> list[str]:
@@ -103,6 +120,22 @@ def newest_whole(run: Path, steps: int, done: int, say: Callable[[str], None]) -
     elif start > done:
         say(f"warning: metrics.jsonl has {done} of {start} steps; the others stay missing")
     return found
+
+
+def check_formats(run: Path) -> None:
+    """Refuse a run that a later agentrl wrote, or that has a checkpoint which a later one did.
+
+    Raises:
+        NewerFormat: that is so.
+    """
+    formats.check_run(run)
+    for checkpoint in step_folders(run):
+        try:
+            state = orjson.loads((checkpoint / STATE).read_bytes())
+        except (OSError, ValueError):  # missing or damaged, which its manifest says
+            continue
+        if isinstance(state, dict):
+            formats.CHECKPOINT.check(state, checkpoint)
 
 
 def step_folders(run: Path) -> list[Path]:

@@ -1,5 +1,6 @@
 """The run folder: a run's files, and what it resumes from.
 
+    format.json          which format the folder has, and which agentrl wrote it; see `agentrl.formats`
     config.yaml          the settings, all of them, defaults included, without secrets
     run.lock             the process that trains here; see `lock`
     faults.jsonl         the faults that a plan injected; see `agentrl.faults`
@@ -40,7 +41,7 @@ from typing import TYPE_CHECKING
 import orjson
 import yaml
 
-from agentrl import faults, logs
+from agentrl import faults, formats, logs
 from agentrl.config import PAST, RunConfig
 from agentrl.config.secrets import without_secrets
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
@@ -108,6 +109,8 @@ class RunFolder:
         """
         folder = cls(path)
         try:
+            if again:
+                formats.check_run(path)
             folder._lock = RunLock(path)
             if (path / "config.yaml").exists() and not again:
                 raise ConfigError(
@@ -137,8 +140,10 @@ class RunFolder:
         Raises:
             ConfigError: there is no run, another process trains in it, there is nothing to resume from, or a setting
                 can't change.
+            NewerFormat: a later agentrl wrote the folder or a checkpoint; nothing was changed.
         """
         saved = resuming.saved_settings(path)
+        resuming.check_formats(path)
         folder = cls(path)
         folder.saved = saved
         try:
@@ -168,7 +173,7 @@ class RunFolder:
     def discard(self) -> None:
         """Remove all that a new run wrote, and close."""
         self.trackers.close()
-        for name in (*WRITTEN, "config.yaml"):
+        for name in (*WRITTEN, "config.yaml", formats.NAME):
             path = self.path / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         self.close()
@@ -184,6 +189,7 @@ class RunFolder:
 
     def write_settings(self, config: RunConfig) -> None:
         """Write what the run goes on with, also where it is resumed; secrets are given anew each time."""
+        write_atomically(self.path / formats.NAME, formats.mark_run())
         settings = {**without_secrets(config.model_dump(mode="json")), "resume": None}
         write_atomically(self.path / "config.yaml", yaml.safe_dump(settings, sort_keys=False).encode())
 

@@ -15,7 +15,7 @@ from agentrl.envs.base import Env, has_demonstrator, has_expert
 from agentrl.envs.episode import demonstrator_policy, expert_policy, play
 from agentrl.envs.registry import find
 from agentrl.errors import ConfigError, EnvError, InfraError
-from agentrl.overrides import applicable, merge, read_yaml, spread, validate
+from agentrl.overrides import applicable, merge, spread, validate
 from agentrl.rollout.evaluation import SCRIPTED
 from agentrl.sessions.renderers.writer import text_of
 from agentrl.types import Session, Task
@@ -49,11 +49,10 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
     """
     if tree.get("resume"):
         from agentrl.train.remote_copy import downloaded
+        from agentrl.train.resuming import read_settings
 
         tree = downloaded(tree)
-        if not (Path(tree["resume"]) / "config.yaml").is_file():
-            raise ConfigError(f"resume={str(tree['resume'])!r}: no run there (config.yaml is missing)")
-        saved = read_yaml(Path(tree["resume"]) / "config.yaml")
+        saved = read_settings(Path(tree["resume"]), "resume")
         if again := tree.get("rerun") or saved.get("rerun"):
             raise ConfigError(f"resume={tree['resume']}: a rerun can't be resumed; begin it again: rerun={again}")
         return validate(_known(merge(applicable(saved, tree), tree)), RunConfig)

@@ -20,6 +20,7 @@ from agentrl.train import ledger, provenance
 from agentrl.train.ledger import Entry
 from agentrl.train.provenance import Published, Trained
 from agentrl.train.recording import STARTS
+from agentrl.train.resuming import check_formats
 from agentrl.train.state import last_attempts
 from agentrl.types import Group, Task
 
@@ -56,10 +57,12 @@ class Recorded:
 
         Raises:
             ConfigError: there is no run, or a file of it can't be read.
+            NewerFormat: a later agentrl wrote it.
         """
         for needed in ("config.yaml", STARTS):
             if not (run / needed).is_file():
                 raise ConfigError(f"{str(run)!r}: no run there that was trained ({needed} is missing)")
+        check_formats(run)
         rows = _lines(run / "metrics.jsonl")
         last = max((int(row["step"]) for row in rows), default=0)
         entries = [entry for entry in ledger.read(run) if entry.step <= last]
