@@ -34,7 +34,7 @@ import orjson
 from agentrl import cluster
 from agentrl.config import RunConfig
 from agentrl.config.secrets import without_secrets
-from agentrl.envs import sandboxes
+from agentrl.envs import identity, sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor, ScriptedActor
@@ -271,9 +271,12 @@ async def measure(
     Raises:
         InfraError: every session ended in an infrastructure error.
     """
-    split = held_out_split(config, _factory(config)())
+    env = _factory(config)()
+    split = held_out_split(config, env)
+    found = identity.of_splits(env, [split])
     began = time.monotonic()
     display.say(f"evaluating {label(config)} on {config.env.name}, split {split}, in {folder.path}")
+    display.say(identity.described(found))
     kept = set[str]()
     display.resume_hint = lambda: f"interrupted; {len(kept)} sessions are in {folder.path / 'sessions.db'}{hint}"
 
@@ -286,7 +289,8 @@ async def measure(
         result, groups = await play_held_out(config, rollouts, who, display, name, ended=keep, detail=detail)
     shown = [session for group in groups[:SHOWN] for session in group.sessions[:1]]
     transcripts(folder.path / "transcripts" / "eval.md", f"{config.env.name}, {label(config)}", shown)
-    data = {**_as_json(config, split, result, groups, time.monotonic() - began), **(about or {})}
+    known = {identity.KEY: identity.json(found), **(about or {})}
+    data = {**_as_json(config, split, result, groups, time.monotonic() - began), **known}
     write_atomically(folder.path / "result.json", orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n")
     return result, data
 

@@ -1,8 +1,8 @@
 """What a run leaves to be run again by (`rerun=`), and the comparison of steps and weights with it.
 
 `starts.jsonl` has a line for each process that trained in the folder: the step it began at, the machine (kind of CPU,
-cores, threads of engine and trainer), versions, and its settings. Groups, their order and their discards are in the
-ledger; tokens, cuts and versions in the session store (`rollout.rerun`).
+cores, threads of engine and trainer), versions, its settings, and the identity of its data (`data_identity`). Groups,
+their order and their discards are in the ledger; tokens, cuts and versions in the session store (`rollout.rerun`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import orjson
 from agentrl import __version__, cores
 from agentrl.config import RunConfig
 from agentrl.config.secrets import without_secrets
+from agentrl.envs import identity
 from agentrl.errors import ConfigError, Departed
 from agentrl.rollout.fleet import divided
 from agentrl.rollout.fleet.fleet import Fleet
@@ -29,13 +30,13 @@ from agentrl.rollout.rerun_engine import Recording
 from agentrl.sessions.store import Store
 from agentrl.train import ledger, manifest, resuming
 from agentrl.train.backends import Trainer
+from agentrl.train.data_identity import STARTS
 from agentrl.train.display import Display
 from agentrl.train.files import append
 from agentrl.train.run_folder import RunFolder
 from agentrl.train.state import last_attempts
 from agentrl.types import Engine, Session
 
-STARTS = "starts.jsonl"
 BY_TIME = ("time/", "idle/", "throughput/", "stream/", "groups/", "resumed/")
 """Metrics that depend on speed, on groups that were discarded, or on interruptions: not compared."""
 UNLIMITED = {"turn_timeout": 1e8, "timeout": 1e9, "group_deadline": None, "max_replaced": 0}
@@ -102,6 +103,7 @@ def write_start(config: RunConfig, folder: RunFolder, trainer: Trainer, display:
     own = {
         **machine(config, folder.path / "model", trainer),
         "settings": without_secrets(config.model_dump(mode="json")),
+        identity.KEY: identity.json(folder.data),
     }
     append(folder.path / STARTS, orjson.dumps({"step": start, **own}) + b"\n")
     if config.rerun:

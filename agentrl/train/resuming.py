@@ -27,6 +27,8 @@ FIXED = (
     *("algo.value_view", "trainer.name", "trainer.optimizer", "rollout.sampler.name", "run_dir"),
 )
 """Settings, or whole sections, that a run keeps from its first step to its last."""
+ONCE = ("resume", "policy", "accept_changed_data")
+"""Settings of a single resumption."""
 STATE = "run.json"
 """The file of a checkpoint that has the state of stream and algorithm; see `train.state`."""
 ASIDE = "damaged-"
@@ -63,7 +65,7 @@ def changes(run: Path, saved: RunConfig, requested: RunConfig) -> list[str]:
         ConfigError: one of them can't; the message names them all.
     """
     old, new = (flat(without_secrets(config.model_dump(mode="json"))) for config in (saved, requested))
-    changed = [name for name in {**old, **new} if name not in ("resume", "policy") and old.get(name) != new.get(name)]
+    changed = [name for name in {**old, **new} if name not in ONCE and old.get(name) != new.get(name)]
     fixed = [name for name in changed if any(name == part or name.startswith(f"{part}.") for part in FIXED)]
     if fixed:
         wrong = ", ".join(f"{_word(name, new)} (the run has {_word(name, old)})" for name in fixed)

@@ -44,6 +44,7 @@ import yaml
 from agentrl import faults, formats, logs
 from agentrl.config import PAST, RunConfig
 from agentrl.config.secrets import without_secrets
+from agentrl.envs.identity import Identities
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
 from agentrl.rollout.outcomes import Outcome
 from agentrl.train import ledger, manifest, provenance, ratings, resuming, trainer_logprobs
@@ -82,6 +83,7 @@ class RunFolder:
         check_row: is called with each row of metrics before it is written; a rerun compares it with the recorded one.
         uploads: copies each whole checkpoint to object storage.
         trackers: get each row of metrics besides metrics.jsonl.
+        data: the identities of the run's data.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,6 +92,7 @@ class RunFolder:
         self.saved: RunConfig | None = None
         self.check_row: Callable[[Mapping[str, float]], None] = lambda row: None
         self.uploads: Uploads | None = None
+        self.data: Identities = {}
         try:
             self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.mkdir(parents=True, exist_ok=True)
@@ -190,7 +193,7 @@ class RunFolder:
     def write_settings(self, config: RunConfig) -> None:
         """Write what the run goes on with, also where it is resumed; secrets are given anew each time."""
         write_atomically(self.path / formats.NAME, formats.mark_run())
-        settings = {**without_secrets(config.model_dump(mode="json")), "resume": None}
+        settings = {**without_secrets(config.model_dump(mode="json")), "resume": None, "accept_changed_data": False}
         write_atomically(self.path / "config.yaml", yaml.safe_dump(settings, sort_keys=False).encode())
 
     # ------------------------------------------------------------------------------------- metrics

@@ -16,7 +16,7 @@ from agentrl.envs.episode import demonstrator_policy, expert_policy, play
 from agentrl.envs.registry import find
 from agentrl.errors import ConfigError, EnvError, InfraError
 from agentrl.overrides import applicable, merge, spread, validate
-from agentrl.rollout.evaluation import SCRIPTED
+from agentrl.rollout.evaluation import SCRIPTED, held_out_split
 from agentrl.sessions.renderers.writer import text_of
 from agentrl.types import Session, Task
 
@@ -119,6 +119,11 @@ def quiet() -> None:
 def demonstration_split(env: Env) -> str:
     """Where demonstrations come from: the environment's `demo` split, else its first."""
     return "demo" if "demo" in env.splits else env.splits[0]
+
+
+def data_splits(config: RunConfig, env: Env) -> list[str]:
+    """The splits that a run trains on, is measured by, and imitates."""
+    return ["train", held_out_split(config, env), *([demonstration_split(env)] if config.warm_start.steps else [])]
 
 
 async def build_tiny(make_env: Callable[[], Env], out: Path, seed: int) -> Path:

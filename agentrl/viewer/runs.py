@@ -20,10 +20,12 @@ import orjson
 
 from agentrl import formats
 from agentrl.config.secrets import without_secrets
+from agentrl.envs import identity
+from agentrl.envs.identity import Identities
 from agentrl.errors import AgentRLError, ConfigError, unknown_name
 from agentrl.overrides import read_yaml
 from agentrl.sessions.store import Store
-from agentrl.train import lock
+from agentrl.train import data_identity, lock
 from agentrl.train.resuming import flat
 from agentrl.viewer.notes import Note, Notes
 from agentrl.viewer.origins import Origins
@@ -181,6 +183,11 @@ class Run:
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
+
+    def data(self) -> Identities:
+        """The identities of its data; empty where an older agentrl did not record them."""
+        found = (self.evaluation() or {}).get(identity.KEY)
+        return data_identity.recorded(self.path) if found is None else identity.read(found)
 
     def updated(self) -> float:
         """When it last wrote something, in seconds since 1970."""
