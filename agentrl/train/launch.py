@@ -194,6 +194,8 @@ def stoppable(loop: Loop, display: Display) -> Iterator[None]:
 def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
     """The run's folder: an existing one, or a new one, removed where the run fails before its first checkpoint.
 
+    Where that is because the disk failed or is full, what the run has done stays.
+
     Raises:
         StoreError: the folder's disk failed or is full; the message says how to resume.
     """
@@ -210,9 +212,10 @@ def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
     except Exception as error:
         ours = isinstance(error, OSError) and not isinstance(error, AgentRLError) and error.errno in DISK_FAILED
         named = StoreError(str(error)) if ours else error
-        if isinstance(named, AgentRLError) and folder.has_saved() and not config.rerun:
+        disk = isinstance(named, StoreError) and (folder.path / "model").exists() and not config.rerun
+        if isinstance(named, AgentRLError) and (folder.has_saved() or disk) and not config.rerun:
             named.add_note(f"once that is fixed, {folder.resume_hint()}")
-        elif not config.resume and not folder.has_saved():
+        elif not config.resume and not (folder.has_saved() or disk):
             folder.discard()
         if named is error:
             raise

@@ -28,7 +28,7 @@ from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.outcomes import TRAINED, Outcome
 from agentrl.rollout.rerun_engine import Recording
 from agentrl.sessions.store import Store
-from agentrl.train import ledger, manifest, resuming
+from agentrl.train import kept_code, ledger, manifest, resuming
 from agentrl.train.backends import Trainer
 from agentrl.train.data_identity import STARTS
 from agentrl.train.display import Display
@@ -49,7 +49,7 @@ def settings(run: Path) -> dict[str, Any]:
     Raises:
         ConfigError: there is no run, or not one that can be run again.
     """
-    saved = resuming.read_settings(run, "rerun")
+    saved = kept_code.usable(run, resuming.read_settings(run, "rerun"))
     steps = max((entry.step for entry in ledger.read(run)), default=0)
     if steps < saved["steps"]:
         raise ConfigError(f"rerun={str(run)!r}: the run has {steps} of its {saved['steps']} steps; resume it first")
@@ -102,7 +102,8 @@ def write_start(config: RunConfig, folder: RunFolder, trainer: Trainer, display:
     """Record where and with what a process trains after the step `start`; a rerun names what differs."""
     own = {
         **machine(config, folder.path / "model", trainer),
-        "settings": without_secrets(config.model_dump(mode="json")),
+        "settings": kept_code.named(folder.path, without_secrets(config.model_dump(mode="json"))),
+        "code": kept_code.digests(folder.path),
         identity.KEY: identity.json(folder.data),
     }
     append(folder.path / STARTS, orjson.dumps({"step": start, **own}) + b"\n")
@@ -137,6 +138,9 @@ def differences(run: Path, own: Mapping[str, Any]) -> list[str]:
         recorded = sorted({str(start[name]) for start in starts} - {str(own[name])})
         if recorded:
             found.append(f"{name} is {own[name]}, and was {', '.join(recorded)} where {run} was recorded")
+    if known := {digest for start in starts for digest in start.get("code", {}).values()}:
+        changed = [name for name, digest in own["code"].items() if digest not in known]
+        found += [f"{name} is another file than where {run} was recorded" for name in changed]
     for before, after in pairwise(starts):
         changed = [name for name, value in after["settings"].items() if value != before["settings"].get(name)]
         if changed := [name for name in changed if name != "resume"]:

@@ -32,7 +32,7 @@ from typing import Any
 from agentrl import formats
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.train import provenance, resuming
+from agentrl.train import kept_code, provenance, resuming
 from agentrl.train.display import Display
 from agentrl.train.resuming import step_of
 from agentrl.train.run_folder import LOSSES, STREAM
@@ -204,6 +204,8 @@ class Uploads:
         for name in RUN_FILES:
             with suppress(FileNotFoundError):
                 shutil.copyfile(self._run / name, staged / "run" / name)
+        if (code := self._run / kept_code.FOLDER).exists():
+            shutil.copytree(code, staged / "run" / kept_code.FOLDER)
         with (
             closing(sqlite3.connect(self._run / STORE)) as store,
             closing(sqlite3.connect(staged / "run" / STORE)) as copy,

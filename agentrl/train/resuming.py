@@ -19,7 +19,7 @@ from agentrl.config import RunConfig
 from agentrl.config.secrets import without_secrets
 from agentrl.errors import ConfigError
 from agentrl.overrides import read_yaml, validate
-from agentrl.train import manifest
+from agentrl.train import kept_code, manifest
 from agentrl.train.files import remove
 
 FIXED = (
@@ -55,7 +55,7 @@ def read_settings(run: Path, asked: str = "") -> dict[str, Any]:
 
 def saved_settings(run: Path, asked: str = "resume") -> RunConfig:
     """The settings that a run was last begun or resumed with; see `read_settings`."""
-    return validate(read_settings(run, asked), RunConfig)
+    return validate(kept_code.usable(run, read_settings(run, asked)), RunConfig)
 
 
 def changes(run: Path, saved: RunConfig, requested: RunConfig) -> list[str]:
@@ -119,8 +119,6 @@ def newest_whole(run: Path, steps: int, done: int, say: Callable[[str], None]) -
         say(f"warning: {faults}. Renamed to checkpoints/{ASIDE}…; going on {on}")
     if start < done:
         say(f"steps {start + 1} to {done} come after the newest checkpoint")
-    elif start > done:
-        say(f"warning: metrics.jsonl has {done} of {start} steps; the others stay missing")
     return found
 
 
@@ -131,13 +129,14 @@ def check_formats(run: Path) -> None:
         NewerFormat: that is so.
     """
     formats.check_run(run)
-    for checkpoint in step_folders(run):
+    of_files = {STATE: formats.CHECKPOINT, manifest.NAME: formats.MANIFEST}
+    for file, expected in ((path / name, each) for path in step_folders(run) for name, each in of_files.items()):
         try:
-            state = orjson.loads((checkpoint / STATE).read_bytes())
-        except (OSError, ValueError):  # missing or damaged, which its manifest says
+            found = orjson.loads(file.read_bytes())
+        except (OSError, ValueError):  # missing or damaged, which is found later
             continue
-        if isinstance(state, dict):
-            formats.CHECKPOINT.check(state, checkpoint)
+        if isinstance(found, dict):
+            expected.check(found, file)
 
 
 def step_folders(run: Path) -> list[Path]:

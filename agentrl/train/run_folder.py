@@ -1,6 +1,7 @@
 """The run folder: a run's files, and what it resumes from.
 
     format.json          which format the folder has, and which agentrl wrote it; see `agentrl.formats`
+    code/                copies of the Python files that settings name; see `kept_code`
     config.yaml          the settings, all of them, defaults included, without secrets
     run.lock             the process that trains here; see `lock`
     faults.jsonl         the faults that a plan injected; see `agentrl.faults`
@@ -47,7 +48,7 @@ from agentrl.config.secrets import without_secrets
 from agentrl.envs.identity import Identities
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
 from agentrl.rollout.outcomes import Outcome
-from agentrl.train import ledger, manifest, provenance, ratings, resuming, trainer_logprobs
+from agentrl.train import kept_code, ledger, manifest, provenance, ratings, records, resuming, trainer_logprobs
 from agentrl.train.files import append, remove, write_atomically
 from agentrl.train.lock import RunLock
 from agentrl.train.resuming import step_of
@@ -68,7 +69,18 @@ WRITTEN = (
     *("sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db-count"),
     *("replays.db", "replays.db-wal", "replays.db-shm", "replays.db-count"),
     *(trainer_logprobs.NAME, f"{trainer_logprobs.NAME}-wal", f"{trainer_logprobs.NAME}-shm"),
-    *("tensorboard", "trackers", "transcripts", "model", ".model.partial", PAST, "checkpoints", faults.LOG, logs.NAME),
+    *(
+        "tensorboard",
+        "trackers",
+        "transcripts",
+        "model",
+        ".model.partial",
+        PAST,
+        "checkpoints",
+        faults.LOG,
+        logs.NAME,
+        kept_code.FOLDER,
+    ),
 )
 """What a run, or an evaluation, writes into its folder beside its settings."""
 
@@ -141,8 +153,8 @@ class RunFolder:
             say: displays a line.
 
         Raises:
-            ConfigError: there is no run, another process trains in it, there is nothing to resume from, or a setting
-                can't change.
+            ConfigError: there is no run, another process trains in it, there is nothing to resume from, records of it
+                are gone, or a setting can't change.
             NewerFormat: a later agentrl wrote the folder or a checkpoint; nothing was changed.
         """
         saved = resuming.saved_settings(path)
@@ -154,9 +166,13 @@ class RunFolder:
             changes = resuming.changes(path, saved, config)
             rows = folder.metrics()
             done = int(rows[-1]["step"]) if rows else 0
+            whole = resuming.whole_checkpoints(path)
+            records.check(path, step_of(whole[-1]) if whole else 0, done, LOSSES, say)
             folder.checkpoint = resuming.newest_whole(path, config.steps, done, say)
             if changes:
                 say(f"settings changed: {', '.join(changes)}")
+            for line in kept_code.changes(path, config.model_dump(mode="json")):
+                say(line)
             for left in (path / "checkpoints").glob(".step-*"):  # of a process that was killed
                 shutil.rmtree(left)
         except BaseException as error:
@@ -193,7 +209,9 @@ class RunFolder:
     def write_settings(self, config: RunConfig) -> None:
         """Write what the run goes on with, also where it is resumed; secrets are given anew each time."""
         write_atomically(self.path / formats.NAME, formats.mark_run())
-        settings = {**without_secrets(config.model_dump(mode="json")), "resume": None, "accept_changed_data": False}
+        settings = kept_code.named(self.path, without_secrets(config.model_dump(mode="json")))
+        kept_code.keep(self.path, settings)
+        settings |= {"resume": None, "accept_changed_data": False}
         write_atomically(self.path / "config.yaml", yaml.safe_dump(settings, sort_keys=False).encode())
 
     # ------------------------------------------------------------------------------------- metrics

@@ -48,11 +48,12 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
         ConfigError: a setting is unknown, has the wrong type, or contradicts another.
     """
     if tree.get("resume"):
+        from agentrl.train import kept_code
         from agentrl.train.remote_copy import downloaded
         from agentrl.train.resuming import read_settings
 
         tree = downloaded(tree)
-        saved = read_settings(Path(tree["resume"]), "resume")
+        saved = kept_code.usable(run := Path(tree["resume"]), read_settings(run, "resume"))
         if again := tree.get("rerun") or saved.get("rerun"):
             raise ConfigError(f"resume={tree['resume']}: a rerun can't be resumed; begin it again: rerun={again}")
         return validate(_known(merge(applicable(saved, tree), tree)), RunConfig)

@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError, StoreError
 from agentrl.overrides import validate
 from agentrl.rollout.outcomes import REPLAYED, TRAINED, Outcome
 from agentrl.sessions.store import Store
-from agentrl.train import ledger, provenance
+from agentrl.train import kept_code, ledger, provenance
 from agentrl.train.data_identity import STARTS
 from agentrl.train.ledger import Entry
 from agentrl.train.provenance import Published, Trained
@@ -81,7 +81,7 @@ class Recorded:
         settings = [(int(line["step"]), line["settings"]) for line in lines]
         data = [identity.read(line.get(identity.KEY, {})) for line in lines]
         secrets = frozenset(name for _, tree in settings for name in hidden(tree))
-        starts = [(step, _validated(tree)) for step, tree in settings]
+        starts = [(step, _validated(kept_code.usable(run, tree))) for step, tree in settings]
         weights = {(each.version, each.incarnation): each for _, each in published}
         return cls(run, rows, entries, published, trained, starts, data, secrets, weights)
 
