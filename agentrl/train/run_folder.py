@@ -64,7 +64,8 @@ Metrics = dict[str, float]
 LOSSES = "losses.json"
 STREAM = "stream.json"
 WRITTEN = (
-    *("metrics.jsonl", "groups.jsonl", ratings.NAME, provenance.NAME, STREAM, LOSSES, "starts.jsonl", "result.json"),
+    *("metrics.jsonl", "groups.jsonl", ratings.NAME, provenance.NAME, STREAM, LOSSES, "starts.jsonl"),
+    *("result.json", "data.json"),
     "learning_curve.png",
     *("sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db-count"),
     *("replays.db", "replays.db-wal", "replays.db-shm", "replays.db-count"),

@@ -15,11 +15,15 @@ from agentrl.envs import identity
 from agentrl.errors import ConfigError
 from agentrl.models import tiny
 from agentrl.sessions.store import Store
+from agentrl.train.api import run_evaluate_suite
 from agentrl.train.files import write_atomically
 from agentrl.train.suite.compare import compare
+from agentrl.train.suite.parts import read_suite
 from agentrl.train.suite.results import read_results
 from agentrl.train.verify import verify
 from agentrl.types import Message, Session, StepResult, Task
+from agentrl.viewer.difference import differences
+from agentrl.viewer.runs import run_at
 from tests.records.digits import Digits
 from tests.records.test_records import unpacked
 
@@ -207,3 +211,36 @@ def test_results_of_changed_data_are_not_compared_unless_that_is_accepted(tmp_pa
         del results.parts["listed"][identity.KEY]  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="1 tasks have the same id and other content, such as 'eval2'"):
         compare(one, edited)
+
+
+def test_a_suite_goes_on_with_changed_data_only_where_that_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It measured the changed tasks, and put the result in the place of the one before, without a word."""
+    monkeypatch.chdir(tmp_path)
+    data = write(tmp_path / "rows.json")
+    (tmp_path / "suite.yaml").write_text(f"parts: {{a: {{env: {{name: listed, path: {str(data)!r}}}}}}}")
+
+    def measure(**settings: Any) -> int:
+        suite = read_suite("suite.yaml", {"policy": "noop", "run_dir": "out", **settings})
+        return int(run_evaluate_suite(suite).parts["a"]["tasks"])
+
+    assert measure() == measure() == 3
+    write(data, evaluated=4)
+    before = (tmp_path / "out" / "result.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"'eval' had 3 tasks .* now 4 .*accept_changed_data=true"):
+        measure()
+    assert (tmp_path / "out" / "result.json").read_bytes() == before
+    assert measure(accept_changed_data=True) == measure() == 4
+    assert "warning" in capsys.readouterr().out
+
+
+def test_diff_compares_no_tasks_of_runs_whose_data_differs(tmp_path: Path) -> None:
+    """Tasks of one id were taken for the same, whatever their data was."""
+    data = write(tmp_path / "rows.json")
+    for name in ("one", "other"):
+        env = {"name": "listed", "path": str(data)}
+        agentrl.evaluate(env=env, policy="noop", eval={"tasks": 3}, run_dir=str(tmp_path / name))
+        other_content(data)
+    shown = [str(part) for part in differences(run_at(tmp_path / "one"), run_at(tmp_path / "other"), 100)]
+    assert any("not compared, since the data differs: the split 'eval' had other content" in text for text in shown)
