@@ -2,6 +2,7 @@
 
     AgentRLError
     ├── ConfigError         (ValueError)        a setting is wrong or contradicts another
+    │   └── NewerFormat                         a later agentrl wrote what was to be read
     ├── UnknownName         (LookupError)       no environment, model, algorithm … of that name
     ├── MissingExtra        (ImportError)       an optional dependency is not installed
     ├── Departed            (RuntimeError)      a rerun differs from the run that it repeats
@@ -59,6 +60,10 @@ class AgentRLError(Exception):
 
 class ConfigError(AgentRLError, ValueError):
     """A setting is unknown, has the wrong type, or contradicts another."""
+
+
+class NewerFormat(ConfigError):
+    """A later agentrl wrote a run, a checkpoint or a store, in a format that this one does not know."""
 
 
 class UnknownName(AgentRLError, LookupError):

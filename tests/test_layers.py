@@ -25,6 +25,7 @@ LAYERS = (
         "processes",
         "prometheus",
         "faults",
+        "formats",
         "garbage",
         "scratch",
         "terminal",

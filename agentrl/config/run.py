@@ -120,6 +120,8 @@ class RunConfig(Section):
     record_logprobs: bool = False
     """Store the trainer's log-probability of each trained token before its step (logprobs.db, 4 bytes a token), for the
     viewer to show each token's ratio and how far engine and trainer differ. It costs a forward pass of each step."""
+    accept_changed_data: bool = False
+    """Resume or repeat a run although its tasks changed since; for this time alone; see docs/runs.md."""
     require_provenance: bool = False
     """End the run rather than train on a token whose weights the record does not prove: published, with an engine's
     checksum, and without caches that older weights computed; see docs/runs.md."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from agentrl import formats
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_expert
 from agentrl.envs.episode import NO_DEADLINES, Player, ScriptedActor, ScriptedPolicy, expert_policy, run_episode
@@ -241,7 +242,9 @@ def _begin_folder(game: Game) -> None:
     own = {"played": True, "env": {"name": game.name, **game.options}}
     try:
         game.folder.mkdir(parents=True, exist_ok=True)
+        formats.check_run(game.folder)
         if not settings.exists():
+            (game.folder / formats.NAME).write_bytes(formats.mark_run())
             settings.write_text(yaml.safe_dump(own), encoding="utf-8")
         elif "played" not in (yaml.safe_load(settings.read_text(encoding="utf-8")) or {}):
             raise ConfigError(f"run_dir = {str(game.folder)!r}: a run of something else is there")

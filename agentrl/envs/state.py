@@ -40,11 +40,11 @@ class EnvState:
     counters: dict[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """The state for a file or a database; equal states give equal bytes."""
+        """The state for a file or a database; mappings keep their order."""
         import msgspec
 
         content = {**vars(self), "task": self.task.model_dump(), "format": FORMAT}
-        return msgspec.msgpack.encode(content, order="deterministic")
+        return msgspec.msgpack.encode(content)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> EnvState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
@@ -52,6 +52,7 @@ async def play_held_out(
     step: int | None = None,
     ended: Callable[[Session], None] = lambda session: None,
     detail: Callable[[], str] = str,
+    tasks: Sequence[Task] | None = None,
 ) -> tuple[Evaluation, list[Group]]:
     """Play `eval.tasks` tasks, `eval.n` sessions each; the summary, and the sessions themselves.
 
@@ -64,12 +65,13 @@ async def play_held_out(
         step: how many of the run's steps are done; None outside a run.
         ended: is called with each session that has ended.
         detail: what the display says beside it.
+        tasks: those of `held_out_tasks`, where they are known already.
 
     Raises:
         InfraError: all of them ended in an infrastructure error.
     """
     env = rollouts.make_env()
-    tasks = held_out_tasks(config, env)
+    tasks = held_out_tasks(config, env) if tasks is None else tasks
     if len(tasks) < config.eval.tasks:
         split = held_out_split(config, env)
         found = f"{len(tasks)} task{'' if len(tasks) == 1 else 's'}"

@@ -84,6 +84,7 @@ def node_dict(node: Node) -> dict[str, Any]:
         "attachments": {kind: data.hex() for kind, data in node.attachments.items()},
         "tools": node.tools,
         "reply_id": node.reply_id,
+        "engines": list(node.engines),
         "arrival": list(node.arrival.packed) if node.arrival else None,
         "copy_of": node.copy_of,
         "copied_tokens": node.copied_tokens,
@@ -105,6 +106,7 @@ def _node(data: dict[str, Any]) -> Node:
             "versions": [VersionSpan(*span) for span in data["versions"]],
             "sampling": Sampling(**sampling) if sampling is not None else None,
             "finish_reason": FinishReason(data["finish_reason"]) if data["finish_reason"] else None,
+            "engines": tuple(data.get("engines", ())),
             "arrival": Arrival(*data["arrival"]) if data.get("arrival") else None,
             "attachments": {kind: bytes.fromhex(text) for kind, text in data["attachments"].items()},
         }

@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agentrl import formats
 from agentrl.errors import InvalidInput, StoreError
 from agentrl.sessions.integrity import CountFile, copy_files
 from agentrl.sessions.schema import read_session
@@ -67,6 +68,7 @@ def check(path: Path, out: Path | None = None) -> Report:
 
     Raises:
         InvalidInput: there is no such file, or `out` exists.
+        NewerFormat: a later agentrl wrote it.
         StoreError: `out` can't be written.
     """
     if not path.is_file():
@@ -77,6 +79,7 @@ def check(path: Path, out: Path | None = None) -> Report:
     with tempfile.TemporaryDirectory(prefix="agentrl-check-") as folder:
         copy = Path(folder) / "store.db"
         copy_files(path, copy)
+        formats.check_database(copy, formats.STORE, path)  # of the copy: a reader leaves files behind
         try:
             report.faults += _repair(copy)
             with closing(sqlite3.connect(copy)) as db:

@@ -11,13 +11,15 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 
+from agentrl import formats
 from agentrl.errors import StoreError
 from agentrl.sessions import summary
 from agentrl.sessions.codec import NODE_COLUMNS, digest, node_from, session_from
 from agentrl.sessions.integrity import checksum
 from agentrl.types import Session
 
-VERSION = 7
+OLDEST = 7
+"""The first format that can be read: that of the first agentrl whose runs later ones read."""
 
 ROW_COLUMNS = f"{NODE_COLUMNS}, checksum"
 HEAD_COLUMNS = "id, group_id, status, head, nodes, checksum"
@@ -87,7 +89,7 @@ def create(db: sqlite3.Connection) -> None:
     for statement in _statements(_SCHEMA + summary.SCHEMA):
         db.execute(statement)
     add_calls(db)
-    db.execute(f"PRAGMA user_version = {VERSION}")
+    formats.mark_database(db, formats.STORE)
 
 
 def has_calls(db: sqlite3.Connection) -> bool:
@@ -105,16 +107,14 @@ def exists(db: sqlite3.Connection, path: str) -> bool:
     """Whether the file has the tables; False for an empty one.
 
     Raises:
-        StoreError: it was written by another version of agentrl, or is another kind of database.
+        StoreError: it was written before formats were kept readable, or is another kind of database.
     """
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
-    if version > VERSION:
-        raise StoreError(f"{path!r} has schema {version}; this agentrl reads up to {VERSION}")
-    if 0 < version < VERSION:
-        raise StoreError(f"{path!r} has schema {version}, of an older agentrl; this one reads schema {VERSION}")
+    if 0 < version < OLDEST:
+        raise StoreError(f"{path!r} has format {version}, of an older agentrl; this one reads formats from {OLDEST} on")
     if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise StoreError(f"{path!r} is an SQLite file, but no session store")
-    return version == VERSION
+    return version > 0
 
 
 def failure(path: str, error: Exception) -> StoreError:

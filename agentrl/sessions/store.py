@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from agentrl import faults
+from agentrl import faults, formats
 from agentrl.errors import AgentRLError, InvalidInput, StoreError
 from agentrl.sessions import integrity, query, schema, summary
 from agentrl.sessions.codec import NODE_COLUMNS, digest, head_json, node_row, pack_ids, task_json
@@ -50,11 +50,13 @@ class Store:
         losses: how new turns' incarnations follow from their versions (`sessions.incarnations`); also in memory.
 
     Raises:
-        StoreError: the file can't be opened, is no session store, or was written by another version.
+        NewerFormat: a later agentrl wrote it; nothing was changed.
+        StoreError: the file can't be opened, or is no session store.
     """
 
     def __init__(self, path: str | Path, timeout: float = 30.0, *, read_only: bool = False) -> None:
         self.path = str(path)
+        formats.check_database(self.path, formats.STORE)
         self._lock = threading.RLock()
         self._count = CountFile(self.path)
         self._open_totals: dict[str, tuple[int, Totals]] = {}

@@ -71,9 +71,7 @@ def ratings(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> Non
     from agentrl.train import ratings as rated
     from agentrl.train.resuming import saved_settings
 
-    if not (run / "config.yaml").is_file():
-        raise ConfigError(f"{run}: no run there (config.yaml is missing)")
-    policies = saved_settings(run).policies.items()
+    policies = saved_settings(run, "").policies.items()
     found = next(((name, policy.past.every) for name, policy in policies if policy.name == PAST), None)
     if found is None:
         raise ConfigError(f"{run} has no policies.NAME={PAST}: its policy plays against no earlier version of itself")

@@ -3,6 +3,7 @@
     config.yaml      the settings, all of them, defaults included
     result.json      the summary: mean, confidence, pass@k, pass^k, tokens and cost, how sessions ended, why some are
                      excluded, and every task's scores
+    data.json        which data it has, from its beginning on; see `agentrl.envs.identity`
     sessions.db      every session, token for token, written while it is played
     transcripts/     a few conversations
 
@@ -34,7 +35,7 @@ import orjson
 from agentrl import cluster
 from agentrl.config import RunConfig
 from agentrl.config.secrets import without_secrets
-from agentrl.envs import sandboxes
+from agentrl.envs import identity, sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor, ScriptedActor
@@ -59,6 +60,8 @@ from agentrl.train.pictures import transcripts
 from agentrl.train.run_folder import RunFolder, run_path
 from agentrl.types import Group, Sampling, Session
 
+DATA = "data.json"
+"""The identity of an evaluation's data (`envs.identity`)."""
 SHOWN = 6
 """Conversations in a transcript."""
 IGNORED = {
@@ -271,9 +274,13 @@ async def measure(
     Raises:
         InfraError: every session ended in an infrastructure error.
     """
-    split = held_out_split(config, _factory(config)())
+    env = _factory(config)()
+    split = held_out_split(config, env)
+    found = identity.of_splits(env, [split])
     began = time.monotonic()
     display.say(f"evaluating {label(config)} on {config.env.name}, split {split}, in {folder.path}")
+    display.say(identity.described(found))
+    _keep_identity(config, folder.path, found, display)
     kept = set[str]()
     display.resume_hint = lambda: f"interrupted; {len(kept)} sessions are in {folder.path / 'sessions.db'}{hint}"
 
@@ -286,9 +293,29 @@ async def measure(
         result, groups = await play_held_out(config, rollouts, who, display, name, ended=keep, detail=detail)
     shown = [session for group in groups[:SHOWN] for session in group.sessions[:1]]
     transcripts(folder.path / "transcripts" / "eval.md", f"{config.env.name}, {label(config)}", shown)
-    data = {**_as_json(config, split, result, groups, time.monotonic() - began), **(about or {})}
+    known = {identity.KEY: identity.json(found), **(about or {})}
+    data = {**_as_json(config, split, result, groups, time.monotonic() - began), **known}
     write_atomically(folder.path / "result.json", orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n")
     return result, data
+
+
+def _keep_identity(config: RunConfig, folder: Path, found: identity.Identities, display: Display) -> None:
+    """Write which data an evaluation has, before it begins; one that goes on has to have the same.
+
+    Raises:
+        ConfigError: it changed, and `accept_changed_data` is not set.
+    """
+    file = folder / DATA
+    before = identity.read(orjson.loads(file.read_bytes())) if file.exists() else {}
+    if changed := identity.differences(before, found):
+        what = f"{folder}: the data changed since this evaluation began: {'; '.join(changed)}"
+        if not config.accept_changed_data:
+            raise ConfigError(
+                f"{what}. Another run_dir measures all of it anew; accept_changed_data=true measures here what is "
+                "other, and replaces the result"
+            )
+        display.warn(f"{what} (accept_changed_data=true)")
+    write_atomically(file, orjson.dumps(identity.json(found)))
 
 
 def label(config: RunConfig) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from agentrl import cluster, cores, faults, garbage, logs, tracing, watchdog
 from agentrl.config import MODEL, START, RolloutConfig, RunConfig
 from agentrl.config.secrets import secret_values
-from agentrl.envs import sandboxes
+from agentrl.envs import identity, sandboxes
 from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor
@@ -26,7 +26,7 @@ from agentrl.errors import AgentError, AgentRLError, ConfigError, StoreError
 from agentrl.models.folders import pin
 from agentrl.rollout.actors import ModelActor
 from agentrl.rollout.environments import in_workers
-from agentrl.rollout.evaluation import play_held_out
+from agentrl.rollout.evaluation import held_out_tasks, play_held_out
 from agentrl.rollout.fleet import elastic, make_engines, started
 from agentrl.rollout.gateway_workers import gateway_workers, served
 from agentrl.rollout.groups import Rollouts
@@ -39,7 +39,7 @@ from agentrl.rollout.stats import Evaluation
 from agentrl.sessions.recorder import Recorder
 from agentrl.sessions.renderers import get_renderer, strip
 from agentrl.sessions.store import Store
-from agentrl.train import interrupt, manifest, preflight, recording, setup
+from agentrl.train import data_identity, interrupt, manifest, preflight, recording, setup
 from agentrl.train.display import Display
 from agentrl.train.loop import Loop
 from agentrl.train.model_checks import engine_settings, prove_architecture, require_recording
@@ -50,7 +50,7 @@ from agentrl.train.remote_copy import Uploads
 from agentrl.train.result import TrainResult
 from agentrl.train.run_folder import RunFolder, run_path
 from agentrl.train.session_worker import holding
-from agentrl.types import Engine, Sampling
+from agentrl.types import Engine, Sampling, Task
 
 DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 ENDING = 10.0
@@ -68,6 +68,9 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
     sandboxes.configure(config.sandbox)
     make_env = factory(config.env.name, **config.env.kwargs)
     setup.quiet()
+    own = make_env()
+    data = identity.of_splits(own, setup.data_splits(config, own))
+    told = data_identity.check_same(config, own, data)
     sides = 2 if config.rollout.staleness else 1
     with (
         cores.at_once(sides),
@@ -79,6 +82,9 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
         logs.written(folder.path / logs.NAME, folder.path.name, secret_values(config.model_dump())),
         tracing.exported(config.tracing, {"agentrl.run": folder.path.name}, display.warn),
     ):
+        folder.data = data
+        for line in (identity.described(data), *told):
+            display.say(line)
         async with with_tools(make_env, config.tools) as equipped:
             return await _train(config, equipped, folder, store, display)
 
@@ -134,11 +140,12 @@ async def held_out(
             policy = await stack.enter_async_context(averaged_policy(policy, engine_settings(config)))
             await started(policy.engine)
         played, who = rollouts.limited(limits, apart=apart, policy=policy), act(limits)
+        tasks = held_out_tasks(config, rollouts.make_env())  # once: a file may change while the run goes on
 
         async def measure(when: str, step: int) -> Evaluation:
             if policy.engine is not None and policy is not rollouts.policy:
                 await loop.recovering(step, partial(loop.publish_average, policy.engine))
-            return await _measure(when, step, config, played, who, loop.folder, loop.display)
+            return await _measure(when, step, config, played, who, tasks, loop.folder, loop.display)
 
         yield measure
 
@@ -187,6 +194,8 @@ def stoppable(loop: Loop, display: Display) -> Iterator[None]:
 def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
     """The run's folder: an existing one, or a new one, removed where the run fails before its first checkpoint.
 
+    Where that is because the disk failed or is full, what the run has done stays.
+
     Raises:
         StoreError: the folder's disk failed or is full; the message says how to resume.
     """
@@ -203,9 +212,10 @@ def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
     except Exception as error:
         ours = isinstance(error, OSError) and not isinstance(error, AgentRLError) and error.errno in DISK_FAILED
         named = StoreError(str(error)) if ours else error
-        if isinstance(named, AgentRLError) and folder.has_saved() and not config.rerun:
+        disk = isinstance(named, StoreError) and (folder.path / "model").exists() and not config.rerun
+        if isinstance(named, AgentRLError) and (folder.has_saved() or disk) and not config.rerun:
             named.add_note(f"once that is fixed, {folder.resume_hint()}")
-        elif not config.resume and not folder.has_saved():
+        elif not config.resume and not (folder.has_saved() or disk):
             folder.discard()
         if named is error:
             raise
@@ -361,12 +371,13 @@ async def _measure(
     config: RunConfig,
     rollouts: Rollouts,
     who: Actor | Program,
+    tasks: Sequence[Task],
     folder: RunFolder,
     display: Display,
 ) -> Evaluation:
     """Evaluate on held-out tasks and write a few transcripts."""
     label = config.eval.label
-    result, groups = await play_held_out(config, rollouts, who, display, f"evaluation {when}{label}", step)
+    result, groups = await play_held_out(config, rollouts, who, display, f"evaluation {when}{label}", step, tasks=tasks)
     shown = [session for group in groups[:SHOWN] for session in group.sessions[:1]]
     name = when.removesuffix(" training")
     transcripts(folder.path / "transcripts" / f"{name.replace(' ', '-')}.md", f"{config.env.name}, {when}", shown)

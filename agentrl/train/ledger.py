@@ -24,7 +24,7 @@ from agentrl.rollout.outcomes import GENERATED_AGAIN, REPLAYED, TRAINED, Outcome
 from agentrl.sessions.store import Store
 from agentrl.train.files import append, write_atomically
 from agentrl.train.resuming import step_of, whole_checkpoints
-from agentrl.train.state import STATE, last_attempts
+from agentrl.train.state import last_attempts, saved
 
 NAME = "groups.jsonl"
 
@@ -107,7 +107,7 @@ def _faults_of_number(number: int, outcomes: list[Outcome]) -> Iterator[str]:
 
 def _gaps(checkpoint: Path, entries: list[Entry]) -> Iterator[str]:
     """Numbers that are neither in the ledger nor in the state of a checkpoint, or in both."""
-    state = orjson.loads((checkpoint / STATE).read_bytes())["stream"]
+    state = saved(checkpoint)["stream"]
     left = [entry.outcome for entry in entries if entry.step <= step_of(checkpoint)]
     left += [Outcome.read(outcome) for outcome in state["outcomes"]]
     over = {outcome.number for outcome in left if outcome.outcome not in GENERATED_AGAIN}

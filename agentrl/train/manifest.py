@@ -2,7 +2,8 @@
 
 `manifest.json` has under "files" each file's size and a digest: SHA-256 of the whole of it up to 16 MiB, and of 16
 pieces spread evenly over a larger one. That finds files that were truncated, replaced or never flushed, at a cost
-that does not grow with the model; it misses single flipped bits in large files. Further keys are for others.
+that does not grow with the model; it misses single flipped bits in large files. "format" is the manifest's own number
+(`agentrl.formats`). Further keys are for others.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from agentrl import formats
+from agentrl.errors import NewerFormat
 from agentrl.train.files import sync, write_atomically
 
 NAME = "manifest.json"
@@ -30,6 +33,8 @@ def write(folder: Path) -> None:
         manifest: dict[str, Any] = json.loads((folder / NAME).read_text())
     except FileNotFoundError:
         manifest = {"files": {}}
+    formats.MANIFEST.check(manifest, folder / NAME)
+    manifest |= formats.MANIFEST.mark()
     for file in _files(folder):
         name = file.relative_to(folder).as_posix()
         if name not in manifest["files"]:
@@ -40,15 +45,21 @@ def write(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a folder that has a manifest, in words; None where it is intact."""
+    """What is wrong with a folder that has a manifest, in words; None where it is intact.
+
+    Raises:
+        NewerFormat: a later agentrl wrote the manifest.
+    """
     try:
-        files = json.loads((folder / NAME).read_text())["files"]
+        files = _read(folder)
         for name, recorded in files.items():
             size = (folder / name).stat().st_size
             if size != recorded["bytes"]:
                 return f"{name} has {size:,} bytes, not {recorded['bytes']:,}"
             if digest(folder / name) != recorded["digest"]:
                 return f"{name} has changed since it was written"
+    except NewerFormat:
+        raise
     except FileNotFoundError as error:
         return f"{Path(error.filename).relative_to(folder)} is missing"
     except OSError as error:
@@ -64,7 +75,7 @@ def recorded(folder: Path, name: str) -> bool:
     True where the manifest is missing or damaged: it must not be rebuilt from files of unknown origin.
     """
     try:
-        files = json.loads((folder / NAME).read_text())["files"]
+        files = _read(folder)
     except (OSError, ValueError, KeyError):
         return True
     return any(file == name or file.startswith(f"{name}/") for file in files)
@@ -88,6 +99,14 @@ def digest(path: Path, *, flush: bool = False) -> str:
             file.seek(place)
             found.update(file.read(PIECE))
     return found.hexdigest()
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """The files that a folder's manifest records."""
+    whole = json.loads((folder / NAME).read_text())
+    formats.MANIFEST.check(whole, folder / NAME)
+    files: dict[str, Any] = whole["files"]
+    return files
 
 
 def _files(folder: Path) -> Iterator[Path]:

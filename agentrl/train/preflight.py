@@ -144,7 +144,7 @@ def _check_player(config: RunConfig, model: str) -> None:
     if config.agent is not None:
         load_agent(config.agent)
         Tls.of(config.gateway.tls_certificate, config.gateway.tls_key, "gateway.")
-    if model != setup.TINY and not config.resume:
+    if model != setup.TINY and not (config.resume or config.rerun):  # these have the run's own copy
         get_renderer(resolve(model), config.model.renderer)
 
 

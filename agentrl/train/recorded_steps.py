@@ -52,7 +52,7 @@ class RecordedSteps:
     rows: Mapping[int, Mapping[str, float]]
 
     def groups(self, step: int, store: Store) -> list[Group] | None:
-        """What a step (from 1) trained on; None where the store has other sessions."""
+        """What a step (from 1) trained on; None where the ledger lacks it, or the store has other sessions."""
         found: list[Group] = []
         for outcome in sorted(self.outcomes.get(step, ()), key=lambda outcome: outcome.number):
             sessions = last_attempts(store, outcome.group)
@@ -60,7 +60,7 @@ class RecordedSteps:
                 return None
             names = {"number": outcome.number, "attempt": outcome.attempt, "step": outcome.begun}
             found.append(Group(outcome.group, sessions[0].task, sessions, **names, choice=outcome.choice))
-        return found
+        return found or None
 
 
 def write(run: Path, step: int, state: RunState) -> None:
@@ -96,6 +96,9 @@ async def resume(loop: Loop, config: RunConfig) -> int:
     assert folder.saved is not None
     start = last = step_of(folder.checkpoint)
     recorded = read(folder, start)
+    done = max((int(row["step"]) for row in folder.metrics()), default=0)
+    if recorded is None and done > start:
+        loop.display.warn(f"steps {start + 1} to {done} are lost, and learned again: {STREAM} or metrics lack them")
     if recorded is not None:
         again = state.trainer.deterministic
         why = _changed(config, folder.saved) if again else f"trainer={config.trainer.name} is not deterministic here"
@@ -155,7 +158,7 @@ async def _train_again(loop: Loop, recorded: RecordedSteps, start: int) -> str:
     for step in range(start + 1, recorded.last + 1):
         groups = recorded.groups(step, loop.state.store)
         if groups is None:
-            return f"the store lacks sessions of step {step}"
+            return f"the store or the ledger lacks sessions of step {step}"
         metrics = await loop.train(groups, step - 1, again=True)
         if loop.recovery is not None:
             loop.recovery.learned(step - 1, groups)

@@ -1,8 +1,8 @@
 """What a run leaves to be run again by (`rerun=`), and the comparison of steps and weights with it.
 
 `starts.jsonl` has a line for each process that trained in the folder: the step it began at, the machine (kind of CPU,
-cores, threads of engine and trainer), versions, and its settings. Groups, their order and their discards are in the
-ledger; tokens, cuts and versions in the session store (`rollout.rerun`).
+cores, threads of engine and trainer), versions, its settings, and the identity of its data (`data_identity`). Groups,
+their order and their discards are in the ledger; tokens, cuts and versions in the session store (`rollout.rerun`).
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ import orjson
 from agentrl import __version__, cores
 from agentrl.config import RunConfig
 from agentrl.config.secrets import without_secrets
+from agentrl.envs import identity
 from agentrl.errors import ConfigError, Departed
-from agentrl.overrides import read_yaml
 from agentrl.rollout.fleet import divided
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.outcomes import TRAINED, Outcome
 from agentrl.rollout.rerun_engine import Recording
 from agentrl.sessions.store import Store
-from agentrl.train import ledger, manifest, resuming
+from agentrl.train import kept_code, ledger, manifest, resuming
 from agentrl.train.backends import Trainer
+from agentrl.train.data_identity import STARTS
 from agentrl.train.display import Display
 from agentrl.train.files import append
 from agentrl.train.run_folder import RunFolder
 from agentrl.train.state import last_attempts
 from agentrl.types import Engine, Session
 
-STARTS = "starts.jsonl"
 BY_TIME = ("time/", "idle/", "throughput/", "stream/", "groups/", "resumed/")
 """Metrics that depend on speed, on groups that were discarded, or on interruptions: not compared."""
 UNLIMITED = {"turn_timeout": 1e8, "timeout": 1e9, "group_deadline": None, "max_replaced": 0}
@@ -49,9 +49,7 @@ def settings(run: Path) -> dict[str, Any]:
     Raises:
         ConfigError: there is no run, or not one that can be run again.
     """
-    if not (run / "config.yaml").is_file():
-        raise ConfigError(f"rerun={str(run)!r}: no run there (config.yaml is missing)")
-    saved = read_yaml(run / "config.yaml")
+    saved = kept_code.usable(run, resuming.read_settings(run, "rerun"))
     steps = max((entry.step for entry in ledger.read(run)), default=0)
     if steps < saved["steps"]:
         raise ConfigError(f"rerun={str(run)!r}: the run has {steps} of its {saved['steps']} steps; resume it first")
@@ -104,7 +102,9 @@ def write_start(config: RunConfig, folder: RunFolder, trainer: Trainer, display:
     """Record where and with what a process trains after the step `start`; a rerun names what differs."""
     own = {
         **machine(config, folder.path / "model", trainer),
-        "settings": without_secrets(config.model_dump(mode="json")),
+        "settings": kept_code.named(folder.path, without_secrets(config.model_dump(mode="json"))),
+        "code": kept_code.digests(folder.path),
+        identity.KEY: identity.json(folder.data),
     }
     append(folder.path / STARTS, orjson.dumps({"step": start, **own}) + b"\n")
     if config.rerun:
@@ -138,6 +138,9 @@ def differences(run: Path, own: Mapping[str, Any]) -> list[str]:
         recorded = sorted({str(start[name]) for start in starts} - {str(own[name])})
         if recorded:
             found.append(f"{name} is {own[name]}, and was {', '.join(recorded)} where {run} was recorded")
+    if known := {digest for start in starts for digest in start.get("code", {}).values()}:
+        changed = [name for name, digest in own["code"].items() if digest not in known]
+        found += [f"{name} is another file than where {run} was recorded" for name in changed]
     for before, after in pairwise(starts):
         changed = [name for name, value in after["settings"].items() if value != before["settings"].get(name)]
         if changed := [name for name in changed if name != "resume"]:

@@ -29,14 +29,18 @@ from contextlib import closing, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from agentrl import formats
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.train import provenance, resuming
+from agentrl.train import kept_code, provenance, resuming
 from agentrl.train.display import Display
 from agentrl.train.resuming import step_of
 from agentrl.train.run_folder import LOSSES, STREAM
 
-RUN_FILES = ("config.yaml", "starts.jsonl", STREAM, LOSSES, provenance.NAME, "groups.jsonl", "metrics.jsonl")
+RUN_FILES = (
+    *("config.yaml", formats.NAME, "starts.jsonl", STREAM, LOSSES),
+    *(provenance.NAME, "groups.jsonl", "metrics.jsonl"),
+)
 STORE = "sessions.db"
 STAGED = ".uploading"
 STEP = re.compile(r"step-(\d+)(?:\.json)?")
@@ -97,9 +101,15 @@ class Storage:
             raise ConfigError(f"{self.field}={self.url}: can't write there: {type(error).__name__}: {error}") from error
 
     def index(self, step: int) -> dict[str, int]:
-        """A complete copy's files, by their names under the URL, and their sizes in bytes."""
-        index: dict[str, int] = json.loads(self.files.cat_file(f"{self.root}/{_name(step)}.json"))["files"]
-        return index
+        """A complete copy's files, by their names under the URL, and their sizes in bytes.
+
+        Raises:
+            NewerFormat: a later agentrl wrote it.
+        """
+        index = json.loads(self.files.cat_file(f"{self.root}/{_name(step)}.json"))
+        formats.RUN.check(index, f"{self.field}={self.url}")
+        files: dict[str, int] = index["files"]
+        return files
 
     def put(self, source: Path, name: str) -> None:
         """Upload one file."""
@@ -123,7 +133,8 @@ class Storage:
 
     def commit(self, step: int, files: dict[str, int]) -> None:
         """Make a copy complete."""
-        self.files.pipe_file(f"{self.root}/{_name(step)}.json", json.dumps({"files": files}, indent=1).encode())
+        index = json.dumps({**formats.RUN.mark(), "files": files}, indent=1)
+        self.files.pipe_file(f"{self.root}/{_name(step)}.json", index.encode())
 
     def prune(self, keep: Sequence[int]) -> None:
         """Remove all copies but those of these steps, their indices first, and what uploads left that did not end."""
@@ -193,6 +204,8 @@ class Uploads:
         for name in RUN_FILES:
             with suppress(FileNotFoundError):
                 shutil.copyfile(self._run / name, staged / "run" / name)
+        if (code := self._run / kept_code.FOLDER).exists():
+            shutil.copytree(code, staged / "run" / kept_code.FOLDER)
         with (
             closing(sqlite3.connect(self._run / STORE)) as store,
             closing(sqlite3.connect(staged / "run" / STORE)) as copy,

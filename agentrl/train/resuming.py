@@ -12,11 +12,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
+
+from agentrl import formats
 from agentrl.config import RunConfig
 from agentrl.config.secrets import without_secrets
 from agentrl.errors import ConfigError
 from agentrl.overrides import read_yaml, validate
-from agentrl.train import manifest
+from agentrl.train import kept_code, manifest
 from agentrl.train.files import remove
 
 FIXED = (
@@ -24,19 +27,35 @@ FIXED = (
     *("algo.value_view", "trainer.name", "trainer.optimizer", "rollout.sampler.name", "run_dir"),
 )
 """Settings, or whole sections, that a run keeps from its first step to its last."""
+ONCE = ("resume", "policy", "accept_changed_data")
+"""Settings of a single resumption."""
+STATE = "run.json"
+"""The file of a checkpoint that has the state of stream and algorithm; see `train.state`."""
 ASIDE = "damaged-"
 """Prefix of the name of a checkpoint that could not be resumed from."""
 
 
-def saved_settings(run: Path) -> RunConfig:
-    """The settings that a run was last begun or resumed with.
+def read_settings(run: Path, asked: str = "") -> dict[str, Any]:
+    """A run's config.yaml, the first that is read of a run: it is refused here where its format is not known.
+
+    Args:
+        run: its folder.
+        asked: the setting that names it, for messages; none where it is an argument.
 
     Raises:
-        ConfigError: there is no run, or its config.yaml is not one.
+        ConfigError: there is no run, or its config.yaml is not YAML.
+        NewerFormat: a later agentrl wrote it.
     """
     if not (run / "config.yaml").is_file():
-        raise ConfigError(f"resume={str(run)!r}: no run there (config.yaml is missing)")
-    return validate(read_yaml(run / "config.yaml"), RunConfig)
+        named = f"{asked}={str(run)!r}" if asked else str(run)
+        raise ConfigError(f"{named}: no run there (config.yaml is missing)")
+    formats.check_run(run)
+    return read_yaml(run / "config.yaml")
+
+
+def saved_settings(run: Path, asked: str = "resume") -> RunConfig:
+    """The settings that a run was last begun or resumed with; see `read_settings`."""
+    return validate(kept_code.usable(run, read_settings(run, asked)), RunConfig)
 
 
 def changes(run: Path, saved: RunConfig, requested: RunConfig) -> list[str]:
@@ -46,7 +65,7 @@ def changes(run: Path, saved: RunConfig, requested: RunConfig) -> list[str]:
         ConfigError: one of them can't; the message names them all.
     """
     old, new = (flat(without_secrets(config.model_dump(mode="json"))) for config in (saved, requested))
-    changed = [name for name in {**old, **new} if name not in ("resume", "policy") and old.get(name) != new.get(name)]
+    changed = [name for name in {**old, **new} if name not in ONCE and old.get(name) != new.get(name)]
     fixed = [name for name in changed if any(name == part or name.startswith(f"{part}.") for part in FIXED)]
     if fixed:
         wrong = ", ".join(f"{_word(name, new)} (the run has {_word(name, old)})" for name in fixed)
@@ -100,9 +119,24 @@ def newest_whole(run: Path, steps: int, done: int, say: Callable[[str], None]) -
         say(f"warning: {faults}. Renamed to checkpoints/{ASIDE}…; going on {on}")
     if start < done:
         say(f"steps {start + 1} to {done} come after the newest checkpoint")
-    elif start > done:
-        say(f"warning: metrics.jsonl has {done} of {start} steps; the others stay missing")
     return found
+
+
+def check_formats(run: Path) -> None:
+    """Refuse a run that a later agentrl wrote, or that has a checkpoint which a later one did.
+
+    Raises:
+        NewerFormat: that is so.
+    """
+    formats.check_run(run)
+    of_files = {STATE: formats.CHECKPOINT, manifest.NAME: formats.MANIFEST}
+    for file, expected in ((path / name, each) for path in step_folders(run) for name, each in of_files.items()):
+        try:
+            found = orjson.loads(file.read_bytes())
+        except (OSError, ValueError):  # missing or damaged, which is found later
+            continue
+        if isinstance(found, dict):
+            expected.check(found, file)
 
 
 def step_folders(run: Path) -> list[Path]:

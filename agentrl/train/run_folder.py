@@ -1,5 +1,7 @@
 """The run folder: a run's files, and what it resumes from.
 
+    format.json          which format the folder has, and which agentrl wrote it; see `agentrl.formats`
+    code/                copies of the Python files that settings name; see `kept_code`
     config.yaml          the settings, all of them, defaults included, without secrets
     run.lock             the process that trains here; see `lock`
     faults.jsonl         the faults that a plan injected; see `agentrl.faults`
@@ -40,12 +42,13 @@ from typing import TYPE_CHECKING
 import orjson
 import yaml
 
-from agentrl import faults, logs
+from agentrl import faults, formats, logs
 from agentrl.config import PAST, RunConfig
 from agentrl.config.secrets import without_secrets
+from agentrl.envs.identity import Identities
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
 from agentrl.rollout.outcomes import Outcome
-from agentrl.train import ledger, manifest, provenance, ratings, resuming, trainer_logprobs
+from agentrl.train import kept_code, ledger, manifest, provenance, ratings, records, resuming, trainer_logprobs
 from agentrl.train.files import append, remove, write_atomically
 from agentrl.train.lock import RunLock
 from agentrl.train.resuming import step_of
@@ -61,12 +64,24 @@ Metrics = dict[str, float]
 LOSSES = "losses.json"
 STREAM = "stream.json"
 WRITTEN = (
-    *("metrics.jsonl", "groups.jsonl", ratings.NAME, provenance.NAME, STREAM, LOSSES, "starts.jsonl", "result.json"),
+    *("metrics.jsonl", "groups.jsonl", ratings.NAME, provenance.NAME, STREAM, LOSSES, "starts.jsonl"),
+    *("result.json", "data.json"),
     "learning_curve.png",
     *("sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db-count"),
     *("replays.db", "replays.db-wal", "replays.db-shm", "replays.db-count"),
     *(trainer_logprobs.NAME, f"{trainer_logprobs.NAME}-wal", f"{trainer_logprobs.NAME}-shm"),
-    *("tensorboard", "trackers", "transcripts", "model", ".model.partial", PAST, "checkpoints", faults.LOG, logs.NAME),
+    *(
+        "tensorboard",
+        "trackers",
+        "transcripts",
+        "model",
+        ".model.partial",
+        PAST,
+        "checkpoints",
+        faults.LOG,
+        logs.NAME,
+        kept_code.FOLDER,
+    ),
 )
 """What a run, or an evaluation, writes into its folder beside its settings."""
 
@@ -81,6 +96,7 @@ class RunFolder:
         check_row: is called with each row of metrics before it is written; a rerun compares it with the recorded one.
         uploads: copies each whole checkpoint to object storage.
         trackers: get each row of metrics besides metrics.jsonl.
+        data: the identities of the run's data.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,6 +105,7 @@ class RunFolder:
         self.saved: RunConfig | None = None
         self.check_row: Callable[[Mapping[str, float]], None] = lambda row: None
         self.uploads: Uploads | None = None
+        self.data: Identities = {}
         try:
             self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.mkdir(parents=True, exist_ok=True)
@@ -108,6 +125,8 @@ class RunFolder:
         """
         folder = cls(path)
         try:
+            if again:
+                formats.check_run(path)
             folder._lock = RunLock(path)
             if (path / "config.yaml").exists() and not again:
                 raise ConfigError(
@@ -135,10 +154,12 @@ class RunFolder:
             say: displays a line.
 
         Raises:
-            ConfigError: there is no run, another process trains in it, there is nothing to resume from, or a setting
-                can't change.
+            ConfigError: there is no run, another process trains in it, there is nothing to resume from, records of it
+                are gone, or a setting can't change.
+            NewerFormat: a later agentrl wrote the folder or a checkpoint; nothing was changed.
         """
         saved = resuming.saved_settings(path)
+        resuming.check_formats(path)
         folder = cls(path)
         folder.saved = saved
         try:
@@ -146,9 +167,13 @@ class RunFolder:
             changes = resuming.changes(path, saved, config)
             rows = folder.metrics()
             done = int(rows[-1]["step"]) if rows else 0
+            whole = resuming.whole_checkpoints(path)
+            records.check(path, step_of(whole[-1]) if whole else 0, done, LOSSES, say)
             folder.checkpoint = resuming.newest_whole(path, config.steps, done, say)
             if changes:
                 say(f"settings changed: {', '.join(changes)}")
+            for line in kept_code.changes(path, config.model_dump(mode="json")):
+                say(line)
             for left in (path / "checkpoints").glob(".step-*"):  # of a process that was killed
                 shutil.rmtree(left)
         except BaseException as error:
@@ -168,7 +193,7 @@ class RunFolder:
     def discard(self) -> None:
         """Remove all that a new run wrote, and close."""
         self.trackers.close()
-        for name in (*WRITTEN, "config.yaml"):
+        for name in (*WRITTEN, "config.yaml", formats.NAME):
             path = self.path / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         self.close()
@@ -184,7 +209,10 @@ class RunFolder:
 
     def write_settings(self, config: RunConfig) -> None:
         """Write what the run goes on with, also where it is resumed; secrets are given anew each time."""
-        settings = {**without_secrets(config.model_dump(mode="json")), "resume": None}
+        write_atomically(self.path / formats.NAME, formats.mark_run())
+        settings = kept_code.named(self.path, without_secrets(config.model_dump(mode="json")))
+        kept_code.keep(self.path, settings)
+        settings |= {"resume": None, "accept_changed_data": False}
         write_atomically(self.path / "config.yaml", yaml.safe_dump(settings, sort_keys=False).encode())
 
     # ------------------------------------------------------------------------------------- metrics

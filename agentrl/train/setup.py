@@ -15,8 +15,8 @@ from agentrl.envs.base import Env, has_demonstrator, has_expert
 from agentrl.envs.episode import demonstrator_policy, expert_policy, play
 from agentrl.envs.registry import find
 from agentrl.errors import ConfigError, EnvError, InfraError
-from agentrl.overrides import applicable, merge, read_yaml, spread, validate
-from agentrl.rollout.evaluation import SCRIPTED
+from agentrl.overrides import applicable, merge, spread, validate
+from agentrl.rollout.evaluation import SCRIPTED, held_out_split
 from agentrl.sessions.renderers.writer import text_of
 from agentrl.types import Session, Task
 
@@ -48,12 +48,12 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
         ConfigError: a setting is unknown, has the wrong type, or contradicts another.
     """
     if tree.get("resume"):
+        from agentrl.train import kept_code
         from agentrl.train.remote_copy import downloaded
+        from agentrl.train.resuming import read_settings
 
         tree = downloaded(tree)
-        if not (Path(tree["resume"]) / "config.yaml").is_file():
-            raise ConfigError(f"resume={str(tree['resume'])!r}: no run there (config.yaml is missing)")
-        saved = read_yaml(Path(tree["resume"]) / "config.yaml")
+        saved = kept_code.usable(run := Path(tree["resume"]), read_settings(run, "resume"))
         if again := tree.get("rerun") or saved.get("rerun"):
             raise ConfigError(f"resume={tree['resume']}: a rerun can't be resumed; begin it again: rerun={again}")
         return validate(_known(merge(applicable(saved, tree), tree)), RunConfig)
@@ -120,6 +120,11 @@ def quiet() -> None:
 def demonstration_split(env: Env) -> str:
     """Where demonstrations come from: the environment's `demo` split, else its first."""
     return "demo" if "demo" in env.splits else env.splits[0]
+
+
+def data_splits(config: RunConfig, env: Env) -> list[str]:
+    """The splits that a run trains on, is measured by, and imitates."""
+    return ["train", held_out_split(config, env), *([demonstration_split(env)] if config.warm_start.steps else [])]
 
 
 async def build_tiny(make_env: Callable[[], Env], out: Path, seed: int) -> Path:

@@ -10,15 +10,15 @@ from typing import Any
 
 import orjson
 
+from agentrl import formats
 from agentrl.errors import ConfigError
 from agentrl.rollout.stream import Stream
 from agentrl.sessions.store import Store
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.backends import Trainer
 from agentrl.train.files import write_atomically
+from agentrl.train.resuming import STATE
 from agentrl.types import Session
-
-STATE = "run.json"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ class RunState:
 
     def writer(self) -> Callable[[Path], None]:
         """What writes the state as it is now into a checkpoint's folder, in any thread, while groups are generated."""
-        state = orjson.dumps({"stream": self.stream.state(), "algorithm": self.algorithm.snapshot()})
+        state = orjson.dumps(
+            {**formats.CHECKPOINT.mark(), "stream": self.stream.state(), "algorithm": self.algorithm.snapshot()}
+        )
 
         def write(path: Path) -> None:
             self.trainer.export(path)
@@ -77,11 +79,13 @@ def saved(path: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: an older version of agentrl wrote it.
+        NewerFormat: a later one did.
     """
     try:
         state: dict[str, Any] = orjson.loads((path / STATE).read_bytes())
     except FileNotFoundError:
         raise ConfigError(f"{path}: {STATE} is missing: an older agentrl wrote this checkpoint") from None
+    formats.CHECKPOINT.check(state, path)
     return state
 
 

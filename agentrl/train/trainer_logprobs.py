@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from agentrl import formats
 from agentrl.errors import StoreError
 
 NAME = "logprobs.db"
@@ -57,11 +58,13 @@ def write(run: Path, step: int, version: int, found: Mapping[tuple[str, int], Se
     Raises:
         StoreError: writing failed.
     """
+    formats.check_database(run / NAME, formats.LOGPROBS)
     rows = [(session, node, step, version, _packed(logprobs)) for (session, node), logprobs in found.items()]
     try:
         with closing(sqlite3.connect(run / NAME, WAIT)) as db, db:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute(_TABLE)
+            formats.mark_database(db, formats.LOGPROBS)
             db.executemany("INSERT OR REPLACE INTO logprobs VALUES (?, ?, ?, ?, ?)", rows)
     except sqlite3.Error as error:
         raise StoreError(f"{run / NAME}: {error}") from error
@@ -80,6 +83,7 @@ def last_of(run: Path, session: str, node: int) -> TurnLogprobs | None:
     """
     if not (run / NAME).is_file():
         return None
+    formats.check_database(run / NAME, formats.LOGPROBS)
     select = "SELECT step, version, data FROM logprobs WHERE session = ? AND node = ? ORDER BY step DESC LIMIT 1"
     try:
         with closing(sqlite3.connect(f"file:{quote(str(run / NAME))}?mode=ro", WAIT, uri=True)) as db:
@@ -92,6 +96,7 @@ def last_of(run: Path, session: str, node: int) -> TurnLogprobs | None:
 def drop_after(run: Path, step: int) -> None:
     """Remove the rows of steps after `step`, which a resumed run will write again."""
     if (run / NAME).is_file():
+        formats.check_database(run / NAME, formats.LOGPROBS)
         with closing(sqlite3.connect(run / NAME, WAIT)) as db, db:
             db.execute(_TABLE)
             db.execute("DELETE FROM logprobs WHERE step > ?", (step,))

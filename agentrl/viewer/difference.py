@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from agentrl.envs import identity
 from agentrl.sessions.query import Filters
 from agentrl.train.panel import short, sparkline
 from agentrl.untrusted import visible_text
@@ -103,6 +104,9 @@ def differences(a: Run, b: Run, width: int) -> Iterator[RenderableType]:
     yield from _curves(a, b, width)
     if "env.name" in changed:  # their tasks may have the same ids, and nothing else in common
         yield Text("tasks: not compared, since the environments differ", "bold")
+        return
+    if other := identity.differences(a.data(), b.data()):
+        yield Text(f"tasks: not compared, since the data differs: {visible_text('; '.join(other))}", "bold")
         return
     said, found = tasks(a, b)
     better = sum(each.change > 0 for each in found)

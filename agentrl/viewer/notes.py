@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from pydantic import Field, NonNegativeInt, StringConstraints
 
+from agentrl import formats
 from agentrl.config.sections import Section
 from agentrl.errors import InvalidInput, StoreError
 from agentrl.untrusted import safe_text
@@ -111,6 +112,7 @@ class Notes:
             db.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA.split(";"):
                 db.execute(statement)
+            formats.mark_database(db, formats.NOTES)
             found = db.execute("SELECT version FROM notes WHERE session = ?", (session,)).fetchone()
             if (found[0] if found else 0) != change.version:
                 raise InvalidInput("this note was changed by somebody else meanwhile: load the page again")
@@ -137,6 +139,7 @@ class Notes:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
+        formats.check_database(self.path, formats.NOTES)
         try:
             yield
         except sqlite3.Error as error:

@@ -18,13 +18,16 @@ from typing import Any
 
 import orjson
 
+from agentrl import formats
 from agentrl.config.secrets import without_secrets
+from agentrl.envs import identity
+from agentrl.envs.identity import Identities
 from agentrl.errors import AgentRLError, ConfigError, unknown_name
 from agentrl.overrides import read_yaml
 from agentrl.sessions.store import Store
-from agentrl.train import lock
+from agentrl.train import data_identity, lock
 from agentrl.train.resuming import flat
-from agentrl.viewer.notes import Notes
+from agentrl.viewer.notes import Note, Notes
 from agentrl.viewer.origins import Origins
 from agentrl.viewer.series import MetricsFile, thinned
 
@@ -41,6 +44,7 @@ class State(StrEnum):
     FINISHED = "finished"
     STOPPED = "stopped"  # it ended in order before its last step
     KILLED = "killed"  # its process is gone and did not end in order
+    NEWER = "newer"  # a later agentrl wrote it, in a format that this one can't read
 
 
 class Kind(StrEnum):
@@ -113,7 +117,11 @@ class Run:
         return self._settings[1]
 
     def summary(self) -> dict[str, Any]:
-        """A line of the list of runs."""
+        """A line of the list of runs; of one that a later agentrl wrote, that alone."""
+        try:
+            formats.check_run(self.path)
+        except ConfigError as error:
+            return self._unreadable(str(error))
         settings, rows = self.settings(), self.metrics.rows()
         last = rows[-1] if rows else {}
         kind, evaluation = self.kind(), self.evaluation() or {}
@@ -140,6 +148,11 @@ class Run:
             "sessions": self.database.exists(),
             "note": self.notes.one().json(),
         }
+
+    def _unreadable(self, why: str) -> dict[str, Any]:
+        known = {"name": self.name, "kind": Kind.TRAINING, "state": State.NEWER, "done": 0, "environment": why}
+        missing = dict.fromkeys(("steps", "model", "algorithm", "engine", "reward", "left"))
+        return {**known, **missing, "spark": [], "updated": self.updated(), "sessions": False, "note": Note().json()}
 
     def kind(self) -> Kind:
         """What its folder holds; an evaluation that has not ended is known by its sessions."""
@@ -170,6 +183,11 @@ class Run:
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
+
+    def data(self) -> Identities:
+        """The identities of its data; empty where an older agentrl did not record them."""
+        found = (self.evaluation() or {}).get(identity.KEY)
+        return data_identity.recorded(self.path) if found is None else identity.read(found)
 
     def updated(self) -> float:
         """When it last wrote something, in seconds since 1970."""
@@ -217,10 +235,12 @@ class Runs:
 
         Raises:
             UnknownName: there is none.
+            NewerFormat: a later agentrl wrote it.
         """
         run = self._known.get(name) or self.all().get(name)
         if run is None:
             raise unknown_name("run", name, self._known)
+        formats.check_run(run.path)
         return run
 
     def _found(self) -> Iterator[tuple[str, Path]]:
@@ -243,10 +263,12 @@ def run_at(path: Path) -> Run:
 
     Raises:
         UnknownName: it is no run's; the message names those beside it.
+        NewerFormat: a later agentrl wrote it.
     """
     if not is_run(path):
         beside = path.parent.iterdir() if path.parent.is_dir() else ()
         raise unknown_name("run", str(path), [str(other) for other in beside if is_run(other)])
+    formats.check_run(path)
     return Run(path.resolve().name, path, MetricsFile(path / "metrics.jsonl"))
 
 

@@ -205,3 +205,31 @@ async def test_the_interpreter_of_code_is_said_to_have_no_state() -> None:
     env._toolkit._python = ("box", None)  # type: ignore[attr-defined]
     with pytest.raises(StateUnsupported, match="python tool"):
         await calls.state(env)
+
+
+class Ordered(Counter):
+    """Its state is a mapping whose order means something: the queue of who comes next."""
+
+    def __init__(self) -> None:
+        super().__init__(10)
+        self.queue = {"zoe": 1, "ada": 2, "mia": {"b": 1, "a": 2}}
+
+    async def state(self) -> Any:
+        return {"seen": self.seen, "queue": self.queue}
+
+    async def restore(self, task: Task, state: Any) -> None:
+        self.seen, self.queue = state["seen"], state["queue"]
+
+
+async def test_mappings_of_a_state_and_of_its_task_keep_their_order() -> None:
+    """They came back sorted by name."""
+    original = await begun(Ordered())
+    state = await through_bytes(original)
+    state.task.data["order"] = {"z": 1, "a": 2}
+    restored = Ordered()
+    restored.queue = {}
+    again = EnvState.from_bytes(state.to_bytes())
+    await calls.restore(restored, again)
+    assert list(restored.queue) == ["zoe", "ada", "mia"]
+    assert list(restored.queue["mia"]) == ["b", "a"]  # type: ignore[call-overload]
+    assert list(again.task.data["order"]) == ["z", "a"]

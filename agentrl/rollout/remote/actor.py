@@ -6,9 +6,12 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from agentrl.config.api import URL, ApiConfig
+from agentrl.config.secrets import without_secrets
 from agentrl.envs.base import Env
 from agentrl.errors import ConfigError, DeadlineExceeded, missing_extra
 from agentrl.rollout.remote.reply import Api
@@ -16,6 +19,8 @@ from agentrl.rollout.usage import CACHED, COMPLETION, PROMPT
 from agentrl.sessions.conversation import Conversation
 from agentrl.types import Node, Sampling
 
+CONNECT = 10.0
+"""Seconds that a first connection may take."""
 KEYS = {"openai": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY"}
 """The environment variable of each protocol's key."""
 
@@ -86,14 +91,39 @@ async def remote_actor(
     """What acts by an API; its connections are closed in the end. For the arguments see `RemoteActor` and `check_api`.
 
     Raises:
-        ConfigError: its key is missing.
+        ConfigError: its key is missing, or nothing takes connections at the address.
         MissingExtra: the protocol's package is not installed.
     """
     api = _client(url, config, setting)
     try:
+        await _check_address(url, setting)
         yield RemoteActor(api, sampling, counted)
     finally:
         await api.close()
+
+
+async def _check_address(url: str, setting: str) -> None:
+    """Connect to an API's address once, unless a proxy does: else each session would end in its retries.
+
+    Raises:
+        ConfigError: that failed.
+    """
+    parts, shown = urlsplit(url), without_secrets(url)
+    host = parts.hostname or ""
+    if parts.scheme in getproxies() and not proxy_bypass(host):
+        return
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        async with asyncio.timeout(CONNECT):
+            _, writer = await asyncio.open_connection(host, port)
+    except TimeoutError:
+        raise ConfigError(f"{setting}={shown!r}: {host}:{port} did not answer within {CONNECT:g} s") from None
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(f"{setting}={shown!r}: nothing takes connections at {host}:{port}: {why}") from None
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
 
 
 def _client(url: str, config: ApiConfig, setting: str) -> Api:

@@ -21,7 +21,7 @@ from agentrl.rollout.groups import TRAIN
 from agentrl.rollout.programs import Program
 from agentrl.rollout.replay_engine import ReplayEngine
 from agentrl.sessions.store import Store
-from agentrl.train import launch, setup
+from agentrl.train import kept_code, launch, setup
 from agentrl.train.replay.weights import weights_of
 from agentrl.train.setup import quiet
 from agentrl.train.verify.recorded import Recorded
@@ -137,6 +137,8 @@ async def replay(
         else:
             base, how = _other_model(settings, run, config.model)
         say(how)
+        for line in kept_code.changes(run, settings.model_dump(mode="json")):
+            say(line)
         sandboxes.configure(settings.sandbox)
         setup.quiet()
         make_env = factory(settings.env.name, **settings.env.kwargs)

@@ -33,6 +33,8 @@ class CompareConfig(Section):
     """A result.json, or the folder that has it."""
     alpha: float = Field(default=0.05, gt=0, lt=1)
     """The chance of calling equal policies different, over all parts."""
+    accept_changed_data: bool = False
+    """Compare the tasks that both have, with the same content, where their data differs."""
 
 
 class _Compared(Section):
@@ -76,7 +78,7 @@ def evaluate_suite(tree: Tree, baseline: CompareConfig | None) -> None:
 
 def against_baseline(folder: Path, baseline: CompareConfig | None) -> None:
     """Compare the results in a folder with a baseline, and end with `WORSE` where they are worse."""
-    if baseline is not None and _compared(baseline.name, folder, baseline.alpha):
+    if baseline is not None and _compared(baseline.name, folder, baseline.alpha, accept=baseline.accept_changed_data):
         raise typer.Exit(WORSE)
 
 
@@ -86,11 +88,14 @@ def compare(
     after: Annotated[Path, typer.Argument(help="Another one, of the same tasks.")],
     alpha: Annotated[float, typer.Option(help="The chance of calling equal policies different.")] = 0.05,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    accept_changed_data: Annotated[
+        bool, typer.Option("--accept-changed-data", help="Compare the tasks that are the same where data changed.")
+    ] = False,
 ) -> None:
     """Compare two results of agentrl eval task by task, by a paired test; 3 where the second is worse."""
     if not 0 < alpha < 1:
         raise ConfigError(f"--alpha={alpha}: must lie between 0 and 1")
-    if _compared(before, after, alpha, as_markdown):
+    if _compared(before, after, alpha, as_markdown, accept=accept_changed_data):
         raise typer.Exit(WORSE)
 
 
@@ -104,13 +109,13 @@ def _show(found: Table) -> None:
     print_lines(line.rstrip() for line in text.get().splitlines())
 
 
-def _compared(before: Any, after: Any, alpha: float, as_markdown: bool = False) -> list[str]:
+def _compared(before: Any, after: Any, alpha: float, as_markdown: bool = False, *, accept: bool = False) -> list[str]:
     """Print a comparison; the parts that are worse."""
     from agentrl.train.suite import report
     from agentrl.train.suite.compare import compare as compared
     from agentrl.train.suite.results import read_results
 
-    found = compared(read_results(before), read_results(after), alpha)
+    found = compared(read_results(before), read_results(after), alpha, accept_changed_data=accept)
     if as_markdown:
         typer.echo(report.comparison_markdown(found), nl=False)
     else:

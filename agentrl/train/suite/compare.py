@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from agentrl.envs import identity
 from agentrl.errors import ConfigError
 from agentrl.rollout.statistics import ROUNDING, holm, sign_flip_p, t_interval
 from agentrl.train.suite.results import Results
@@ -91,12 +92,23 @@ class Comparison:
         return [part.name for part in self.parts if part.verdict(self.alpha) == "worse"]
 
 
-def compare(before: Results, after: Results, alpha: float = ALPHA) -> Comparison:
+def compare(before: Results, after: Results, alpha: float = ALPHA, *, accept_changed_data: bool = False) -> Comparison:
     """Compare a result with an earlier one.
 
+    Args:
+        before: the earlier one.
+        after: the other.
+        alpha: below this p a difference counts.
+        accept_changed_data: compare the tasks that both have, with the same content, where their data differs.
+
     Raises:
-        ConfigError: they have no task in common.
+        ConfigError: they have no task in common, or are of different data.
     """
+    if not accept_changed_data and (changed := list(changed_data(before, after))):
+        raise ConfigError(
+            f"the results are of different data: {'; '.join(changed)}. Measure both on the same, or compare the tasks "
+            "that are the same in both by accept_changed_data=true (agentrl compare: --accept-changed-data)"
+        )
     found = [
         _part(name, before.parts[name]["scores"], part["scores"])
         for name, part in after.parts.items()
@@ -111,6 +123,22 @@ def compare(before: Results, after: Results, alpha: float = ALPHA) -> Comparison
     parts = [replace(part, p=p) for part, p in zip(paired, adjusted, strict=True)]
     missing = [name for name in {**before.parts, **after.parts} if name not in {part.name for part in paired}]
     return Comparison((before.policy, after.policy), parts, missing, alpha)
+
+
+def changed_data(before: Results, after: Results) -> Iterator[str]:
+    """How the data of parts that both results have differs, in words."""
+    for name in [name for name in after.parts if name in before.parts]:
+        one, other = before.parts[name], after.parts[name]
+        known = [identity.read(part.get(identity.KEY) or {}) for part in (one, other)]
+        if changed := identity.differences(*known):
+            yield f"in {name}, {'; '.join(changed)}"
+            continue
+        digests: dict[str, set[str]] = {}
+        for task in one["scores"]:
+            digests.setdefault(task["task"], set()).add(task["digest"])
+        found = [(task["task"], task["digest"]) for task in other["scores"]]
+        if odd := [task for task, digest in found if digest not in digests.get(task, {digest})]:
+            yield f"in {name}, {len(odd)} tasks have the same id and other content, such as {odd[0]!r}"
 
 
 def _part(name: str, first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> PartComparison:

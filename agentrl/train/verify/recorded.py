@@ -12,14 +12,17 @@ import orjson
 
 from agentrl.config import RunConfig
 from agentrl.config.secrets import hidden
+from agentrl.envs import identity
+from agentrl.envs.identity import Identities
 from agentrl.errors import ConfigError, StoreError
 from agentrl.overrides import validate
 from agentrl.rollout.outcomes import REPLAYED, TRAINED, Outcome
 from agentrl.sessions.store import Store
-from agentrl.train import ledger, provenance
+from agentrl.train import kept_code, ledger, provenance
+from agentrl.train.data_identity import STARTS
 from agentrl.train.ledger import Entry
 from agentrl.train.provenance import Published, Trained
-from agentrl.train.recording import STARTS
+from agentrl.train.resuming import check_formats
 from agentrl.train.state import last_attempts
 from agentrl.types import Group, Task
 
@@ -37,6 +40,7 @@ class Recorded:
         published: what engines were given, with the steps, likewise.
         trained: what each step trained on, in the file's order.
         starts: the step after which each process trained, and its settings.
+        data: the identities of the data of each of these; empty where it recorded none.
         secrets: the names of settings that are not recorded; in `starts` they have their defaults.
         weights: what engines were given, by version and incarnation.
     """
@@ -47,6 +51,7 @@ class Recorded:
     published: list[tuple[int, Published]]
     trained: list[tuple[int, Trained]]
     starts: list[tuple[int, RunConfig]]
+    data: list[Identities]
     secrets: frozenset[str]
     weights: dict[tuple[int, int], Published] = field(default_factory=dict)
 
@@ -56,10 +61,12 @@ class Recorded:
 
         Raises:
             ConfigError: there is no run, or a file of it can't be read.
+            NewerFormat: a later agentrl wrote it.
         """
         for needed in ("config.yaml", STARTS):
             if not (run / needed).is_file():
                 raise ConfigError(f"{str(run)!r}: no run there that was trained ({needed} is missing)")
+        check_formats(run)
         rows = _lines(run / "metrics.jsonl")
         last = max((int(row["step"]) for row in rows), default=0)
         entries = [entry for entry in ledger.read(run) if entry.step <= last]
@@ -70,11 +77,13 @@ class Recorded:
                 published.append((step, found))
             elif step <= last:
                 trained.append((step, found))
-        settings = [(int(line["step"]), line["settings"]) for line in _lines(run / STARTS)]
+        lines = _lines(run / STARTS)
+        settings = [(int(line["step"]), line["settings"]) for line in lines]
+        data = [identity.read(line.get(identity.KEY, {})) for line in lines]
         secrets = frozenset(name for _, tree in settings for name in hidden(tree))
-        starts = [(step, _validated(tree)) for step, tree in settings]
+        starts = [(step, _validated(kept_code.usable(run, tree))) for step, tree in settings]
         weights = {(each.version, each.incarnation): each for _, each in published}
-        return cls(run, rows, entries, published, trained, starts, secrets, weights)
+        return cls(run, rows, entries, published, trained, starts, data, secrets, weights)
 
     @property
     def last(self) -> int:

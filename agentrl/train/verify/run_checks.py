@@ -13,6 +13,7 @@ from agentrl.train import ledger, manifest, provenance
 from agentrl.train.provenance import Published
 from agentrl.train.resuming import whole_checkpoints
 from agentrl.train.verify import recomputed, step_checks
+from agentrl.train.verify.data_checks import StoredTasks, check_data
 from agentrl.train.verify.delivery import check_checkpoints
 from agentrl.train.verify.recorded import Recorded, Row
 from agentrl.train.verify.report import Check, Fault, Report
@@ -45,16 +46,19 @@ def verify(run: Path, *, weights: bool = False) -> Report:
     _check_weights(recorded, weight)
     if weights:
         check_checkpoints(recorded, weight)
+    data = Check("data", "the tasks are those that the run began with; a number is one task")
     first: dict[str, int] = {}
+    tasks = StoredTasks()
     with Store(run / "sessions.db", read_only=True) as stored:
-        _check_store(stored, store)
+        _check_store(stored, store, tasks)
+        check_data(recorded, tasks, data)
         _check_groups(recorded, groups)
         for step in recorded.steps(stored):
             step_checks.check_sessions(step, sessions, first)
             step_checks.check_versions(step, versions)
             recomputed.compare(step, rewards, credit, tokens)
             step_checks.check_metrics(step, metrics)
-    checks = [files, store, groups, weight, sessions, versions, rewards, credit, tokens, metrics]
+    checks = [files, store, data, groups, weight, sessions, versions, rewards, credit, tokens, metrics]
     return Report(run, recorded.last, checks)
 
 
@@ -76,11 +80,12 @@ def _check_files(recorded: Recorded, check: Check) -> None:
             check.faults.append(Fault(folder.relative_to(run).as_posix(), fault))
 
 
-def _check_store(store: Store, check: Check) -> None:
+def _check_store(store: Store, check: Check, tasks: StoredTasks) -> None:
     for name in store.ids():
         check.examined["sessions"] += 1
         try:
-            tree.check(store.load(name))
+            tree.check(session := store.load(name))
+            tasks.add(session)
         except AgentRLError as error:
             check.faults.append(Fault(f"session {name}", str(error)))
 
