@@ -5,8 +5,8 @@ and reward workers, or replaces one. So the first start begins a process (`pytho
 loads the module of each role once and then forks: first the guard (`guard`), and from it the worker, which have its
 memory as long as neither writes to it. It ends with its owner; what it has forked does not depend on it.
 
-On a node of Ray's, where each role has a starter of its own, those of a run share one by a name, and it ends when none
-of them is left.
+On a node of Ray's, where each role has a starter of its own, starters share one by a name, which says what they have to
+have in common (`shared_name`). It ends a moment after the last of them.
 
 A trainer's rank is forked without a guard, since its trainer watches it itself and looks at its own process
 (`agentrl.train.backends.ranks.group`). Modules that change others for good (Megatron's on a CPU) are loaded by a
@@ -22,6 +22,7 @@ is to have.)
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import select
 import signal
@@ -39,6 +40,7 @@ from typing import IO
 from agentrl import cores
 from agentrl.cluster import forking
 from agentrl.cluster.forking import LENGTH, STATUS, Start, at_load, exactly, received, send, user_of
+from agentrl.cluster.versions import versions
 from agentrl.errors import EngineError
 
 ROOT = str(Path(__file__).parents[2])
@@ -160,6 +162,18 @@ class Prefork:
             self._socket.close()
             for forked in self._waiting:
                 forked.started.set_exception(EngineError("the process that starts workers has ended"))
+
+
+def shared_name() -> str:
+    """The name under which processes like this one share what forks their workers.
+
+    Like this one: of the same user and code, under the same limits, with the same variables as far as those count.
+    """
+    if sys.platform != "linux":
+        return ""
+    limits = Path("/proc/self/cgroup").read_text(), sorted(os.sched_getaffinity(0)), os.nice(0)
+    same = versions(), sys.executable, sorted(at_load(os.environ).items()), os.getuid(), limits
+    return f"agentrl-prefork-{hashlib.sha256(repr(same).encode()).hexdigest()[:32]}"
 
 
 def _begin(where: str, environment: Mapping[str, str], *descriptors: int) -> subprocess.Popen[bytes]:

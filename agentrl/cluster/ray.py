@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from agentrl.cluster import prefork
 from agentrl.cluster.assignment import Assignment
 from agentrl.cluster.base import Cluster, Node, Process, Resources, Role, Worker
 from agentrl.cluster.bundles import Bundles
@@ -64,12 +64,13 @@ _state: Any = ray._private.state.state  # Ray's own libraries ask it which nodes
 class Starter:
     """Starts a role's process on the actor's node, and owns it."""
 
-    def __init__(self, role: Role, log: Path | None, folder: str, encrypted: bool, prefork_name: str) -> None:
+    def __init__(self, role: Role, log: Path | None, folder: str, encrypted: bool) -> None:
         context = ray.get_runtime_context()
         host = str(_ray.util.get_node_ip_address())
         there = folder if os.path.isdir(folder) else None
         self.node = node_name(host, context.get_node_id())
-        self.process = LocalProcess(role, log, self.node, host, there, encrypted=encrypted, prefork_name=prefork_name)
+        name = prefork.shared_name()
+        self.process = LocalProcess(role, log, self.node, host, there, encrypted=encrypted, prefork_name=name)
         self.connection: Connection | None = None
 
     def ready(self, timeout: float) -> tuple[str, dict[str, str], Address | AgentRLError]:
@@ -197,7 +198,6 @@ class RayCluster(Cluster):
         self.logs, self._count, self._workers = logs, Counter[str](), list[Worker]()
         self._reserved: tuple[PlacementGroup, Bundles] | None = None
         self._seen: list[Node] = []
-        self._prefork = f"agentrl-prefork-{secrets.token_hex(8)}"
         self._ours = not ray.is_initialized()
         if self._ours:
             if address is not None:
@@ -263,7 +263,7 @@ class RayCluster(Cluster):
                 max_concurrency=_THREADS,
                 scheduling_strategy=strategy,
             )
-            .remote(role.pickled(), log and log.absolute(), os.getcwd(), self.encrypted, self._prefork)
+            .remote(role.pickled(), log and log.absolute(), os.getcwd(), self.encrypted)
         )
         there, gone = described(self.nodes()), partial(self._gone, node)
         worker = Worker(role, RayProcess(role, starter, there, gone, self.lost, release))
