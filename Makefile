@@ -27,7 +27,7 @@ quick: .venv/installed
 # What each test and fixture takes, in tables: tests/suite/times.py.
 times: installed
 	rm -rf .times
-	-$(PYTEST) --times .times
+	-$(PYTEST) --times=.times
 	$(BIN)/python -m tests.suite.times .times
 
 # One more run of the suite beside six busy processes; a run that was stopped goes on: tests/suite/stress.py.

@@ -1,6 +1,6 @@
 """What every test and fixture takes: seconds, CPU seconds and memory, of its process and of all that it started.
 
-`pytest --times FOLDER` writes a line a phase into a file for each worker; `python -m tests.times FOLDER` prints them as
+`pytest --times=FOLDER` writes a line a phase into a file for each worker; `python -m tests.times FOLDER` prints them as
 tables, and `make times` does both. CPU and memory are those of the worker's process tree: what a server spends for a
 test counts, what the Docker daemon spends does not. Memory is what a tree holds for itself (resident less shared), at
 its highest during the test; a thread looks five times a second, so that shorter tests show what they were found with.
