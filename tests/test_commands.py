@@ -73,7 +73,7 @@ REPLAY = "tests/train/test_replay.py::test_other_seeds_give_other_sessions_with_
 VERIFY = "tests/train/test_verify.py::test_the_command_ends_with_0_1_or_2"
 TERMINAL = "tests/viewer/test_terminal.py"
 ADAPTERS = "tests/envs/adapters/test_adapters.py"
-REAL = "tests/train/backends/megatron/test_with_sglang.py"
+REAL = "tests/rollout/engines/test_real_model.py"
 PLAY = "tests/envs/test_play.py"
 SERVERS = "engine.python=.venv-sglang/bin/python fleet.engines=2 engine.device=cpu "
 COMMANDS: dict[str, Run | Elsewhere | Left] = {
