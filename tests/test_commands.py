@@ -3,7 +3,7 @@
 A command that is not in the table fails the first test. Commands are run as they are printed, in a folder that has
 what they name; what a table entry adds makes them small. The model that they call smollm2-135m is a random one with
 its heads, already in the cache, and `.venv-sglang/bin/python` starts a small server that speaks SGLang's protocol
-(the real one is `test_with_sglang.py`'s).
+(the real one is `test_real_model.py`'s).
 """
 
 from __future__ import annotations
