@@ -170,9 +170,7 @@ def main() -> None:
         fixtures = [one for one in spent if one.phase == "fixture" and folder_of(one.name) == folder]
         print(f"\n{folder}")
         for row in sorted([*rows, *fixtures], key=lambda row: -row.seconds)[: arguments.most]:
-            print(
-                f"{_figures([row])} {row.phase if row.phase == 'fixture' else '':>7} {row.name.rpartition('/')[2][:150]}"
-            )
+            print(f"{_figures([row])} {row.phase if row.phase == 'fixture' else '':>7} {row.name.rpartition('/')[2][:150]}")
 
 
 def _figures(rows: list[Spent]) -> str:
