@@ -2,8 +2,8 @@
 
 Hypothesis gets another seed each time, also where it is derandomized, no database, and no time to shrink; the first
 failing example's number is kept, because a size near the latest of them is all that the test needs. Other random
-structures come from `random.Random(seed)` in the tests' own files: from the second time on its seeds are other ones,
-and how many there were before the failure is their example's number.
+structures come from `random.Random(seed)` in the tests' own files: from the second time on with other seeds. Theirs is
+the number of generators made before the failure.
 """
 
 from __future__ import annotations

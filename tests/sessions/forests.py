@@ -56,7 +56,10 @@ def sessions(draw: st.DrawFn, max_nodes: int = 12) -> Session:
     for _ in range(draw(st.integers(0, max_nodes))):
         open_ends = [n.id for n in session.nodes if n.finish_reason is not FinishReason.LENGTH]
         parent = draw(st.sampled_from([None, *open_ends]))
-        kind = draw(st.sampled_from(["user", "tool", "system", "injected", "again", "extended", "shown", "sampled"]))
+        ended = [n for n in session.nodes if n.sampled and n.finish_reason is FinishReason.STOP]
+        kinds = ["user", "tool", "system", "injected", "again", "shown", "sampled"]
+        kinds += ["extended"] * 4 if ended else ["sampled"]
+        kind = draw(st.sampled_from(kinds))
         agent = draw(st.sampled_from(["agent", "critic"]))
         if kind == "sampled":
             opening, message = draw(TOKENS), draw(messages("assistant"))
@@ -74,9 +77,6 @@ def sessions(draw: st.DrawFn, max_nodes: int = 12) -> Session:
                 message = session.nodes[repeats].message.model_copy(update={"reasoning_content": None})
             node = tree.add(session, parent, message, draw(TOKENS), agent=agent, copy_of=repeats)
         elif kind == "extended":
-            ended = [n for n in session.nodes if n.sampled and n.finish_reason is FinishReason.STOP]
-            if not ended:
-                continue
             turn = draw(st.sampled_from(ended))
             before = [n.copied_tokens for n in session.nodes if n.copy_of == turn.id and n.copied_tokens is not None]
             first = turn.versions[0].start + 1
