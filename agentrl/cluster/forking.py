@@ -34,6 +34,8 @@ ALONE_SECONDS = 10.0
 """How long a shared process stays without an owner: a role that is replaced leaves a moment without one."""
 _PR_SET_NAME = 15
 _FILES = 5
+_interrupted: Any = None
+"""What follows SIGINT in what is forked: the default, unless the owner was started where it is ignored."""
 LENGTH = struct.Struct("!I")
 STATUS = struct.Struct("!h")
 
@@ -88,7 +90,8 @@ def main(where: str) -> int:
     else:
         connections.append(socket.socket(fileno=int(where)))
     ends = Ends()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    global _interrupted
+    _interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
     _named("agentrl prefork")
     importlib.import_module("agentrl.cluster.worker")
     while listener or connections:
@@ -239,7 +242,7 @@ def _run(start: Start, descriptor: int, follow: Callable[[], None]) -> int:
     """The process that was asked for, brought to where a new Python would be; returns its exit status."""
     try:
         follow()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, _interrupted)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         _named(start.name)
         os.environ.clear()
