@@ -54,12 +54,13 @@ def run_with(folder: Path, solver: Path, **more: Any) -> Any:
     return run(folder, agent=f"{solver}:agent", steps=1, **more)
 
 
-def require_replaced(folder: Path, solver: Path) -> None:
+def require_replaced(folder: Path, solver: Path) -> set[str]:
+    """The victim died and its sessions were drawn again; returns the logs of gateway workers."""
     assert not solver.with_name("victim").exists()
     assert list(ledger.faults(folder)) == []
     with Store(folder / "sessions.db") as store:
         assert sum(session.attempt for session in store.sessions()) > 0, "no session was drawn again"
-    assert {file.name for file in (folder / "logs").glob("gateway-*")} == {f"gateway-{n}.log" for n in range(3)}
+    return {file.name for file in (folder / "logs").glob("gateway-*")}
 
 
 def urls_of(solver: Path) -> set[str]:
@@ -79,7 +80,7 @@ def test_a_run_with_gateway_workers_learns_the_same_also_where_one_dies(
 ) -> None:
     there = run_with(tmp_path / "run", solver, cluster={"gateways": 2})
     require_same(tmp_path / "run", there, here)
-    require_replaced(tmp_path / "run", solver)
+    assert require_replaced(tmp_path / "run", solver) == {f"gateway-{number}.log" for number in range(3)}
     assert len(urls_of(solver)) > 1
 
 
@@ -102,7 +103,8 @@ def test_programs_of_environment_workers_reach_gateways_on_the_node_that_the_set
     finally:
         remove_node(ray_nodes, near)
     require_same(tmp_path / "ray", there, here)
-    require_replaced(tmp_path / "ray", solver)
+    begun = require_replaced(tmp_path / "ray", solver)  # with the other one the run may end before Ray starts a third
+    assert {"gateway-0.log", "gateway-1.log"} <= begun <= {f"gateway-{number}.log" for number in range(3)}
     assert {url.rpartition(":")[0] for url in urls_of(solver)} == {f"https://{host}"}
     (gateways,), (environments,) = nodes_of(tmp_path / "ray", "gateway"), nodes_of(tmp_path / "ray", "environments")
     assert gateways != environments
