@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import importlib.util
 import shutil
+import subprocess
+import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from agentrl.viewer.app import create_app
 from agentrl.viewer.notes import Change, Notes
 from agentrl.viewer.replay_process import Replays
 from tests.conftest import need
+from tests.suite.schedule import kept
 from tests.viewer.recorded import HOSTILE, replayed, write_run
 
 SECONDS = 60
@@ -70,18 +74,43 @@ def url(runs: Path) -> Iterator[str]:
         yield found
 
 
+@contextlib.contextmanager
+def browser(chromium: str) -> Iterator[str]:
+    """The address at which one Chromium, without a window, takes commands; its tests have a profile each."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        quiet = ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+        options = ["--headless", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", *quiet]
+        command = [chromium, *options, "--remote-debugging-port=0", f"--user-data-dir={folder}"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield f"http://127.0.0.1:{_port(Path(folder) / 'DevToolsActivePort', process)}"
+        finally:
+            process.terminate()
+            process.wait(SECONDS)
+
+
+def _port(file: Path, process: subprocess.Popen[bytes]) -> int:
+    end = time.monotonic() + SECONDS
+    while not file.exists() or "\n" not in file.read_text():
+        assert process.poll() is None, "Chromium has ended"
+        assert time.monotonic() < end, "Chromium does not begin"
+        time.sleep(0.05)
+    return int(file.read_text().split()[0])
+
+
 @pytest.fixture
 async def page() -> AsyncIterator[Any]:
-    """A page of Debian's Chromium, without a window; what it reports as an error fails the test."""
+    """A page of Debian's Chromium; what it reports as an error fails the test."""
     chromium = shutil.which("chromium")
     need(chromium is not None, "Chromium (Debian's package chromium)")
     need(importlib.util.find_spec("playwright") is not None, "playwright")
     from playwright.async_api import async_playwright
 
+    assert chromium is not None
+    address = kept("chromium", lambda: browser(chromium))
     async with async_playwright() as started:
-        options = ["--no-sandbox", "--disable-dev-shm-usage"]
-        opened = await started.chromium.launch(executable_path=chromium, args=options, timeout=1000 * SECONDS)
-        context = await opened.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+        connected = await started.chromium.connect_over_cdp(address, timeout=1000 * SECONDS)
+        context = await connected.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
         context.set_default_timeout(1000 * SECONDS)
         page = await context.new_page()
         errors: list[str] = []
@@ -89,5 +118,6 @@ async def page() -> AsyncIterator[Any]:
         page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
         page.on("dialog", lambda dialog: errors.append(dialog.message))
         yield page
-        await opened.close()
+        await context.close()
+        await connected.close()
         assert errors == []
