@@ -47,6 +47,8 @@ def objective(
     """
     config, adaptive = algorithm.config, algorithm.adaptive
     tokens = Tokens.of(logp, entropy, rows, version, config.correction.proximal)
+    if not len(rows):  # of a forest that only keeps a rank busy: it goes backward with the others
+        return logp.sum(), tokens
     value = _token_losses(algorithm, tokens, rows, sums)
     if adaptive.kl_coef and config.kl_as == "loss" and rows.ref_logp is not None:
         value = value + adaptive.kl_coef * kl_loss(tokens, config.kl_estimator, config.kl_gradient)
@@ -62,8 +64,6 @@ def _token_losses(algorithm: Algorithm, tokens: Tokens, rows: Rows, sums: Tensor
     """The algorithm's loss for each row: [P]; `tokens.metrics` get what it measured."""
     correction = algorithm.config.correction
     if algorithm.sequence is not None:
-        if not len(rows):  # of a forest that only keeps a rank busy
-            return torch.zeros_like(rows.weight)
         assert sums is not None
         pairs = tokens.by_sequence(rows, sums, algorithm.summand)
         value = algorithm.loss(pairs)
@@ -129,7 +129,7 @@ def known_sums(algorithm: Algorithm, forests: Sequence[Forest], version: int) ->
 
 
 def add_sums(algorithm: Algorithm, sums: Tensor, logp: Tensor, rows: Rows, version: int) -> None:
-    """Add a forest's part to the sums of the sequences that its rows belong to.
+    """Add a forest's part to the sums of the sequences that its rows belong to; nothing, where it has no rows.
 
     Args:
         algorithm: the algorithm.
@@ -138,6 +138,8 @@ def add_sums(algorithm: Algorithm, sums: Tensor, logp: Tensor, rows: Rows, versi
         rows: the forest's.
         version: the policy version that is being trained.
     """
+    if not len(rows):  # of a forest that only keeps a rank busy, which knows no sequences
+        return
     assert rows.sequences is not None
     pairs, correction = rows.sequences, algorithm.config.correction
     row, sequence = pairs.token.to(sums.device), pairs.sequence.to(sums.device)

@@ -114,8 +114,6 @@ class Tokens:
     @property
     def marked(self) -> Tensor:
         """See the class."""
-        if self._marked is None and not self.logp.numel():  # of a forest that only keeps a rank busy
-            return self.logp.new_zeros(0).bool()
         if self._marked is None:
             raise InvalidInput("this loss marks tokens of a batch: call `Algorithm.mark(forests)` before the step")
         return self._marked

@@ -270,6 +270,20 @@ def test_rae_keeps_a_baseline_for_each_environment_and_agent_and_resumes_with_it
     assert found(resumed.credit(game(1))) == pytest.approx({"first1": 0.25, "second1": -0.25})
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_the_score_of_an_agent_that_never_moved_is_of_its_own_role(told: bool) -> None:
+    """The game ended before its turn, after it was told the rules or before."""
+    session = linear_session("s", [8], [[30]], reward=0.0)
+    session.environment, session.agent_rewards = "game", {"first": -1.0, "second": 1.0}
+    for node in session.nodes:
+        node.agent = "first"
+    if told:
+        environment_node(session, None, [8]).agent = "second"
+    algorithm = make_algorithm(algorithm_settings({"name": "rae", "baseline_decay": 0.5}))
+    algorithm.credit(as_group([session]).by_agent())
+    assert algorithm.state() == {"game/first": -0.5, "game/second": 0.5}
+
+
 def test_gigpo_compares_turns_that_were_shown_the_same_messages() -> None:
     """Both sessions come to the state `door`, one of them a turn later; at other states each is alone."""
     sessions = []

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.config import AlgoConfig
 from agentrl.sessions import tree
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
+from agentrl.train.backends.ranks.balance import idle_forest
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.backends.torch_settings import TorchConfig
 from agentrl.train.credit import Credit, NodeAdvantage, SequenceKind
@@ -210,3 +211,18 @@ def test_tokens_of_an_older_version_are_in_the_sums_before_the_first_update(tiny
     assert metrics["policy/clip_fraction"] == 1.0
     assert metrics["staleness/share"] == 1.0
     assert metrics["grad_norm"] == 0.0
+
+
+@pytest.mark.parametrize("name", SEQUENCE_LOSSES)
+def test_a_forest_that_keeps_a_rank_busy_goes_backward_and_adds_nothing(name: str) -> None:
+    """Backward as the others do, since ranks that share a model reduce its gradients together."""
+    algorithm, rows = make_algorithm(over_sequences(name, "session")), idle_forest().rows()
+    weight = torch.ones(3, requires_grad=True)
+    logp, sums = weight[:0].log(), empty_sums(algorithm, 4)
+    add_sums(algorithm, sums, logp, rows, 1)
+    loss, _ = objective(algorithm, logp, logp.detach(), rows, version=1, sums=sums)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert float(loss.detach()) == 0
+    assert not sums.any()
+    assert weight.grad is not None
+    assert not weight.grad.any()

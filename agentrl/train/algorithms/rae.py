@@ -11,7 +11,7 @@ from agentrl.train.about import About
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, UnclippedConfig
 from agentrl.train.credit import Credit, NodeKey, ids_by_group
 from agentrl.train.returns import Found, credit_of, relative_to, scores
-from agentrl.types import Group, Session
+from agentrl.types import AGENT, Group, Session
 
 
 class RaeConfig(UnclippedConfig):
@@ -71,6 +71,14 @@ class Rae(PolicyGradient):
 
 
 def role(session: Session) -> str:
-    """What a baseline is of: the environment, and the agent that the session's turns are of."""
-    agent = next((node.agent for node in session.nodes if node.sampled), "")
-    return f"{session.environment}/{agent}"
+    """What a baseline is of: the environment, and the agent that the session is of.
+
+    An agent that never moved may have been told something; one that was not is named at the end of the ids of session
+    and group (`Session.by_agent`).
+    """
+    nodes = [node for node in session.nodes if node.sampled] or session.nodes
+    if nodes:
+        return f"{session.environment}/{nodes[0].agent}"
+    _, slash, agent = session.group.rpartition("/")
+    own = bool(slash) and session.id.endswith(f"/{agent}")
+    return f"{session.environment}/{agent if own else AGENT}"

@@ -70,14 +70,16 @@ class Optimizer:
     def step(self) -> float:
         """Clip, update and clear the gradients; returns their norm before clipping.
 
-        A norm that is not finite skips the update (and counts it). The trainer counts `steps`.
+        A norm that is not finite skips the update (and counts it). Where it is 0 the batch taught nothing (all of it
+        may be masked), and no weight moves: moments and decay would move them. The trainer counts `steps`.
         """
         norm = self._clip()
         finite = math.isfinite(norm)
-        if finite:
+        moves = finite and norm > 0
+        if moves:
             self._move(away=False)
         for optimizer in self.optimizers.values():
-            if finite:
+            if moves:
                 for group in optimizer.param_groups:
                     group["lr"] = self.rate() * group["factor"]
                 optimizer.step()

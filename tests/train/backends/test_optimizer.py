@@ -168,3 +168,24 @@ def test_a_trainer_that_offloads_its_moments_learns_the_same_bits_and_goes_on_fr
     assert found[1:] == found[:1] * 2
     assert same(parameters(offloaded), parameters(plain))
     assert same(parameters(resumed), parameters(plain))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_batch_that_is_masked_as_a_whole_moves_no_weight(optimizer: str, tiny_llama: Path) -> None:
+    """Neither by the moments of the step before it nor by decay; the step counts for schedule and version."""
+    algo = AlgoConfig(lr=1e-2, weight_decay=0.1, correction={"mask_token": (0.99, 1.01)})  # type: ignore[arg-type]
+    trainer, forests = trainer_on(tiny_llama, algo, optimizer=optimizer), forests_for(algo)
+    for forest, logp in zip(forests, trainer.logprobs(forests), strict=True):
+        forest.behaviour_logp = logp
+    start = parameters(trainer)
+    trainer.step(forests)
+    before = parameters(trainer)
+    assert not same(start, before)
+    for forest in forests:
+        forest.behaviour_logp = forest.behaviour_logp - 50
+        forest.version = forest.version + 1  # of this trainer's version: the ratio is to its own policy
+    masked = trainer.step(forests)
+    assert masked["correction/mask_fraction"] == 1
+    assert masked["skipped_updates"] == 0
+    assert same(before, parameters(trainer))
+    assert trainer.version == trainer.optimizer.steps == 2

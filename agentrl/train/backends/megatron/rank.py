@@ -146,7 +146,7 @@ class Rank(Learner[Micro]):
 
         def use(micro: Micro, heads: passes.Heads) -> Tensor:
             logp, _ = heads.logps()
-            if self.is_reporting_rank and micro.rows.sequences is not None:
+            if self.is_reporting_rank:
                 add_sums(self.algorithm, sums, logp, micro.rows, self.version)
             return logp.sum()
 

@@ -39,7 +39,7 @@ class Update:
 
     Attributes:
         steps: training steps taken, which the schedule follows; the trainer counts them.
-        updates: of the weights, in all epochs; those that were skipped are not among them.
+        updates: of the weights, in all epochs; those that were skipped, or had no gradient, are not among them.
         skipped: updates that a gradient which was not finite cost.
     """
 
@@ -83,11 +83,16 @@ class Update:
 
     @torch.no_grad()
     def step(self) -> float:
-        """Clip, update, clear the gradients; returns their norm before clipping, over all ranks."""
+        """Clip, update, clear the gradients; returns their norm before clipping, over all ranks.
+
+        Where it is 0 no weight moves, as in `agentrl.train.backends.optimizer`.
+        """
         self._move(device())
         self.inner.prepare_grads()
         norm = float(self.inner.get_grad_norm())
-        if math.isfinite(norm):
+        if not math.isfinite(norm):
+            self.skipped += 1
+        elif norm > 0:
             for group in self.inner.param_groups:
                 group["lr"] = self.rate() * group.get("lr_mult", 1.0)
                 group["weight_decay"] = self.algo.weight_decay * group.get("wd_mult", 1.0)
@@ -96,8 +101,6 @@ class Update:
                     clip_grad_by_total_norm_fp32(parameters, self.algo.max_grad_norm, norm)
             self.inner.step_with_ready_grads()
             self.updates += 1
-        else:
-            self.skipped += 1
         self.clear()
         self._move("cpu")
         return norm
