@@ -42,7 +42,7 @@ from agentrl.overrides import read_yaml, validate
 
 T = TypeVar("T")
 LOG = "faults.jsonl"
-Action = Literal["kill", "stop", "delay", "drop", "garble", "full_disk", "lock_store", "jump_clock"]
+Action = Literal["kill", "stop", "delay", "drop", "garble", "full_disk", "lock_store", "jump_clock", "late_tool"]
 ANYWHERE = ("kill", "stop", "lock_store", "jump_clock")
 """Actions that need no point."""
 
@@ -56,17 +56,20 @@ class Point:
         replies: something is answered there, which can be dropped.
         data: bytes, or a file or folder, are passed there, which can be garbled.
         writes: the disk is written to there.
+        tools: a tool is run there.
     """
 
     about: str
     replies: bool = False
     data: bool = False
     writes: bool = False
+    tools: bool = False
 
 
 POINTS = {
     "engine.reply": Point("an engine has generated a turn (or a part, up to a publication)", replies=True),
     "engine.response": Point("a line of an inference server's answer has arrived", data=True),
+    "tool.call": Point("a tool that is waited for is about to run", tools=True),
     "env.reset": Point("an environment has begun an episode", replies=True),
     "env.step": Point("an environment has answered a message", replies=True),
     "env.reward": Point("an environment has computed a session's rewards", replies=True),
@@ -91,7 +94,8 @@ class Fault(Section):
 
     action: Action
     """kill (SIGKILL) or stop (SIGSTOP for `seconds`) a process, delay a point, drop a reply, garble data, fail a write
-    as a full disk does, keep the session store locked, or move the wall clock by `seconds`."""
+    as a full disk does, keep the session store locked, move the wall clock by `seconds`, or let a tool's deadline
+    pass as soon as it has begun."""
     point: str | None = None
     """Where; None: anywhere, at times that follow from `every`."""
     target: Literal["driver", "engine", "trainer", "sessions", "sandbox"] = "driver"
@@ -129,7 +133,7 @@ class Fault(Section):
             raise ValueError(f"pid_file is for action=kill and stop without a target, not {self.action}, {self.target}")
         if self.seconds <= 0 and self.action != "jump_clock":
             raise ValueError(f"seconds={self.seconds:g} must be over 0 for action={self.action}")
-        need = {"drop": "replies", "garble": "data", "full_disk": "writes"}.get(self.action)
+        need = {"drop": "replies", "garble": "data", "full_disk": "writes", "late_tool": "tools"}.get(self.action)
         if need and self.point is not None and not getattr(POINTS[self.point], need):
             fitting = ", ".join(name for name, point in POINTS.items() if getattr(point, need))
             raise ValueError(f"action={self.action} can't happen at point={self.point}; it can at: {fitting}")
@@ -179,12 +183,13 @@ def point(name: str, value: Any = None) -> Any:
     return found.act(value)
 
 
-async def async_point(name: str) -> None:
+async def async_point(name: str, value: Any = None) -> Any:
     """A named point on the event loop, which a delay does not block; see `point`."""
-    if _active is not None:
-        for seconds in (found := _active.reached(name)).delays:
-            await asyncio.sleep(seconds)
-        found.act(None)
+    if _active is None:
+        return value
+    for seconds in (found := _active.reached(name)).delays:
+        await asyncio.sleep(seconds)
+    return found.act(value)
 
 
 @contextmanager
@@ -268,7 +273,7 @@ class _Injector:
         """What a fault does, but for a delay, which the point itself takes.
 
         Returns:
-            The value, garbled where that is what it does.
+            The value, garbled or shortened where that is what it does.
         """
         fault = self.plan.faults[index]
         match fault.action:
@@ -282,6 +287,8 @@ class _Injector:
                 raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (fault {index} of the plan, at {name})")
             case "garble":
                 return _garbled(value, self._random[index])
+            case "late_tool":
+                return 0.0
             case "lock_store":
                 threading.Thread(target=_lock, args=(self._folder, fault.seconds), daemon=True).start()
             case "jump_clock":

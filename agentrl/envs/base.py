@@ -205,12 +205,21 @@ class Env:
     # ------------------------------------------------------------------ what an author calls
 
     def earn(self, reward: float) -> None:
-        """Add to the reward of the step under way; tools call it."""
-        self._earned = (self._earned or 0.0) + float(reward)
+        """Add to the reward of the step under way; tools call it, before their call is over."""
+        number = float(reward)
+
+        def add() -> None:
+            self._earned = (self._earned or 0.0) + number
+
+        self.tools.effects.apply(f"{type(self).__name__}.earn", add)
 
     def end(self) -> None:
-        """The task has reached its end with the step under way; tools call it."""
-        self._over = True
+        """The task has reached its end with the step under way; tools call it, before their call is over."""
+
+        def end() -> None:
+            self._over = True
+
+        self.tools.effects.apply(f"{type(self).__name__}.end", end)
 
     def call(self, name: str, /, **arguments: Any) -> Message:
         """An assistant message that calls one tool; experts write it."""
@@ -249,9 +258,10 @@ class Env:
             The text of its first message without tool calls.
 
         Raises:
-            ToolError: it came to no end.
+            ToolError: it came to no end, or the call that begins it is over.
             EnvError: no step is under way, or there is no such tool, or one of a sub-agent's tools called it.
         """
+        self.tools.effects.require(f"{type(self).__name__}.spawn")
         if self._sub_agents is None:
             raise EnvError(f"{type(self).__name__}.spawn: sub-agents begin within a step of an episode")
         return await self._sub_agents.run(messages, tools, max_turns, name)

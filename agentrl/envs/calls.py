@@ -191,7 +191,8 @@ async def step(env: Env, message: Message) -> StepResult:
     """
     name = type(env.unwrapped).__name__
     with blamed(env, "step"):
-        result = await resolved(env.step(message))
+        with env.tools.effects.call(f"{name}.step"):
+            result = await resolved(env.step(message))
         await faults.async_point("env.step")
         if not isinstance(result, StepResult):
             raise EnvError(f"{name}.step returned {shown(result)}, not a StepResult")

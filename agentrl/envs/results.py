@@ -68,13 +68,16 @@ def failed(session: Session, error: AgentRLError) -> None:
 
 
 def count_tools(env: Env, session: Session) -> None:
-    """Count, in the session, the environment's tool calls, how they failed, and those that nothing was answered to."""
+    """Count, in the session, the environment's tool calls, failed, silent and late ones, and their late effects."""
     session.count("tool_calls", env.tools.calls)
     session.count("tool_errors", sum(env.tools.failures.values()))
     for kind, number in env.tools.failures.items():
         session.count(f"tool_errors/{kind.value}", number)
     if env.tools.silent:
         session.count("tool_silent", env.tools.silent)
+    for name, number in (("late_calls", env.tools.effects.outlived), ("late_effects", env.tools.effects.late)):
+        if number:
+            session.count(name, number)
 
 
 @contextmanager

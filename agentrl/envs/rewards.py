@@ -16,7 +16,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from agentrl.config import RewardConfig, RewardSections, Section
@@ -127,8 +127,10 @@ class NamedReward:
     async def _compute(self, session: Session) -> Value:
         if inspect.iscoroutinefunction(self.reward.compute):
             return await self.reward.compute(session)  # type: ignore[no-any-return]
-        value: Any = await run_in_thread(self.reward.compute, session)
-        return await resolved(value)  # type: ignore[no-any-return]
+        own = replace(session, info=dict(session.info), counters=session.counters.copy())  # it may end too late
+        value: Any = await resolved(await run_in_thread(self.reward.compute, own))
+        session.info, session.counters = own.info, own.counters
+        return value  # type: ignore[no-any-return]
 
     def _number(self, value: Any, where: str) -> float:
         try:

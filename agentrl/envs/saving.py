@@ -13,7 +13,7 @@ from agentrl.envs.added_tools import add_tools
 from agentrl.envs.attribution import blamed
 from agentrl.envs.base import Env
 from agentrl.envs.state import EnvState, plain, resolved
-from agentrl.errors import EnvError, InvalidInput
+from agentrl.errors import EnvError, InvalidInput, StateUnsupported
 from agentrl.tools.registry import ToolFailure
 from agentrl.tools.schema import shown
 from agentrl.types import Task
@@ -27,7 +27,7 @@ async def state(env: Env) -> EnvState:
         EnvError: its code failed or gave something that can't be stored, or no episode has begun.
     """
     task, seed = _episode(env)
-    _refuse_added_state(env)
+    _refuse_unsaved_work(env)
     data = await state_data(env)
     return EnvState(env._identity(), env.version, task, seed, data, _counters(env))
 
@@ -56,7 +56,7 @@ async def fork(env: Env) -> Env:
         EnvError: its code failed, or gave no other instance.
     """
     task, seed = _episode(env)
-    _refuse_added_state(env)
+    _refuse_unsaved_work(env)
     with blamed(env, "fork"):
         other = await resolved(env.fork())
         if not isinstance(other, Env) or other.unwrapped is env.unwrapped:
@@ -69,7 +69,10 @@ async def fork(env: Env) -> Env:
     return other
 
 
-def _refuse_added_state(env: Env) -> None:
+def _refuse_unsaved_work(env: Env) -> None:
+    """Raise StateUnsupported where something goes on that no state of the environment has."""
+    if env.tools.effects.under_way:
+        raise StateUnsupported(f"{type(env.unwrapped).__name__}: a tool that was cut off still runs in its thread")
     if env.unwrapped._added_tools is not None:
         env.unwrapped._added_tools.refuse_state(env.unwrapped)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from agentrl import tracing
+from agentrl import faults, tracing
 from agentrl.errors import (
     EnvError,
     InfraError,
@@ -31,6 +31,7 @@ from agentrl.errors import (
     UnknownTool,
     nearest,
 )
+from agentrl.tools.effects import Effects
 from agentrl.tools.tool import SandboxProvider, Tool
 from agentrl.types import Message, Part, ToolCall, parse_arguments
 
@@ -66,6 +67,7 @@ class ToolRegistry:
         calls: how many calls were run, failures included.
         failures: how many of them failed, by kind.
         silent: how many were answered with nothing.
+        effects: what calls have done counts until they are over.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class ToolRegistry:
         self.calls = 0
         self.failures: Counter[ToolFailure] = Counter()
         self.silent = 0
+        self.effects = Effects()
         self._sandbox = sandbox
         self._tools: dict[str, Tool] = {}
         for item in tools:
@@ -129,7 +132,7 @@ class ToolRegistry:
         self.calls += 1
         known = call.function.name if call.function.name in self._tools else UNKNOWN
         try:
-            with tracing.span("tool", tool=known):
+            with tracing.span("tool", tool=known), self.effects.call(known):
                 content = await self._run(call, timeout)
             self.silent += not content
         except (InfraError, EnvError, MissingExtra):
@@ -150,7 +153,9 @@ class ToolRegistry:
         arguments = tool.check(parse_arguments(call))
         seconds = min(limit for limit in (timeout, tool.timeout, self.timeout) if limit is not None)
         result = self._in_sandbox(tool, arguments) if tool.sandbox else _begun(tool, arguments)
-        return _content(await _bounded(tool.name, result, seconds) if inspect.isawaitable(result) else result)
+        if inspect.isawaitable(result):
+            result = await _bounded(tool.name, result, await faults.async_point("tool.call", seconds))
+        return _content(result)
 
     async def _in_sandbox(self, tool: Tool, arguments: dict[str, Any]) -> Any:
         assert self._sandbox is not None  # `add` has made sure

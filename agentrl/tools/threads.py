@@ -19,6 +19,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from agentrl.tools import effects
+
 T = TypeVar("T")
 MAX_IDLE = 32
 """Threads kept for the next call; more come and go."""
@@ -67,10 +69,14 @@ def loop_is_running() -> bool:
 
 
 async def run_in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """Call `function` in a thread and await its result; cancelling stops the wait, not the thread."""
+    """Call `function` in a thread and await its result; cancelling stops the wait, not the thread.
+
+    The call that it is a part of (`effects`) knows of the thread until it ends.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
     job = partial(contextvars.copy_context().run, function, *args, **kwargs)
+    call = effects.current()
 
     def settle(result: T | None, error: BaseException | None) -> None:
         if future.done():
@@ -89,10 +95,19 @@ async def run_in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any
             error = RuntimeError(f"StopIteration: {stop}")
         except BaseException as raised:
             error = raised
+        if call is not None:
+            call.thread_ends()
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, result, error)
 
+    if call is not None:
+        call.thread_begins()
+    start(work)
+    return await future
+
+
+def start(work: Callable[[], None]) -> None:
+    """Have a thread do something that raises nothing, and wait for nothing."""
     with _lock:
         worker = _idle.pop() if _idle else None
     (worker or _Worker()).jobs.put(work)
-    return await future

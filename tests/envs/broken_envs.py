@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -363,6 +364,36 @@ class LeakingInATool(Till):
         """Look up a price."""
         self.pipe = os.pipe()
         return self.prices.get(item, 0)
+
+
+@fault(
+    "late_tools", "'price' goes on in its thread after its deadline, and 1 calls of earn, end or spawn that came too"
+)
+class Late(Till):
+    """Earns in a thread after its call was cut off."""
+
+    return_range = (0.0, 2.0)
+    over: threading.Event
+
+    def reset(self, task: Task, *, seed: int | None = None) -> Any:
+        self.over, self.earned = threading.Event(), threading.Event()
+        return super().reset(task)
+
+    @agentrl.tool(timeout=0.05)
+    def price(self, item: str) -> int:
+        """Look up a price."""
+        self.over.wait(10)
+        self.earn(1.0)
+        self.earned.set()
+        return self.prices.get(item, 0)
+
+    async def step(self, message: Message) -> StepResult:
+        """Answer; the late call earns before the step ends."""
+        result = await self.run_tools(message)
+        self.over.set()
+        if message.tool_calls:
+            await asyncio.to_thread(self.earned.wait, 10)
+        return result
 
 
 @fault("leaks", "each episode leaves 1 thread behind after close, such as counting")

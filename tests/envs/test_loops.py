@@ -103,3 +103,22 @@ async def test_a_loop_that_asks_anew_while_its_turn_is_written_is_refused(go_on:
     async with asyncio.timeout(5):
         with pytest.raises(EnvError, match="hasty asks its model for two turns at once"):
             await go_on(loop)
+
+
+async def test_a_loop_that_ignores_its_end_gets_no_further_turn() -> None:
+    """It waited for an answer that nobody gave any more, for ever."""
+    errors: list[str] = []
+
+    async def stubborn(ask: Ask) -> None:
+        for _ in range(2):
+            try:
+                await ask([Message(role="user", content="first")], [])
+            except asyncio.CancelledError:
+                continue
+            except EnvError as error:
+                errors.append(str(error))
+
+    loop = Loop(stubborn, [], "stubborn")
+    await loop.begin()
+    await loop.close()
+    assert errors == ["stubborn asks its model after the episode's end"]

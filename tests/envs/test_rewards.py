@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from agentrl.rollout.serve_process import _score
 from agentrl.types import Session, Status, Task
 
 PLUGIN = '''
-import asyncio, time
+import asyncio, threading, time
 from agentrl.config import RewardConfig
 from agentrl.envs.rewards import Reward
 
@@ -62,6 +63,17 @@ class Odd(Reward):
             case "answer": return {}["score"]
             case "name": return undefined_name
             case "slow": await asyncio.Event().wait()
+
+may_go_on, gone_on = threading.Event(), threading.Event()
+
+class Late(Reward):
+    def compute(self, session):
+        session.info["early"] = session.counters["early"] = 1
+        if self.config.timeout < 1:
+            may_go_on.wait(60)
+        session.info["late"] = session.counters["late"] = 1
+        gone_on.set()
+        return 1.0
 
 class Own(Settings):
     more: int = 0
@@ -168,6 +180,24 @@ async def test_a_services_failures_are_the_infrastructures_and_a_plug_ins_mistak
     else:
         await give_rewards(env, session)
         assert (session.status, session.reward, session.rewards) == (Status.INFRA_ERROR, None, {})
+
+
+@pytest.mark.parametrize("seconds", [0.05, 300])
+async def test_what_a_plain_reward_notes_in_a_session_counts_where_it_ends_in_time(
+    plugin: Callable[[str], str], seconds: float
+) -> None:
+    (late,) = make_rewards({"late": {"name": plugin("Late"), "timeout": seconds}})
+    module = sys.modules[type(late.reward).__module__]
+    session, notes = Session("s", Task(id="t")), {"early": 1, "late": 1}
+    if seconds < 1:
+        with pytest.raises(DeadlineExceeded):
+            await late(session)
+        module.may_go_on.set()
+        assert await asyncio.to_thread(module.gone_on.wait, 60)
+        notes = {}
+    else:
+        assert await late(session) == 1.0
+    assert (session.info, session.counters) == (notes, notes)
 
 
 async def test_a_fork_has_the_same_rewards_and_they_are_closed_with_the_run(plugin: Callable[[str], str]) -> None:

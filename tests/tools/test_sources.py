@@ -123,6 +123,7 @@ async def test_every_way_of_taking_another_instance_has_the_tools(tmp_path: Path
         ({"x": {"name": "{file}:add", "timeot": 3}}, ConfigError, r"tools\.x\.timeot"),
         ({"a__b": "{file}:add"}, ConfigError, "a__b"),
         ({"x": "mcp"}, ConfigError, "either a `command` or a `url`"),
+        ({"x": {"name": "mcp", "url": "http://h/{folder}"}}, ConfigError, "a folder of this machine, for a `command`"),
         ({"x": {"name": "openapi", "document": "nowhere.yaml"}}, ConfigError, "'nowhere.yaml' can't be read"),
         ({"x": {"name": "openapi", "document": "{file}"}}, ConfigError, "tools.py"),
         ({"x": {"name": "no-source"}}, UnknownName, "unknown source of tools 'no-source'"),
@@ -198,6 +199,22 @@ def test_settings_of_a_run_name_them_and_keep_secrets_out_of_errors() -> None:
     config = validate(tree, RunConfig)
     assert config.tools["files"].shared is True  # type: ignore[attr-defined]
     assert config.model_dump()["tools"]["files"]["command"] == "server --root ."
+
+
+def test_an_mcp_servers_placeholders_are_filled_and_other_braces_stay() -> None:
+    from agentrl.tools.sources.mcp import McpConfig
+
+    settings = {
+        "command": "serve --root '{folder}/a b' --as {session}",
+        "cwd": "{folder}",
+        "env": {"A": '{"x": 1}{session}'},
+    }
+    config = validate({"name": "mcp", **settings}, McpConfig)
+    assert config.arguments("/tmp/a b", "s") == ["serve", "--root", "/tmp/a b/a b", "--as", "s"]
+    filled = config.filled("/tmp/a b", "s")
+    assert (filled.cwd, filled.env) == ("/tmp/a b", {"A": '{"x": 1}s'})
+    remote = validate({"name": "mcp", "url": "http://h/{session}", "headers": {"x": "{session}"}}, McpConfig)
+    assert (remote.filled("", "s").url, remote.filled("", "s").headers) == ("http://h/s", {"x": "s"})
 
 
 # ---------------------------------------------------------------------- OpenAPI

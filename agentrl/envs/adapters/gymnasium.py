@@ -9,9 +9,12 @@ An episode is saved as its seed and its actions, and restored by taking them aga
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import json
+import logging
 import re
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,15 +24,17 @@ from typing import Any, Literal, TypeVar
 
 from agentrl.envs.adapters import library
 from agentrl.envs.base import Env
-from agentrl.errors import ConfigError, EnvError, ToolArguments
+from agentrl.errors import ConfigError, EnvError, InfraError, StateUnsupported, ToolArguments
 from agentrl.imports import load
 from agentrl.tools.schema import shown
-from agentrl.tools.threads import run_in_thread
+from agentrl.tools.threads import run_in_thread, start
 from agentrl.tools.tool import Tool
 from agentrl.types import Message, StepResult, Task
 from agentrl.untrusted import read_json
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
+CUT_OFF = "a deadline cut a call of the environment off, which goes on: where it is now is not known"
 EXTRA = "gymnasium"
 ACT = "act"
 EVAL_SEEDS = 2**31
@@ -121,6 +126,8 @@ class Gymnasium(Env):
         self._seen: Any = None
         self._taken: list[Any] = []
         self._truncated = False
+        self._in_use = threading.Lock()
+        self._cut_off = False
 
     # ------------------------------------------------------------------ the episode
 
@@ -153,11 +160,15 @@ class Gymnasium(Env):
         return result
 
     async def close(self) -> None:
-        """Leave Gymnasium's environment to another episode, or close it."""
+        """Leave Gymnasium's environment to another episode, or close it: once no thread uses it."""
         env, self._env, self._truncated = self._env, None, False
+        in_use, self._in_use = self._in_use, threading.Lock()
+        cut_off, self._cut_off = self._cut_off, False
         if env is None:
             return
-        if self._reuse and len(_idle[self._key]) < MAX_IDLE:
+        if cut_off:
+            start(partial(_close_later, env, in_use))
+        elif self._reuse and len(_idle[self._key]) < MAX_IDLE:
             _idle[self._key].append(env)
         else:
             await self._run(env.close)
@@ -168,6 +179,8 @@ class Gymnasium(Env):
 
     def state(self) -> dict[str, Any]:
         """The actions that were taken."""
+        if self._cut_off:
+            raise StateUnsupported(f"{self.source}: {CUT_OFF}")
         return {"actions": list(self._taken)}
 
     async def restore(self, task: Task, state: Any) -> None:
@@ -239,6 +252,8 @@ class Gymnasium(Env):
     async def _take(self, value: Any) -> tuple[float, bool]:
         """Take an action; its reward, and whether the episode is over."""
         action = self._spaces.read(self._about.actions, value, self.names)
+        if self._cut_off:
+            raise InfraError(f"{self.source}: {CUT_OFF}")
         try:
             self._seen, reward, terminated, self._truncated, _ = await self._run(self._env.step, action)
         except Exception as error:
@@ -261,7 +276,13 @@ class Gymnasium(Env):
         return text
 
     async def _run(self, function: Callable[..., T], *args: Any) -> T:
-        return function(*args) if self._quick else await run_in_thread(function, *args)
+        if self._quick:
+            return function(*args)
+        try:
+            return await run_in_thread(_alone, self._in_use, function, *args)
+        except asyncio.CancelledError:
+            self._cut_off = True  # the thread goes on
+            raise
 
     def _check_options(self) -> None:
         """Raise a ConfigError where options don't fit the environment's spaces."""
@@ -276,6 +297,19 @@ class Gymnasium(Env):
                 f"{self.source}: an observation has {numbers} numbers, too many to write: name a function that does "
                 "(env.renderer=file.py:function), or show Gymnasium's rendering (env.observe=ansi)"
             )
+
+
+def _alone(in_use: threading.Lock, function: Callable[..., T], *args: Any) -> T:
+    with in_use:
+        return function(*args)
+
+
+def _close_later(env: Any, in_use: threading.Lock) -> None:
+    """Close an environment of Gymnasium's when the thread that uses it has ended."""
+    try:
+        _alone(in_use, env.close)
+    except Exception as error:
+        logger.warning("closing an environment that a deadline had cut off raised %r", error)
 
 
 def _key(source: str, options: Mapping[str, Any]) -> Key:

@@ -86,7 +86,8 @@ class Loop(Generic[R]):
         return self.result
 
     async def close(self) -> None:
-        """Cancel the loop where it still runs."""
+        """Cancel the loop where it still runs; one that ignores that gets no further turn."""
+        self._error = self._error or EnvError(f"{self._name} asks its model after the episode's end")
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)

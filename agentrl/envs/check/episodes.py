@@ -18,6 +18,8 @@ ADDRESS = re.compile(r"<[\w.]+(?: object)? at 0x[0-9a-f]+>")
 """What Python writes for an object that says nothing of itself."""
 NOTHING = ("", "null", "None")
 """Results that tell an agent nothing."""
+CUT_OFF = " took longer than "
+"""What the answer to a call that ran past its deadline has in it."""
 SEVERAL = 3
 """Results that a tool must have given to be judged by them."""
 
@@ -38,6 +40,20 @@ async def failures(subject: Subject) -> AsyncIterator[str]:
         if key not in seen:
             seen.add(key)
             yield f"{words} ({episode.name}{f', at {place}' if place else ''})"
+
+
+async def late_tools(subject: Subject) -> AsyncIterator[str]:
+    """No tool's thread goes on after its call was cut off."""
+    seen: set[str] = set()
+    for episode, session in subject.played():
+        if not session.counters.get("late_calls"):
+            continue
+        cut_off = {message.name for message in session.messages if message.role == "tool" and CUT_OFF in message.text}
+        for name in sorted(filter(None, cut_off - seen)):
+            late = session.counters.get("late_effects", 0)
+            lost = f", and {late} calls of earn, end or spawn that came too late were dropped" if late else ""
+            yield f"{episode.name}: {name!r} goes on in its thread after its deadline{lost}"
+        seen.update(filter(None, cut_off))
 
 
 async def opening(subject: Subject) -> AsyncIterator[str]:

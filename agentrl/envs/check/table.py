@@ -99,6 +99,12 @@ RULES: tuple[Rule, ...] = (
         episodes.failing_tools,
     ),
     Rule(
+        "late_tools",
+        "no tool's thread goes on after the tool's deadline",
+        "make it `async def`, or run it in a sandbox: a thread can't be stopped, and changes the episode meanwhile",
+        episodes.late_tools,
+    ),
+    Rule(
         "empty_results",
         "every tool tells the agent something",
         "return what was found or done, if only 'ok'",

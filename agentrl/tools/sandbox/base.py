@@ -237,6 +237,14 @@ class Sandbox(Protocol):
         """
         ...
 
+    def renewed(self) -> Sandbox:
+        """The same sandbox for its next user; called before `reset`.
+
+        This object is given back with it: whatever still holds it gets SandboxDied from every method but `close`, which
+        does nothing. A backend whose `reset` is not supported may return the object itself.
+        """
+        ...
+
     async def healthy(self) -> bool:
         """Whether it answers within a second."""
         ...

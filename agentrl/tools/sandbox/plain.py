@@ -231,6 +231,10 @@ class PlainSandbox:
             raise
         return other
 
+    def renewed(self) -> Sandbox:
+        """See `Sandbox.renewed`."""
+        return self
+
     async def reset(self) -> None:
         """Not supported."""
         raise SandboxError(UNSUPPORTED.format("reset"))

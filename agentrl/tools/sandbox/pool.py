@@ -272,8 +272,13 @@ class Pool:
     async def _release(self, sandbox: Sandbox) -> None:
         if sandbox.id not in self._owned:
             return
+        owned, pool = self._owned[sandbox.id]
+        if owned is not sandbox:  # given back before
+            return
         if self._recycle and not self._closed:
-            self._spawn(self._reuse(self._owned[sandbox.id][1], sandbox))
+            renewed = sandbox.renewed()  # a late call may still hold the one that was given back
+            self._owned[renewed.id] = renewed, pool
+            self._spawn(self._reuse(pool, renewed))
         else:
             self._discard(sandbox)
 

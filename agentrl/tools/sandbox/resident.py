@@ -7,6 +7,7 @@ container is frozen): then the sandbox is abandoned.
 from __future__ import annotations
 
 import asyncio
+import copy
 import errno
 import os
 import posixpath
@@ -15,7 +16,7 @@ import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from agentrl.errors import AgentRLError, InvalidInput, SandboxError, ToolArguments
 from agentrl.tools.sandbox import archive
@@ -65,6 +66,7 @@ class ResidentSandbox:
         self.client = client
         self._shell = spec.shell
         self._out_of_memory = False
+        self._given_back = False
         self._untouched = True  # no command has run since it was created or emptied
         self._empty: str | None = None  # the runner's description of it before the first command
         self._env = {**(proxy_env() if spec.egress else {}), **spec.env}
@@ -135,6 +137,7 @@ class ResidentSandbox:
         )
 
     async def _open(self, argv: Sequence[str | bytes], **options: Any) -> Channel:
+        self._require_held()
         try:
             return self.client.run(argv, **options)
         except SandboxDied as error:
@@ -293,6 +296,7 @@ class ResidentSandbox:
             await self._write_layer(snapshot.layer, snapshot.removed)
 
     async def _empty_trees(self) -> None:
+        self._require_held()
         await self.client.kill_all(GRACE)
         await self._described(Kind.WIPE)
 
@@ -325,6 +329,17 @@ class ResidentSandbox:
         """Describe the sandbox before its first command; `reset` compares with that."""
         self._empty = await self._described(Kind.DESCRIBE)
 
+    def renewed(self) -> Self:
+        """See `Sandbox.renewed`."""
+        self._require_held()
+        other = copy.copy(self)
+        self._given_back = True
+        return other
+
+    def _require_held(self) -> None:
+        if self._given_back:
+            raise SandboxDied(f"the sandbox {self.id} was given back by whoever had it: another episode may use it")
+
     async def reset(self) -> None:
         """See `Sandbox.reset`."""
         if self.spec.loosened:
@@ -332,6 +347,7 @@ class ResidentSandbox:
         await on_loop(self._reset())
 
     async def _reset(self) -> None:
+        self._require_held()
         await self.client.kill_all(GRACE)
         for pause in PAUSES:
             found = await self._described(Kind.WIPE)
@@ -355,11 +371,12 @@ class ResidentSandbox:
 
     async def healthy(self) -> bool:
         """See `Sandbox.healthy`."""
-        return await on_loop(self.client.ping(1.0))
+        return not self._given_back and await on_loop(self.client.ping(1.0))
 
     async def close(self) -> None:
         """See `Sandbox.close`."""
-        await on_loop(self._close())
+        if not self._given_back:
+            await on_loop(self._close())
 
     async def _close(self) -> None:
         self._end.cancel()

@@ -3,6 +3,9 @@
 Each episode has a connection of its own, made at its first call: a server's state (a browser, a folder, a cart) is then
 one episode's. `shared=true` has one connection for a run, for servers without state. Each is opened and closed in one
 task, since the library's scopes must be left by the task that entered them.
+
+What a server keeps in files outlives its process. So a connection has an empty folder and a name of its own, which the
+settings can refer to; whether the server keeps to them is the server's affair, and the settings'.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import asyncio
 import contextlib
 import shlex
 import tempfile
+import uuid
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -28,13 +32,16 @@ END_SECONDS = 8.0
 SHOWN_LOG = 2000
 """Characters of a server's standard error that a message repeats."""
 MAX_PAGES = 50
+FOLDER, SESSION = "{folder}", "{session}"
 
 
 class McpConfig(ToolConfig):
     """Settings of `tools.NAME=mcp`."""
 
     command: str | None = None
-    """The server as a command line; it runs in no shell."""
+    """The server as a command line; it runs in no shell. Here and in `env` and `cwd`, {folder} is a folder that each
+    episode has to itself, empty at first and removed in the end; here, in those and in `url` and `headers`, {session}
+    is a name that no other episode has."""
     url: str | None = None
     """Or its address (streamable HTTP)."""
     env: dict[str, str] = Field({})
@@ -50,7 +57,31 @@ class McpConfig(ToolConfig):
     def _one_place(self) -> McpConfig:
         if (self.command is None) == (self.url is None):
             raise ValueError("an MCP server has either a `command` or a `url`")
+        if self.command is None and any(FOLDER in text for text in (str(self.url), *self.headers.values())):
+            raise ValueError(f"{FOLDER} is a folder of this machine, for a `command`; a `url` may have {SESSION}")
         return self
+
+    def filled(self, folder: str, session: str) -> McpConfig:
+        """The settings of one connection, without placeholders; the command's are left to `arguments`."""
+
+        def fill(text: str | None) -> str | None:
+            return None if text is None else text.replace(FOLDER, folder).replace(SESSION, session)
+
+        def fill_all(texts: dict[str, str]) -> dict[str, str]:
+            return {name: str(fill(text)) for name, text in texts.items()}
+
+        new = {
+            "env": fill_all(self.env),
+            "headers": fill_all(self.headers),
+            "cwd": fill(self.cwd),
+            "url": fill(self.url),
+        }
+        return self.model_copy(update=new)
+
+    def arguments(self, folder: str, session: str) -> list[str]:
+        """The command's arguments; a placeholder's value is a part of one argument, whatever is in it."""
+        parts = shlex.split(self.command or "")
+        return [part.replace(FOLDER, folder).replace(SESSION, session) for part in parts]
 
 
 class Connection:
@@ -76,6 +107,8 @@ class Connection:
             DeadlineExceeded: it did not answer in time.
         """
         if self._task is None:
+            if self._closing.is_set():
+                raise InfraError(f"{self._where} was called after its episode's end")
             self._ready = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._run())
         assert self._ready is not None
@@ -130,10 +163,14 @@ class Connection:
         from mcp import Client
 
         assert self._ready is not None
-        with tempfile.TemporaryFile("w+", errors="replace") as log:
+        session = uuid.uuid4().hex
+        with (
+            tempfile.TemporaryDirectory(prefix="agentrl-mcp-", ignore_cleanup_errors=True) as folder,
+            tempfile.TemporaryFile("w+", errors="replace") as log,
+        ):
             try:
                 async with AsyncExitStack() as stack:
-                    transport = await self._transport(stack, log)
+                    transport = await self._transport(stack, log, folder, session)
                     client = await stack.enter_async_context(Client(transport))
                     self._ready.set_result(client)
                     await self._closing.wait()
@@ -143,12 +180,12 @@ class Connection:
                     said = log.read()[-SHOWN_LOG:].strip()
                     self._log = f"; it wrote: {said}" if said else ""
 
-    async def _transport(self, stack: AsyncExitStack, log: Any) -> Any:
-        config = self._config
+    async def _transport(self, stack: AsyncExitStack, log: Any, folder: str, session: str) -> Any:
+        config = self._config.filled(folder, session)
         if config.command is not None:
             from mcp import StdioServerParameters, stdio_client
 
-            program, *args = shlex.split(config.command)
+            program, *args = config.arguments(folder, session)
             return stdio_client(StdioServerParameters(command=program, args=args, env=config.env, cwd=config.cwd), log)
         import httpx2
         from mcp.client.streamable_http import streamable_http_client

@@ -32,6 +32,9 @@ class Fake:
     async def healthy(self) -> bool:
         return self.works
 
+    def renewed(self) -> Fake:
+        return self
+
     async def reset(self) -> None:
         self.resets += 1
         if not self.works:

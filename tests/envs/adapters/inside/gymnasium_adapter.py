@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ from agentrl.envs.adapters import spaces as ours
 from agentrl.envs.adapters.as_gymnasium import AsGymnasium
 from agentrl.envs.episode import demonstrator_policy, play
 from agentrl.envs.registry import factory
-from agentrl.errors import ConfigError, InvalidInput, ToolArguments
+from agentrl.errors import ConfigError, InfraError, InvalidInput, StateUnsupported, ToolArguments
 from agentrl.types import Message, Session, Status
 
 
@@ -62,6 +63,29 @@ class Mixed(gymnasium.Env[dict[str, Any], dict[str, Any]]):
 
 
 gymnasium.register("Mixed-v0", Mixed, max_episode_steps=9)
+
+
+class Slow(Mixed):
+    """A step that begins at `begun` and goes on until it `may_end`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.may_end, self.closed = threading.Event(), threading.Event(), threading.Event()
+        self.stepping = False
+
+    def step(self, action: dict[str, Any]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        self.stepping = True
+        self.begun.set()
+        self.may_end.wait(60)
+        self.stepping = False
+        return super().step(action)
+
+    def close(self) -> None:
+        assert not self.stepping
+        self.closed.set()
+
+
+gymnasium.register("Slow-v0", Slow, max_episode_steps=9)
 TURNS = 12
 IDS = {
     "FrozenLake-v1": {"form": "text"},
@@ -329,3 +353,32 @@ def test_the_python_of_the_page_runs_as_it_is_printed() -> None:
     names: dict[str, Any] = {}
     exec(block, names)
     assert names["observation"].startswith("15")
+
+
+async def test_an_environment_whose_step_was_cut_off_goes_to_no_other_episode() -> None:
+    """It was reset for the next episode while a thread was still in its step."""
+    env = agentrl.make("gymnasium:Slow-v0", quick=False)
+    task = next(calls.tasks(env))
+    await calls.reset(env, task)
+    slow = env._env.unwrapped  # type: ignore[attr-defined]
+    env.tools.timeout = 0.05
+    act = env.demonstrate([])
+    assert isinstance(act, Message)
+    told = await calls.step(env, act)
+    assert "took longer than 0.05 s" in told.messages[0].text
+    assert slow.begun.wait(60)
+    with pytest.raises(InfraError, match="a deadline cut a call of the environment off"):
+        await calls.step(env, act)
+    with pytest.raises(StateUnsupported):
+        await calls.state(env)
+    await calls.close(env)
+    other = agentrl.make("gymnasium:Slow-v0", quick=False)
+    await calls.reset(other, task)
+    assert other._env.unwrapped is not slow  # type: ignore[attr-defined]
+    assert not slow.closed.is_set()
+    slow.may_end.set()
+    assert await asyncio.to_thread(slow.closed.wait, 60), "it is closed once its step has ended"
+    other._env.unwrapped.may_end.set()  # type: ignore[attr-defined]
+    other.tools.timeout = 60.0
+    assert "Error" not in (await calls.step(other, act)).messages[0].text
+    await calls.close(other)

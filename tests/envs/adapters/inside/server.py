@@ -21,6 +21,14 @@ def add(number: int) -> str:
     return f"the count is {count}"
 
 
+@server.tool()
+def write(name: str, text: str) -> str:
+    """Write a file."""
+    with open(os.path.join(sys.argv[2], name), "x") as file:
+        file.write(text)
+    return " ".join([*sorted(os.listdir(".")), os.environ["NAME"], os.getcwd()])
+
+
 @server.tool(name="fail hard")
 def fail() -> str:
     """Always fails."""

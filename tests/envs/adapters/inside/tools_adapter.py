@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import socket
 import subprocess
@@ -196,3 +197,29 @@ async def test_langchains_tools_are_tools_by_their_import_path(tmp_path: Path) -
 
         sessions = await fifty(make, policy)
     assert {session.answer for session in sessions} == {"6"}
+
+
+async def test_each_episode_has_a_folder_and_a_name_of_its_own_where_the_settings_say_so() -> None:
+    """What a server wrote to its folder was there in the next episode, though the docs promised it was not."""
+    placed = {**STDIO, "command": f"{SERVER} stdio {{folder}}", "cwd": "{folder}", "env": {"NAME": "of {session}"}}
+    seen = []
+    async with with_tools(Counting, {"c": placed}) as make:
+        for _ in range(2):
+            env = make()
+            files, of, session, folder = (await answer(env, "c__write", name="a", text="x")).split(" ")
+            assert (files, of) == ("a", "of")
+            assert "FileExistsError" in await answer(env, "c__write", name="a", text="x")
+            await calls.close(env)
+            assert not os.path.exists(folder)  # noqa: ASYNC240
+            seen.append((session, folder))
+    assert len({*seen[0], *seen[1]}) == 4
+
+
+async def test_a_call_after_the_episodes_end_starts_no_server() -> None:
+    before = children()
+    async with with_tools(Counting, {"c": STDIO}) as make:
+        env = make()
+        await calls.close(env)
+        with pytest.raises(InfraError, match="was called after its episode's end"):
+            await answer(env, "c__add", number=1)
+        assert children() == before
