@@ -22,10 +22,10 @@ def add(number: int) -> str:
 
 
 @server.tool()
-def write(name: str, text: str) -> str:
+def write(file: str, text: str) -> str:
     """Write a file."""
-    with open(os.path.join(sys.argv[2], name), "x") as file:
-        file.write(text)
+    with open(os.path.join(sys.argv[2], file), "x") as opened:
+        opened.write(text)
     return " ".join([*sorted(os.listdir(".")), os.environ["NAME"], os.getcwd()])
 
 

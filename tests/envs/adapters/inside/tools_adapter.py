@@ -206,9 +206,9 @@ async def test_each_episode_has_a_folder_and_a_name_of_its_own_where_the_setting
     async with with_tools(Counting, {"c": placed}) as make:
         for _ in range(2):
             env = make()
-            files, of, session, folder = (await answer(env, "c__write", name="a", text="x")).split(" ")
+            files, of, session, folder = (await answer(env, "c__write", file="a", text="x")).split(" ")
             assert (files, of) == ("a", "of")
-            assert "FileExistsError" in await answer(env, "c__write", name="a", text="x")
+            assert "File exists" in await answer(env, "c__write", file="a", text="x")
             await calls.close(env)
             assert not os.path.exists(folder)  # noqa: ASYNC240
             seen.append((session, folder))
