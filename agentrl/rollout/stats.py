@@ -13,7 +13,7 @@ from statistics import fmean, pstdev
 from agentrl.config import EvalConfig
 from agentrl.rollout.health import sessions_of, worked
 from agentrl.rollout.held import sizes_of, usage
-from agentrl.rollout.statistics import ROUNDING, interval, pass_at_k, pass_hat_k
+from agentrl.rollout.statistics import ROUNDING, caution, in_unit_range, interval, pass_at_k, pass_hat_k
 from agentrl.rollout.usage import Usage
 from agentrl.types import Group, Session, Status
 
@@ -169,13 +169,19 @@ class Evaluation:
             f"pass@{k} {value:.3f}" + (f"  pass^{k} {self.pass_hat[k]:.3f}" if k > 1 else "")
             for k, value in self.pass_at.items()
         )
-        within = "" if math.isnan(self.low) else f"  95% CI [{self.low:.3f}, {self.high:.3f}]"
+        within = "" if math.isnan(self.low) else f"  95% CI [{self.low:.3f}, {self.high:.3f}]{self._caution()}"
         return f"mean {self.mean:.3f}{within}  {passes}  n={self.sessions}{self._lost()}"
 
     @property
     def summary(self) -> str:
         """The mean and its bounds."""
-        return f"{self.mean:.3f}" + ("" if math.isnan(self.low) else f" [{self.low:.3f}, {self.high:.3f}]")
+        return f"{self.mean:.3f}" + (
+            "" if math.isnan(self.low) else f" [{self.low:.3f}, {self.high:.3f}]{self._caution()}"
+        )
+
+    def _caution(self) -> str:
+        said = score_caution([task.scores for task in self.scores])
+        return f" ({said})" if said else ""
 
     def _lost(self) -> str:
         """Why fewer sessions count than were generated."""
@@ -185,11 +191,17 @@ class Evaluation:
         return f" of {self.generated} ({reasons})" if reasons else ""
 
 
+def score_caution(scores: Sequence[Sequence[float]]) -> str:
+    """What has to be said beside an evaluation's interval, by its tasks' scores; see `caution`."""
+    means = [fmean(task) for task in scores if task]
+    return caution(means, bounded=in_unit_range([score for task in scores for score in task]))
+
+
 def evaluate_groups(groups: Sequence[Group], config: EvalConfig) -> Evaluation:
     """Summarise sessions of an evaluation; each task's mean counts once, so uneven groups don't skew it."""
     played = [group for group in groups if group.scored]
     means = [fmean(session.score or 0.0 for session in group.scored) for group in played]
-    low, high = interval(means)
+    low, high = interval(means, bounded=in_unit_range([s.score or 0.0 for group in played for s in group.scored]))
     smallest = min((len(group.scored) for group in played), default=0)
     sessions = sessions_of(groups)
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k < smallest] + ([smallest] if smallest else [])

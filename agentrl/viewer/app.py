@@ -102,7 +102,7 @@ class Viewer:
             "settings": settings,
             "names": series.names(rows),
             "alarms": health.alarms(rows, settings),
-            "evaluation": run.evaluation(),
+            "evaluation": run.shown_evaluation(),
             "writable": self._replays is not None,
         }
 

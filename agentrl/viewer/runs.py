@@ -24,6 +24,7 @@ from agentrl.envs import identity
 from agentrl.envs.identity import Identities
 from agentrl.errors import AgentRLError, ConfigError, unknown_name
 from agentrl.overrides import read_yaml
+from agentrl.rollout.stats import score_caution
 from agentrl.sessions.store import Store
 from agentrl.train import data_identity, lock
 from agentrl.train.resuming import flat
@@ -183,6 +184,12 @@ class Run:
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
+
+    def shown_evaluation(self) -> dict[str, Any] | None:
+        """The evaluation, with `caution`: what has to be said beside its interval."""
+        found = self.evaluation()
+        scores = [] if found is None else [task["scores"] for task in found.get("scores") or []]
+        return None if found is None else found | {"caution": score_caution(scores)}
 
     def data(self) -> Identities:
         """The identities of its data; empty where an older agentrl did not record them."""

@@ -60,12 +60,13 @@ def evaluate_suite(tree: Tree, baseline: CompareConfig | None) -> None:
     """Measure a suite, print its table, and compare it where a baseline is given."""
     from agentrl.train.api import run_evaluate_suite
     from agentrl.train.suite.parts import read_suite
-    from agentrl.train.suite.report import table
+    from agentrl.train.suite.report import result_lines, table
 
     suite = read_suite(str(tree.pop("suite")), tree)
     results = run_evaluate_suite(suite, owns_process=True)
     folder = results.path or Path()
     _show(table(results))
+    print_lines(result_lines(results))
     print_lines(
         [f"results: {folder} (result.json, result.md, result.png)", f"  agentrl view {shlex.quote(str(folder))}"]
     )

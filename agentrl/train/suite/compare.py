@@ -1,7 +1,7 @@
 """Two results compared, task by task: by how much the second differs from the first, and whether that is chance.
 
-Tasks are paired by their ids and data. A difference is tested by random signs (`sign_flip_p`), and over the parts of a
-suite p-values are adjusted (Holm), so that a suite of twenty parts does not fail every run.
+Tasks are paired by their ids and data. A difference is tested by dealing each task's samples anew (`permutation_p`),
+and over the parts of a suite p-values are adjusted (Holm), so that a suite of twenty parts does not fail every run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.envs import identity
 from agentrl.errors import ConfigError
-from agentrl.rollout.statistics import ROUNDING, holm, sign_flip_p, t_interval
+from agentrl.rollout.statistics import ROUNDING, caution, holm, permutation_p, skewed_interval
 from agentrl.train.suite.results import Results
 
 ALPHA = 0.05
@@ -44,6 +44,7 @@ class PartComparison:
         unpaired: how many only one of them has, or whose data changed.
         before: the mean over the common tasks in the first result; so is `after` in the second.
         low: with `high`, the 95 % confidence bounds of the mean difference; NaN where there are none.
+        caution: what has to be said beside the bounds; "" where there is nothing.
         p: the chance of such a difference, or a larger one, between equal policies; adjusted over the parts.
         changes: the tasks whose mean changed, the greatest loss first.
     """
@@ -55,6 +56,7 @@ class PartComparison:
     after: float
     low: float
     high: float
+    caution: str
     p: float
     changes: Sequence[Change]
 
@@ -142,11 +144,12 @@ def changed_data(before: Results, after: Results) -> Iterator[str]:
 
 
 def _part(name: str, first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> PartComparison:
-    earlier, later = dict(_means(first)), dict(_means(second))
+    earlier, later = dict(_scores(first)), dict(_scores(second))
     common = [key for key in earlier if key in later]
-    pairs = [Change(key[0], earlier[key], later[key]) for key in common]
+    pairs = [Change(key[0], fmean(earlier[key]), fmean(later[key])) for key in common]
     differences = [pair.difference for pair in pairs]
-    low, high = t_interval(differences if any(differences) else [])  # none changed: nothing says how much they vary
+    varied = differences if any(differences) else []  # none changed: nothing says how much they vary
+    low, high = skewed_interval(varied)
     return PartComparison(
         name,
         tasks=len(pairs),
@@ -155,13 +158,14 @@ def _part(name: str, first: Sequence[Mapping[str, Any]], second: Sequence[Mappin
         after=fmean(pair.after for pair in pairs) if pairs else 0.0,
         low=low,
         high=high,
-        p=sign_flip_p(differences),
+        caution=caution(varied, bounded=False),
+        p=permutation_p([(earlier[key], later[key]) for key in common]),
         changes=sorted((pair for pair in pairs if pair.difference), key=lambda pair: (pair.difference, pair.task)),
     )
 
 
-def _means(scores: Sequence[Mapping[str, Any]]) -> Iterator[tuple[tuple[str, str], float]]:
-    """By id and data, the mean score of each task that has one."""
+def _scores(scores: Sequence[Mapping[str, Any]]) -> Iterator[tuple[tuple[str, str], Sequence[float]]]:
+    """By id and data, the scores of each task that has any."""
     for task in scores:
         if task["scores"]:
-            yield (task["task"], task["digest"]), fmean(task["scores"])
+            yield (task["task"], task["digest"]), task["scores"]

@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Column, Table
 from rich.text import Text
 
+from agentrl.rollout.stats import score_caution
 from agentrl.train.files import write_atomically
 from agentrl.train.suite.compare import Comparison, PartComparison
 from agentrl.train.suite.results import Results, number
@@ -41,7 +42,16 @@ def table(results: Results) -> Table:
 
 def markdown(results: Results) -> str:
     """The results as a Markdown table."""
-    return f"# {results.name}: {_cell(results.policy)}\n\n" + _markdown(HEAD, rows(results))
+    lines = "".join(f"- {_cell(line)}\n" for line in result_lines(results))
+    shown = f"# {results.name}: {_cell(results.policy)}\n\n" + _markdown(HEAD, rows(results))
+    return f"{shown}\n{lines}" if lines else shown
+
+
+def result_lines(results: Results) -> Iterator[str]:
+    """Parts whose interval needs a word, which a table's cell has no room for."""
+    for name, part in results.parts.items():
+        if _bounds(part["low"], part["high"]) and (said := score_caution([task["scores"] for task in part["scores"]])):
+            yield f"{name}: 95% CI {said}"
 
 
 def rows(results: Results) -> Iterator[tuple[str, ...]]:
@@ -80,6 +90,8 @@ def comparison_lines(found: Comparison) -> Iterator[str]:
                 shown = [f"{c.task} {c.before:.2f} to {c.after:.2f}" for c in changes[:MOST_TASKS]]
                 more = f" and {len(changes) - MOST_TASKS} more" if len(changes) > MOST_TASKS else ""
                 yield f"{part.name}: {len(changes)} {word}: {'; '.join(shown)}{more}"
+        if part.caution:
+            yield f"{part.name}: 95% CI {part.caution}"
         if part.unpaired:
             yield f"{part.name}: {part.unpaired} tasks are not in both, or have other data"
     if found.missing:

@@ -9,7 +9,7 @@ export function resultCard(result, title = "Result") {
     .flatMap(([name, values]) => Object.entries(values ?? {}).filter(([k]) => name === "pass@" || k !== "1").map(([k, value]) => [`${name}${k}`, short(value)]));
   const facts = [
     ["Policy", result.policy],
-    ["Mean", `${short(result.mean)}${result.low == null ? "" : ` (95% CI ${short(result.low)} to ${short(result.high)})`}`],
+    ["Mean", `${short(result.mean)}${result.low == null ? "" : ` (95% CI ${short(result.low)} to ${short(result.high)}${result.caution ? `; ${result.caution}` : ""})`}`],
     ...several,
     ["Sessions", `${result.sessions} of ${counted(result.tasks, "task")}${result.split ? `, split ${result.split}` : ""}, in ${duration(result.seconds)}`],
     ["Cost", result.cost == null ? null : short(result.cost)],
