@@ -46,6 +46,8 @@ def parse_words(words: Iterable[str]) -> Tree:
             value = yaml.safe_load(text) if text else ""
         except yaml.YAMLError:
             value = text  # a path or a sentence that only looks like YAML
+        if isinstance(value, dict) and value and ":" not in text and not any(value.values()):
+            value = text  # {folder}, a placeholder: YAML takes it for a mapping without values
         for setting in _leaves(key, value):
             if setting in given:
                 raise ConfigError(f"{setting!r} is given twice, as {given[setting]!r} and as {word!r}")

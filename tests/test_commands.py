@@ -180,7 +180,7 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
         "::test_its_score_counts_beside_the_environments_own_and_a_failed_call_is_repeated"
     ),
     "agentrl train env=calculator tools.files.name=mcp "
-    'tools.files.command="npx -y @modelcontextprotocol/server-filesystem ."': Left(
+    'tools.files.command="npx -y @modelcontextprotocol/server-filesystem {folder}"': Left(
         "it fetches a server from npm; tests/envs/adapters/inside/tools_adapter.py runs one of Python's"
     ),
     "agentrl eval env=inspect:arithmetic.py@addition model=PATH": Left(

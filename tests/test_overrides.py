@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.overrides import fields, merge, read_yaml, spread, typed, validate
+from agentrl.overrides import fields, merge, parse_words, read_yaml, spread, typed, validate
 
 
 def build(*words: str) -> RunConfig:
@@ -121,3 +121,9 @@ def test_merging_keeps_every_leaf_of_the_higher_tree(low: dict[str, object], hig
 
 def test_dotted_keys_spread_into_a_tree() -> None:
     assert spread({"a.b": 1, "a.c": 2, "d": 3}) == {"a": {"b": 1, "c": 2}, "d": 3}
+
+
+def test_a_placeholder_is_text() -> None:
+    """YAML takes {folder} for a mapping whose value is missing."""
+    assert parse_words(["tools.files.cwd={folder}"]) == {"tools": {"files": {"cwd": "{folder}"}}}
+    assert parse_words(["a={b: 1}", "c={}", "d={e: null}"]) == {"a": {"b": 1}, "c": {}, "d": {"e": None}}
