@@ -47,7 +47,7 @@ from agentrl.train import ledger
 STEPS = 4
 SETTINGS: dict[str, Any] = {
     **{"env": {"name": "calculator", "max_steps": 2}, "warm_start.steps": 40, "warm_start.demos": 64, "seed": 3},
-    **{"rollout.groups_per_step": 2, "rollout.group_size": 4, "eval.tasks": 1, "algo.lr": 1e-3},
+    **{"warm_start.batch": 8, "rollout.groups_per_step": 2, "rollout.group_size": 4, "eval.tasks": 1, "algo.lr": 1e-3},
     **{"steps": STEPS, "checkpoint_every": 2, "keep_checkpoints": 2},
     **{"rollout.retries": 10},  # one session may have all faults of a plan
 }

@@ -116,6 +116,7 @@ def test_envs_lists_the_built_in_worlds_and_their_options() -> None:
     assert len(scores) >= 10, "every environment that needs nothing is played"
 
 
+@pytest.mark.slow
 def test_envs_of_one_name_shows_what_scripted_agents_get() -> None:
     text = agentrl("envs", "env=text_adventure", "n=2").stdout
     rows = {line.split()[1]: line.split()[3] for line in text.splitlines() if line.count("│") == 6}
@@ -186,6 +187,7 @@ def test_serve_answers_from_a_fleet_until_it_is_terminated(tmp_path: Path) -> No
             server.kill()
 
 
+@pytest.mark.slow
 def test_a_file_that_can_not_be_imported_is_a_finding_of_the_check_and_says_where(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import agentrl\nclass E(agentrl.Env:\n")
     found = agentrl("check", f"env={tmp_path / 'broken.py'}")

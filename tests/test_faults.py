@@ -138,6 +138,7 @@ def test_a_fault_without_a_point_comes_by_itself(tmp_path: Path) -> None:
     assert time.time() >= real, "the clock is set right again"
 
 
+@pytest.mark.slow
 def test_a_process_is_killed_whose_number_is_in_a_file(tmp_path: Path) -> None:
     """A reward service, say, which is no child of the run: the fault waits until there is one."""
     pid_file = tmp_path / "service.pid"

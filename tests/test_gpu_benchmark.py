@@ -47,11 +47,13 @@ def test_parts_run_in_processes_and_what_needs_a_gpu_or_has_no_time_is_skipped_a
     assert (tmp_path / "table.md").read_text().startswith("| part |")
 
 
+@pytest.mark.slow
 def test_a_part_without_time_is_skipped_and_said_to_be(tmp_path: Path) -> None:
     told = run("--device", "cpu", "--small", "--seconds", "1", "--parts", "head,mfu", "--out", str(tmp_path))
     assert told.count("skipped: no time was left") == 2
 
 
+@pytest.mark.slow
 def test_an_unknown_part_is_refused_with_those_that_there_are() -> None:
     told = run("--parts", "haed", code=2)
     assert "--parts=haed" in told

@@ -23,6 +23,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_killed_processes_folder_is_removed_by_the_next_and_a_living_ones_stays() -> None:
     command = [sys.executable, "-c", HOLD.format("(f.path / 'weights').write_bytes(b'x' * 9); time.sleep(600)")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:

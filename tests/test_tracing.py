@@ -274,6 +274,7 @@ async def test_each_line_of_the_log_says_which_run_session_and_turn_it_is_of_and
     assert len(lines(tmp_path / logs.NAME)) == 2
 
 
+@pytest.mark.slow
 def test_a_warning_that_was_shown_is_not_printed_again_where_no_log_is_written(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -90,21 +90,30 @@ WORDS = st.sampled_from(
 )
 
 
-@given(st.sampled_from(TOOLS), st.lists(WORDS, min_size=9, max_size=9), st.lists(WORDS, max_size=3))
-def test_a_refused_call_changes_nothing_and_no_call_changes_the_shared_database(
-    name: str, words: list[str], items: list[str]
-):
-    before, store = copy.deepcopy(DATABASE.orders), Store(DATABASE)
-    parameters = next(each for each in make("retail").tools if each.name == name).parameters["properties"]
-    arguments = {
-        key: items if schema.get("type") == "array" else words[place]
-        for place, (key, schema) in enumerate(parameters.items())
-    }
+ACTIONS = [call for task in SAMPLE for call in task["actions"]]
+PARAMETERS = {each.name: each.parameters["properties"] for each in make("retail").tools if each.name in TOOLS}
+BEFORE = copy.deepcopy((DATABASE.orders, DATABASE.users))
+
+
+def argument(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+    return st.lists(WORDS, max_size=3) if schema.get("type") == "array" else WORDS
+
+
+@given(st.data())
+def test_a_refused_call_changes_nothing_and_no_call_changes_the_shared_database(data: st.DataObject):
+    """Calls of real tasks, many of them with an argument of another's, and calls of any words."""
+    action = data.draw(st.sampled_from(ACTIONS) | st.sampled_from(TOOLS).map(lambda name: {"name": name}))
+    schemas = PARAMETERS[action["name"]]
+    given = dict(action.get("arguments") or {key: data.draw(argument(schema)) for key, schema in schemas.items()})
+    if given and data.draw(st.booleans()):
+        key = data.draw(st.sampled_from(sorted(given)))
+        given[key] = data.draw(argument(schemas[key]))
+    store = Store(DATABASE)
     try:
-        getattr(store, name)(**arguments)
+        getattr(store, action["name"])(**given)
     except ToolError:
         assert store.changed == {"users": {}, "orders": {}}
-    assert before == DATABASE.orders
+    assert (DATABASE.orders, DATABASE.users) == BEFORE
 
 
 def test_a_gift_card_pays_and_is_refunded_at_once_and_must_cover_what_it_pays():

@@ -18,6 +18,7 @@ from tests.planted.fault import Fault, NoLongerApplies, entries
 from tests.planted.scratch import Broken, Scratch
 
 TIMEOUT_SECONDS = 300.0
+"""A test that takes longer on a fault has found it."""
 
 
 def check(faults: Iterable[Fault]) -> list[str]:

@@ -48,7 +48,7 @@ class Times:
 
     def __init__(self, times: int, result: Path) -> None:
         self._times, self._result = times, result
-        self._failed, self._example = False, 0
+        self._failed, self._hung, self._example = False, False, 0
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         handles = [getattr(getattr(item, "obj", None), "hypothesis", None) for item in items]
@@ -87,6 +87,7 @@ class Times:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._failed |= report.failed
+        self._hung |= report.failed and "Failed: Timeout" in str(report.longrepr)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         found: list[int | None] = []
@@ -102,7 +103,11 @@ class Times:
                 if self._failed:
                     break
             found.append((self._example or Shifted.made) if self._failed else None)
+            if self._hung:  # and would each time, for as long
+                found += found[-1:] * (self._times - len(found))
             self._result.write_text(json.dumps(found))
+            if self._hung:
+                break
         return True
 
     def _ends(self, time: int, last: bool) -> bool:

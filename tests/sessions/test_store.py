@@ -316,6 +316,7 @@ def test_pages_of_any_size_are_the_sorted_whole_and_hold_each_session_once(
             store.find(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_another_process_reads_what_was_appended_while_the_first_one_writes(tmp_path: Path) -> None:
     script = f"""
 from agentrl.sessions.query import Between, Contains

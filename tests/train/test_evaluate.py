@@ -159,6 +159,7 @@ def test_settings_for_training_are_refused_in_an_evaluation_of_any_policy(tmp_pa
     assert set(ignored({"policy": "expert", "cluster": {"rewards": 2, "environments": 1}})) == {"cluster.environments"}
 
 
+@pytest.mark.slow
 def test_a_policy_without_an_engine_is_scored_by_reward_workers_too(tmp_path: Path) -> None:
     rewards = {"one": {"name": str(Path(__file__).parents[1] / "cluster" / "scores.py:Odd")}}
     here, _ = evaluated(tmp_path / "here", rewards=rewards)

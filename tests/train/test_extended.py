@@ -98,7 +98,7 @@ def reinforce(sessions: list[Session]) -> Credit:
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(seed=st.integers(0, 10**6), budget=st.sampled_from((60, 10_000)))
 def test_the_forests_loss_is_the_sum_over_paths_and_no_end_that_was_left_behind_is_in_it(

@@ -40,7 +40,7 @@ from tests.train.trees import (
 )
 
 RANDOM_TREES = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 CLIP = GrpoConfig(loss=ClippedConfig(clip_low=0.2, clip_high=0.3))
 

@@ -241,7 +241,7 @@ def advantage(share: NodeAdvantage, place: int) -> float:
 
 
 @given(seed=st.integers(0, 10**6), gamma=FRACTIONS)
-@settings(derandomize=True, deadline=None, max_examples=30)
+@settings(derandomize=True, deadline=None, max_examples=10)
 def test_whole_returns_do_not_depend_on_what_the_critic_said(seed: int, gamma: float) -> None:
     rng = random.Random(seed)
     groups = [as_group([rewarded_session(rng, f"s{i}") for i in range(3)])]

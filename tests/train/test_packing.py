@@ -35,7 +35,7 @@ def tokens(forests: list[Forest]) -> int:
     return sum(map(len, forests))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), budget=st.sampled_from((1, 20, 60, 300, 10_000)))
 @pytest.mark.slow
 def test_every_forest_keeps_its_invariants_and_every_trained_token_is_trained_once(seed: int, budget: int) -> None:

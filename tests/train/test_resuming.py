@@ -190,6 +190,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_with_the_firsts_name_until_that_is_killed(run: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(run)], stdout=subprocess.PIPE, start_new_session=True
@@ -215,6 +216,7 @@ def test_two_runs_of_one_process_do_not_share_a_folder_either(tmp_path: Path) ->
     resume(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_where_a_file_system_keeps_no_locks_the_file_says_who_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

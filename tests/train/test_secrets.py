@@ -103,6 +103,7 @@ def test_an_error_about_a_secret_setting_does_not_quote_it(word: str) -> None:
     assert PLANTED not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_quoted_without_its_key(tmp_path: Path) -> None:
     script = "import sys; print('args:', sys.argv); raise SystemExit(3)"
     server = Server("engine", [sys.executable, "-c", script, "--api-key", PLANTED], log=tmp_path / "log")

@@ -84,7 +84,7 @@ def table_logps(table: Tensor, ids: Tensor, position: Tensor) -> Tensor:
 
 
 @given(seed=st.integers(0, 10**6), budget=st.sampled_from((30, 70, 10_000)), kind=st.sampled_from(("turn", "session")))
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @pytest.mark.parametrize("loss", SEQUENCE_LOSSES)
 @pytest.mark.slow
 def test_loss_and_gradient_are_those_of_every_sequence_as_a_row_whatever_the_split(

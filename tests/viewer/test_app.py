@@ -79,6 +79,7 @@ async def test_evaluations_and_played_sessions_are_listed_as_what_they_are_befor
     assert found["cut"]["updated"] <= found["whole"]["updated"] + 1, "to look at a run is no change of it"
 
 
+@pytest.mark.slow
 def test_a_run_is_running_while_its_process_is_and_killed_when_it_is_gone(tmp_path: Path) -> None:
     run = Runs(write_run(tmp_path / "run", steps=2, hostile=False)).get("run")
     lock = RunLock(run.path)

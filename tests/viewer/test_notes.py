@@ -93,6 +93,7 @@ async def test_a_session_that_is_not_there_gets_no_note_and_a_viewer_that_only_r
     assert not (run / STORE).exists()
 
 
+@pytest.mark.slow
 def test_of_two_viewers_that_change_a_note_at_once_one_is_told_and_no_change_is_lost(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         told = pool.starmap(_append, [(tmp_path, "a", 10), (tmp_path, "b", 10)])

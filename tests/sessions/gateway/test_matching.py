@@ -88,6 +88,7 @@ def test_what_is_new_is_what_lies_beyond_the_deepest_match(
             depths.append(len(nodes))
     assert len(history) - len(match.new) >= max(depths)
     assert list(match.new) == history[len(history) - len(match.new) :]
+    assert len(tree.path(grown, match.parent)) == len(history) - len(match.new), "nothing is left out between the two"
 
 
 def test_reasoning_left_out_and_arguments_respelt_match_loosely() -> None:

@@ -370,6 +370,17 @@ async def test_after_a_restart_sessions_keys_retries_and_deadlines_go_on(tmp_pat
         assert (await post(served, closed, "reward", value=1.0)).json()["sealed"] is True
 
 
+FRAME = 24 + 4096
+"""Bytes of a page in SQLite's log: a header, and the page; a cut anywhere within one loses it whole."""
+
+
+def cuts(start: int, end: int) -> list[int]:
+    """Around the ends of all that the log is made of, and every 331st byte between them."""
+    ends = range(start, end + 1, FRAME)
+    near = {place + by for place in ends for part in (0, 8, 16, 24) for by in (part - 1, part, part + 1)}
+    return sorted(cut for cut in {*near, *range(start, end, 331), end - 1, end} if start <= cut <= end)
+
+
 @pytest.mark.slow
 async def test_a_gateway_reopens_a_log_that_was_cut_at_any_byte_of_the_last_turn(tmp_path: Path) -> None:
     """kill -9 while a turn is written: the session goes on from the turn before it."""
@@ -390,13 +401,14 @@ async def test_a_gateway_reopens_a_log_that_was_cut_at_any_byte_of_the_last_turn
     written, database = read(log), read(store.path)
     copy = tmp_path / "copy" / "s.db"
     copy.parent.mkdir()
-    for cut in [*range(before, len(written), 7), len(written)]:
+    assert len(written) > before + FRAME, "the turn is not in the log"
+    for cut in cuts(before, len(written)):
         lay_out(copy, database, written[:cut])
         with Store(copy) as again:
             reopened = Gateway(parts, again, secret=b"kept")
             session = reopened.entry("s", access.api_key).state.session
             assert len(session.nodes) == (4 if cut == len(written) else 2), cut
-            if cut % 1001 == 0:
+            if cut in (before, before + 1, len(written) - 1):
                 await exchange(reopened, reopened.entry("s", access.api_key), turn_request(echo))
                 assert len(again.load("s").nodes) == 4
             await reopened.aclose()

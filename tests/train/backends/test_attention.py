@@ -54,7 +54,7 @@ def heads(tokens: int, kv: int, generator: torch.Generator, dim: int = 16) -> tu
     return q, k, v
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), block=st.sampled_from((1, 3, 16, 64, 10_000)), kv=st.sampled_from((1, 2, 4)))
 @pytest.mark.slow
 def test_blocks_of_queries_equal_the_dense_square_forward_and_backward(seed: int, block: int, kv: int) -> None:
@@ -70,7 +70,7 @@ def test_blocks_of_queries_equal_the_dense_square_forward_and_backward(seed: int
         assert torch.allclose(one, other, atol=1e-4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), block=st.sampled_from((8, 32, 128)), reach=st.sampled_from(reaches(1, 5, 12)))
 def test_the_block_mask_of_flex_attention_is_the_visibility_rule(seed: int, block: int, reach: Reach | None) -> None:
     """Written out from its parts: whole blocks see everything, partial ones what the mask function says."""
@@ -136,7 +136,7 @@ def eager(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, softcap: float | None, 
     return (torch.softmax(score, -1)[..., : len(seen)] @ v).transpose(1, 2)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     block=st.sampled_from((1, 5, 16, 64, 10_000)),
