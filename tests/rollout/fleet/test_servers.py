@@ -32,10 +32,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest
 TIMES = FleetConfig(probe_every=0.5, probe_timeout=30, stall_timeout=30, max_restarts=3)
 
 
+@pytest.fixture(scope="module")
+def url(folder: Path) -> str:
+    return servers.shared("sglang", folder)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(folder: Path) -> AsyncIterator[Fleet]:
+async def fleet(folder: Path, url: str) -> AsyncIterator[Fleet]:
     """Two servers: the first is this module's own, which tests may kill, the other one also of other modules."""
-    config, url = servers.config("sglang"), servers.shared("sglang", folder)
+    config = servers.config("sglang")
     engines = [lambda: make_engine(config, folder), lambda: servers.attached("sglang", folder, url)]
     made = Fleet(engines, make_publisher(WeightsConfig(), folder, config), TIMES)
     try:
