@@ -65,12 +65,12 @@ class RewardRole:
             session: Session = pickle.loads(data)
         except Exception as error:
             return InfraError(f"rewards.{name}: the session can't be read here: {type(error).__name__}: {error}")
-        notes = (session.info, session.counters)
-        before = pickle.dumps(notes)
+        before = pickle.dumps((session.info, session.counters))
         try:
             value = await self._rewards[name](session)
         except AgentRLError as error:
             return _portable(error)
+        notes = session.info, session.counters  # which may be new ones
         try:
             return value, None if pickle.dumps(notes) == before else notes
         except Exception as error:

@@ -36,7 +36,7 @@ def smollm() -> Path:
 @pytest.fixture(scope="module")
 def url(smollm: Path) -> Iterator[str]:
     """One server for both tests; the first finds it with the model's own weights."""
-    yield from servers.served("sglang", smollm, dtype="float32", max_context=1024)
+    yield from servers.served("sglang", smollm, dtype="float32", max_context=1024, server={"max_total_tokens": 8000})
 
 
 @pytest.fixture
