@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-BOUND_GB = 12.0
-"""Two workers and the two heaviest real parts beside each other, on a machine that has twice as much."""
+BOUND_GB = 16.0
+"""Three workers and two heavy real parts. The heaviest by far are SGLang and Megatron with a real model, 11 GB alone
+(`tests/rollout/engines/test_real_model.py`); 12 for the whole is the aim."""
 LOOK_SECONDS = 0.5
 
 

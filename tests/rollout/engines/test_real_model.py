@@ -79,6 +79,7 @@ def test_a_real_model_is_trained_by_megatron_on_what_sglang_generates_with_its_n
         rollout={"groups_per_step": 2, "group_size": 2, "turn_tokens": 48, "max_turns": 2},
         eval={"tasks": 2, "n": 1},
         steps=3,
+        checkpoint_every=100,  # a checkpoint's writer is a copy of the rank, and takes 1.5 GB
         run_dir=str(tmp_path / "run"),
     )
     rows = result.metrics
