@@ -120,7 +120,7 @@ async def test_fifty_episodes_over_http_beside_another_server_of_the_same_tools(
     http = {"name": "mcp", "url": url, "start_timeout": 150}
     configs = {"c": http, "d": {**http, "shared": True, "only": ["add"]}}
     async with with_tools(Counting, configs) as make:
-        assert make().tools.names == ["c__add", "c__fail_hard", "c__long", "c__end", "d__add"]
+        assert make().tools.names == ["c__add", "c__write", "c__fail_hard", "c__long", "c__end", "d__add"]
         sessions = await fifty(make, counts)
         assert {session.counters["tool_errors"] for session in sessions} == {0}
         assert {session.counters["tool_calls"] for session in sessions} == {3}
