@@ -48,6 +48,7 @@ def test_a_text_is_replaced_in_its_function_alone() -> None:
     assert different == [("    return children(session, None)", "    return children(session, 0)")]
 
 
+@pytest.mark.slow
 def test_a_fault_is_planted_in_a_copy_and_found_and_a_harmless_one_is_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

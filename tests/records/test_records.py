@@ -53,6 +53,7 @@ def faults(run: Path) -> list[str]:
     return [f"{check.name}: {fault}" for check in verify(run).checks for fault in check.faults]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("commit", "name"), TRAININGS)
 def test_a_recorded_run_is_resumed_for_further_steps_and_verifies_before_and_after(
     commit: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -98,6 +98,7 @@ def packed_of(algo: Any, trees: int, rng: random.Random) -> list[Forest]:
     return pack(groups, credit, 80, merge=algo.merge, sequence=algorithm.sequence)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(*of(MATRIX))
 def test_two_steps_on_ranks_without_a_forest_are_those_of_one_process(
     loss: str, correction: str, epochs: int, kl_coef: float, trees: int, ranks: FsdpTrainer, tiny_llama: Path
