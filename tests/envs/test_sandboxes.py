@@ -28,6 +28,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         async def healthy(self) -> bool:
             return True
 
+        def renewed(self) -> Any:
+            return self
+
         async def reset(self) -> None:
             pass
 

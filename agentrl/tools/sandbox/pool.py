@@ -275,7 +275,7 @@ class Pool:
         owned, pool = self._owned[sandbox.id]
         if owned is not sandbox:  # given back before
             return
-        if self._recycle and not self._closed:
+        if self._recycle and not self._closed and hasattr(sandbox, "renewed"):  # older plug-ins have no such method
             renewed = sandbox.renewed()  # a late call may still hold the one that was given back
             self._owned[renewed.id] = renewed, pool
             self._spawn(self._reuse(pool, renewed))
