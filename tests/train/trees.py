@@ -148,13 +148,19 @@ def path(session: Session, node_id: int | None) -> list[Node]:
     return nodes[::-1]
 
 
+def paths_of(session: Session) -> dict[int, set[int]]:
+    """By leaf, the nodes on the path to it."""
+    return {leaf: {node.id for node in path(session, leaf)} for leaf in leaves(session)}
+
+
 def leaf_credit(rng: random.Random, sessions: Sequence[Session]) -> tuple[Credit, dict[tuple[str, int], float]]:
     """Every leaf judges the path above it differently: a share for each leaf, and the leaves' advantages."""
     credit = Credit()
     advantages = {(s.id, leaf): rng.uniform(-2, 2) for s in sessions for leaf in leaves(s)}
     for s in sessions:
+        paths = paths_of(s)
         for node in s.nodes:
-            below = [leaf for leaf in leaves(s) if node in path(s, leaf)]
+            below = [leaf for leaf, nodes in paths.items() if node.id in nodes]
             if node.sampled:
                 weight = rng.uniform(0.1, 1.0) / 20
                 credit.shares[s.id, node.id] = tuple(
@@ -167,12 +173,13 @@ def rows_of(sessions: Sequence[Session], credit: Credit, advantages: dict[tuple[
     """Every path as a row; without `advantages` a node's advantage is the mean of its shares in all rows."""
     rows = []
     for s in sessions:
-        for leaf in leaves(s):
+        paths = paths_of(s)
+        for leaf in paths:
             row = Row([], [], [], [], [])
             for node in path(s, leaf):
                 shares = credit.shares.get((s.id, node.id), ())
                 total = sum(share.weight for share in shares)
-                holders = sum(node in path(s, other) for other in leaves(s))
+                holders = sum(node.id in nodes for nodes in paths.values())
                 for i, token in enumerate(node.token_ids):
                     trained = bool(shares) and node.trainable[i]
                     each = [sh.advantage if isinstance(sh.advantage, float) else sh.advantage[i] for sh in shares]

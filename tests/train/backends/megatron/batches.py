@@ -6,10 +6,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from agentrl.config import AlgoConfig
 from agentrl.train.algorithms.grpo import GrpoConfig
+from agentrl.train.backends.critic import ValueModel
 from agentrl.train.backends.megatron.layout import Layout, layout_of
 from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.forest import Forest
@@ -34,6 +36,16 @@ def random_forests(seed: int, trees: int = 4, budget: int = 100, old: bool = Tru
     return forests
 
 
+def judged(seed: int) -> list[Forest]:
+    """Random forests with values and returns, for a critic."""
+    generator = torch.Generator().manual_seed(seed)
+    forests = random_forests(seed)
+    for forest in forests:
+        forest.value = torch.randn(len(forest), generator=generator)
+        forest.returns = torch.randn(len(forest), generator=generator)
+    return forests
+
+
 def run(world: World, job: str, folder: Path, *args: Any, algo: AlgoConfig = CLIP, **settings: Any) -> dict[str, Any]:
     """Do a job of `work_train` in the layout that `settings` ask for; what rank 0 answers."""
     from transformers import AutoConfig
@@ -55,6 +67,11 @@ def sizes(layout: Layout) -> dict[str, Any]:
         "expert": layout.expert,
         "expert_tensor": 1 if layout.expert > 1 else None,
     }
+
+
+def head_of(critic: ValueModel) -> Tensor:
+    """A critic's row and bias as one tensor."""
+    return torch.cat([critic.head.weight.detach().flatten(), critic.head.bias.detach()[None]])
 
 
 def distances(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:

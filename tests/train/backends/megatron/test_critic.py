@@ -14,10 +14,8 @@ from agentrl.errors import ConfigError
 from agentrl.train.algorithms.ppo import PpoConfig
 from agentrl.train.backends.megatron.trainer import MegatronTrainer
 from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.forest import Forest
 from agentrl.train.policy_losses.clipped import ClippedConfig
-from tests.train.backends.megatron.batches import distances, published, random_forests, run
-from tests.train.backends.megatron.work_train import head_of
+from tests.train.backends.megatron.batches import distances, head_of, judged, published, run
 from tests.train.backends.megatron.world import World
 
 PPO = PpoConfig(loss=ClippedConfig(clip_high=0.3), value_coef=0.5, value_clip=0.4, value_epochs=3, max_grad_norm=1e9)
@@ -39,16 +37,6 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "TP2 PP2": ("smollm2", {"tensor_parallel": 2, "pipeline_parallel": 2}),
     "EP2": ("qwen3_moe", {"expert_parallel": 2}),
 }
-
-
-def judged(seed: int) -> list[Forest]:
-    """Random forests with values and returns."""
-    generator = torch.Generator().manual_seed(seed)
-    forests = random_forests(seed)
-    for forest in forests:
-        forest.value = torch.randn(len(forest), generator=generator)
-        forest.returns = torch.randn(len(forest), generator=generator)
-    return forests
 
 
 def a_row(width: int) -> Tensor:
@@ -101,28 +89,12 @@ def test_values_loss_and_every_gradient_are_those_of_the_torch_trainer(
 
 
 @pytest.mark.slow
-def test_what_was_saved_under_one_layout_resumes_under_another_with_its_critic(
-    world: World, tiny: Callable[[str], Path], tmp_path: Path
-) -> None:
-    folder, path = tiny("smollm2"), tmp_path / "state"
-    batches = [judged(seed) for seed in range(4)]
-    straight = run(world, "save", folder, batches, str(path), algo=LEARN, tensor_parallel=2, sequence_parallel=True)
-    resumed = run(world, "resume", folder, batches, str(path), algo=LEARN, pipeline_parallel=2)
-    for ours, theirs in zip(resumed["rows"], straight["rows"], strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4, abs=1e-5)
-        assert ours["critic/loss"] == pytest.approx(theirs["critic/loss"], rel=1e-4)
-    rows = [*resumed["critic"], *straight["critic"]]
-    assert len(rows) == 4, "every rank has it"
-    assert all(float((row - rows[0]).norm() / rows[0].norm()) < 1e-4 for row in rows)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"ranks": 2}, {"tensor_parallel": 2, "sequence_parallel": True}], ids=str)
 def test_steps_are_those_of_the_torch_trainer(
     settings: dict[str, Any], world: World, tiny: Callable[[str], Path]
 ) -> None:
     """Adam, the critic at a rate of its own, the distributed optimizer."""
-    batches = [judged(seed) for seed in range(3)]
+    batches = [judged(seed) for seed in range(2)]
     trainer = TorchTrainer(tiny("smollm2"), algo=LEARN, total_steps=len(batches))
     rows = [trainer.step(forests) for forests in batches]
     got = run(world, "steps", tiny("smollm2"), batches, algo=LEARN, **settings)
@@ -138,7 +110,7 @@ def test_steps_are_those_of_the_torch_trainer(
 def test_a_run_that_goes_on_in_the_same_layout_has_the_same_critic_bit_for_bit(
     world: World, tiny: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    batches = [judged(seed) for seed in range(4)]
+    batches = [judged(seed) for seed in range(3)]
     straight = run(world, "save", tiny("smollm2"), batches, str(tmp_path / "state"), algo=LEARN, ranks=2)
     resumed = run(world, "resume", tiny("smollm2"), batches, str(tmp_path / "state"), algo=LEARN, ranks=2)
     assert resumed["rows"] == straight["rows"]

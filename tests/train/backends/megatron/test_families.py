@@ -14,16 +14,19 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig
+from typer.testing import CliRunner
 
+from agentrl.cli import app
 from agentrl.errors import ConfigError
 from agentrl.models.loading import new_causal_lm
 from agentrl.train.backends import proof
+from agentrl.train.backends.megatron import check
 from agentrl.train.backends.megatron.check import shrunk
 from agentrl.train.backends.megatron.models import FAMILIES, family
 from agentrl.train.backends.proof_comparison import compare
 from tests.conftest import need
 from tests.train.backends.megatron import zoo
-from tests.train.backends.megatron.world import World
+from tests.train.backends.megatron.world import World, open_world
 
 WORK = "tests.train.backends.megatron.work_models"
 
@@ -217,12 +220,6 @@ def test_the_gate_goes_through_the_function_that_the_model_names(tmp_path: Path)
     assert "hidden_act='tanh' is not supported, only silu or" in str(refused)
 
 
-def checked(*words: str) -> subprocess.CompletedProcess[str]:
-    need(_has_megatron(), "megatron-core is not installed")
-    command = [sys.executable, "-W", "ignore", "-m", "agentrl.cli", "models", "check", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=400)
-
-
 def _has_megatron() -> bool:
     import importlib.util
 
@@ -239,8 +236,10 @@ def test_a_model_of_every_kind_can_be_made_small_for_the_check(name: str) -> Non
 
 
 @pytest.mark.slow
-def test_models_check_prints_the_difference_and_agrees(tiny: Callable[[str], Path], tmp_path: Path) -> None:
-    done = checked(str(tiny("deepseek_v3")))
+def test_models_check_prints_the_difference_and_agrees(tiny: Callable[[str], Path]) -> None:
+    need(_has_megatron(), "megatron-core is not installed")
+    command = [sys.executable, "-W", "ignore", "-m", "agentrl.cli", "models", "check", str(tiny("deepseek_v3"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     assert "family deepseek_v3" in done.stdout
     assert "e-0" in done.stdout
@@ -248,9 +247,19 @@ def test_models_check_prints_the_difference_and_agrees(tiny: Callable[[str], Pat
 
 
 @pytest.mark.slow
-def test_models_check_finds_a_family_that_rotates_otherwise(tiny: Callable[[str], Path], tmp_path: Path) -> None:
-    plugin = tmp_path / "plugin.py"
-    plugin.write_text(PLUGIN)
-    done = checked(str(tiny("llama")), "--family", f"{plugin}:WRONG")
-    assert done.returncode == 1, done.stdout + done.stderr
+def test_models_check_finds_a_family_that_rotates_otherwise(
+    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command in this process, but for what changes torch for good."""
+    need(_has_megatron(), "megatron-core is not installed")
+    monkeypatch.setattr(proof, "cache_folder", lambda: tmp_path / "cache" / "models")
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    wrong = f"{tmp_path}/plugin.py:WRONG"
+    with open_world() as world:
+        monkeypatch.setattr(check, "check", lambda folder, name: world.run(f"{WORK}:checked", str(folder), name)[0])
+        done = CliRunner().invoke(
+            app, ["models", "check", str(tiny("llama")), "--family", wrong], env={"COLUMNS": "400"}
+        )
+    assert done.exit_code == 1, done.stdout
+    assert "✗ trainer=megatron: log-probabilities differ" in done.stdout
     assert "family wrong" in done.stdout

@@ -38,11 +38,11 @@ def alone() -> dict[tuple[str, str], dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_three_steps_end_where_one_process_does(
+def test_two_steps_end_where_one_process_does(
     layout: str, folders: dict[str, Path], alone: dict[tuple[str, str], dict[str, Any]], world: World
 ) -> None:
     name, settings = LAYOUTS[layout]
-    batches = [random_forests(seed, old=False) for seed in range(3)]
+    batches = [random_forests(seed, old=False) for seed in range(2)]
     for optimizer, algo in (("sgd", SGD), ("adam", ADAM)):
         if (name, optimizer) not in alone:
             alone[name, optimizer] = run(world, "steps", folders[name], batches, algo=algo, optimizer=optimizer)
@@ -51,6 +51,7 @@ def test_three_steps_end_where_one_process_does(
         for ours, theirs in zip(found["rows"], expected["rows"], strict=True):
             assert ours.keys() == theirs.keys()
             assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
+            assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3), "which clipping hides in weights"
             assert ours["lr"] == theirs["lr"]
             assert ours["tokens/trained"] == theirs["tokens/trained"]
             assert ours["policy/entropy"] == pytest.approx(theirs["policy/entropy"], rel=1e-4)
@@ -83,13 +84,13 @@ def test_a_reference_that_is_kept_says_what_one_that_is_switched_in_says(
 ) -> None:
     """And the policy's weights come back to where gradients' buffers and the optimizer look for them."""
     name, settings = LAYOUTS[layout]
-    batches = [random_forests(seed, old=False) for seed in range(3)]
+    batches = [random_forests(seed, old=False) for seed in range(2)]
     algo = ADAM.model_copy(update={"kl_coef": 0.1})
     switched, kept = (
         run(world, "steps", folders[name], batches, algo=algo, reference=way, **settings) for way in ("switch", "copy")
     )
     assert kept["rows"] == switched["rows"]
-    assert [row["policy/kl_reference"] > 0 for row in kept["rows"]] == [True] * 3
+    assert [row["policy/kl_reference"] > 0 for row in kept["rows"]] == [True] * 2
     assert max(distances(kept["weights"], switched["weights"]).values()) == 0
 
 

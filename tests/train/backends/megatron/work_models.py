@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from safetensors.torch import load_file
 from torch import Tensor
 
 from agentrl.errors import AgentRLError
 from agentrl.train.backends.megatron import models
+from agentrl.train.backends.megatron.check import Comparison, check
 from agentrl.train.backends.megatron.models.reader import Reader
 
 
@@ -78,6 +80,13 @@ def loading_refusal(folder: str) -> tuple[str, str]:
     except AgentRLError as error:
         return type(error).__name__, str(error)
     return "", "nothing was refused"
+
+
+def checked(folder: str, family: str | None) -> Comparison:
+    """What `check` finds, which makes groups of its own: no job can follow."""
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+    return check(folder, family)
 
 
 def half_precision(folder: str) -> list[str]:

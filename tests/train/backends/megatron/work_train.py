@@ -13,7 +13,6 @@ from torch import Tensor
 
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import InvalidInput
-from agentrl.train.backends.critic import ValueModel
 from agentrl.train.backends.megatron.layout import Layout
 from agentrl.train.backends.megatron.rank import Rank
 from agentrl.train.backends.megatron.settings import MegatronConfig
@@ -21,6 +20,7 @@ from agentrl.train.backends.ranks.balance import Share
 from agentrl.train.backends.ranks.joined import Entry, per_token
 from agentrl.train.forest import Forest, sequence_count, token_counts
 from agentrl.train.objective import empty_sums
+from tests.train.backends.megatron.batches import head_of
 
 Answer = dict[str, Any] | None
 
@@ -142,11 +142,6 @@ def memory(folder: str, forests: Sequence[Forest], config: TrainerConfig, layout
 def critics(rank: Rank) -> list[Tensor]:
     """The critic's row and bias, from every rank."""
     return everyones([] if rank.critic is None else [head_of(rank.critic)])
-
-
-def head_of(critic: ValueModel) -> Tensor:
-    """A critic's row and bias as one tensor."""
-    return torch.cat([critic.head.weight.detach().flatten(), critic.head.bias.detach()[None]])
 
 
 def everyones(own: list[Tensor]) -> list[Tensor]:
