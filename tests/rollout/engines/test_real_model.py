@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 import agentrl
 from agentrl import models
@@ -34,9 +37,20 @@ def smollm() -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(smollm: Path) -> Iterator[str]:
-    """One server for both tests; the first finds it with the model's own weights."""
-    yield from servers.served("sglang", smollm, dtype="float32", max_context=1024, server={"max_total_tokens": 8000})
+def six_layers(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first six of its thirty layers: real weights, a vocabulary of 49,152, and a third of the memory."""
+    folder = tmp_path_factory.mktemp("models") / "smollm2-six-layers"
+    AutoModelForCausalLM.from_pretrained(smollm, num_hidden_layers=6).save_pretrained(folder)
+    for file in smollm.iterdir():
+        if not (folder / file.name).exists():
+            shutil.copy(file, folder)
+    return folder
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[str]:
+    """A server's address, which nobody else needs."""
+    yield from servers.served("sglang", folder, dtype="float32", max_context=1024, server={"max_total_tokens": 8000})
 
 
 @pytest.fixture
@@ -51,37 +65,41 @@ def problems(tmp_path: Path) -> Path:
     return path
 
 
-def test_sglang_in_float32_agrees_with_the_trainer_on_a_real_model(smollm: Path, url: str) -> None:
-    async def draw() -> Any:
+def test_sglang_in_float32_agrees_with_the_trainer_on_a_real_model(smollm: Path) -> None:
+    async def draw(url: str) -> Any:
         engine = servers.attached("sglang", smollm, url, max_context=1000)
         try:
             return await random_sessions(engine, 16, seed=1)
         finally:
             await engine.close()
 
-    found = agreement(TorchTrainer(smollm), asyncio.run(draw()))
+    with server(smollm) as url:
+        sessions = asyncio.run(draw(url))
+    found = agreement(TorchTrainer(smollm), sessions)
     assert found.tokens > 250
     assert found.max <= BOUND, f"{found}"
 
 
 def test_a_real_model_is_trained_by_megatron_on_what_sglang_generates_with_its_newest_weights(
-    tmp_path: Path, problems: Path, url: str
+    tmp_path: Path, problems: Path, six_layers: Path
 ) -> None:
     need(importlib.util.find_spec("megatron") is not None, "megatron-core is not installed")
     settings = servers.config("sglang").model_dump(exclude={"name"})
-    result = agentrl.train(
-        "gsm8k",
-        env={"path": str(problems)},
-        model="smollm2-135m",
-        engine={**settings, "name": "sglang", "url": url, "max_context": 1024},
-        trainer={"name": "megatron", "token_budget": 2048},
-        algo={"name": "reinforce", "lr": 1e-5},  # which trains on every session that is scored: no step is left out
-        rollout={"groups_per_step": 2, "group_size": 2, "turn_tokens": 48, "max_turns": 2},
-        eval={"tasks": 2, "n": 1},
-        steps=3,
-        checkpoint_every=100,  # a checkpoint's writer is a copy of the rank, and takes 1.5 GB
-        run_dir=str(tmp_path / "run"),
-    )
+    with server(six_layers) as url:
+        result = agentrl.train(
+            "gsm8k",
+            env={"path": str(problems)},
+            model=str(six_layers),
+            engine={**settings, "name": "sglang", "url": url, "max_context": 1024},
+            trainer={"name": "megatron", "token_budget": 512},
+            # Its turns never end, and a penalty for that is something to learn from.
+            algo={"name": "reinforce", "lr": 1e-5, "shaping": {"truncated_penalty": 0.5}},
+            rollout={"groups_per_step": 2, "group_size": 2, "turn_tokens": 48, "max_turns": 2},
+            eval={"tasks": 2, "n": 1},
+            steps=3,
+            checkpoint_every=100,  # a checkpoint's writer is a copy of the rank, and takes 1.5 GB
+            run_dir=str(tmp_path / "run"),
+        )
     rows = result.metrics
     assert [row["version"] for row in rows] == [1, 2, 3]
     assert all(row["status/infra_error"] == 0 for row in rows)
