@@ -54,12 +54,15 @@ class FakeBackend:
         self.creating = self.most_creating = self.most_alive = self.made = 0
         self.failures: list[Exception] = []
         self.delay = delay
+        self.may_create = asyncio.Event()
+        self.may_create.set()
 
     async def create(self, spec: SandboxSpec) -> Any:
         self.creating += 1
         self.most_creating = max(self.most_creating, self.creating)
         try:
             await asyncio.sleep(self.delay)
+            await self.may_create.wait()
             if self.failures:
                 raise self.failures.pop(0)
             fake = Fake(self, spec)
@@ -234,12 +237,13 @@ async def test_work_that_fails_by_itself_is_not_done_again(pool: Pool) -> None:
 
 
 async def test_a_cancelled_acquire_keeps_no_sandbox(pool: Pool, backend: FakeBackend) -> None:
-    backend.delay = 0.05
+    backend.may_create.clear()
     tasks = [asyncio.ensure_future(pool.acquire(SPEC)) for _ in range(4)]
-    await asyncio.sleep(0.01)
+    await until(lambda: backend.creating > 0, "none was created")
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    backend.may_create.set()
     await until(lambda: not backend.creating and not backend.alive, "no idle sandboxes were requested")
     assert await pool.acquire(SPEC, timeout=5)
 
