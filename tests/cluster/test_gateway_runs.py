@@ -38,7 +38,7 @@ async def agent(task, client):
 
 @pytest.fixture(scope="module")
 def solver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example's agent; where a file `victim` beside it names a worker's log, it kills that worker once two serve."""
+    """The example's agent; where a file `victim` beside it names a worker's log it kills that worker when two serve."""
     made = tmp_path_factory.mktemp("solver") / "agent.py"
     made.write_text(IN_A_RUN)
     return made

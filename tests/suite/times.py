@@ -1,9 +1,10 @@
 """What every test and fixture takes: seconds, CPU seconds and memory, of its process and of all that it started.
 
-`pytest --times=FOLDER` writes a line a phase into a file for each worker; `python -m tests.times FOLDER` prints them as
-tables, and `make times` does both. CPU and memory are those of the worker's process tree: what a server spends for a
-test counts, what the Docker daemon spends does not. Memory is what a tree holds for itself (resident less shared), at
-its highest during the test; a thread looks five times a second, so that shorter tests show what they were found with.
+`pytest --times=FOLDER` writes a line a phase into a file for each worker; `python -m tests.suite.times FOLDER` prints
+them as tables, and `make times` does both. CPU and memory are those of the worker's process tree: what a server spends
+for a test counts, what the Docker daemon spends does not. Memory is a tree's share of what is resident (PSS: a page
+that forked processes share is divided among them), at its highest during the test; a thread looks once a second, so
+that shorter tests show what they were found with.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import argparse
 import contextlib
 import json
 import os
+import re
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -23,8 +26,11 @@ from typing import Any
 import pytest
 
 TICK = os.sysconf("SC_CLK_TCK")
-PAGE = os.sysconf("SC_PAGE_SIZE")
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 1.0
+WAITED_SECONDS = 0.1
+"""A phase that took so much longer than what it computed has waited, for a core or for something else."""
+OPENS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "socket.bind"})
+"""Audit events of what a busy machine may make late."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class Spent:
     seconds: float
     cpu: float
     memory_mb: float
+    waits: bool = False
+    """Whether it started a process, opened a port, or waited for more than the odd moment."""
 
 
 def processes(root: int) -> Iterator[int]:
@@ -60,13 +68,13 @@ def cpu_seconds(root: int) -> float:
 
 
 def memory_mb(root: int) -> float:
-    """Megabytes that a tree holds for itself."""
-    pages = 0
+    """Megabytes of a tree: pages that processes share are divided among them."""
+    kilobytes = 0
     for process in processes(root):
         with contextlib.suppress(OSError):
-            _, resident, shared, *_ = map(int, Path(f"/proc/{process}/statm").read_text().split())
-            pages += resident - shared
-    return pages * PAGE / 1e6
+            found = re.search(r"^Pss: +(\d+)", Path(f"/proc/{process}/smaps_rollup").read_text(), re.MULTILINE)
+            kilobytes += int(found[1]) if found else 0  # it has ended, and nobody has waited for it
+    return kilobytes * 1024 / 1e6
 
 
 class Times:
@@ -75,9 +83,14 @@ class Times:
     def __init__(self, file: Path) -> None:
         self._file = file.open("a", buffering=1)
         self._peak = 0.0
+        self._opened = 0
+        sys.addaudithook(self._audit)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
+
+    def _audit(self, event: str, _: tuple[object, ...]) -> None:
+        self._opened += event in OPENS
 
     def _look(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
@@ -86,13 +99,14 @@ class Times:
     @contextlib.contextmanager
     def _measured(self, name: str, phase: str) -> Iterator[None]:
         began, cpu = time.monotonic(), cpu_seconds(os.getpid())
-        outer, self._peak = self._peak, memory_mb(os.getpid())
+        outer, self._peak, opened = self._peak, memory_mb(os.getpid()), self._opened
         try:
             yield
         finally:
-            spent = time.monotonic() - began, cpu_seconds(os.getpid()) - cpu, self._peak
+            seconds, used = time.monotonic() - began, cpu_seconds(os.getpid()) - cpu
+            waits = self._opened > opened or seconds - used > WAITED_SECONDS
+            line = Spent(name, phase, round(seconds, 3), round(used, 3), round(self._peak, 3), waits)
             self._peak = max(self._peak, outer)
-            line = Spent(name, phase, *(round(number, 3) for number in spent))
             self._file.write(json.dumps(line.__dict__) + "\n")
 
     @pytest.hookimpl(wrapper=True)
@@ -141,7 +155,14 @@ def tests(spent: Iterable[Spent]) -> list[Spent]:
         if one.phase != "fixture":
             phases[one.name].append(one)
     return [
-        Spent(name, "test", sum(p.seconds for p in of), sum(p.cpu for p in of), max(p.memory_mb for p in of))
+        Spent(
+            name,
+            "test",
+            sum(p.seconds for p in of),
+            sum(p.cpu for p in of),
+            max(p.memory_mb for p in of),
+            any(p.waits for p in of),
+        )
         for name, of in phases.items()
     ]
 
@@ -152,12 +173,16 @@ def folder_of(name: str) -> str:
 
 
 def main() -> None:
-    """Print a run's tables: folders, then the dearest tests and fixtures of each."""
+    """Print a run's tables: folders, then the dearest tests and fixtures of each; or the tests that wait."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--most", type=int, default=10, help="rows a folder")
+    parser.add_argument("--waiting", action="store_true", help="print the tests that a busy machine may make late")
     arguments = parser.parse_args()
     spent = read(arguments.folder)
+    if arguments.waiting:
+        print("\n".join(row.name for row in tests(spent) if row.waits))
+        return
     rooms: dict[str, list[Spent]] = defaultdict(list)
     for row in tests(spent):
         rooms[folder_of(row.name)].append(row)
