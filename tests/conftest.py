@@ -19,6 +19,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 settings.register_profile("agentrl", deadline=None)  # no example is late on a busy machine
 settings.load_profile("agentrl")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, the least that it takes; ours is 2
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -35,8 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     pairs.whole = config.getoption("--whole-matrices")
     workers, is_worker = config.getoption("numprocesses", None), hasattr(config, "workerinput")
-    if workers and not is_worker:
-        memory.install(config)
+    memory.install(config)
     if config.getoption("--times") is not None and (is_worker or not workers):
         times.install(config, config.getoption("--times"))
     config.pluginmanager.register(schedule.PartsEnd())
