@@ -7,6 +7,7 @@ own failures end with exit code 1. Everything heavy is imported inside the comma
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +20,7 @@ from rich.table import Column, Table
 from agentrl.envs.commands import app as environments
 from agentrl.envs.search_r1.commands import app as search_r1
 from agentrl.envs.swe.commands import app as swe
-from agentrl.errors import AgentRLError, Blame, ConfigError, missing_extra
+from agentrl.errors import AgentRLError, Blame, ConfigError, missing_extra, unknown_name
 from agentrl.retrieval.commands import app as retrieval
 from agentrl.terminal import err, out, print_lines
 from agentrl.tools.sandbox.commands import app as sandbox
@@ -84,12 +85,15 @@ File = Annotated[Path | None, typer.Option("-c", "--config", help="A YAML file o
 
 
 class _WithSettings(typer.core.TyperCommand):
-    """A command whose help lists every setting that there is, those of the plug-ins that the same line names."""
+    """A command whose help lists its settings, those of the plug-ins that the same line names.
+
+    Of sections it says how large they are, unless the line names them (`agentrl train algo --help`) or says `all`.
+    """
 
     words: Sequence[str] = ()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        self.words = [word for word in args if "=" in word and not word.startswith("-")]
+        self.words = [word for word in args if not word.startswith("-")]
         return super().parse_args(ctx, args)
 
     def settings(self) -> type[BaseModel]:
@@ -102,18 +106,27 @@ class _WithSettings(typer.core.TyperCommand):
         super().format_help(ctx, formatter)
         from agentrl.overrides import fields, parse_words, plugin_sections, value_at
 
-        tree = parse_words(self.words)
+        tree = parse_words([word for word in self.words if "=" in word])
+        shown, known = {word for word in self.words if "=" not in word}, self.settings().model_fields
+        for word in shown - {"all", *known}:
+            raise unknown_name("section", word, ["all", *known])
         setting = Column("setting", no_wrap=True)  # whole in any width: it is what users type
         table = Table(setting, "default", "what it is", title="Settings (key=value)", title_justify="left", box=None)
+        sizes: Counter[str] = Counter()
         for name, field, doc in fields(self.settings(), tree):
-            default = "required" if field.is_required() else str(field.get_default())
-            table.add_row(name, escape(default), escape(doc))
+            section, _, below = name.partition(".")
+            sizes[section] += bool(below)
+            if "all" in shown or section in shown or not (below or shown):
+                default = "required" if field.is_required() else str(field.get_default())
+                table.add_row(name, escape(default), escape(doc))
         out.print(table)
-        sections = plugin_sections(self.settings()).items()
-        chosen = {mark.plugins().setting: mark.chosen(value_at(tree, name)) for name, mark in sections}
+        sections, plugins = +sizes, plugin_sections(self.settings()).items()
+        chosen = {mark.plugins().setting: mark.chosen(value_at(tree, name)) for name, mark in plugins}
         out.print(
-            f"These are the settings of {', '.join(f'{name}={plugin}' for name, plugin in chosen.items())}. "
-            f"Others have their own: agentrl {self.name} {next(iter(chosen))}=NAME --help; "
+            f"Sections and how many settings they have: {', '.join(f'{name} {n}' for name, n in sections.items())}. "
+            f"`agentrl {self.name} {next(iter(sections))} --help` lists one, `agentrl {self.name} all --help` all. "
+            f"Settings are those of {', '.join(f'{name}={plugin}' for name, plugin in chosen.items())}; "
+            f"others have their own: agentrl {self.name} {next(iter(chosen))}=NAME --help; "
             "`agentrl plugins` lists the names.",
             highlight=False,
             markup=False,

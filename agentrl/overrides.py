@@ -343,6 +343,9 @@ def _unknown(key: str, value: Any, model: type[BaseModel], tree: Mapping[str, An
     places: dict[str, str] = {}
     for name, _field, _doc in fields(model, tree):
         places.setdefault(name.rpartition(".")[2], name)
+    for name in list(places.values()):
+        above = name.rpartition(".")[0]
+        places.setdefault(above.rpartition(".")[2], above)
     like = nearest(last, [name.rpartition(".")[2] for name in known])
     here = next((name for name in known if name.rpartition(".")[2] == like), None)
     guess = here if like and like.startswith(last) else places.get(last) or here

@@ -43,6 +43,9 @@ def agentrl(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess
         (["eval", "env=calculator", "rollout.group_size=4"], ["rollout.group_size is for training", "eval.n"]),
         (["eval", "env=calculator", "policy=expert", "model=tiny"], ["model is for models", "policy=expert"]),
         (["eval", "env=calculator", "policy=smollm2-135m", "model=tiny"], ["names a model", "policy=smollm2-135m"]),
+        (["eval", "env=calculator", "policy=expret"], ["unknown policy 'expret'", "did you mean 'expert'", "URL"]),
+        (["train", "stepz=3"], ["'env' is required", "'stepz'", "did you mean 'steps'"]),
+        (["train", "env=calculator", "shaping.scale_rewards=true"], ["'shaping'", "did you mean 'algo.shaping'"]),
         (["check", "envv=calculator"], ["'envv'", "'env'"]),
         (["models", "get", "smollm"], ["'smollm'", "smollm2-135m"]),
         (["serve", "prot=80", "model=tiny"], ["'prot'", "'port'", "admin_key"]),
@@ -82,18 +85,27 @@ def test_a_mistake_shows_no_traceback(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("command", "config"), [("train", RunConfig), ("eval", RunConfig), ("serve", ServeConfig)])
 @pytest.mark.slow
 def test_help_lists_every_setting_with_what_it_is(command: str, config: type[BaseModel]) -> None:
-    text = agentrl(command, "--help").stdout
+    text = agentrl(command, "all", "--help").stdout
     assert [name for name, _, _ in fields(config) if name not in text] == []
 
 
 @pytest.mark.slow
+def test_help_is_short_and_lists_a_section_that_the_line_names() -> None:
+    short, section = agentrl("train", "--help").stdout, agentrl("train", "algo", "--help").stdout
+    assert len(short.splitlines()) < 150
+    assert [name in short for name in ("run_dir", "algo ", "algo.lr")] == [True, True, False]
+    assert [name in section for name in ("algo.lr", "run_dir")] == [True, False]
+    assert "did you mean 'algo'" in agentrl("train", "algoo", "--help").stderr
+
+
+@pytest.mark.slow
 def test_help_lists_the_settings_of_the_plug_ins_on_the_line_and_plugins_lists_them_all() -> None:
-    text = agentrl("train", "trainer=megatron", "rollout.sampler=difficulty", "--help").stdout
+    text = agentrl("train", "trainer=megatron", "rollout.sampler=difficulty", "all", "--help").stdout
     assert "tensor_parallel" in text
     assert "rollout.sampler.candidates" in text
     assert "rollout.sampler=difficulty" in text
     assert "engine=local" in text
-    assert "tensor_parallel" not in agentrl("train", "--help").stdout
+    assert "tensor_parallel" not in agentrl("train", "all", "--help").stdout
     text = agentrl("plugins").stdout
     named = (
         "engine=sglang",

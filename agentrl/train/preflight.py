@@ -15,8 +15,9 @@ from agentrl.envs import calls
 from agentrl.envs.base import Env, has_critic_view
 from agentrl.envs.mixture import Mixture
 from agentrl.envs.registry import make
-from agentrl.errors import ConfigError, EnvError, InfraError, nearest
-from agentrl.models import resolve
+from agentrl.errors import ConfigError, EnvError, InfraError, nearest, unknown_name
+from agentrl.models import KNOWN, resolve
+from agentrl.models.registry import TINY
 from agentrl.rollout.agents import load_agent
 from agentrl.rollout.branching import check_branching
 from agentrl.rollout.engines import check_engine, check_reference
@@ -91,6 +92,9 @@ def check_evaluation(config: RunConfig) -> None:
     if is_remote(config.policy):
         check_api(config.policy, config.api, env)
     elif config.policy not in SCRIPTED:
+        if config.policy not in ("model", TINY, *KNOWN) and not Path(config.policy).expanduser().exists():
+            unknown = unknown_name("policy", config.policy, ["model", *SCRIPTED, TINY, *KNOWN])
+            raise type(unknown)(f"{unknown}; a local Hugging Face folder and an API's URL work as well")
         _check_player(config, config.model.name if config.policy == "model" else config.policy)
     for name, policy in config.policies.items():
         if policy.name == PAST:

@@ -61,6 +61,8 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
         from agentrl.train import recording
 
         return validate(_known(merge(applicable(recording.settings(Path(tree["rerun"])), tree), tree)), RunConfig)
+    if "env" not in tree:
+        validate(tree, RunConfig)  # which says so, beside what else is wrong
     named = {key: tree[key] for key in ("env", "model", "policy") if key in tree}
     suits = spread(recipe(validate(named, RunConfig)))
     try:
