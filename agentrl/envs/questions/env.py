@@ -16,6 +16,7 @@ from agentrl.envs.overlap import Overlap
 from agentrl.envs.questions import latex
 from agentrl.envs.questions.formats import Grading, Question, question
 from agentrl.envs.search_r1.scoring import exact_match, f1
+from agentrl.envs.splits import TaskList, divide
 from agentrl.errors import ConfigError
 from agentrl.types import Message, Session, Task
 
@@ -80,13 +81,15 @@ class Questions(Env):
         tasks = self._read(split)
         if split == "train" and self.decontaminate:
             overlap = Overlap((task["question"] for task in self._read("eval")), self.decontaminate)
-            tasks = [task for task in tasks if not overlap.shared(task["question"])]
+            kept = [task for task in tasks if not overlap.shared(task["question"])]
+            left_out = f"{len(tasks) - len(kept)} share {self.decontaminate} words with an eval question: left out"
+            tasks = TaskList(kept, (*tasks.notes, left_out))
         return tasks
 
-    def _read(self, split: str) -> list[Task]:
+    def _read(self, split: str) -> TaskList:
         settings = self.sets[split]
         spec = json.dumps({**settings, "split": split, "grading": self.grading, "whole": self.separate})
-        return list(_tasks(spec, _stamp(settings["path"])))
+        return _tasks(spec, _stamp(settings["path"])).copy()
 
     def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
         """The instructions and the question."""
@@ -145,16 +148,18 @@ def _stated(text: str) -> str:
 
 
 @lru_cache(maxsize=16)
-def _tasks(spec: str, stamp: Any) -> tuple[Task, ...]:
+def _tasks(spec: str, stamp: Any) -> TaskList:
     """The questions of a set; read again where `stamp`, the files' times, has changed."""
     settings = json.loads(spec)
     split, grading, whole = settings.pop("split"), settings.pop("grading"), settings.pop("whole")
     data = Dataset(**settings)
     rows = data.every_row() if whole else data.rows(split)
-    found = tuple(_made(rows, Grading(grading) if grading else None))
+    found = TaskList(_made(rows, Grading(grading) if grading else None))
     if not found:
         raise ConfigError(f"env.path = {data.path!r}: it holds no questions for the split {split!r}")
-    return found
+    if whole or not data.shared():
+        return found
+    return divide(found, split, lambda task: str(task["question"]), f"env.path = {data.path!r}")
 
 
 def _made(rows: Iterator[tuple[str, Mapping[str, Any]]], grading: Grading | None) -> Iterator[Task]:
