@@ -1,14 +1,12 @@
 """A data set as a user names it: a file, a folder in Hugging Face's layout, or one of the hub, and what of it is taken.
 
 A folder's files belong to the split whose name is a word of their path (`data/train-00000-of-00002.parquet`,
-`test.jsonl`). Where there is none for `eval`, a tenth of the other rows is held out, by a hash of their content, so the
-order of a file does not matter. Files of the hub are streamed: what is not read is not transferred.
+`test.jsonl`). Where there is none for `eval`, the other files have both splits, and `splits.divide` decides. Files of
+the hub are streamed: what is not read is not transferred.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -28,8 +26,6 @@ WORDS = {
 }
 """The words in files' paths that make them a split's; of `eval` the first ones that there are."""
 EVAL_WORDS = {word for words in WORDS["eval"] for word in words}
-HELD_OUT = 10
-"""One row in this many belongs to `eval`, where no file does."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ class Dataset:
     endpoint: str = hub.HUB
 
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The rows of `train` or `eval`, each with its place in words, for messages.
+        """The rows of the files that have `train` or `eval`, each with its place in words, for messages.
 
         Raises:
             ConfigError: there are no files, one is not what its name says, or a column is missing.
@@ -61,23 +57,24 @@ class Dataset:
         """
         files = self._files()
         named = _of_split(files, split)
-        shared = not _of_split(files, "eval")  # then the same files have both splits
         chosen = named or _of_split(files, "train") or [name for name in files if not _words(name) & EVAL_WORDS]
         if not chosen:
             raise ConfigError(f"env.path = {self.path!r}: it has no files for the split {split!r}")
-        yield from self._read(chosen, lambda row: not shared or held_out(row) == (split == "eval"))
+        yield from self._read(chosen)
+
+    def shared(self) -> bool:
+        """Whether the same files have both splits."""
+        return not _of_split(self._files(), "eval")
 
     def every_row(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """All rows, whatever split they are of; else as `rows`."""
-        yield from self._read(self._files(), lambda row: True)
+        yield from self._read(self._files())
 
-    def _read(self, names: list[str], belongs: Callable[[Row], bool]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _read(self, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         kept = self._condition()
         for name in names:
             with closing(self._open(name)) as file:
                 for number, row in parse_rows(name, file):
-                    if not belongs(row):
-                        continue
                     place = f"{name}, row {number}"
                     row = self._renamed(row, place)
                     if kept(row):
@@ -117,12 +114,6 @@ class Dataset:
             return function
         wanted = dict(self.where)
         return lambda row: all(_fits(_value(row, name, "env.where"), value) for name, value in wanted.items())
-
-
-def held_out(row: Row) -> bool:
-    """Whether a row belongs to `eval`, where no file does."""
-    data = json.dumps(row, sort_keys=True, default=str).encode()
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest()) % HELD_OUT == 0
 
 
 def _of_split(files: list[str], split: str) -> list[str]:

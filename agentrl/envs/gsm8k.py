@@ -11,13 +11,11 @@ options help, and the recipe of `smollm2-135m` sets them: worked examples in the
 would have to be learned first (`tools=false`), and a small reward, logged by itself, for an answer that ends in that
 form (`reward_form`).
 
-One file has both splits: a hash of the question assigns one problem in ten to `eval`, whatever the file's order or
-length.
+One file has both splits, by the rule of `splits`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -28,6 +26,7 @@ from agentrl.envs.base import Env, reward
 from agentrl.envs.fixtures import Credit, Fixture
 from agentrl.envs.hub import HUB, dataset_file
 from agentrl.envs.rows import read_tasks
+from agentrl.envs.splits import divide
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools.calculator import calculator, evaluate
 from agentrl.types import Message, Session, Task
@@ -49,8 +48,6 @@ FORM_WEIGHT = 0.1
 """Weight of the reward for an answer in the required form."""
 REPO = "openai/gsm8k"
 FILES = {"train": "main/train-00000-of-00001.parquet", "eval": "main/test-00000-of-00001.parquet"}
-EVAL_SHARE = 10
-"""One problem in this many belongs to `eval`, where one file has both splits."""
 
 _ANNOTATION = re.compile(r"<<([^<>=]*)=[^<>]*>>")
 _FORM = re.compile(r"####\s*\$?-?[\d,]*\.?\d+\s*")
@@ -132,7 +129,7 @@ class GSM8K(Env):
         problems = read_tasks(chosen, _task, "problems")
         if self.eval_path:
             return list(problems)
-        return [task for task in problems if held_out(task["question"]) == (split == "eval")]
+        return divide(problems, split, lambda task: str(task["question"]), f"env.path = {str(self.path)!r}")
 
     def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
         """The instructions and the question."""
@@ -204,12 +201,6 @@ def final_number(text: str) -> Fraction | None:
         return None
     chosen = numbers[0 if marker else -1].replace(",", "")
     return Fraction(chosen) if len(chosen) <= MAX_NUMBER_CHARS else None
-
-
-def held_out(question: str) -> bool:
-    """Whether a question belongs to `eval`, where one file has both splits."""
-    digest = hashlib.blake2b(question.encode(), digest_size=8).digest()
-    return int.from_bytes(digest) % EVAL_SHARE == 0
 
 
 def _task(row: Mapping[str, Any], number: int) -> Task:

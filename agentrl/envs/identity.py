@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -21,6 +21,7 @@ from agentrl.envs import calls
 from agentrl.envs.attribution import blamed
 from agentrl.envs.base import Env
 from agentrl.envs.mixture import Mixture
+from agentrl.envs.splits import TaskList
 from agentrl.types import Task
 from agentrl.untrusted import safe_json
 
@@ -44,6 +45,7 @@ class Identity:
         content: likewise of ids and data.
         examined: how many tasks the digests are of.
         first: the first ids.
+        notes: how the tasks were chosen, in sentences, as a `TaskList` has them; two identities may differ in them.
     """
 
     tasks: int | None
@@ -51,15 +53,16 @@ class Identity:
     content: str
     examined: int
     first: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Identity:
         """The one of `json`."""
-        return cls(**{**data, "first": tuple(data["first"])})
+        return cls(**{**data, "first": tuple(data["first"]), "notes": tuple(data.get("notes", ()))})
 
     def json(self) -> dict[str, Any]:
         """As it is stored."""
-        return {**asdict(self), "first": list(self.first)}
+        return {**asdict(self), "first": list(self.first), "notes": list(self.notes)}
 
     def __str__(self) -> str:
         shown = ", ".join(self.first)
@@ -106,7 +109,8 @@ def of_split(env: Env, split: str) -> Identity:
     with blamed(env, "tasks"):
         source = env.tasks(split)
     if isinstance(source, Sequence):
-        return _digested(_chosen(env, split, source), len(source))
+        found = _digested(_chosen(env, split, source), len(source))
+        return replace(found, notes=tuple(source.notes)) if isinstance(source, TaskList) else found
     begun = list(islice(calls.tasks(env, split), BEGINNING))
     found = _digested(begun, len(begun) if len(begun) < BEGINNING else None)
     if _digested(islice(calls.tasks(env, split), BEGINNING), found.tasks) != found:
@@ -131,8 +135,11 @@ def json(found: Identities) -> dict[str, Any]:
 
 
 def described(found: Identities) -> str:
-    """A line that shows them."""
-    return "data: " + "; ".join(f"{split} has {each}" for split, each in found.items())
+    """A line that shows them, and one for each note on them."""
+    line = "data: " + "; ".join(f"{split} has {each}" for split, each in found.items())
+    return "\n".join(
+        [line, *(f"data: {note}" for note in dict.fromkeys(n for each in found.values() for n in each.notes))]
+    )
 
 
 def content(task: Task) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.cli import main
@@ -110,16 +110,12 @@ def test_a_folders_files_belong_to_the_split_whose_name_is_in_their_path(tmp_pat
         rows(tmp_path, "train", config="de")
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.permutations(range(40)))
-def test_without_a_file_for_eval_a_tenth_is_held_out_whatever_the_order(tmp_path: Path, order: list[int]) -> None:
-    write(tmp_path, rows_jsonl=[{"n": n} for n in order])
-    train = {row["n"] for row in rows(tmp_path / "rows.jsonl", "train")}
-    held = {row["n"] for row in rows(tmp_path / "rows.jsonl", "eval")}
-    assert train | held == set(range(40))
-    assert not train & held
-    write(tmp_path / "again", rows_jsonl=numbered(40))
-    assert held == {row["n"] for row in rows(tmp_path / "again", "eval")}
+def test_without_a_file_for_eval_the_files_have_both_splits(tmp_path: Path) -> None:
+    write(tmp_path, rows_jsonl=numbered(40))
+    assert rows(tmp_path, "train") == rows(tmp_path, "eval") == numbered(40)
+    assert Dataset(str(tmp_path)).shared()
+    write(tmp_path, test_jsonl=numbered(2))
+    assert not Dataset(str(tmp_path)).shared()
 
 
 def test_columns_are_renamed_and_rows_chosen_and_a_wrong_name_is_answered_with_the_nearest(tmp_path: Path) -> None:

@@ -116,7 +116,9 @@ def folder_of(path: Path, *rows: Any) -> Path:
 
 def test_a_question_may_hold_separators_of_lines_that_json_leaves_as_they_are(tmp_path: Path):
     question = "What is the word\u2028of chapter\x85150?"
-    row = json.dumps({"document": "guide.txt", "question": question, "answer": "w150"}, ensure_ascii=False)
+    row = json.dumps(
+        {"document": "guide.txt", "question": question, "answer": "w150", "split": "eval"}, ensure_ascii=False
+    )
     env: Any = make("document_search", path=str(folder_of(tmp_path, row)))
     assert [task["question"] for split in env.splits for task in env.tasks(split)] == [question]
 

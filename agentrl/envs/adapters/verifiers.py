@@ -21,7 +21,7 @@ from typing import Any
 from agentrl.envs.adapters import library
 from agentrl.envs.adapters.loops import Ask, Loop
 from agentrl.envs.base import Env, reward
-from agentrl.envs.dataset import held_out
+from agentrl.envs.splits import divide
 from agentrl.errors import AgentRLError, ConfigError, EnvError, InfraError
 from agentrl.imports import load
 from agentrl.tools.tool import Tool
@@ -50,14 +50,15 @@ class Verifiers(Env):
             self.tools.add(Tool(tool.name, tool.description, dict(tool.parameters), _never))
         self._loop: Loop[Any] | None = None
 
-    def tasks(self, split: str = "train") -> Iterator[Task]:
-        """The rows of its data set; where it has none for evaluation, a tenth of the others is held out by a hash."""
+    def tasks(self, split: str = "train") -> list[Task]:
+        """The rows of its data set; where it has none for evaluation, the rule of `splits` holds some out."""
         own = _has(self._env, "eval_dataset"), _has(self._env, "dataset")
         rows = self._env.get_eval_dataset() if split == "eval" or not own[1] else self._env.get_dataset()
-        for index, row in enumerate(rows):
-            data = json.loads(json.dumps(row, default=str))
-            if all(own) or held_out(data) == (split == "eval"):
-                yield Task(id=f"{split}-{row.get('example_id', index)}", data=data)
+        found = [
+            Task(id=f"{split}-{row.get('example_id', index)}", data=json.loads(json.dumps(row, default=str)))
+            for index, row in enumerate(rows)
+        ]
+        return found if all(own) else divide(found, split, _prompt, f"verifiers:{self.source}")
 
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
         """Begin its rollout; the messages of the first prompt."""
@@ -219,6 +220,11 @@ def _said_last(state: Any) -> list[Message]:
     if isinstance(last, str):
         return [Message(role="user", content=last)]
     return [_message(each) for each in last or ()]
+
+
+def _prompt(task: Task) -> str:
+    """What the model is asked: a row's prompt, or all of it but its number."""
+    return json.dumps(task.data.get("prompt", {**task.data, "example_id": None}), sort_keys=True)
 
 
 async def _never(arguments: dict[str, Any], sandbox: Any) -> str:

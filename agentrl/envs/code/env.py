@@ -12,16 +12,14 @@ from agentrl.envs.base import Env, reward
 from agentrl.envs.code.problems import read_problems
 from agentrl.envs.code.reward import SECONDS, code_verdict
 from agentrl.envs.code.runners import SPEC, InSandbox, Remote, Runner
-from agentrl.envs.gsm8k import held_out
 from agentrl.envs.sandboxes import Lease, supplier
+from agentrl.envs.splits import BUILT_IN_SHARE, SHARE, divide
 from agentrl.errors import ConfigError
 from agentrl.tools.sandbox import Sandbox
 from agentrl.tools.sandbox.toolkit import Toolkit
 from agentrl.types import Message, Session, Task
 
 CELL_SECONDS = 10.0
-BUILT_IN_EVAL = 4
-"""One built-in problem in this many belongs to `eval`."""
 
 
 class Code(Env):
@@ -71,11 +69,10 @@ class Code(Env):
     def tasks(self, split: str = "train") -> list[Task]:
         """The split's problems, in the file's order."""
         problems = read_problems(self.eval_path if split == "eval" and self.eval_path else self.path, self.shown)
-        if self.path is None:
-            return [task for number, task in enumerate(problems) if (number % BUILT_IN_EVAL == 1) == (split == "eval")]
         if self.eval_path:
             return list(problems)
-        return [task for task in problems if held_out(task["statement"]) == (split == "eval")] or list(problems)
+        where, share = ("env=code", BUILT_IN_SHARE) if self.path is None else (f"env.path = {self.path!r}", SHARE)
+        return divide(problems, split, lambda task: str(task["statement"]), where, share)
 
     async def prepare(self, tasks: Sequence[Task], sessions: int) -> None:
         """Have sandboxes created for scoring, and for the interpreters where there are any."""

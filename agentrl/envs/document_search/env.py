@@ -7,7 +7,7 @@ next is known only from the one before, or what was read must be kept until the 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -70,9 +70,9 @@ class DocumentSearch(Env):
         self._files: Questions | None = None if path is None else read_questions(Path(path).expanduser())
         self._task, self._document = Task(id=""), Document(())
 
-    def tasks(self, split: str = "train") -> Iterator[Task]:
+    def tasks(self, split: str = "train") -> Iterable[Task]:
         """The folder's questions, or questions on made documents without end."""
-        return self._made(split) if self._files is None else iter(self._files.tasks[split])
+        return self._made(split) if self._files is None else self._files.tasks(split)
 
     def _made(self, split: str) -> Iterator[Task]:
         mine = [number for number in range(DOCUMENTS) if (number % EVAL_EVERY == 0) == (split == "eval")]

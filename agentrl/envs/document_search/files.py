@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from agentrl.envs.document_search.document import Document, cut
-from agentrl.envs.gsm8k import held_out
+from agentrl.envs.splits import divide, held_out
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
@@ -18,15 +18,23 @@ FIELDS = ("document", "question", "answer")
 
 @dataclass(frozen=True)
 class Questions:
-    """A folder's documents by file name, and its tasks by split."""
+    """A folder's documents by file name, its tasks whose lines name a split, by it, and the others."""
 
     documents: dict[str, Document]
-    tasks: dict[str, list[Task]]
+    named: dict[str, list[Task]]
+    others: list[Task]
+    where: str
+
+    def tasks(self, split: str) -> list[Task]:
+        """The tasks of a split; where no line names one, the rule of `splits` holds some out."""
+        if not any(self.named.values()):
+            return divide(self.others, split, lambda task: str(task["question"]), self.where)
+        return self.named[split] + [task for task in self.others if held_out(task["question"]) == (split == "eval")]
 
 
 @lru_cache(maxsize=8)
 def read_questions(folder: Path) -> Questions:
-    """Read a folder; a question's line may name its `split`, else one in ten is for `eval`.
+    """Read a folder; a question's line may name its `split`.
 
     Raises:
         ConfigError: a file is missing, or a line is no question; the message names both.
@@ -37,19 +45,20 @@ def read_questions(folder: Path) -> Questions:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"env.path = {str(folder)!r}: {path} can't be read: {error}") from None
     documents: dict[str, Document] = {}
-    tasks: dict[str, list[Task]] = {"train": [], "eval": []}
+    named: dict[str, list[Task]] = {"train": [], "eval": []}
+    others: list[Task] = []
     for number, line in enumerate(lines, 1):
         if line.strip():
             row = _row(line, f"{path}, line {number}")
             name = row["document"]
             if name not in documents:
                 documents[name] = _document(folder, name, f"{path}, line {number}")
-            split = row.get("split") or ("eval" if held_out(row["question"]) else "train")
-            if split not in tasks:
-                raise ConfigError(f"{path}, line {number}: split is {split!r}; allowed are {', '.join(tasks)}")
+            split = row.get("split")
+            if split and split not in named:
+                raise ConfigError(f"{path}, line {number}: split is {split!r}; allowed are {', '.join(named)}")
             data = {field: row[field] for field in FIELDS}
-            tasks[split].append(Task(id=f"question-{number}", data=data))
-    return Questions(documents, tasks)
+            (named[split] if split else others).append(Task(id=f"question-{number}", data=data))
+    return Questions(documents, named, others, f"env.path = {str(folder)!r}")
 
 
 def _row(line: str, where: str) -> dict[str, str]:

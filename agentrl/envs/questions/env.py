@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from agentrl.envs.overlap import Overlap
 from agentrl.envs.questions import latex
 from agentrl.envs.questions.formats import Grading, Question, question
 from agentrl.envs.search_r1.scoring import exact_match, f1
+from agentrl.envs.splits import TaskList, divide
 from agentrl.errors import ConfigError
 from agentrl.types import Message, Session, Task
 
@@ -80,13 +82,15 @@ class Questions(Env):
         tasks = self._read(split)
         if split == "train" and self.decontaminate:
             overlap = Overlap((task["question"] for task in self._read("eval")), self.decontaminate)
-            tasks = [task for task in tasks if not overlap.shared(task["question"])]
+            kept = [task for task in tasks if not overlap.shared(task["question"])]
+            left_out = f"{len(tasks) - len(kept)} share {self.decontaminate} words with an eval question: left out"
+            tasks = TaskList(kept, (*tasks.notes, left_out))
         return tasks
 
-    def _read(self, split: str) -> list[Task]:
+    def _read(self, split: str) -> TaskList:
         settings = self.sets[split]
         spec = json.dumps({**settings, "split": split, "grading": self.grading, "whole": self.separate})
-        return list(_tasks(spec, _stamp(settings["path"])))
+        return _tasks(spec, _stamp(settings["path"])).copy()
 
     def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
         """The instructions and the question."""
@@ -145,25 +149,46 @@ def _stated(text: str) -> str:
 
 
 @lru_cache(maxsize=16)
-def _tasks(spec: str, stamp: Any) -> tuple[Task, ...]:
+def _tasks(spec: str, stamp: Any) -> TaskList:
     """The questions of a set; read again where `stamp`, the files' times, has changed."""
     settings = json.loads(spec)
     split, grading, whole = settings.pop("split"), settings.pop("grading"), settings.pop("whole")
     data = Dataset(**settings)
     rows = data.every_row() if whole else data.rows(split)
-    found = tuple(_made(rows, Grading(grading) if grading else None))
-    if not found:
-        raise ConfigError(f"env.path = {data.path!r}: it holds no questions for the split {split!r}")
-    return found
+    where = f"env.path = {data.path!r}"
+    made = list(_made(rows, Grading(grading) if grading else None))
+    read = [task for task in made if task is not None]
+    if not read:
+        raise ConfigError(f"{where}: it holds no questions for the split {split!r}")
+    notes = [_detected(read, len(made) - len(read), where)]
+    if whole or not data.shared():
+        return TaskList(read, notes)
+    divided = divide(read, split, lambda task: str(task["question"]), where)
+    return TaskList(divided, [*notes, *divided.notes])
 
 
-def _made(rows: Iterator[tuple[str, Mapping[str, Any]]], grading: Grading | None) -> Iterator[Task]:
+def _detected(tasks: Sequence[Task], dropped: int, where: str) -> str:
+    """What was found in the rows of a set, in words."""
+    gradings = Counter(str(task["grading"]) for task in tasks)
+    words = f"{where}: graded as {', '.join(f'{grading} ({count:,})' for grading, count in gradings.items())}"
+    numbers = sum(
+        task["grading"] == Grading.EXACT and all(latex.number(answer) is not None for answer in task["answers"])
+        for task in tasks
+    )
+    if numbers:
+        words += f", {numbers:,} of them numbers that are compared as words (env.grading=math compares values)"
+    return words + (f"; rows without an answer, left out: {dropped:,}" if dropped else "")
+
+
+def _made(rows: Iterator[tuple[str, Mapping[str, Any]]], grading: Grading | None) -> Iterator[Task | None]:
+    """A task of each row; None of one that has no answer."""
     for place, row in rows:
         try:
             asked = question(row, grading)
         except ValueError as error:
             raise ConfigError(f"{place}: {error} (columns: {', '.join(map(str, row))})") from None
         if asked is None:
+            yield None
             continue
         name = next(
             (row[key] for key in ("unique_id", "task_id", "id", "ID", "example_id", "_id") if row.get(key)), place

@@ -77,9 +77,7 @@ def question(row: Mapping[str, Any], grading: Grading | None = None) -> Question
     if row.get("answerable") is False:
         return None
     row = _with_choices(_truthful(row, grading))
-    text = row.get("problem", row.get("question"))
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError("it has neither `question` nor `problem`; name the column: env.columns.question=…")
+    text = _asked(row.get("problem", row.get("question")))
     if "choices" in row:
         return _choice(text, row)
     answers, found = _answers(row)
@@ -89,6 +87,21 @@ def question(row: Mapping[str, Any], grading: Grading | None = None) -> Question
     if grading is Grading.CLOSER and not wrong:
         raise ValueError("env.grading = 'closer' needs wrong answers, as TruthfulQA has them")
     return Question(text.strip(), answers, grading or found, wrong)
+
+
+def _asked(value: Any) -> str:
+    """The question in a column: a text, or a list of messages of which one is the user's and none another's."""
+    if isinstance(value, str) and value.strip():
+        return value
+    if value in (None, ""):
+        raise ValueError("it has neither `question` nor `problem`; name the column: env.columns.question=…")
+    messages = value if isinstance(value, list) else [value]
+    if len(messages) == 1 and isinstance(messages[0], Mapping) and messages[0].get("role") == "user":
+        text = messages[0].get("content")
+        if isinstance(text, str) and text.strip():
+            return text
+    kinds = [each.get("role") if isinstance(each, Mapping) else type(each).__name__ for each in messages]
+    raise ValueError(f"the question must be a text, or a list of one message, the user's; it is a list of {kinds}")
 
 
 def _truthful(row: dict[str, Any], grading: Grading | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from agentrl.envs.base import Env, reward
 from agentrl.envs.search_r1 import scoring
-from agentrl.envs.search_r1.data import FOLDER, folder_of, load, split_file
+from agentrl.envs.search_r1.data import FOLDER, folder_of, split_tasks
 from agentrl.envs.search_r1.prompts import INVALID, PROMPT, TOOLS_PROMPT
 from agentrl.envs.search_r1.published import SETS
 from agentrl.errors import ConfigError, ToolError
@@ -99,8 +99,7 @@ class SearchR1(Env):
 
     def tasks(self, split: str = "train") -> list[Task]:
         """The split's questions, in the file's order."""
-        chosen = self.questions if split == "eval" and self.questions else split_file(self.data, split)
-        return list(load(chosen))
+        return split_tasks(self.data, split, self.questions)
 
     def prepare(self, tasks: Sequence[Task], sessions: int) -> None:
         """Start the retrieval server, where it is the run's own."""

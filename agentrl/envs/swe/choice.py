@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import lru_cache
 from pathlib import Path
 
 from agentrl.envs.rows import ENDINGS
+from agentrl.envs.splits import BUILT_IN_SHARE, SHARE, TaskList, divide
 from agentrl.envs.swe import datasets, harbor, library, terminal_bench
 from agentrl.envs.swe.task import SweTask
 from agentrl.errors import ConfigError
-
-EVAL_SHARE = 5
-"""One task in this many is held out for `eval`."""
 
 
 @lru_cache(maxsize=8)
 def choose(
     path: str | None, layout: str, options: tuple[tuple[str, str], ...], difficulty: str | None, split: str
-) -> tuple[SweTask, ...]:
-    """The tasks of a split: by a hash of their names, or all of them in both where that would leave one empty."""
+) -> TaskList:
+    """The tasks of a split, by the rule of `splits` for what the agent is told."""
     found = _read(path, layout, dict(options))
     found = [task for task in found if difficulty in (None, task.difficulty)]
     if not found:
         raise ConfigError(f"env.path = {path!r}, env.difficulty = {difficulty!r}: there are no such tasks")
-    held_out = [task for task in found if _held_out(task.id)]
-    rest = [task for task in found if not _held_out(task.id)]
-    if not held_out or not rest:
-        return tuple(found)
-    return tuple(held_out if split == "eval" else rest)
+    where, share = ("env=swe", BUILT_IN_SHARE) if path is None else (f"env.path = {path!r}", SHARE)
+    return divide([task.as_task() for task in found], split, lambda task: str(task["instruction"]), where, share)
 
 
 def _read(path: str | None, layout: str, options: dict[str, str]) -> list[SweTask]:
@@ -40,7 +34,3 @@ def _read(path: str | None, layout: str, options: dict[str, str]) -> list[SweTas
     if terminal_bench.holds(folder):
         return terminal_bench.read_all(folder, options.get("image"))
     return [harbor.read(folder)] if (folder / "task.toml").is_file() else harbor.read_all(folder)
-
-
-def _held_out(name: str) -> bool:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) % EVAL_SHARE == 0

@@ -118,7 +118,7 @@ class Swe(Env):
 
     def tasks(self, split: str = "train") -> list[Task]:
         """The split's tasks, of the difficulty that was asked for."""
-        return [task.as_task() for task in choose(*self._chosen, split)]
+        return choose(*self._chosen, split).copy()
 
     async def prepare(self, tasks: Sequence[Task], sessions: int) -> None:
         """Have sandboxes created for the next episodes, and the tasks proven that were not used before.

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import Any
 
-from agentrl.envs.gsm8k import held_out
+from agentrl.envs.math_tools import held_out
 from agentrl.types import Task
 
 NAMES = ("alpha", "bravo", "delta", "echo", "gamma", "kilo", "lima", "omega", "sierra", "tango", "victor", "zulu")

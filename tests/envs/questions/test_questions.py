@@ -17,6 +17,7 @@ from agentrl.envs.questions import latex
 from agentrl.envs.questions.env import right
 from agentrl.envs.questions.formats import Grading, Question, question
 from agentrl.envs.registry import make
+from agentrl.envs.splits import TaskList
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
@@ -380,3 +381,39 @@ def test_a_row_of_no_format_is_named_with_its_columns(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_text('{"text": "q"}\n')
     with pytest.raises(ConfigError, match=r"test.jsonl, row 1: it has neither .*\(columns: text\)"):
         env(tmp_path).tasks("eval")
+
+
+def notes(path: Path, split: str = "train", **settings: Any) -> tuple[str, ...]:
+    found = make("questions", path=str(path), **settings).tasks(split)
+    assert isinstance(found, TaskList)
+    return found.notes
+
+
+def test_how_answers_are_graded_and_what_was_left_out_is_told(tmp_path: Path) -> None:
+    """A number in a CSV file was compared as words, and one in a JSON file as mathematics, without a word."""
+    file = tmp_path / "q.csv"
+    file.write_text("question,answer\nTwo and two?,4\nWho?,Ann\n")
+    assert "graded as exact (2), 1 of them numbers that are compared as words (env.grading=math" in notes(file)[0]
+    assert "graded as math (2)" in notes(file, grading="math")[0]
+    rows = [{"question": f"{n}?", "answer": n, "answerable": n != 3} for n in range(4)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "graded as math (3); rows without an answer, left out: 1" in notes(tmp_path / "q.jsonl")[0]
+
+
+def test_a_list_of_one_message_is_a_question_and_another_list_is_named(tmp_path: Path) -> None:
+    """slime, AReaL, TRL and verl have `prompt` as messages; the error asked for the column that was given."""
+    file, user = tmp_path / "q.jsonl", {"role": "user", "content": "Two and two?"}
+    columns = {"question": "prompt", "answer": "reward_model.ground_truth"}
+
+    def tasks(prompt: Any) -> list[Any]:
+        others = [{"prompt": f"{n}?", "reward_model": {"ground_truth": "4"}} for n in range(3)]
+        rows = [{"prompt": prompt, "reward_model": {"ground_truth": "4"}}, *others]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        env = make("questions", path=str(file), eval_path=str(file), columns=columns)
+        return list(env.tasks("train"))
+
+    assert tasks([user])[0]["question"] == "Two and two?"
+    with pytest.raises(ConfigError, match=r"row 1: the question must be .* it is a list of \['system', 'user'\]"):
+        tasks([{"role": "system", "content": "Be short."}, user])
+    with pytest.raises(ConfigError, match="it has neither `question` nor `problem`"):
+        tasks(None)

@@ -145,6 +145,6 @@ def test_a_data_sets_rows_are_played_as_they_come(image: str, tmp_path: Path) ->
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps(row) + "\n")
     env = make("swe", path=str(rows), image=IMAGE, test_command="python3 -m pytest -rA")
-    (found,) = env.tasks("eval")
+    (found,) = env.tasks("train")
     assert isinstance(found, Task)
     assert asyncio.run(play(env, found, expert_policy)).reward == 1.0

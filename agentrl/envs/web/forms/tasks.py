@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
-from agentrl.envs.gsm8k import held_out
+from agentrl.envs.math_tools import held_out
 from agentrl.envs.web.forms.catalogue import FORMS, MONTHS, NO, SIMPLE, YES, Field, Form, value_of
 from agentrl.types import Task
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, permutations
 from typing import Any
 
-from agentrl.envs.gsm8k import held_out
+from agentrl.envs.math_tools import held_out
 from agentrl.envs.web.shop.catalogue import Item, catalogue, money
 from agentrl.envs.web.shop.site import DELIVERIES, Line, Shop
 from agentrl.types import Task
