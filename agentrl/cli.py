@@ -155,6 +155,7 @@ def train(words: Words = None, config: File = None) -> None:
     result = run_train(settings, owns_process=True)
     what = "learning_curve.png, transcripts/, metrics.jsonl, checkpoints/"
     out.print(f"run folder: {result.path} ({what})", markup=False, soft_wrap=True)
+    out.print(result.tokens, highlight=False, markup=False, soft_wrap=True)
     _end(result.worked)
 
 

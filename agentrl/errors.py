@@ -6,6 +6,7 @@
     ├── UnknownName         (LookupError)       no environment, model, algorithm … of that name
     ├── MissingExtra        (ImportError)       an optional dependency is not installed
     ├── Departed            (RuntimeError)      a rerun differs from the run that it repeats
+    ├── NoSignal            (RuntimeError)      no token that a run samples is trained
     ├── InvalidInput        (ValueError)        a value handed to a public function is wrong
     │   ├── TreeError                           an edit would break the session tree's invariants
     │   └── RenderError                         messages that the model's format cannot express
@@ -76,6 +77,12 @@ class MissingExtra(AgentRLError, ImportError):
 
 class Departed(AgentRLError, RuntimeError):
     """A rerun generated or computed something else than the run that it repeats."""
+
+
+class NoSignal(AgentRLError, RuntimeError):
+    """A run has nothing to learn from: no token that it samples is trained."""
+
+    blame = Blame.AGENT
 
 
 class InvalidInput(AgentRLError, ValueError):

@@ -86,7 +86,7 @@ class RolloutConfig(Section):
     temperature: NonNegativeFloat = 1.0
     """Sampling temperature of training rollouts; evaluation has its own."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling; below 1 turns are stored untrainable, with a warning."""
+    """Nucleus sampling; below 1 turns are stored untrainable, and training needs allow_no_signal=true."""
     max_turns: PositiveInt | None = None
     """Assistant turns of a session; None is the environment's own limit."""
     turn_tokens: PositiveInt = 512

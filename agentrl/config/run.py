@@ -122,6 +122,9 @@ class RunConfig(Section):
     viewer to show each token's ratio and how far engine and trainer differ. It costs a forward pass of each step."""
     accept_changed_data: bool = False
     """Resume or repeat a run although its tasks changed since; for this time alone; see docs/runs.md."""
+    allow_no_signal: bool = False
+    """Go on, with a warning, where a run would end because none of the tokens that it samples is trained; see
+    docs/runs.md."""
     require_provenance: bool = False
     """End the run rather than train on a token whose weights the record does not prove: published, with an engine's
     checksum, and without caches that older weights computed; see docs/runs.md."""

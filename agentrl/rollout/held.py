@@ -32,12 +32,14 @@ class Sizes:
         tokens: of the tree, each shared one once.
         trainable: those that may be trained on.
         after_switch: those that a later policy version sampled than its turn's first ones.
+        sampled: those that an engine sampled.
     """
 
     turns: int
     tokens: int
     trainable: int
     after_switch: int
+    sampled: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,7 @@ def sizes_of(session: Session) -> Sizes:
         tokens=sum(len(node.token_ids) for node in nodes),
         trainable=sum(sum(node.trainable) for node in nodes),
         after_switch=sum(after_switch(node) for node in nodes),
+        sampled=sum(map(sampled_tokens, nodes)),
     )
 
 
@@ -234,6 +237,11 @@ def _content(session: Session) -> Iterable[bytes]:
         yield orjson.dumps((node.id, node.parent, node.agent, sum(node.trainable), spans, reward))
         yield pack_ids(node.token_ids)
         yield pack_floats(node.logprobs) or b""
+
+
+def sampled_tokens(node: Node) -> int:
+    """How many of a node's tokens an engine sampled."""
+    return sum(span.end - span.start for span in node.versions) if node.sampled else 0
 
 
 def after_switch(node: Node) -> int:

@@ -118,8 +118,8 @@ async def _train(
                 loop.measure = lambda step: measure(f"after step {step}", step)
                 display.phase("reinforcement learning", config.steps, "reward", start)
                 with stoppable(loop, display), garbage.seldom():
-                    await loop.run(start)
-                after = await measure("after training", config.steps)
+                    done = await loop.run(start)
+                after = await measure("after training", done)
         finally:
             loop.trainer.close()
             if loop.reference is not None:

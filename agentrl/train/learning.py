@@ -18,7 +18,7 @@ from agentrl import faults
 from agentrl.config import RunConfig
 from agentrl.rollout.seeds import derive
 from agentrl.rollout.stats import staleness
-from agentrl.train import trainer_logprobs
+from agentrl.train import lost_tokens, trainer_logprobs
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.backends import Computing, Critic, Rewarder, Trainer
 from agentrl.train.clock import Clock
@@ -95,7 +95,8 @@ class Learning:
             await self._record_logprobs(batch, views)
         learned = shaped | await self._train(batch, forests)
         batch.algorithm.learned(learned)
-        return credited | learned
+        signal = lost_tokens.masked(credited, learned.get("correction/mask_fraction", 0.0))
+        return signal | learned
 
     async def record(self) -> None:
         """Nothing: the batch's evidence has it."""
@@ -152,7 +153,8 @@ class Learning:
             "pack/tokens": float(tokens),
             "pack/sharing": path_tokens(groups, credit) / tokens if tokens else 1.0,
         }
-        return forests, packed | staleness(groups, version) | credit.metrics
+        signal = lost_tokens.account(batch.groups, credit, batch.algorithm.config)
+        return forests, packed | staleness(groups, version) | credit.metrics | signal
 
     async def _record_logprobs(self, batch: Batch, groups: Sequence[Group]) -> None:
         """Store the trainer's log-probability of each token that the step may train."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 from agentrl import faults, tracing
 from agentrl.config import RunConfig
-from agentrl.errors import AgentRLError, EngineError, brief
+from agentrl.errors import AgentRLError, EngineError, NoSignal, brief
 from agentrl.rollout.filters import FILTERS, make_measure
 from agentrl.rollout.fleet.reference import ReferenceEngine
 from agentrl.rollout.health import Health, sessions_of, with_retries
@@ -28,7 +28,7 @@ from agentrl.rollout.stats import Evaluation, idle, rollout_metrics
 from agentrl.rollout.stream import Stream
 from agentrl.rollout.weights.buckets import Weights
 from agentrl.sessions.renderers.watch import CallWatch
-from agentrl.train import probe, provenance, ratings, recorded_steps, resizing
+from agentrl.train import lost_tokens, probe, provenance, ratings, recorded_steps, resizing
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.backends import Averager, Trainer
 from agentrl.train.clock import Clock
@@ -40,7 +40,7 @@ from agentrl.train.run_folder import RunFolder
 from agentrl.train.selection import chooser, select
 from agentrl.train.state import RunState
 from agentrl.train.stopping import Stopped, unless
-from agentrl.types import Engine, Group
+from agentrl.types import GREEDY, Engine, Group
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -61,29 +61,59 @@ class Loop:
     measure: Callable[[int], Awaitable[Evaluation]] | None = None
     stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     selected: dict[str, float] = field(default_factory=dict)
+    left_out: int = 0
     recovery: Recovery | None = None
     evidence: provenance.Evidence = field(default_factory=provenance.Evidence)
     past: PastVersions | None = None
     probe_bound: float = math.inf
+    top_scores: frozenset[float] = frozenset()
     reference: ReferenceEngine | None = None
 
-    async def run(self, start: int = 0) -> None:
-        """Take the steps from `start` to `config.steps`.
+    async def run(self, start: int = 0) -> int:
+        """Take the steps from `start` to `config.steps`, or to the one after which nothing is left to learn.
+
+        Returns:
+            The steps that are done.
 
         Raises:
             Stopped: `stop_requested` was set; a checkpoint of the last step that was taken is written.
+            NoSignal: nothing can be learned; a checkpoint is written likewise.
         """
+        rows = [lost_tokens.kept(row) for row in self.folder.metrics()]
         async with self.stream:
             try:
                 for step in range(start, self.config.steps):
                     with tracing.span("step", root=True, step=step + 1):
-                        await self.take_step(step)
+                        rows.append(lost_tokens.kept(await self.take_step(step)))
+                    if await self.over(step + 1, rows):
+                        return step + 1
             except Stopped:
                 await self.save(step)
                 raise
+        return self.config.steps
 
-    async def take_step(self, step: int) -> None:
-        """Take one step; `step` counts from 0."""
+    async def over(self, step: int, rows: Sequence[Mapping[str, float]]) -> bool:
+        """Whether nothing is left to learn after `step` steps with these metrics; a checkpoint is written then.
+
+        Raises:
+            NoSignal: nothing can be learned; likewise.
+        """
+        found = lost_tokens.ending(rows, self.top_scores)
+        if found is None:
+            return False
+        if self.config.allow_no_signal:
+            if lost_tokens.ending(rows[:-1], self.top_scores) is None:  # else it was told of the step before
+                self.display.warn(f"step {step}: {found.reason} (allow_no_signal=true)")
+            return False
+        if not self.saves_after(step):
+            await self.recovering(step, partial(self.save, step))
+        if not found.learned:
+            raise NoSignal(f"step {step}: {found.reason}. allow_no_signal=true goes on nevertheless")
+        self.display.say(f"step {step}: {found.reason}")
+        return True
+
+    async def take_step(self, step: int) -> dict[str, float]:
+        """Take one step, and return its metrics; `step` counts from 0."""
         self.clock = Clock()
         groups = await unless(self.stop_requested, self.generate(step))
         await faults.async_point("groups.taken")
@@ -93,9 +123,10 @@ class Loop:
         measured = await self.evaluate(step + 1)
         fresh = self.stream.published(groups)
         await self.learner.record()
-        self.record(step + 1, fresh, trained | measured)
+        row = self.record(step + 1, fresh, trained | measured)
         await self.recovering(step + 1, partial(self.checkpoint, step + 1))
         await resizing.resize(self, step + 1)
+        return row
 
     @property
     def stream(self) -> Stream:
@@ -122,6 +153,11 @@ class Loop:
         """The step's groups of finished, rewarded sessions."""
         count, size = self.config.rollout.groups_per_step, self.stream.sessions_each
         lost: list[Group] = []
+        left_out: list[Group] = []
+
+        def drop(groups: Sequence[Group], why: str) -> None:
+            left_out.extend(groups)
+            self.stream.drop(groups, why)
 
         async def attempt() -> list[Group]:
             self.stream.discard(lost)
@@ -133,9 +169,11 @@ class Loop:
             groups = await with_retries(attempt, f"step {step + 1}", self.display.warn)
             most = self.config.rollout.max_replaced * count
             choose = chooser(self.algorithm, make_measure(FILTERS, self.config.rollout.filter))
-            groups, self.selected = await select(choose, groups, self.stream.take, self.stream.drop, most)
+            groups, self.selected = await select(choose, groups, self.stream.take, drop, most)
             again = self.stream.replay(int(self.config.rollout.replay * count))
             self.selected["groups/replayed"] = float(len(again))
+            members = (session for session in sessions_of(left_out) if session.phase != GREEDY)
+            self.left_out = sum(sizes_of(session).sampled for session in members)
             return sorted([*again, *groups], key=lambda group: group.number)
 
     async def train(self, groups: Sequence[Group], step: int, *, again: bool = False) -> dict[str, float]:
@@ -251,8 +289,9 @@ class Loop:
         averaged = {"eval/averaged": 1.0} if self.config.eval.weights == "averaged" else {}
         return {"eval/mean": result.mean, "eval/low": result.low, "eval/high": result.high} | parts | averaged
 
-    def record(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
-        """Log the numbers, show the progress."""
+    def record(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> dict[str, float]:
+        """Log the numbers, show the progress; returns the numbers."""
+        metrics = lost_tokens.left_out(metrics, self.left_out)
         row = {**rollout_metrics(groups), **self.selected, **metrics, "version": float(self.trainer.version)}
         row |= self.stream.metrics() | self.clock.metrics()
         row |= idle(row)
@@ -276,6 +315,7 @@ class Loop:
             self.display.warn(f"step {step}: {warning}")
         for warning in self.health.check(groups, signal=bool(row["pack/signal"])):
             self.display.warn(f"step {step}: {warning}")
+        return row
 
     def silence(self, groups: Sequence[Group]) -> str | None:
         """A warning where there are tools and no call ever parses: parser and model may not fit."""
@@ -286,8 +326,12 @@ class Loop:
 
     async def checkpoint(self, step: int) -> None:
         """Save what a resumed run needs, where one is due."""
-        if step % self.config.checkpoint_every == 0 or step == self.config.steps:
+        if self.saves_after(step):
             await self.save(step)
+
+    def saves_after(self, step: int) -> bool:
+        """Whether a checkpoint is due after `step` steps."""
+        return step % self.config.checkpoint_every == 0 or step == self.config.steps
 
     async def save(self, step: int) -> None:
         """Write the checkpoint after `step` steps."""

@@ -17,6 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.train import lost_tokens
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 LABEL = 10
 """Columns of a row's label."""
@@ -93,7 +95,7 @@ class Panel:
             rows.append(_line(Text(f"{self.label:<{LABEL - 1}} ", "dim") + drawn))
         for label, found in cells(self.row).items():
             if text := fitting(found, inner - LABEL):
-                style = "yellow" if label == "failures" else ""
+                style = "yellow" if label in ("failures", "lost") else ""
                 rows.append(_line(Text(f"{label:<{LABEL}}", "dim") + Text(text, style)))
         yield Box(Group(*rows), title=Text(self.title) if self.title else None, title_align="left")
 
@@ -117,7 +119,9 @@ def step_line(progress: Progress, label: str, value: float, row: Mapping[str, fl
     """A step in one line, with as many of its metrics as fit."""
     left, found = progress.left(), cells(row)
     head = f"{progress.done:>5}/{progress.total}  {label} {value:.4f}"
-    brief = chain(found["failures"], found["time"][:1], found["speed"][:1], found["sessions"], found["policy"])
+    brief = chain(
+        found["lost"], found["failures"], found["time"][:1], found["speed"][:1], found["sessions"], found["policy"]
+    )
     line = "  ".join(filter(None, (head, fitting(brief, width - len(head) - len(left) - 4))))
     return f"{line}  {left}".rstrip()
 
@@ -138,6 +142,7 @@ def cells(row: Mapping[str, float]) -> dict[str, list[str]]:
         "speed": list(_speed(row)),
         "sessions": list(_sessions(row)),
         "policy": list(_policy(row)),
+        "lost": list(_lost(row)),
         "failures": [f"{label} {share(row[name])}" for name, label in FAILURES.items() if row.get(name)],
     }
 
@@ -176,6 +181,14 @@ def _policy(row: Mapping[str, float]) -> Iterator[str]:
             yield f"{label} {short(row[name])}"
     if "policy/clip_fraction" in row:
         yield f"clipped {share(row['policy/clip_fraction'])}"
+
+
+def _lost(row: Mapping[str, float]) -> Iterator[str]:
+    found = lost_tokens.by_cause([row])
+    if found:
+        whole = f"{short(sum(found.values()))} of {short(row[lost_tokens.SAMPLED])} tokens"
+        for number, (cause, count) in enumerate(found.items()):
+            yield f"lost {whole}: {cause.words} {short(count)}" if not number else f"{cause.words} {short(count)}"
 
 
 def share(value: float) -> str:

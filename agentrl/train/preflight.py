@@ -57,6 +57,7 @@ def check_training(config: RunConfig) -> None:
     check_trainer(config.trainer)
     for name in config.metrics:
         TRACKERS.find(name)
+    _check_sampling(config)
     env = check_rollouts(config)
     _check_view(algorithm, env)
     _check_tasks(env, held_out_split(config, env))
@@ -125,6 +126,16 @@ def _check_agents(config: RunConfig, env: Env, *, trains: bool) -> None:
             check_engine(policy.engine, FleetConfig(), here=config.cluster.name == "local")
             check_name(policy.model.renderer, f"policies.{name}.model.renderer")
         check_partner(name, policy, env)
+
+
+def _check_sampling(config: RunConfig) -> None:
+    """Refuse sampling by which no token can be trained; temperature 0 is refused with the settings."""
+    top_p = config.rollout.top_p
+    if top_p < 1 and not config.allow_no_signal:
+        raise ConfigError(
+            f"rollout.top_p={top_p:g}: no token could be trained, which needs rollout.top_p=1; evaluations have "
+            "eval.top_p, and allow_no_signal=true runs nevertheless"
+        )
 
 
 def _check_view(algorithm: Algorithm, env: Env) -> None:

@@ -40,6 +40,7 @@ from agentrl.train.display import Display
 from agentrl.train.engine_check import compare_engine, probe_bound
 from agentrl.train.learning import Learner, Learning
 from agentrl.train.loop import Loop
+from agentrl.train.lost_tokens import top_scores
 from agentrl.train.model_checks import compare_loaded, engine_settings
 from agentrl.train.recovery import Recovery
 from agentrl.train.resuming import step_of
@@ -83,6 +84,7 @@ def make_loop(
     learner = make_learner(config, rollouts, folder, display)
     loop = Loop(config, rollouts.policy, state, folder, display, learner, recovery=recovery, past=past)
     loop.probe_bound = probe_bound(config, loaded)
+    loop.top_scores = top_scores(rollouts.make_env())
     if config.weights.prove_every:
         loop.reference = ReferenceEngine(engine_settings(config), config.fleet, config.weights, base)
     return loop, loaded

@@ -37,8 +37,8 @@ from agentrl.train.run_folder import RunFolder
 from agentrl.train.state import last_attempts
 from agentrl.types import Engine, Session
 
-BY_TIME = ("time/", "idle/", "throughput/", "stream/", "groups/", "resumed/")
-"""Metrics that depend on speed, on groups that were discarded, or on interruptions: not compared."""
+BY_TIME = ("time/", "idle/", "throughput/", "stream/", "groups/", "resumed/", "signal/")
+"""Metrics that depend on speed, on groups that were discarded or left out, or on interruptions: not compared."""
 UNLIMITED = {"turn_timeout": 1e8, "timeout": 1e9, "group_deadline": None, "max_replaced": 0}
 """Rollout settings of a rerun: nothing is ended by the clock, and no group is replaced that the recording trained."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.rollout.stats import Evaluation
+from agentrl.train import lost_tokens
 from agentrl.train.run_folder import Metrics
 
 
@@ -21,6 +22,11 @@ class TrainResult:
     after: Evaluation | None
     metrics: list[Metrics]
     worked: bool = True
+
+    @property
+    def tokens(self) -> str:
+        """How many of the sampled tokens were trained, and what took the others."""
+        return lost_tokens.told(self.metrics)
 
     @property
     def checkpoint(self) -> Path:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from statistics import fmean
 from typing import Any
 
+from agentrl.train import lost_tokens
 from agentrl.viewer.series import WINDOW, Row, mean
 
 EARLY = 5
@@ -127,6 +128,22 @@ def no_signal(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
             f"At a mean reward of {reward:.3g} many tasks are {easy if reward > 0.5 else hard}. "
             "rollout.filter=signal replaces such groups.",
             "group/zero_variance",
+            _steps(rows),
+        )
+
+
+def lost(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
+    """Sampled tokens that are not trained, by what took most of them."""
+    window = rows[-WINDOW:]
+    sampled, causes = sum(row.get(lost_tokens.SAMPLED, 0.0) for row in window), lost_tokens.by_cause(window)
+    share = sum(causes.values()) / sampled if sampled else 0.0
+    if share >= 0.5:
+        yield Alarm(
+            Level.ALARM if share == 1 else Level.WARNING,
+            "Sampled tokens are not trained",
+            f"In {_span(rows)} {lost_tokens.told(window)}.",
+            f"Most: {lost_tokens.advice(window)}.",
+            next(iter(causes)).metric,
             _steps(rows),
         )
 
@@ -307,6 +324,7 @@ RULES: tuple[Rule, ...] = (
         mismatch,
         failures,
         no_signal,
+        lost,
         truncations,
         entropy,
         tool_calls,

@@ -34,12 +34,16 @@ HEALTHY = {
     "time/idle_trainer": 0.5,
     "sessions/trained_tokens": 100.0,
     "sessions/count": 8.0,
+    "signal/sampled": 100.0,
+    "signal/trained": 80.0,
+    "signal/flat": 20.0,
     "tokens/after_switch": 10.0,
 }
 ILL = {
     "Engine and trainer disagree": {"mismatch/abs_mean": 0.02},
     "Entropy has collapsed": {"policy/entropy": 0.01},
     "Groups without a signal": {"group/zero_variance": 7.9},
+    "Sampled tokens are not trained": {"signal/trained": 20.0, "signal/flat": 80.0},
     "Infrastructure failures": {"status/infra_error": 0.3},
     "The agent fails often": {"status/agent_error": 0.5},
     "Sessions are cut off": {"status/truncated": 0.7},
