@@ -7,6 +7,7 @@
     ├── MissingExtra        (ImportError)       an optional dependency is not installed
     ├── Departed            (RuntimeError)      a rerun differs from the run that it repeats
     ├── InvalidInput        (ValueError)        a value handed to a public function is wrong
+    │   ├── InvalidWeights                      a model's files don't hold the weights of its configuration
     │   ├── TreeError                           an edit would break the session tree's invariants
     │   └── RenderError                         messages that the model's format cannot express
     ├── TokenBudgetExceeded (RuntimeError)      a token budget is used up: the session ends TRUNCATED
@@ -80,6 +81,10 @@ class Departed(AgentRLError, RuntimeError):
 
 class InvalidInput(AgentRLError, ValueError):
     """A value handed to a public function is wrong."""
+
+
+class InvalidWeights(InvalidInput):
+    """A model's files don't hold the weights that its configuration describes."""
 
 
 class TreeError(InvalidInput):
