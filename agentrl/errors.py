@@ -8,6 +8,7 @@
     ├── Departed            (RuntimeError)      a rerun differs from the run that it repeats
     ├── NoSignal            (RuntimeError)      no token that a run samples is trained
     ├── InvalidInput        (ValueError)        a value handed to a public function is wrong
+    │   ├── InvalidWeights                      a model's files don't hold the weights of its configuration
     │   ├── TreeError                           an edit would break the session tree's invariants
     │   └── RenderError                         messages that the model's format cannot express
     ├── TokenBudgetExceeded (RuntimeError)      a token budget is used up: the session ends TRUNCATED
@@ -87,6 +88,10 @@ class NoSignal(AgentRLError, RuntimeError):
 
 class InvalidInput(AgentRLError, ValueError):
     """A value handed to a public function is wrong."""
+
+
+class InvalidWeights(InvalidInput):
+    """A model's files don't hold the weights that its configuration describes."""
 
 
 class TreeError(InvalidInput):

@@ -1,22 +1,33 @@
-"""Create transformers' models, one at a time.
+"""Create transformers' models, one at a time, and refuse folders whose weights are not the whole model's.
 
 transformers replaces functions of its own and of torch while it makes or loads a model (`tie_weights`, those of
 `torch.nn.init`, the default dtype) and puts back what it found. Two threads that do so at once can put back each
 other's replacements: from then on no model in the process ties its weights or initialises them, and nothing says so.
 A fleet of local engines, their restarts and the trainer load in several threads; all of them use these functions.
+
+transformers also loads a folder in part: tensors that the files lack get random values, those that the model lacks are
+dropped. So the names and shapes in the files are compared with the model's (`agentrl.models.tensors`). Whatever
+transformers raises for a folder becomes one sentence that names it, and code that a folder brings is never run.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from agentrl.errors import InvalidInput, InvalidWeights
+from agentrl.models import tensors
 
 _one_at_a_time = threading.Lock()
 
 
 def load_causal_lm(folder: Path, dtype: Any, attention: str, **placed: Any) -> Any:
-    """The language model of a Hugging Face folder.
+    """The language model of a Hugging Face folder, all of whose weights are from its files.
 
     Args:
         folder: the folder; nothing is fetched.
@@ -25,20 +36,32 @@ def load_causal_lm(folder: Path, dtype: Any, attention: str, **placed: Any) -> A
         placed: where its parts are placed, as transformers' arguments (`device_map`, `offload_folder`).
 
     Raises:
-        OSError, ValueError, KeyError: from transformers, where the folder holds no model that it can load.
-        ValueError: the model does not support that attention.
+        InvalidWeights: a tensor is missing, belongs to another model, or has another shape; the message names it.
+        InvalidInput: the folder holds no model that transformers can load, or one that can't be trained.
     """
     from transformers import AutoModelForCausalLM
 
-    with _one_at_a_time:
+    config = read_config(folder)
+    _refuse_quantised(folder, config)
+    with _one_at_a_time, _found_tensors() as found:
         try:
-            return AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, attn_implementation=attention, local_files_only=True, **placed
+            model = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation=attention,
+                local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+                **placed,
             )
-        except KeyError as error:
-            if error.args != (attention,):
+        except Exception as error:  # of transformers and of hundreds of models
+            if _out_of_memory(error):
                 raise
-            raise ValueError("its layers don't attend through transformers' attention interface") from error
+            raise InvalidInput(f"can't load model={str(folder)!r}: {_reason(error, config, attention)}") from error
+    if faults := found[0].faults(model):
+        raise InvalidWeights(f"model={str(folder)!r}: its files don't hold the weights of its config.json: {faults}")
+    return model
 
 
 def new_causal_lm(config: Any, dtype: Any, attention: str) -> Any:
@@ -47,3 +70,95 @@ def new_causal_lm(config: Any, dtype: Any, attention: str) -> Any:
 
     with _one_at_a_time:
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+
+
+def read_config(folder: Path) -> Any:
+    """The configuration of a Hugging Face folder, by transformers' own class and never by code in the folder.
+
+    Raises:
+        InvalidInput: there is none that transformers knows; the message says why.
+    """
+    from transformers import AutoConfig
+
+    if (folder / "adapter_config.json").is_file():  # transformers would load the model that it names
+        raise InvalidInput(
+            f"model={str(folder)!r} holds an adapter (adapter_config.json); merge it into its model first"
+        )
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # of hundreds of kinds of configurations
+        raise InvalidInput(f"can't load model={str(folder)!r}: {_config_fault(folder, error)}") from error
+
+
+def _config_fault(folder: Path, error: Exception) -> str:
+    """Why transformers can't read a folder's configuration."""
+    try:
+        settings = json.loads((folder / "config.json").read_text())
+        kind, custom = settings.get("model_type"), settings.get("auto_map")
+    except (OSError, ValueError, AttributeError) as unreadable:
+        return f"config.json is unreadable: {unreadable}"
+    if custom:
+        return f"it needs code of its own (auto_map in config.json), which is not run: model_type={kind!r}"
+    if not kind:
+        return "config.json has no model_type"
+    if "does not recognize this architecture" in str(error):
+        import transformers
+
+        return f"transformers {transformers.__version__} knows no model_type={kind!r} (config.json)"
+    return f"config.json is wrong: {' '.join(str(error).split())[:200]}"
+
+
+def _reason(error: Exception, config: Any, attention: str) -> str:
+    """What transformers raised, as one sentence."""
+    text = " ".join(str(error).split())
+    if isinstance(error, KeyError) and error.args == (attention,):
+        return "its layers don't attend through transformers' attention interface"
+    if "Unrecognized configuration class" in text:
+        if config.get_text_config() is not config:
+            return f"model_type={config.model_type!r} is a model of images or sound; only language models are trained"
+        return f"model_type={config.model_type!r} is no causal language model"
+    return f"{type(error).__name__}: {text[:200]}"
+
+
+def _refuse_quantised(folder: Path, config: Any) -> None:
+    """Refuse a model whose weights are packed: transformers would widen them or not, by the machine that it is on."""
+    if quantised := getattr(config, "quantization_config", None):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
+        raise InvalidInput(
+            f"model={str(folder)!r} is quantised (quantization_config.quant_method={str(method)!r} in config.json), "
+            "which is trained only by trainer=megatron, from fp8: use a copy in bfloat16"
+        )
+
+
+def _out_of_memory(error: Exception) -> bool:
+    import torch
+
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
+
+
+@contextmanager
+def _found_tensors() -> Iterator[list[tensors.Found]]:
+    """Collect how the next model that is loaded fits its files, as transformers compared them.
+
+    Its own report leaves out what a model's class says may be missing or dropped, so the comparison is read before.
+    """
+    from transformers import PreTrainedModel
+
+    found = list[tensors.Found]()
+    original = PreTrainedModel._adjust_missing_and_unexpected_keys
+
+    def keep(model: Any, info: Any) -> None:
+        found.append(tensors.Found(set(info.missing_keys), set(info.unexpected_keys), set(info.mismatched_keys)))
+        original(model, info)
+
+    def other_than_the_table(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()  # of the same names
+
+    log = logging.getLogger("transformers.modeling_utils")
+    log.addFilter(other_than_the_table)
+    PreTrainedModel._adjust_missing_and_unexpected_keys = keep
+    try:
+        yield found
+    finally:
+        PreTrainedModel._adjust_missing_and_unexpected_keys = original
+        log.removeFilter(other_than_the_table)

@@ -87,6 +87,8 @@ def check(path: Path) -> Path:
         InvalidInput: something is missing or unreadable; the message names it.
     """
     config = path / "config.json"
+    if (path / "adapter_config.json").is_file():
+        raise InvalidInput(f"model={str(path)!r} holds an adapter (adapter_config.json); merge it into its model first")
     if not config.is_file():
         raise InvalidInput(f"model={str(path)!r} is no Hugging Face folder: config.json is missing")
     try:
@@ -104,7 +106,7 @@ def check(path: Path) -> Path:
     if missing:
         raise InvalidInput(f"model={str(path)!r} lacks {', '.join(missing)}")
     for file in _weight_files(path):
-        if fault := _damage(path / file):
+        if file.endswith(".safetensors") and (fault := _damage(path / file)):
             raise InvalidInput(f"model={str(path)!r}: {file} {fault}")
     if not any((path / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise InvalidInput(f"model={str(path)!r} lacks its tokenizer (tokenizer.json)")
@@ -112,15 +114,15 @@ def check(path: Path) -> Path:
 
 
 def _weight_files(path: Path) -> Iterable[str]:
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
+    names = ("model.safetensors", "pytorch_model.bin")
+    for index in (path / f"{name}.index.json" for name in names):
+        if not index.is_file():
+            continue
         try:
             return sorted(set(json.loads(index.read_text())["weight_map"].values()))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidInput(f"model={str(path)!r}: {index.name} is unreadable: {error!r}") from None
-    if any(path.glob("pytorch_model*.bin")):
-        return []
-    return ["model.safetensors"]
+    return [next((name for name in names if (path / name).is_file()), names[0])]
 
 
 def _damage(file: Path) -> str:

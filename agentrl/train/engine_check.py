@@ -17,11 +17,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from transformers import AutoConfig
-
 from agentrl.config import RunConfig
 from agentrl.errors import EngineError
 from agentrl.models.devices import torch_device
+from agentrl.models.loading import read_config
 from agentrl.rollout.engines.managed import managed
 from agentrl.train.backends import Trainer
 from agentrl.train.backends.loaded import Loaded
@@ -108,7 +107,7 @@ async def compare_engine(
         EngineError: an engine is over the bound; the message has the numbers, where it begins, and likely causes. Or
             none answered.
     """
-    capabilities, text = engine.capabilities, AutoConfig.from_pretrained(folder).get_text_config()
+    capabilities, text = engine.capabilities, read_config(folder).get_text_config()
     length, bound = prompt_length(config, text, capabilities.max_context - 1), difference_bound(config, loaded)
     if length < 2 or not capabilities.score:
         return None

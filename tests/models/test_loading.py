@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,8 +13,17 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+from typer.testing import CliRunner
 
+from agentrl import cli
+from agentrl.config import AlgoConfig, EngineConfig
+from agentrl.errors import InvalidInput, InvalidWeights
 from agentrl.models.loading import load_causal_lm, new_causal_lm
+from agentrl.rollout.engines.local import LocalEngine
+from agentrl.train.backends import make_trainer
+from agentrl.train.backends.torch_settings import TorchConfig
 from tests.rollout.engines.conftest import folder
 
 __all__ = ["folder"]
@@ -36,3 +48,131 @@ def test_models_loaded_in_many_threads_are_whole_and_those_after_them_too(folder
     assert (PreTrainedModel.tie_weights, torch.nn.init.normal_) == (tie, normal)
     fresh = new_causal_lm(load_causal_lm(folder, torch.float32, "eager").config, torch.float32, "eager")
     assert all(p.isfinite().all() and p.abs().sum() > 0 for p in fresh.parameters())
+
+
+BIASES = r"without a place in the model: model\.layers\.0\.self_attn\.k_proj\.bias"
+
+
+def qwen(path: Path, *, binary: bool = False, **fields: object) -> Path:
+    """The folder of a small Qwen2 with some fields of its configuration changed."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+    torch.manual_seed(0)
+    model = new_causal_lm(
+        AutoConfig.for_model("qwen2", **sizes, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True),
+        torch.float32,
+        "eager",
+    )
+    model.save_pretrained(path)
+    if binary:
+        (path / "model.safetensors").unlink()
+        torch.save(model.state_dict(), path / "pytorch_model.bin")
+    settings = {**json.loads((path / "config.json").read_text()), **fields}
+    (path / "config.json").write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
+    return path
+
+
+def rewritten(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """The same folder with tensors added or taken away."""
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def load(path: Path) -> Any:
+    return load_causal_lm(path, torch.float32, "eager")
+
+
+@pytest.mark.parametrize("binary", [False, True], ids=["safetensors", "bin"])
+def test_weights_of_another_kind_of_model_are_refused_by_their_names(tmp_path: Path, binary: bool) -> None:
+    """Qwen2's weights with a configuration of Llama lost their biases, and trained to the end."""
+    load(qwen(tmp_path / "whole", binary=binary))
+    other = qwen(tmp_path / "other", binary=binary, model_type="llama", architectures=["LlamaForCausalLM"])
+    with pytest.raises(InvalidWeights, match=BIASES + ".* and 2 more"):
+        load(other)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"num_hidden_layers": 3, "layer_types": None}, r"missing: model\.layers\.2\.input_layernorm\.weight"),
+        ({"num_hidden_layers": 1, "layer_types": None}, r"without a place in the model: model\.layers\.1\.input_lay"),
+        ({"intermediate_size": 64}, r"of another shape: model\.layers\.0\.mlp\.down_proj\.weight \(32, 48\), not \(32"),
+    ],
+    ids=["a layer too many", "a layer too few", "wider"],
+)
+def test_a_configuration_that_does_not_fit_the_files_is_refused_by_tensors(
+    tmp_path: Path, fields: dict[str, object], says: str
+) -> None:
+    with pytest.raises(InvalidWeights, match=says):
+        load(qwen(tmp_path, **fields))
+
+
+def test_no_trainer_or_engine_takes_weights_of_another_model(tmp_path: Path) -> None:
+    path = qwen(tmp_path, model_type="llama", architectures=["LlamaForCausalLM"])
+    with pytest.raises(InvalidWeights, match=BIASES):
+        make_trainer(path, TorchConfig(device="cpu"), AlgoConfig())
+    with pytest.raises(InvalidWeights, match=BIASES):
+        LocalEngine(path, EngineConfig(device="cpu"))
+
+
+def test_models_check_finds_weights_of_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It printed ✓, since what it compared with had lost the same weights."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = qwen(tmp_path / "model", model_type="llama", architectures=["LlamaForCausalLM"])
+    printed = CliRunner().invoke(cli.app, ["models", "check", str(path), "--engine", "local"], env={"COLUMNS": "400"})
+    assert "✗ engine=local: model=" in printed.stdout
+    assert "self_attn.k_proj.bias" in printed.stdout
+    assert printed.exit_code == 1
+
+
+def test_layers_that_predict_several_tokens_and_old_frequencies_may_be_in_the_files(tmp_path: Path) -> None:
+    beside = ("mtp.layers.0.mlp.weight", "model.layers.0.self_attn.rotary_emb.inv_freq")
+    load(rewritten(qwen(tmp_path), lambda tensors: tensors.update({name: torch.ones(2) for name in beside})))
+
+
+def test_a_layer_behind_the_last_is_dropped_only_where_the_configuration_says_so(tmp_path: Path) -> None:
+    more = {"model.layers.2.mlp.gate_proj.weight": torch.ones(48, 32)}
+    load(rewritten(qwen(tmp_path / "said", num_nextn_predict_layers=1), lambda tensors: tensors.update(more)))
+    with pytest.raises(InvalidWeights, match=r"model\.layers\.2\.mlp\.gate_proj\.weight"):
+        load(rewritten(qwen(tmp_path / "unsaid"), lambda tensors: tensors.update(more)))
+
+
+def test_what_a_class_of_transformers_drops_in_silence_is_refused_all_the_same(tmp_path: Path) -> None:
+    """GLM 4.5's class drops layers 46 and 92 of any model, whichever number of layers its configuration has."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16, "head_dim": 8, "vocab_size": 64}
+    counts = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "n_routed_experts": 4}
+    config = AutoConfig.for_model("glm4_moe", **sizes, **counts, num_experts_per_tok=2)
+    new_causal_lm(config, torch.float32, "eager").save_pretrained(tmp_path)
+    load(tmp_path)
+    with pytest.raises(InvalidWeights, match=r"model\.layers\.46\.mlp\.weight"):
+        load(rewritten(tmp_path, lambda tensors: tensors.update({"model.layers.46.mlp.weight": torch.ones(2)})))
+
+
+def test_an_adapter_is_not_loaded_as_the_model_that_it_names(tmp_path: Path) -> None:
+    qwen(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(InvalidInput, match="holds an adapter"):
+        load(tmp_path)
+
+
+CUSTOM = {"model_type": "frob", "auto_map": {"AutoConfig": "configuration_frob.FrobConfig"}}
+UNLOADABLE: dict[str, tuple[dict[str, object], str]] = {
+    "code of its own": (CUSTOM, "code of its own.*not run"),
+    "an unknown type": ({"model_type": "frob"}, r"knows no model_type='frob'"),
+    "no type": ({"model_type": None}, "config.json has no model_type"),
+    "quantised": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quantised .*'gptq'.*bfloat16"),
+    "of images": ({"model_type": "qwen2_5_vl"}, "a model of images or sound"),
+    "no causal language model": ({"model_type": "t5"}, "no causal language model"),
+    "a field of another type": ({"hidden_size": "x"}, "'hidden_size' expected int"),
+}
+
+
+@pytest.mark.parametrize("case", UNLOADABLE)
+def test_a_folder_that_can_not_be_loaded_says_why_in_one_sentence(tmp_path: Path, case: str) -> None:
+    fields, says = UNLOADABLE[case]
+    path = qwen(tmp_path, **fields)
+    (tmp_path / "configuration_frob.py").write_text("raise SystemExit('it ran')")
+    with pytest.raises(InvalidInput, match=says) as refused:
+        load(path)
+    assert "\n" not in str(refused.value)

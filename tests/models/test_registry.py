@@ -36,6 +36,20 @@ def test_a_folder_that_lacks_something_is_refused_by_its_name(tmp_path: Path, mi
         models.resolve(str(tmp_path))
 
 
+def test_an_adapter_is_refused_as_one(tmp_path: Path) -> None:
+    (write_model(tmp_path) / "adapter_config.json").write_text("{}")
+    with pytest.raises(InvalidInput, match=r"holds an adapter.*merge it"):
+        models.check(tmp_path)
+
+
+def test_every_shard_of_pytorchs_files_must_be_there(tmp_path: Path) -> None:
+    (write_model(tmp_path) / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "one.bin", "b": "two.bin"}}))
+    (tmp_path / "one.bin").write_bytes(b"")
+    with pytest.raises(InvalidInput, match=r"lacks two\.bin"):
+        models.check(tmp_path)
+
+
 @pytest.mark.parametrize("bytes_", [b"", b"no weights at all", WEIGHTS[:-1], WEIGHTS + b"x", WEIGHTS[:20]])
 def test_a_weight_file_that_is_cut_or_is_none_is_named_before_anything_loads_it(tmp_path: Path, bytes_: bytes) -> None:
     (write_model(tmp_path) / "model.safetensors").write_bytes(bytes_)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, InvalidInput, InvalidWeights
 from agentrl.models.loading import load_causal_lm
 from agentrl.models.mixers import set_plan, wrap_mixers
 from agentrl.models.rope import too_long
@@ -90,12 +90,15 @@ class Runner:
         """Load the model; `routed_experts` records which experts its tokens go to, and `context` bounds its paths.
 
         Raises:
+            InvalidWeights: its files don't hold the weights of its configuration.
             EngineError: it can't be loaded, or its attention is of a kind that the flat step has no place for.
         """
         try:
             self.model: Any = load_causal_lm(path, getattr(torch, dtype), ATTENTION)
-        except (OSError, ValueError, KeyError) as error:
-            raise EngineError(f"can't load model={str(path)!r}: {str(error).strip().splitlines()[0]}") from error
+        except InvalidWeights:
+            raise
+        except InvalidInput as error:
+            raise EngineError(str(error)) from error
         self.model.eval().requires_grad_(False).to(device)
         self.device = torch.device(device)
         config = self.model.config.get_text_config()

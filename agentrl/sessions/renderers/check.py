@@ -14,10 +14,12 @@ from agentrl.errors import AgentRLError
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
 from agentrl.sessions.renderers.agreement import TRIALS, Verdict, agreements, both, judged
 from agentrl.sessions.renderers.base import Renderer
-from agentrl.sessions.renderers.families import FAMILIES
-from agentrl.sessions.renderers.generic import UNREADABLE, expresses, unproven
+from agentrl.sessions.renderers.families import FAMILIES, Expresses
+from agentrl.sessions.renderers.generic import UNREADABLE, GenericRenderer, expresses, unproven
 from agentrl.sessions.renderers.grammars import GRAMMARS
 from agentrl.sessions.renderers.known_differences import missing
+from agentrl.sessions.renderers.markers import lost
+from agentrl.sessions.renderers.probe import ProbeRenderer
 from agentrl.sessions.renderers.proof import prove
 from agentrl.sessions.renderers.reading import fitting, misread
 from agentrl.sessions.renderers.registry import check_name, get_renderer
@@ -64,6 +66,8 @@ def check_renderer(model: Any, name: str = "auto", count: int = 50) -> list[Row]
     if renderer is not None:
         rows += _renderer_rows(renderer, tokenizer, count)
         rows.append(_reads_back(renderer))
+        if isinstance(renderer, ProbeRenderer):
+            rows.append(_comes_out_again(renderer))
     return rows
 
 
@@ -117,6 +121,14 @@ def _renderer_rows(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> It
         yield Row("compared with the template", "nothing", False, unknown)
     elif not any(one.compared for one in found):
         yield Row("compared with the template", "nothing", False, "none of the conversations could be compared")
+
+
+def _comes_out_again(renderer: ProbeRenderer) -> Row:
+    family = FAMILIES.get(renderer.name)
+    able = renderer.able if isinstance(renderer, GenericRenderer) else family.expresses if family else Expresses()
+    what = lost(renderer, able)
+    question = f"{renderer.name}: user, results, reasoning and answers come out again, and one stop token at the end"
+    return Row(question, "no" if what else "yes", not what, what)
 
 
 def _reads_back(renderer: Renderer) -> Row:

@@ -2,7 +2,8 @@
 
 The template itself writes; `ProbeRenderer` makes extensions out of it. Before it is used, `proof.prove` renders
 generated conversations whole and piece by piece: a template that rewrites what comes before (drops earlier
-reasoning, moves the tools to the last message) is refused, with the place where it differs.
+reasoning, moves the tools to the last message) is refused, with the place where it differs. So is one whose texts don't
+come out of its tokens again (`markers`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.families import Expresses
 from agentrl.sessions.renderers.grammars import GRAMMARS, PLAIN
+from agentrl.sessions.renderers.markers import lost
 from agentrl.sessions.renderers.probe import ProbeRenderer, Whole
 from agentrl.sessions.renderers.proof import TOOLS, Proof, prove
 from agentrl.sessions.renderers.reading import fitting, reads
@@ -135,7 +137,8 @@ def generic(tokenizer: HFTokenizer, grammar: str = "") -> GenericRenderer:
         grammar: the name of the grammar that reads its turns; "" takes one that reads back what the template writes.
 
     Raises:
-        ConfigError: the template is not append-only, or there is none; the message says where it differs.
+        ConfigError: the template is not append-only, its turns are read as something else, or there is none; the
+            message says where it differs.
     """
     try:
         renderer = _proven(tokenizer, grammar)
@@ -172,6 +175,8 @@ def _proven(tokenizer: HFTokenizer, grammar: str, *, with_tools: bool = True) ->
             every = f"none of {proof.refused} generated conversations could be rendered: {proof.refusal}"
             raise ConfigError(f"renderer='generic': {every}; {_REMEDY}")
         raise ConfigError(f"renderer='generic': the chat template is not append-only: {proof.difference}; {_REMEDY}")
+    if what := lost(renderer, renderer.able):
+        raise ConfigError(f"renderer='generic': the chat template can't be read back: {what}; {_REMEDY}")
     return renderer
 
 

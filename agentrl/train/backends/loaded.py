@@ -31,11 +31,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoConfig
 
 from agentrl.config import AlgoConfig, TrainerConfig
-from agentrl.errors import ConfigError
-from agentrl.models.loading import load_causal_lm, new_causal_lm
+from agentrl.errors import ConfigError, InvalidWeights
+from agentrl.models.loading import load_causal_lm, new_causal_lm, read_config
 from agentrl.models.registry import cache_folder
 from agentrl.models.rope import fixed_angle_length
 from agentrl.models.small import error_text
@@ -163,9 +162,9 @@ def compare_cached(compute: Callable[[], Loaded], folder: Path, depends: Sequenc
         folder: a Hugging Face folder.
         depends: the subject (a name in `SUBJECTS`) and the settings that the result depends on.
     """
-    weights = sorted(folder.glob("*.safetensors"))
+    weights = weight_files(folder)
     if not weights:
-        return Loaded(not_compared="there are no safetensors files in the folder")
+        return Loaded(not_compared="there are no weights in the folder (*.safetensors, pytorch_model*.bin)")
     if (size := sum(part.stat().st_size for part in weights)) > LARGEST:
         return Loaded(not_compared=f"{size >> 30} GiB are over the limit of {LARGEST >> 30} GiB")
     file = cache_folder().parent / "proofs" / f"{_digest(folder, weights, depends)}.json"
@@ -182,6 +181,11 @@ def compare_cached(compute: Callable[[], Loaded], folder: Path, depends: Sequenc
         except OSError:  # a cache is no reason to fail
             pass
     return found
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers reads a folder's weights from: safetensors, or PyTorch's where there are none."""
+    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
 
 
 def compare_folder(folder: Path, subject: str, family: str | None = None) -> Loaded:
@@ -210,7 +214,7 @@ class _Engine:
     """The local engine's model with a trainer's `logprobs`."""
 
     def __init__(self, folder: Path) -> None:
-        context = fixed_angle_length(AutoConfig.from_pretrained(folder))
+        context = fixed_angle_length(read_config(folder))
         self.runner = Runner(folder, "cpu", "float32", PATHS_PER_BATCH, 1 << 30, context=context)
 
     def logprobs(self, forests: Sequence[Forest]) -> list[Tensor]:
@@ -247,12 +251,14 @@ def compare(
 def _compare(
     trainer: Computes, folder: Path, dtype: str, device: str, precisions: Sequence[str], far: bool, seed: int
 ) -> Loaded:
-    text = AutoConfig.from_pretrained(folder).get_text_config()
+    text = read_config(folder).get_text_config()
     context = (fixed_angle_length(text) or getattr(text, "max_position_embeddings", None)) if far else None
     forest = random_forest(random.Random(seed), text.vocab_size, LEVELS, context)
     try:
         want = _rows(folder, forest, "float32", device)
         rough = {low: _rows(folder, forest, low, device) for low in {dtype, *precisions} - {"float32"}}
+    except InvalidWeights:
+        raise
     except Exception as error:  # of transformers' models: there are hundreds of kinds
         return Loaded(not_compared=f"transformers' eager attention can't compute its rows: {error_text(error)}")
     (logp,) = trainer.logprobs([forest])
@@ -303,7 +309,7 @@ def _rows(folder: Path, forest: Forest, dtype: str, device: str) -> LayerOutputs
 def _eager(folder: Path, dtype: torch.dtype, device: str) -> Iterator[Any]:
     """The folder's model with eager attention; where it does not fit, each layer is read when it is computed."""
     with torch.device("meta"):
-        plan = new_causal_lm(AutoConfig.from_pretrained(folder), dtype, "eager")
+        plan = new_causal_lm(read_config(folder), dtype, "eager")
     size = sum(parameter.numel() * parameter.element_size() for parameter in plan.parameters())
     if 1.5 * size <= free_memory(device):
         yield load_causal_lm(folder, dtype, "eager").to(device).eval()
@@ -346,6 +352,7 @@ def _digest(folder: Path, files: Sequence[Path], depends: Sequence[str]) -> str:
         digest.update(word.encode())
     for file in files:
         digest.update(f"{file.name} {file.stat().st_size} {manifest.digest(file)}".encode())
-    for name in ("train/backends/loaded.py", "train/backends/reference.py", *SUBJECTS[depends[0]].sources):
+    always = ("train/backends/loaded.py", "train/backends/reference.py", "models/loading.py", "models/tensors.py")
+    for name in (*always, *SUBJECTS[depends[0]].sources):
         digest.update((PACKAGE / name).read_bytes())
     return digest.hexdigest()

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import AutoConfig
 
 from agentrl.errors import ConfigError, InvalidInput, UnknownName
+from agentrl.models.loading import read_config
 from agentrl.models.registry import cache_folder
 from agentrl.models.rope import too_long, with_short_row_angles
 from agentrl.train.backends.megatron.settings import MegatronConfig
@@ -139,10 +139,10 @@ def prove(
 
 def _config(path: Path, subject: str, family: str | None) -> Any:
     if subject != "megatron":
-        return AutoConfig.from_pretrained(path)
-    from agentrl.train.backends.megatron.models.family import read_config
+        return read_config(path)
+    from agentrl.train.backends.megatron.models import family as families
 
-    return read_config(path, family)
+    return families.read_config(path, family)
 
 
 def _key(settings: MegatronConfig | None) -> str:

@@ -226,6 +226,8 @@ class Subject:
 
 ALWAYS = (
     "models/small.py",
+    "models/loading.py",
+    "models/tensors.py",
     "models/mixers.py",
     *(f"train/backends/{name}.py" for name in ("proof", "proof_comparison", "proof_subjects", "reference")),
 )

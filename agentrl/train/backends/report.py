@@ -12,9 +12,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from transformers import AutoConfig
 
-from agentrl.errors import AgentRLError, missing_extra, unknown_name
+from agentrl.errors import AgentRLError, InvalidInput, InvalidWeights, missing_extra, unknown_name
+from agentrl.models.loading import read_config
 from agentrl.models.rope import fixed_angle_length
 from agentrl.train.backends import loaded
 from agentrl.train.backends.loaded import Loaded
@@ -96,16 +96,21 @@ def _test(line: str, folder: Path, family: str | None, out: Console) -> tuple[bo
 def _context(folder: Path) -> int | None:
     """The longest supported path, where a model's rotary angles change with a row's length."""
     try:
-        return fixed_angle_length(AutoConfig.from_pretrained(folder))
-    except (OSError, ValueError):  # the lines below report it
+        return fixed_angle_length(read_config(folder))
+    except InvalidInput:  # the lines below report it
         return None
 
 
 def _compare_weights(line: str, folder: Path, family: str | None, out: Console) -> bool:
     """Print the comparison of the folder's own weights, where it has any; false where they are computed wrong."""
-    if not any(folder.glob("*.safetensors")):
+    if not loaded.weight_files(folder):
         return True
-    found = loaded.compare_folder(folder, LINES[line], family)
+    try:
+        found = loaded.compare_folder(folder, LINES[line], family)
+    except AgentRLError as error:
+        wrong = isinstance(error, InvalidWeights)
+        out.print(f"{'[red]✗[/]' if wrong else REFUSED} {line}: {escape(str(error))}", highlight=False, soft_wrap=True)
+        return not wrong
     mark = REFUSED if found.not_compared else "[green]✓[/]" if found.passed else "[red]✗[/]"
     out.print(f"{mark} {line}: {escape(str(found))} [dim]({_time(found)})[/]", highlight=False)
     return found.passed or bool(found.not_compared)

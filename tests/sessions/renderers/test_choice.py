@@ -42,6 +42,47 @@ def test_a_refusal_names_what_was_tried_and_how_to_name_another() -> None:
     assert "model.renderer=" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Functionary 3.2", r"the answer '42' is read as 'all\\n42'"),
+        ("Seed OSS", r"the reasoning 'I count\.' is read as None"),
+        ("Solar Open", r"the answer '42' is read as '<\|content\|>42'"),
+    ],
+)
+def test_a_template_whose_turns_are_read_as_something_else_is_refused(name: str, says: str) -> None:
+    """They only append, which was all that was asked of them."""
+    with pytest.raises(ConfigError, match="can't be read back: " + says):
+        get_renderer(BY_NAME[name].tokenizer())
+
+
+TURNS = """{% for m in messages %}<|a|>{{ m.role }}
+{% if m.role == 'assistant' %}{{ ANSWER }}{% else %}{{ OTHER }}{% endif %}<|b|>
+{% endfor %}{% if add_generation_prompt %}<|a|>assistant
+{% endif %}"""
+ANSWER, THINKS = "m.content", "('<think>' + m.reasoning_content + '</think>' if m.reasoning_content else '')"
+
+
+@pytest.mark.parametrize(
+    ("answer", "other", "says"),
+    [
+        (ANSWER, "'<image>' if m.content is string else m.content[0].text", "the user's text is not in the prompt"),
+        (f"{THINKS} + m.content", "m.content", ""),
+        (f"{THINKS.replace('</think>', '</think><|b|>')} + m.content", "m.content", "is read as|only stop token"),
+        (f"{THINKS.replace('think>', 'muse>')} + m.content", "m.content", "the reasoning 'I count.' is read as None"),
+    ],
+    ids=["the user's text left out", "whole", "a stop token within a turn", "thoughts in the answer"],
+)
+def test_a_template_is_taken_only_if_all_its_parts_come_out_again(answer: str, other: str, says: str) -> None:
+    marks = ("<|a|>", "<|b|>", "<think>", "</think>")
+    made = with_template(trained(marks), TURNS.replace("ANSWER", answer).replace("OTHER", other), eos_token="<|b|>")
+    if not says:
+        assert get_renderer(made).name == "generic"
+        return
+    with pytest.raises(ConfigError, match=says):
+        get_renderer(made)
+
+
 QUICK = tuple(model for model in MODELS if not model.real and model.name != "Devstral Small")
 """Those whose tokenizer is small: a row takes some tenths of a second."""
 

@@ -83,7 +83,7 @@ def check(folder: str | Path, family: str | None = None, seed: int = 0) -> Compa
     hf = read_config(folder, family)
     known = family_of(hf, family)
     known.refuse(hf)
-    names = _known_names(Path(folder), known, hf.num_hidden_layers)
+    names = _known_names(Path(folder), known, hf)
     with tempfile.TemporaryDirectory(prefix="check-") as scratch:
         want, tokens = _reference(shrunk(hf, known), Path(scratch), seed)
         got, tensors, changed = _megatron(Path(scratch), known, tokens)
@@ -143,13 +143,13 @@ def _shrunk_positions(rope: dict[str, Any]) -> dict[str, Any]:
     return dict(rope)
 
 
-def _known_names(folder: Path, family: Family, layers: int) -> int:
+def _known_names(folder: Path, family: Family, hf: Any) -> int:
     from agentrl.train.backends.megatron.models.reader import Reader
 
     if not any(folder.glob("model*.safetensors*")):
         return 0
     with Reader(folder) as reader:
-        reader.check_known((set(range(layers)), {name for layout in family.layer.values() for name in layout.names()}))
+        reader.check_known(family, hf)
         return reader.count
 
 

@@ -98,14 +98,14 @@ def test_never_more_than_one_parameter_lies_beside_the_model(
         assert 0 < seen["exporting"] <= 5 * seen["largest"] < seen["model"] / 2
 
 
-def rewritten(source: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> str:
+def rewritten(source: Path, folder: Path, change: Callable[[dict[str, Any]], None], **fields: object) -> str:
     """A copy of a folder whose tensors were changed."""
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(source / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text((source / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**json.loads((source / "config.json").read_text()), **fields}))
     return str(folder)
 
 
@@ -123,14 +123,19 @@ GATE = "model.layers.2.mlp.gate_proj.weight"
             lambda tensors: tensors.update({"model.layers.1.self_attn.sinks": tensors[GATE].clone()}),
             "does not know: model.layers.1.self_attn.sinks",
         ),
+        (lambda tensors: tensors.update({"lm_head.bias": tensors[GATE][0].clone()}), "does not know: lm_head.bias"),
+        (
+            lambda tensors: tensors.update({GATE.replace("2", "9"): tensors[GATE].clone()}),
+            f"does not know: {GATE.replace('2', '9')}",
+        ),
     ],
-    ids=["missing", "too short", "too long", "too narrow", "unknown"],
+    ids=["missing", "too short", "too long", "too narrow", "unknown", "outside the layers", "behind the layers"],
 )
 def test_a_folder_that_does_not_fit_its_family_is_refused(
     change: Callable[[dict[str, Any]], None], words: str, world: World, tiny: Callable[[str], Path], tmp_path: Path
 ) -> None:
     kind, message = world.run(f"{WORK}:loading_refusal", rewritten(tiny("llama"), tmp_path, change))[0]
-    assert kind == "InvalidInput"
+    assert kind == "InvalidWeights"
     assert words in message
 
 
@@ -141,7 +146,8 @@ def test_a_further_prediction_layer_and_old_frequencies_are_passed_over(
         tensors["model.layers.4.eh_proj.weight"] = tensors[GATE].clone()
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = tensors[GATE][0].clone()
 
-    assert world.run(f"{WORK}:loading_refusal", rewritten(tiny("llama"), tmp_path, add))[0][0] == ""
+    folder = rewritten(tiny("llama"), tmp_path, add, num_nextn_predict_layers=1)
+    assert world.run(f"{WORK}:loading_refusal", folder)[0][0] == ""
 
 
 def test_a_model_in_several_files_is_loaded_by_its_index(

@@ -15,7 +15,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from agentrl.errors import InvalidInput
+from agentrl.errors import InvalidInput, InvalidWeights
+from agentrl.models.tensors import is_dropped
+from agentrl.train.backends.megatron.models.family import Family
 from agentrl.train.backends.megatron.models.layouts import Piece, Shape
 
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
@@ -23,8 +25,6 @@ _EXPERT = re.compile(r"\.experts\.\d+\.")
 _SCALE = "_scale_inv"
 _MXFP4 = "_blocks"
 _BLOCK = (128, 128)
-_IGNORED = ("rotary_emb.inv_freq",)
-"""Endings of tensors that old checkpoints hold and no model has."""
 
 
 class Reader:
@@ -77,10 +77,10 @@ class Reader:
                 "load the model with Mxfp4Config(dequantize=True) and save it in bfloat16 first"
             )
         if name not in self._where:
-            raise InvalidInput(f"{self.folder} lacks the tensor {name}")
+            raise InvalidWeights(f"{self.folder} lacks the tensor {name}")
         entry = self._open(self._where[name]).get_slice(name)
         if (found := tuple(entry.get_shape())) != shape:
-            raise InvalidInput(f"{self.folder}: {name} has shape {found}; the configuration asks for {shape}")
+            raise InvalidWeights(f"{self.folder}: {name} has shape {found}; the configuration asks for {shape}")
         interval = slice(piece.start, piece.stop)
         part = cast(Tensor, entry[interval] if piece.dim == 0 else entry[:, interval])
         return self._widened(name, part, piece) if name + _SCALE in self._where else part
@@ -101,21 +101,25 @@ class Reader:
         rows, columns = (quantised or {}).get("weight_block_size") or _BLOCK
         return int(rows), int(columns)
 
-    def check_known(self, patterns: tuple[set[int], set[str]]) -> None:
-        """Refuse a folder that holds, in the given layers, tensors which no pattern names: the model would differ.
+    def check_known(self, family: Family, config: Any) -> None:
+        """Refuse a folder with tensors that no row of the family's table reads: the model would differ.
+
+        Args:
+            family: the model's.
+            config: the folder's configuration.
 
         Raises:
-            InvalidInput: naming up to five of them.
+            InvalidWeights: naming up to five of them.
         """
-        layers, known = patterns
-        plain = {re.sub(r"\{expert\}", "0", name) for name in known}
+        tables = (family.layer, family.outside)
+        known = {re.sub(r"\{expert\}", "0", n) for table in tables for layout in table.values() for n in layout.names()}
         unknown = []
         for name in self._where:
-            match = _LAYER.match(name)
-            if match is None or int(match[1]) not in layers or name.endswith((_SCALE, *_IGNORED)):
-                continue
-            general = _EXPERT.sub(".experts.0.", name).replace(match[0], "model.layers.{layer}.", 1)
-            if general not in plain:
+            layer = _LAYER.match(name)
+            general = _EXPERT.sub(".experts.0.", name.removesuffix(_SCALE))
+            if layer and int(layer[1]) < config.num_hidden_layers:
+                general = general.replace(layer[0], "model.layers.{layer}.", 1)
+            if general not in known and not is_dropped(name, config):
                 unknown.append(name)
         if unknown:
-            raise InvalidInput(f"{self.folder} holds tensors that the family does not know: {', '.join(unknown[:5])}")
+            raise InvalidWeights(f"{self.folder} holds tensors that the family does not know: {', '.join(unknown[:5])}")

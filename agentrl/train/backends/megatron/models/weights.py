@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from agentrl.errors import InvalidInput
-from agentrl.train.backends.megatron.models.family import Family
+from agentrl.train.backends.megatron.models.family import Family, read_config
 from agentrl.train.backends.megatron.models.layouts import Layout, Piece, Shape, whole_shapes
 from agentrl.train.backends.megatron.models.reader import Reader
 
@@ -69,8 +69,7 @@ def load(chunks: Sequence[GPTModel], folder: str | Path, family: Family) -> None
     """Fill this rank's chunks from a Hugging Face folder (safetensors), converting to the parameters' precision.
 
     Raises:
-        InvalidInput: the folder lacks a tensor, has one of another shape, or one in these layers that the family
-            does not know.
+        InvalidInput: the folder lacks a tensor, has one of another shape, or one that the family does not know.
     """
     tables = _rows(family)
     with Reader(Path(folder)) as reader, torch.no_grad():
@@ -89,7 +88,7 @@ def load(chunks: Sequence[GPTModel], folder: str | Path, family: Family) -> None
                     part.copy_(reader.read(_named(piece.name, held.place), shapes[piece.name], piece))
                 else:
                     part.zero_()
-        reader.check_known(_patterns(chunks, family))
+        reader.check_known(family, read_config(folder, family))
 
 
 def export(
@@ -267,12 +266,6 @@ def _parts(pieces: list[Piece], shard: Tensor) -> Iterator[tuple[Piece, Tensor]]
 
 def _named(template: str, place: Place) -> str:
     return template.format(layer=place.layer, expert=place.expert)
-
-
-def _patterns(chunks: Sequence[GPTModel], family: Family) -> tuple[set[int], set[str]]:
-    """The layers that this rank holds, and every name within one that the family's table knows."""
-    layers = {layer.layer_number - 1 for chunk in chunks for layer in chunk.decoder.layers}
-    return layers, {name for layout in family.layer.values() for name in layout.names()}
 
 
 def _device() -> torch.device:

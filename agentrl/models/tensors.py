@@ -1,0 +1,83 @@
+"""Do the tensors in a folder's files make the whole model, and nothing else?
+
+The names come from the files (safetensors or PyTorch's) and from the model that was built. What files may hold beside
+the model is listed here: nothing else, whatever a model's class in transformers tolerates. Tied weights are stored
+once, so transformers counts them as found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+REBUILT = (
+    r"(^|\.)(original_)?inv_freq$",  # angles of rotary embeddings
+    r"(^|\.)position_ids$",
+)
+"""Tensors that a model computes from its configuration: files may hold or lack them."""
+DROPPED = (*REBUILT, r"(^|\.)mtp(_layers?)?(\.|$)")
+"""Tensors that files may hold beside a model's: layers that predict several tokens are not trained."""
+DROPPED_BY_ITS_CLASS = (
+    r"(^|\.)(visual|vision\w*|audio\w*)(\.|$)",  # towers for images and sound
+    r"(^|\.)(attn|attention)\.(bias|masked_bias|causal_mask)$",  # masks in old checkpoints of GPT's kind
+)
+"""Tensors that files may hold where the model's class in transformers says that it has none."""
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """How the tensors in files fit a model's.
+
+    Attributes:
+        missing: the model's that no file holds.
+        unexpected: those in the files that the model has no place for.
+        mismatched: name, shape in the files, and shape in the model.
+    """
+
+    missing: set[str]
+    unexpected: set[str]
+    mismatched: set[tuple[str, Any, Any]]
+
+    def faults(self, model: Any) -> str:
+        """What is wrong, naming up to four tensors of each kind; '' where the files hold the whole model."""
+        said = [
+            _named("missing", (name for name in self.missing if not _matches(REBUILT, name))),
+            _named("without a place in the model", (name for name in self.unexpected if not may_drop(name, model))),
+            _named(
+                "of another shape",
+                (f"{name} {tuple(held)}, not {tuple(wanted)}" for name, held, wanted in self.mismatched),
+            ),
+        ]
+        return "; ".join(filter(None, said))
+
+
+def may_drop(name: str, model: Any) -> bool:
+    """Whether a file may hold this tensor though the model has no place for it."""
+    if is_dropped(name, model.config.get_text_config()):
+        return True
+    left_out = model._keys_to_ignore_on_load_unexpected or ()
+    return _matches(DROPPED_BY_ITS_CLASS, name) and _matches(left_out, name)
+
+
+def is_dropped(name: str, config: Any) -> bool:
+    """Whether no model of this configuration has a place for a tensor that its files may hold.
+
+    Layers behind the last predict several tokens (DeepSeek V3, GLM 4.5), as many as the configuration says.
+    """
+    layer = _LAYER.search(name)
+    behind = int(layer[1]) - config.num_hidden_layers if layer else -1
+    return _matches(DROPPED, name) or 0 <= behind < (getattr(config, "num_nextn_predict_layers", None) or 0)
+
+
+def _matches(patterns: Iterable[str], name: str) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns)
+
+
+def _named(kind: str, names: Iterable[str]) -> str:
+    found = sorted(names)
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"{kind}: {', '.join(found[:_SHOWN])}{more}" if found else ""
