@@ -16,6 +16,8 @@ from agentrl.types import Session, Status
 
 SECONDS = 5.0
 """No further episodes are begun after so long, where the number is not asked for."""
+LEAST = 10
+"""Episodes that there are in any case: what a pool opens in between looks like what fewer leave behind."""
 SETTLED = 100
 """Episodes after which caches are full: memory is compared from there on."""
 GROWTH_MB = 64
@@ -28,7 +30,7 @@ async def hostile(subject: Subject) -> AsyncIterator[str]:
     """Malformed, hostile and huge calls are answered, and nobody else is blamed for them."""
     reported = {str(episode.error) for episode in subject.all_played()}
     before, memory, began, number = Holdings(), 0, time.monotonic(), 0
-    while number < subject.hostile and (subject.patient or time.monotonic() - began < SECONDS):
+    while number < subject.hostile and (subject.patient or number <= LEAST or time.monotonic() - began < SECONDS):
         episode = await subject.play(subject.tasks[number % len(subject.tasks)], HOSTILE, number)
         problem = _problem(episode)
         if problem and str(episode.error) not in reported:
