@@ -184,6 +184,7 @@ async def test_a_program_has_the_sampling_of_training_in_training_and_of_evaluat
         assert set(sampled) == {(0, 0.95, 30), (0, 0.95, 20)}
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_a_program_that_sends_a_seed_and_greedy_sampling(
     agent: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
