@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import Literal
 
 from pydantic import Field
 
@@ -28,6 +29,11 @@ class GatewayConfig(Section):
     """Serve HTTPS with this certificate (a PEM file, those of intermediate authorities after it); None is HTTP."""
     tls_key: str | None = None
     """The certificate's private key (a PEM file without a password)."""
+
+    sampling: Literal["run", "client"] = "run"
+    """Whose temperature, top-p, top-k, min-p, penalties, logit bias and seed a program's turns have. `run`: those of
+    `rollout` (in evaluations of `eval`); what a program sends is ignored, counted and told. `client`: what it sends,
+    its seed mixed with session and sample; turns drawn from less than the whole vocabulary are not trained on."""
 
     @property
     def on_loopback(self) -> bool:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env
 from agentrl.rollout.seeds import derive
 from agentrl.sessions.conversation import Conversation
 from agentrl.types import Node, Sampling
+
+
+def sampling_of(limits: RolloutConfig) -> Sampling:
+    """How turns are drawn under these limits, but for their seeds."""
+    return Sampling(temperature=limits.temperature, top_p=limits.top_p, max_new_tokens=limits.turn_tokens)
 
 
 class ModelActor:

@@ -30,7 +30,7 @@ import orjson
 from agentrl.cluster.keeper import Keeper
 from agentrl.errors import AgentError, ConfigError, missing_extra
 from agentrl.imports import load
-from agentrl.types import Session, Status, Task
+from agentrl.types import Sampling, Session, Status, Task
 
 T = TypeVar("T")
 _FUNCTION = re.compile(r"\S+\.py:[A-Za-z_]\w*")
@@ -88,11 +88,14 @@ class OpenSession(Protocol):
 class SessionGateway(Protocol):
     """Opens sessions for programs, in this process or in a worker (`gateways`, `gateway_workers`)."""
 
-    def opened(self, session: Session, recorded: Session | None = None) -> AbstractAsyncContextManager[OpenSession]:
+    def opened(
+        self, session: Session, sampling: Sampling, recorded: Session | None = None
+    ) -> AbstractAsyncContextManager[OpenSession]:
         """A new session, open within the block; one that is not finished there is ABORTED.
 
         Args:
             session: it, with its task.
+            sampling: how its turns are drawn where the program doesn't say, or doesn't decide (`gateway.sampling`).
             recorded: the session that it runs again, in whose order its requests are taken.
 
         Raises:
@@ -260,6 +263,7 @@ async def play(
     session: Session,
     agent: UserAgent,
     timeout: float,
+    sampling: Sampling,
     brief: Task | None = None,
     recorded: Session | None = None,
 ) -> Session:
@@ -270,6 +274,7 @@ async def play(
         session: new, with its task.
         agent: works on the task.
         timeout: seconds until it is stopped.
+        sampling: how its turns are drawn.
         brief: what it is given of the task; None is the session's whole task.
         recorded: the session that is run again.
 
@@ -278,7 +283,7 @@ async def play(
         Departed: a recorded request does not come.
         InfraError: the gateway is lost.
     """
-    async with gateway.opened(session, recorded) as opened:
+    async with gateway.opened(session, sampling, recorded) as opened:
         work = _outcome(agent, brief or session.task, opened.address, timeout)
         return await opened.finish(*await _unless(opened.broken(), work))
 

@@ -34,7 +34,7 @@ from agentrl.rollout.policies import Policy
 from agentrl.rollout.programs import ServedProgram, loaded, serving
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store import Store
-from agentrl.types import Capabilities, Session, Status
+from agentrl.types import Capabilities, Sampling, Session, Status
 
 logger = logging.getLogger(__name__)
 CPUS = 1.0
@@ -82,7 +82,9 @@ class GatewayRole:
         if traces is not None:
             self._open.enter_context(tracing.exported(*traces, logger.warning))
 
-    async def opened(self, session: Session, recorded: Session | None) -> AsyncIterator[agents.Address | AgentRLError]:
+    async def opened(
+        self, session: Session, sampling: Sampling, recorded: Session | None
+    ) -> AsyncIterator[agents.Address | AgentRLError]:
         """See `agents.SessionGateway.opened`; until the caller leaves.
 
         Yields:
@@ -92,7 +94,7 @@ class GatewayRole:
             gateway = self._gateway = self._gateway or await self._served()
         async with AsyncExitStack() as stack:
             stack.enter_context(self._calls.leases.session(session.id))
-            opened = await stack.enter_async_context(gateway.opened(session, recorded))
+            opened = await stack.enter_async_context(gateway.opened(session, sampling, recorded))
             self._sessions[session.id] = opened
             try:
                 yield opened.address
@@ -133,11 +135,13 @@ class DistantGateway:
         self._workers = workers
 
     @asynccontextmanager
-    async def opened(self, session: Session, recorded: Session | None = None) -> AsyncIterator[DistantSession]:
+    async def opened(
+        self, session: Session, sampling: Sampling, recorded: Session | None = None
+    ) -> AsyncIterator[DistantSession]:
         """See `agents.SessionGateway.opened`."""
         async with (
             self._workers.held() as worker,
-            aclosing(worker.stream("opened", session, recorded, timeout=None)) as stream,
+            aclosing(worker.stream("opened", session, sampling, recorded, timeout=None)) as stream,
         ):
             try:
                 async with asyncio.timeout(CALL_SECONDS):

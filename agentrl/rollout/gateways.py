@@ -10,6 +10,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agentrl import cluster
@@ -19,7 +20,7 @@ from agentrl.rollout.agents import Address
 from agentrl.rollout.policies import Policy
 from agentrl.sessions.gateway.schedule import Schedule
 from agentrl.sessions.store import Store
-from agentrl.types import RewardState, Session, Status
+from agentrl.types import RewardState, Sampling, Session, Status
 
 if TYPE_CHECKING:
     from agentrl.sessions.gateway.gateway import Gateway
@@ -43,13 +44,21 @@ class LocalGateway:
         self.gateway, self.url, self._keeps = gateway, url, keeps
 
     @asynccontextmanager
-    async def opened(self, session: Session, recorded: Session | None = None) -> AsyncIterator[LocalSession]:
+    async def opened(
+        self, session: Session, sampling: Sampling, recorded: Session | None = None
+    ) -> AsyncIterator[LocalSession]:
         """See `agents.SessionGateway.opened`; what is recorded is in the given session at once."""
         opened = LocalSession(self, session)
         if recorded is not None:
             took = (recorded.ended or 0.0) - (recorded.started or 0.0)
             self.gateway.schedules[session.id] = Schedule(recorded, opened.fail, PATIENCE + 10 * took)
-        access = await self.gateway.open(session)
+        limits = replace(
+            self.gateway.parts.limits,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            turn_tokens=sampling.max_new_tokens,
+        )
+        access = await self.gateway.open(session, limits)
         opened.address = Address.of(self.url, access.id, access.api_key)
         try:
             yield opened
@@ -143,8 +152,7 @@ async def own_gateway(
 
     assert policy.engine is not None
     bounds = Limits(
-        turn_tokens=limits.turn_tokens,
-        temperature=limits.temperature,
+        sampling="run" if where.sampling == "run" else "mixed",
         turn_timeout=limits.turn_timeout,
         session_timeout=2 * limits.timeout,
         in_flight=4 * limits.concurrency,

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from agentrl.errors import AgentError, InfraError, brief
+from agentrl.sessions.gateway.wire.fields import SAMPLING
 from agentrl.types import Group, Session, Status
 
 MAX_ATTEMPTS = 3
@@ -95,6 +96,23 @@ def failures(sessions: Sequence[Session]) -> str:
     ends = Counter(session.status for session in failed)
     counts = ", ".join(f"{number} {status.name}" for status, number in sorted(ends.items()))
     return f"{len(failed)} of {len(sessions)} sessions failed ({counts}){_first(failed)}" if failed else ""
+
+
+def sampling_notes(sessions: Sequence[Session], *, trained: bool) -> list[str]:
+    """What is to be said, once each, of how the agent program wants turns drawn; `trained`: they are for training."""
+    counted = {name for session in sessions for name in session.counters}
+    notes = [
+        f"the agent program sends {field!r}, which is ignored: the run's own sampling decides "
+        "(gateway.sampling=client takes the program's)"
+        for field in SAMPLING
+        if f"gateway/ignored/{field}" in counted
+    ]
+    if trained and "gateway/untrainable/schema" in counted:
+        notes.append(
+            "turns whose text has to fit a schema (response_format) are not trained on: the support that they were "
+            "drawn from is not recorded (count/gateway/untrainable/schema)"
+        )
+    return notes
 
 
 def _first(sessions: Sequence[Session]) -> str:

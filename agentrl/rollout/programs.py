@@ -20,6 +20,7 @@ from agentrl.envs.deadlines import within
 from agentrl.envs.results import failed, give_rewards
 from agentrl.errors import AgentRLError, DeadlineExceeded
 from agentrl.rollout import agents
+from agentrl.rollout.actors import sampling_of
 from agentrl.rollout.gateways import own_gateway
 from agentrl.rollout.policies import Policy
 from agentrl.sessions.store import Store
@@ -67,7 +68,9 @@ class ServedProgram(Program):
             try:
                 task = await _begun(env, session, limits.timeout)
                 left = max(limits.timeout - (time.monotonic() - began), 0.0)
-                session = await agents.play(self.gateway, session, self.user_agent, left, task, self.recorded)
+                session = await agents.play(
+                    self.gateway, session, self.user_agent, left, sampling_of(limits), task, self.recorded
+                )
             except AgentRLError as error:
                 failed(session, error)
             if session.status is not Status.INFRA_ERROR and session.reward is None:

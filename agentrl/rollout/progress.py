@@ -16,6 +16,9 @@ class Progress(Protocol):
     def warn(self, text: str) -> None:
         """Show a warning."""
 
+    def warn_once(self, text: str) -> None:
+        """Show a warning, unless it was shown before."""
+
     def part(
         self, name: str, total: int = 0, unit: str = "sessions", detail: Callable[[], str] = str
     ) -> AbstractContextManager[Callable[[object], None]]:

@@ -45,6 +45,7 @@ class Display:
         self._curve: list[float] = []
         self._label = ""
         self._latest: Mapping[str, float] = {}
+        self._warned: set[str] = set()
         self._live: Live | None = None
         if self.console.is_interactive and not os.environ.get("CI"):  # logs of CI may ask for colours
             self._live = Live(console=self.console, refresh_per_second=4, get_renderable=self._panel)
@@ -73,6 +74,12 @@ class Display:
         """Print a warning."""
         logs.shown.warning(text)
         self._print(f"warning: {text}", "yellow")
+
+    def warn_once(self, text: str) -> None:
+        """Print a warning, unless it was printed before."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self.warn(text)
 
     def print_resume_hint(self) -> None:
         """Print how to resume an interrupted run; may be called from any thread."""

@@ -42,6 +42,7 @@ from agentrl.envs.episode import Actor, ScriptedActor
 from agentrl.envs.registry import factory
 from agentrl.envs.reward_workers import scored
 from agentrl.errors import ConfigError, missing_extra
+from agentrl.rollout.actors import sampling_of
 from agentrl.rollout.evaluation import SCRIPTED, held_out_split, play_held_out
 from agentrl.rollout.fleet import started
 from agentrl.rollout.groups import Rollouts
@@ -58,7 +59,7 @@ from agentrl.train.display import Display
 from agentrl.train.files import write_atomically
 from agentrl.train.pictures import transcripts
 from agentrl.train.run_folder import RunFolder, run_path
-from agentrl.types import Group, Sampling, Session
+from agentrl.types import Group, Session
 
 DATA = "data.json"
 """The identity of an evaluation's data (`envs.identity`)."""
@@ -177,9 +178,7 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
             yield partial(_without_tokens, SCRIPTED[config.policy])
         return
     if is_remote(config.policy):
-        limits = config.rollout
-        sampling = Sampling(temperature=limits.temperature, top_p=limits.top_p, max_new_tokens=limits.turn_tokens)
-        async with remote_actor(config.policy, config.api, sampling) as actor:
+        async with remote_actor(config.policy, config.api, sampling_of(config.rollout)) as actor:
             with _reward_cluster(config, folder):
                 yield partial(_without_tokens, actor)
         return

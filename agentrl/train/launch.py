@@ -24,7 +24,7 @@ from agentrl.envs.registry import factory
 from agentrl.envs.reward_workers import scored
 from agentrl.errors import AgentError, AgentRLError, ConfigError, StoreError
 from agentrl.models.folders import pin
-from agentrl.rollout.actors import ModelActor
+from agentrl.rollout.actors import ModelActor, sampling_of
 from agentrl.rollout.environments import in_workers
 from agentrl.rollout.evaluation import held_out_tasks, play_held_out
 from agentrl.rollout.fleet import elastic, make_engines, started
@@ -50,7 +50,7 @@ from agentrl.train.remote_copy import Uploads
 from agentrl.train.result import TrainResult
 from agentrl.train.run_folder import RunFolder, run_path
 from agentrl.train.session_worker import holding
-from agentrl.types import Engine, Sampling, Task
+from agentrl.types import Engine, Task
 
 DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 ENDING = 10.0
@@ -322,9 +322,7 @@ async def playing(
     policy, shape = loaded.policy, config.rollout
 
     def model(limits: RolloutConfig) -> Actor:
-        return ModelActor(
-            Sampling(temperature=limits.temperature, top_p=limits.top_p, max_new_tokens=limits.turn_tokens)
-        )
+        return ModelActor(sampling_of(limits))
 
     async with (
         open_partners(config, loaded.base, Path(store.path).parent) as partners,

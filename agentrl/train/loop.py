@@ -20,7 +20,7 @@ from agentrl.config import RunConfig
 from agentrl.errors import AgentRLError, EngineError, NoSignal, brief
 from agentrl.rollout.filters import FILTERS, make_measure
 from agentrl.rollout.fleet.reference import ReferenceEngine
-from agentrl.rollout.health import Health, sessions_of, with_retries
+from agentrl.rollout.health import Health, sampling_notes, sessions_of, with_retries
 from agentrl.rollout.held import calls_of, sizes_of
 from agentrl.rollout.past import PastVersions
 from agentrl.rollout.policies import Policy
@@ -315,6 +315,8 @@ class Loop:
             self.display.warn(f"step {step}: {warning}")
         for warning in self.health.check(groups, signal=bool(row["pack/signal"])):
             self.display.warn(f"step {step}: {warning}")
+        for note in sampling_notes(sessions_of(groups), trained=True):
+            self.display.warn_once(note)
         return row
 
     def silence(self, groups: Sequence[Group]) -> str | None:

@@ -33,7 +33,7 @@ from agentrl.errors import ConfigError, InvalidInput, missing_extra
 from agentrl.overrides import spread
 from agentrl.rollout.filters import FILTERS, make_measure
 from agentrl.rollout.fleet import started
-from agentrl.rollout.health import with_retries
+from agentrl.rollout.health import sampling_notes, sessions_of, with_retries
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.stream import Stream
 from agentrl.sessions.store import Store
@@ -179,7 +179,10 @@ class RolloutRun:
             lost[:] = await self.stream.take(1)
             return list(lost)
 
-        return await with_retries(attempt, f"step {self.stream.gate.published + 1}", self._display.warn)
+        groups = await with_retries(attempt, f"step {self.stream.gate.published + 1}", self._display.warn)
+        for note in sampling_notes(sessions_of(groups), trained=True):
+            self._display.warn_once(note)
+        return groups
 
     @property
     def engine(self) -> Engine:

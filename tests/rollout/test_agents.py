@@ -24,7 +24,7 @@ from agentrl.sessions import tree
 from agentrl.sessions.conversation import Conversation
 from agentrl.sessions.store import Store
 from agentrl.sessions.turn_generator import TurnGenerator
-from agentrl.types import Message, Session, Status, Task
+from agentrl.types import Message, Sampling, Session, Status, Task
 from tests.sessions.gateway.conftest import Serve, Served, serve  # noqa: F401 (a fixture)
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
 
@@ -34,7 +34,7 @@ HI: Any = [{"role": "user", "content": "hi"}]
 
 async def played(served: Served, agent: Any, timeout: float = 30, data: Any = None) -> Session:
     session = Session(f"s{len(served.store.ids())}", Task(id="t", data=data or {}), seed=3)
-    return await play(LocalGateway(served.gateway, served.url), session, load_agent(agent), timeout)
+    return await play(LocalGateway(served.gateway, served.url), session, load_agent(agent), timeout, Sampling())
 
 
 async def test_a_function_uses_a_plain_client_and_its_session_is_returned_sealed(serve: Serve) -> None:  # noqa: F811
@@ -57,7 +57,9 @@ async def test_many_agents_of_one_function_run_at_once_each_in_its_own_session(s
     async with serve(ScriptedEngine(latency=0.01)) as served:
         one = load_agent(agent)
         sessions = [Session(f"s{i}", Task(id=f"t{i}")) for i in range(40)]
-        await asyncio.gather(*(play(LocalGateway(served.gateway, served.url), s, one, 30) for s in sessions))
+        await asyncio.gather(
+            *(play(LocalGateway(served.gateway, served.url), s, one, 30, Sampling()) for s in sessions)
+        )
         assert [s.nodes[0].message.text for s in sessions] == [f"I am t{i}" for i in range(40)]
 
 
@@ -259,7 +261,8 @@ async def test_the_example_agent_says_token_for_token_what_the_native_form_says(
         engine = ScriptedEngine(in_turn(*expert))
         async with serve(engine) as served:
             session = Session(f"e{number}", task)
-            await play(LocalGateway(served.gateway, served.url), session, load_agent(f"{EXAMPLE}:agent"), 30)
+            agent = load_agent(f"{EXAMPLE}:agent")
+            await play(LocalGateway(served.gateway, served.url), session, agent, 30, Sampling())
         assert session.status is Status.COMPLETED
         last = len(session.nodes) - 1
         assert tree.path_ids(session, last) == tree.path_ids(native.session, len(native.session.nodes) - 1)

@@ -194,9 +194,7 @@ def _protocols(app: GatewayApp, gateway: Gateway) -> None:
     def add_protocol(path: str, read: Read, reply: Reply, stream: Stream, style: Style, kind: type[Exchange]) -> None:
         async def handle(session_id: str, request: Request) -> Response:
             entry, body = await authorized_body(gateway, session_id, request, CONVERSATION_FIELD[path])
-            turn_request = read(
-                body, gateway.parts.limits, retry_count(request), gateway.parts.engine.capabilities.json_schema
-            )
+            turn_request = read(body, entry.limits, retry_count(request), gateway.parts.engine.capabilities.json_schema)
             return Delivery(gateway, entry, kind(gateway.parts, entry.state, turn_request), reply, stream, style)
 
         name = path.replace("/", "_")
@@ -209,25 +207,25 @@ def _protocols(app: GatewayApp, gateway: Gateway) -> None:
     add_protocol("completions", completions.read, completions.reply, completions.stream, "openai", CompletionExchange)
     add_protocol("messages", messages.read, messages_replies.reply, messages_replies.stream, "anthropic", Exchange)
 
-    async def count(session_id: str, request: Request, path: str, read: Callable[[RequestBody], TurnRequest]) -> int:
+    Counting = Callable[[RequestBody, Limits], TurnRequest]
+
+    async def count(session_id: str, request: Request, path: str, read: Counting) -> int:
         entry, body = await authorized_body(gateway, session_id, request, CONVERSATION_FIELD[path])
-        return await Exchange(gateway.parts, entry.state, read(body)).count()
+        return await Exchange(gateway.parts, entry.state, read(body, entry.limits)).count()
 
     codes = (200, 400, 401, 404, 408, 410, 413)
 
     @app.post("/sessions/{session_id}/v1/messages/count_tokens", **openapi.protocol_request("messages", *codes))
     async def count_messages(session_id: str, request: Request) -> Response:
         """How many tokens an Anthropic request's prompt has."""
-        tokens = await count(
-            session_id, request, "messages", lambda body: messages.read_counting(body, gateway.parts.limits)
-        )
+        tokens = await count(session_id, request, "messages", messages.read_counting)
         return answer({"input_tokens": tokens})
 
     @app.post("/sessions/{session_id}/v1/responses/input_tokens", **openapi.protocol_request("responses", *codes))
     async def count_responses(session_id: str, request: Request) -> Response:
         """How many tokens a Responses request's prompt has."""
         tokens = await count(
-            session_id, request, "responses", lambda body: responses.read(body, gateway.parts.limits, None, True)
+            session_id, request, "responses", lambda body, limits: responses.read(body, limits, None, True)
         )
         return answer({"object": "response.input_tokens", "input_tokens": tokens})
 

@@ -1,7 +1,8 @@
 """Which attempt at a request this is: a retry, which gets the stored reply, or a new sample with a seed of its own.
 
 Attempts at the same request are numbered from 0. A choice's seed follows from the session's seed, the path and the
-attempt's number, not from arrival times, unless the client gave a seed.
+attempt's number, not from arrival times, unless the client gave a seed. A seed that is ignored (`Limits.sampling`)
+counts as none.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Attempts:
         sampling: the parameters of its turns, but for the seed.
         remaining: how many more tokens the budgets allow.
         detection: which identical requests are retries.
+        mixed: whether a client's seed is mixed with session, sample and path: sessions that give the same one differ.
     """
 
     state: SessionState
@@ -36,15 +38,17 @@ class Attempts:
     sampling: Sampling
     remaining: int
     detection: RetryDetection
+    mixed: bool = False
 
     def samplings(self, attempt: int) -> tuple[Sampling, ...]:
-        """The parameters of each choice; seeds count up from the client's, or follow from the session's."""
+        """The parameters of each choice, with its seed."""
+        return tuple(replace(self.sampling, seed=self._seed(choice, attempt)) for choice in range(self.request.n))
+
+    def _seed(self, choice: int, attempt: int) -> int:
         given = self.request.sampling.seed
-        seeds = [
-            self.state.seed(self.digest, choice, attempt) if given is None else given + choice
-            for choice in range(self.request.n)
-        ]
-        return tuple(replace(self.sampling, seed=seed) for seed in seeds)
+        if given is None:
+            return self.state.seed(self.digest, choice, attempt)
+        return self.state.seed(b"%d/" % given + self.digest, choice, 0) if self.mixed else given + choice
 
     def stored(self, attempt: int) -> list[Node] | None:
         """The stored turns of an attempt; None unless all choices are there."""

@@ -98,8 +98,8 @@ class Exchange:
         for message in prompt.new:
             digest = extended_digest(digest, message.token_ids)
         self.sampling = generator.with_stops(self.request.sampling)
-        detection = self.parts.retry_detection
-        attempts = Attempts(self.state, self.request, prompt, digest, self.sampling, remaining, detection)
+        detection, mixed = self.parts.retry_detection, self.parts.limits.sampling == "mixed"
+        attempts = Attempts(self.state, self.request, prompt, digest, self.sampling, remaining, detection, mixed)
         self.pending = PendingRequest(digest, attempts.samplings(0), 0, cancel)
         retried = attempts.retried(self.pending)
         stored = None if retried is None else attempts.stored(retried)
@@ -272,6 +272,8 @@ class Exchange:
             session.count("gateway/branches/choices", len(self.choices) - 1)
         if not self.sampling.full_support:
             session.count("gateway/untrainable", len(self.choices))
+        if self.sampling.json_schema is not None:
+            session.count("gateway/untrainable/schema", len(self.choices))
         return self.state.commit(self.parts.generator, self.request, match, self.known, self.prompt, self.choices)
 
     def _concurrent_cause(self) -> str | None:

@@ -23,6 +23,7 @@ from agentrl.errors import DeadlineExceeded, InvalidInput, StoreError
 from agentrl.sessions.gateway import rewards
 from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.exchange import Parts
+from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.rewards import CloseBody, RewardBody
 from agentrl.sessions.gateway.schedule import Schedule
 from agentrl.sessions.gateway.session_state import SessionState
@@ -44,9 +45,10 @@ class Access:
 
 @dataclass
 class SessionEntry:
-    """A session that is not sealed yet."""
+    """A session that is not sealed yet; `limits` has the sampling of its turns."""
 
     state: SessionState
+    limits: Limits
     sealed: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None
     in_flight: int = 0
@@ -92,8 +94,12 @@ class Gateway:
 
     # -------------------------------------------------------------------------------------- opening
 
-    async def open(self, session: Session) -> Access:
+    async def open(self, session: Session, limits: Limits | None = None) -> Access:
         """Open a new session; it is stored before this returns.
+
+        Args:
+            session: it.
+            limits: how its requests are read; None is as all others are.
 
         Raises:
             ApiError: too many sessions are open.
@@ -107,7 +113,7 @@ class Gateway:
             raise InvalidInput(f"session_id={session.id!r} can't be part of a URL: use letters, digits, '-', '_', '.'")
         session.nonce, session.reward_state = secrets.token_hex(16), RewardState.PENDING
         session.started = session.started or time.time()
-        self._add_entry(session)
+        self._add_entry(session, limits)
         await self.write(lambda: self.store.save(session, replace=True))
         return Access(session.id, self._key(session))
 
@@ -119,9 +125,9 @@ class Gateway:
     def _is_key(self, session: Session, key: str) -> bool:
         return hmac.compare_digest(self._key(session).encode(), key.encode())
 
-    def _add_entry(self, session: Session) -> SessionEntry:
+    def _add_entry(self, session: Session, limits: Limits | None = None) -> SessionEntry:
         state = SessionState(session, schedule=self.schedules.pop(session.id, None))
-        entry = SessionEntry(state, key=self._key(session).encode())
+        entry = SessionEntry(state, limits or self.parts.limits, key=self._key(session).encode())
         entry.state.stored = len(session.nodes)
         self._entries[session.id] = entry
         if session.status is Status.OPEN:

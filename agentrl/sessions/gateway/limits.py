@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from agentrl.errors import ConfigError
 
@@ -31,7 +32,12 @@ class Limits:
     turn_tokens: int = 4096
     """New tokens of a turn whose request sets no limit."""
     temperature: float = 1.0
-    """Sampling temperature of a request that sets none."""
+    """Sampling temperature of a request that sets none, or of all (`sampling`)."""
+    top_p: float = 1.0
+    """The same for nucleus sampling."""
+    sampling: Literal["client", "mixed", "run"] = "client"
+    """Whose temperature, truncation, penalties, logit bias and seed decide: the client's; the client's, whose seeds are
+    mixed with session, sample and path; or those set here, while the client's are ignored."""
     turn_timeout: float = 120.0
     """Seconds for one turn."""
     session_timeout: float = 24 * 3600.0
@@ -46,7 +52,9 @@ class Limits:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if not (value > 0 or (name == "temperature" and value == 0) or name == "strict_fields"):
+            if name in ("sampling", "strict_fields"):
+                continue
+            if not (value > 0 or (name == "temperature" and value == 0)):
                 raise ConfigError(f"{name}={value!r} must be above 0")
         if not self.turn_timeout < self.session_timeout:
             raise ConfigError(

@@ -81,12 +81,12 @@ def cached(read: Read) -> Read:
 
     Only for protocols whose conversion keeps no state in the request.
     """
-    known: OrderedDict[tuple[tuple[bytes, ...], int | None, bool], TurnRequest] = OrderedDict()
+    known: OrderedDict[tuple[tuple[bytes, ...], Limits, int | None, bool], TurnRequest] = OrderedDict()
 
     def cached_read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> TurnRequest:
         if body.history is None:
             return read(body, limits, retry, json_schema)
-        key = body.text, retry, json_schema
+        key = body.text, limits, retry, json_schema
         request = known.get(key)
         if request is None:
             request = read(body, limits, retry, json_schema)

@@ -66,7 +66,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
     Raises:
         ApiError: a parameter is wrong, unknown or not supported.
     """
-    given, ignored = PARAMETERS.check(body, limits.strict_fields)
+    given, ignored = PARAMETERS.check(body, limits)
     tools = tools_of(given.get("tools", []))
     force, offered = choice_of(given.get("tool_choice", "auto"), bool(tools))
     logprobs = given.get("logprobs", False)
@@ -91,7 +91,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
 
 
 def sampling_of(given: Mapping[str, Any], limits: Limits, form: Any, json_schema: bool) -> Sampling:
-    """The sampling parameters, from OpenAI's parameter names; the temperature is the gateway's where none is given."""
+    """The sampling parameters, from OpenAI's parameter names; temperature and top-p are the limits' where not given."""
     most = given.get("max_completion_tokens", given.get("max_tokens", limits.turn_tokens))
     if most < 1:
         raise ApiError(
@@ -105,7 +105,7 @@ def sampling_of(given: Mapping[str, Any], limits: Limits, form: Any, json_schema
         raise ApiError(400, "logit_bias: keys must be token ids", "invalid_value", "logit_bias") from None
     return Sampling(
         temperature=number(given, "temperature", limits.temperature, 0, 2),
-        top_p=number(given, "top_p", 1.0, 1e-6, 1),
+        top_p=number(given, "top_p", limits.top_p, 1e-6, 1),
         max_new_tokens=most,
         stop=stops_of([stop] if isinstance(stop, str) else stop),
         seed=number(given, "seed", None, -(2**62), 2**62, whole=True),

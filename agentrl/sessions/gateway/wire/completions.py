@@ -37,7 +37,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
     Raises:
         ApiError: a parameter is wrong, unknown or not supported.
     """
-    given, ignored = PARAMETERS.check(body, limits.strict_fields)
+    given, ignored = PARAMETERS.check(body, limits)
     return TurnRequest(
         protocol="completions",
         model=given["model"],

@@ -7,6 +7,9 @@ passing that over would train on other text than was requested.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 _SAME = (
     ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "num_predict", "max_length"),
@@ -41,6 +44,14 @@ _SERVERS = (
 )
 """What vLLM, SGLang, TGI, llama.cpp, Ollama and Mistral understand beside OpenAI's fields."""
 
+SAMPLING: Mapping[str, Any] = MappingProxyType(
+    {
+        **{"temperature": 1.0, "top_p": 1.0, "top_k": None, "min_p": 0.0, "logit_bias": {}},
+        **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "repeat_penalty": 1.0},
+        **{"seed": None, "random_seed": None},
+    }
+)
+"""How tokens are drawn, which in a run is the run's to decide, and the values that change nothing."""
 CHANGE_TEXT = frozenset({*_PROTOCOLS, *_SERVERS, *(name for names in _SAME for name in names)})
 
 

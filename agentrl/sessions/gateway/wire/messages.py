@@ -69,7 +69,7 @@ def read_counting(body: Body, limits: Limits) -> TurnRequest:
 def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, json_schema: bool) -> TurnRequest:
     marks = dict[str, str]()
     fields = {name: _unmarked(value, marks) if name in _MARKED else value for name, value in body.fields.items()}
-    given, ignored = parameters.check(Body(fields, body.history), limits.strict_fields)
+    given, ignored = parameters.check(Body(fields, body.history), limits)
     ignored |= marks
     _keeps_all(given.get("context_management", {}))
     choice = given.get("tool_choice", {"type": "auto"})
@@ -101,7 +101,7 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
         deferred=deferred if offered else (),
         sampling=Sampling(
             temperature=number(given, "temperature", limits.temperature, 0, 2),
-            top_p=number(given, "top_p", 1.0, 1e-6, 1),
+            top_p=number(given, "top_p", limits.top_p, 1e-6, 1),
             top_k=number(given, "top_k", None, 1, 1 << 20, whole=True),
             max_new_tokens=most,
             stop=stops_of(given.get("stop_sequences", ())),

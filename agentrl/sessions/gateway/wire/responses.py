@@ -73,7 +73,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         ApiError: a parameter is wrong, unknown or not supported.
     """
     body, left_out = _completed(body)
-    given, ignored = PARAMETERS.check(body, limits.strict_fields)
+    given, ignored = PARAMETERS.check(body, limits)
     ignored |= left_out
     include = body.fields.get("include")
     if isinstance(include, list) and _LOGPROBS in include:

@@ -16,7 +16,8 @@ from pydantic_core import ErrorDetails, SchemaValidator
 from agentrl.errors import nearest
 from agentrl.sessions.gateway.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.bodies import Body
-from agentrl.sessions.gateway.wire.fields import CHANGE_TEXT, called_here, misspelt
+from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.wire.fields import CHANGE_TEXT, SAMPLING, called_here, misspelt
 
 MOST_FIELDS = 200
 """Fields of a request: several times what any protocol has, and few enough to look each up among known names."""
@@ -83,12 +84,13 @@ class Parameters:
         self.known = {name for kind in kinds for name in get_type_hints(kind)} | set(extra)
         self._schema = validator(kinds[0])
 
-    def check(self, body: Body, strict: bool = False) -> tuple[dict[str, Any], dict[str, str]]:
+    def check(self, body: Body, limits: Limits) -> tuple[dict[str, Any], dict[str, str]]:
         """The request's parameters; those that are null are left out, and so is the conversation.
 
         Args:
             body: the request.
-            strict: refuse a parameter that the SDK doesn't know, even where it changes nothing.
+            limits: whether the client's sampling decides, and whether a parameter that the SDK doesn't know is refused
+                even where it changes nothing.
 
         Returns:
             The parameters that count, and those that were ignored, each with the name to count it under.
@@ -101,10 +103,15 @@ class Parameters:
                 400, f"the body has {len(body.fields)} fields; at most {MOST_FIELDS} are read", "invalid_value"
             )
         given, ignored = {}, dict[str, str]()
+        strict = limits.strict_fields
+        own = {**SAMPLING, "temperature": limits.temperature, "top_p": limits.top_p}
         for name, value in body.fields.items():
             if value is None:
                 continue
-            if name in self._harmless:
+            if limits.sampling == "run" and name in own and (name in self.known or not strict):
+                if value != own[name]:
+                    ignored[name] = name
+            elif name in self._harmless:
                 ignored[name] = name
             elif name not in self.known and name not in self._taken:
                 self._unknown(name, strict)
