@@ -18,6 +18,8 @@ from agentrl.errors import ConfigError, DeadlineExceeded, InfraError
 from agentrl.imports import load
 from tests.cluster.test_server import alive, until
 
+pytestmark = pytest.mark.slow
+
 COUNTER = Role("environments", "tests.cluster.roles:Counter", (5,), threads=1)
 SOON, LONG = 0.3, 60.0
 

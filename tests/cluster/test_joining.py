@@ -26,6 +26,8 @@ import os, signal, sys, time
 from agentrl.cluster import opened
 from agentrl.config import ClusterConfig
 
+pytestmark = pytest.mark.slow
+
 signal.signal(signal.SIGTERM, lambda number, frame: print("told to end"))
 with opened(ClusterConfig(name="ray", address=sys.argv[1]), None):
     os.kill(os.getpid(), signal.SIGTERM)

@@ -27,7 +27,7 @@ from tests.cluster.test_servers import folder, generated
 from tests.rollout.fleet.test_fleet import until
 
 __all__ = ["folder"]
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 LONG = 300.0
 RANK = Role("trainer", "tests.cluster.roles:Counter", (0,), threads=1, resources=Resources(gpus=1))
 
@@ -70,7 +70,6 @@ def calls(logs: Path) -> list[list[str]]:
     return [[word for word in log.read_text().split() if word.endswith(kinds)] for log in logs.glob("engine-*.log")]
 
 
-@pytest.mark.slow
 async def test_a_colocated_engine_is_on_the_trainers_gpus_and_sleeps_while_the_others_go_on(
     gpus: str, folder: Path, tmp_path: Path
 ) -> None:

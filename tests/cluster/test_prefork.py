@@ -21,7 +21,10 @@ from agentrl.cluster.forking import Start
 from agentrl.cluster.local import LocalCluster
 from tests.cluster.test_server import until
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="workers are forked on Linux alone")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="workers are forked on Linux alone"),
+]
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from agentrl.errors import ConfigError
 from agentrl.train.setup import complete
 from tests.cluster.test_server import until
 
+pytestmark = pytest.mark.slow
+
 LONG = 60.0
 RESOURCES = Resources(cpus=2)
 

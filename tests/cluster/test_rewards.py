@@ -26,6 +26,8 @@ from tests.cluster.conftest import add_node, remove_node
 from tests.cluster.test_elastic import soon
 from tests.cluster.test_run import require_same, run
 
+pytestmark = pytest.mark.slow
+
 PLUGIN = str(Path(__file__).with_name("scores.py"))
 FAILURES = ("nan", "inf", "range", "text", "down", "own", "name")
 Score = Callable[[Session], Awaitable[Any]]
@@ -235,7 +237,6 @@ def drawn_again(folder: Path) -> int:
         return sum(each.attempt for each in store.sessions())
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_with_reward_workers_learns_the_same_also_where_one_dies(
     in_process: tuple[Path, Any], tmp_path: Path
@@ -250,7 +251,6 @@ def test_a_run_with_reward_workers_learns_the_same_also_where_one_dies(
     assert logs == ["rewards-0.log", "rewards-1.log", "rewards-2.log"]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_environment_workers_on_ray_nodes_have_rewards_computed_on_the_nodes_that_the_settings_name(
     ray_nodes: Any, in_process: tuple[Path, Any], tmp_path: Path
@@ -271,7 +271,6 @@ def test_environment_workers_on_ray_nodes_have_rewards_computed_on_the_nodes_tha
     assert os.getpid() not in scored_by.values()
 
 
-@pytest.mark.slow
 async def test_each_reward_worker_sees_a_gpu_of_its_own(ray_nodes: Any) -> None:
     node = add_node(ray_nodes, num_cpus=2, num_gpus=2)
     settings = {"name": "ray", "address": ray_nodes.address, "resources": {"rewards": {"gpus": 1}}}

@@ -29,6 +29,8 @@ from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.train.setup import complete
 from agentrl.types import Group, Session, Task
 
+pytestmark = pytest.mark.slow
+
 
 class Fair(Env):
     """Worth `worth` a task."""
@@ -115,7 +117,6 @@ def test_where_every_task_comes_once_the_parts_take_turns_until_all_have_ended()
     assert list(islice(mixture.tasks("eval"), 2)) == list(mixture.tasks("eval"))[:2]
 
 
-@pytest.mark.slow
 def test_built_in_environments_are_evaluated_and_trained_together(tmp_path: Path) -> None:
     parts = {"calculator": {"weight": 2, "min_steps": 3}, "castle": 1}
     found = agentrl.evaluate("mixture", env=parts, policy="expert", run_dir=str(tmp_path / "eval"), eval={"tasks": 6})

@@ -15,6 +15,8 @@ from agentrl.errors import ConfigError
 from agentrl.overrides import validate
 from agentrl.tools.sandbox import SandboxSpec
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:

@@ -19,6 +19,8 @@ from agentrl.sessions.store import Store
 from agentrl.types import Group, Session, Status, Task
 from tests.sessions.forests import sessions
 
+pytestmark = pytest.mark.slow
+
 
 def never(session_id: str) -> Session:
     raise AssertionError(f"session {session_id} was read from the store")

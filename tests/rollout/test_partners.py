@@ -25,6 +25,8 @@ from agentrl.sessions.conversation import Conversation
 from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.types import Message, Node, Session, Status, StepResult, Task
 
+pytestmark = pytest.mark.slow
+
 
 class Relay(Env):
     """A scout names a number, and a runner has to repeat it; both are a team."""

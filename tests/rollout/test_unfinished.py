@@ -22,6 +22,8 @@ from agentrl.sessions.store import Store
 from agentrl.types import Group, Message, Sampling, Session, Status, StepResult, Task
 from tests.sessions.fakes import DiceEngine, LetterRenderer
 
+pytestmark = pytest.mark.slow
+
 SIZE = 3
 TASK = Task(id="t", data={"turns": 4})
 

@@ -27,6 +27,8 @@ from agentrl.viewer.runs import run_at
 from tests.records.digits import Digits
 from tests.records.test_records import unpacked
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {
     "metrics": [],
     "rollout": {"groups_per_step": 2, "group_size": 2, "turn_tokens": 4, "session_tokens": 96},

@@ -23,6 +23,8 @@ from agentrl.train.evaluate import ignored
 from agentrl.train.lock import RunLock
 from agentrl.train.pictures import learning_curve
 
+pytestmark = pytest.mark.slow
+
 
 class Three(agentrl.Env):
     """Three tasks, and a place to plant a failure."""
@@ -159,7 +161,6 @@ def test_settings_for_training_are_refused_in_an_evaluation_of_any_policy(tmp_pa
     assert set(ignored({"policy": "expert", "cluster": {"rewards": 2, "environments": 1}})) == {"cluster.environments"}
 
 
-@pytest.mark.slow
 def test_a_policy_without_an_engine_is_scored_by_reward_workers_too(tmp_path: Path) -> None:
     rewards = {"one": {"name": str(Path(__file__).parents[1] / "cluster" / "scores.py:Odd")}}
     here, _ = evaluated(tmp_path / "here", rewards=rewards)

@@ -21,6 +21,8 @@ from agentrl.tools.sandbox.owner import OWNER
 from agentrl.train import interrupt
 from tests.conftest import need
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
     import asyncio, subprocess, sys, time
     from agentrl.train import interrupt
@@ -64,7 +66,6 @@ WITH_CONTAINERS = """
 """
 
 
-@pytest.mark.slow
 def test_a_signal_leaves_no_container_of_the_process_or_of_its_children() -> None:
     """A run that left in order did so without its exit handlers, and each of its containers stayed, stopped."""
     need(daemon.available(), "no Docker daemon answers")
@@ -113,7 +114,6 @@ WAITING = {
 }
 
 
-@pytest.mark.slow
 def test_a_signal_ends_the_process_and_its_children_whatever_it_is_doing() -> None:
     cases = [(number, name) for number in (signal.SIGINT, signal.SIGTERM) for name in WAITING]
     with contextlib.ExitStack() as stack:

@@ -19,6 +19,8 @@ from agentrl.train.remote_copy import Storage, Uploads, fetch
 from tests.train.test_rerun import WORLD
 from tests.train.test_resume import rows
 
+pytestmark = pytest.mark.slow
+
 SETTINGS: dict[str, Any] = {
     **{"rollout.groups_per_step": 2, "rollout.group_size": 4, "rollout.turn_tokens": 16, "seed": 3},
     **{"algo.lr": 1e-3, "eval.tasks": 1, "checkpoint_every": 1},
@@ -53,7 +55,6 @@ def add_step(run: Path, step: int) -> None:
     shutil.copytree(run / "checkpoints/step-000001", run / f"checkpoints/step-{step:06d}")
 
 
-@pytest.mark.slow
 def test_a_run_resumed_from_its_url_in_another_folder_equals_the_uninterrupted_one(tmp_path: Path) -> None:
     url, straight, elsewhere = (tmp_path / "bucket").as_uri(), tmp_path / "straight", tmp_path / "elsewhere"
     world = tmp_path / "world.py"

@@ -17,6 +17,8 @@ from agentrl.train.api import configure
 from agentrl.train.preflight import check_training
 from agentrl.types import Group, Message, Session, StepResult, Task
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "scripts" / "own_loop.py"
 SMALL: dict[str, Any] = {
     **{"steps": 2, "rollout.groups_per_step": 2, "rollout.group_size": 2, "rollout.turn_tokens": 6},
@@ -38,7 +40,6 @@ class Letters(agentrl.Env):
         return sum(map(ord, session.nodes[-1].message.text)) % 97 / 97
 
 
-@pytest.mark.slow
 def test_the_script_in_examples_learns_what_train_learns_bit_for_bit(tmp_path: Path) -> None:
     main = runpy.run_path(str(SCRIPT))["main"]
     agentrl.register("letters", Letters)
@@ -67,7 +68,6 @@ class SavedLetters(Letters):
         self.turns = state
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("search", "least"), [("best", 8), ("tree", 1)])
 def test_the_search_in_examples_takes_the_best_of_its_continuations(
     search: str, least: int, capsys: pytest.CaptureFixture[str]
@@ -123,7 +123,6 @@ def state(model: Path) -> dict[str, Any]:
     return dict(AutoModelForCausalLM.from_pretrained(model).state_dict())
 
 
-@pytest.mark.slow
 async def test_a_filter_of_ones_own_has_groups_replaced_and_its_errors_name_the_setting(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def odd(group):\n    return group.number % 2\n\ndef wrong(group):\n    return group.nothing\n")

@@ -30,6 +30,8 @@ from agentrl.train.suite.results import Results, read_results
 ENVIRONMENT = '''
 import agentrl
 
+pytestmark = pytest.mark.slow
+
 class Sums(agentrl.Env):
     """Add."""
     splits = ("eval",)

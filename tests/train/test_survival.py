@@ -24,6 +24,8 @@ from agentrl.train.verify import verify
 from tests.records import digits
 from tests.records.test_records import metrics, unpacked
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {
     "metrics": [],
     "model": "base",

@@ -17,6 +17,8 @@ from agentrl.viewer.replay_process import ReplayRequest, Replays
 from tests.viewer.recorded import replayed, write_run
 from tests.viewer.test_app import client
 
+pytestmark = pytest.mark.slow
+
 OWN = {"origin": "http://127.0.0.1"}
 ASKED = {"run": "run", "id": "train-2.0-0"}
 

@@ -27,6 +27,8 @@ COMPOSE = "services:\n  client:\n    build: .\n"
 TESTS = """\
 import pathlib
 
+pytestmark = pytest.mark.slow
+
 
 def test_hello():
     assert pathlib.Path("hello.txt").read_text() == "hello"

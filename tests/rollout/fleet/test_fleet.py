@@ -24,6 +24,8 @@ from agentrl.types import Chunk, FinishReason, PauseMode, Sampling, Turn, collec
 from tests.rollout.fleet.conftest import LOCAL, QUICK, local_fleet
 from tests.rollout.fleet.turns import drawing, turns_under_way
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 120.0
 PROMPT = [5, 6, 7, 8]
 
@@ -73,7 +75,6 @@ class Unable(LocalEngine):
         return await super().score(input_ids, temperature)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["hangs", "dies"])
 async def test_an_engine_that_can_not_score_is_left_out_and_started_anew(how: str, folder: Path) -> None:
     """After each publication all engines are compared with the trainer; a death there ended the run."""
@@ -127,7 +128,6 @@ async def test_turns_of_a_session_find_their_prefix_and_sessions_spread(fleet: F
 # ---------------------------------------------------------------------------------- coming and going
 
 
-@pytest.mark.slow
 async def test_engines_are_added_drained_and_removed_while_turns_run(fleet: Fleet, folder: Path) -> None:
     await fleet.start()
     running = [asyncio.create_task(turn(fleet, f"s{n}/0", 150, n)) for n in range(6)]
@@ -214,7 +214,6 @@ async def test_a_publication_that_loses_the_only_engine_reaches_the_one_that_com
         await fleet.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["drain", "abort", "retract", "in_place"])
 async def test_a_conversation_goes_through_a_publication_and_each_token_knows_its_policy(
     folder: Path, mode: str
@@ -266,7 +265,6 @@ def spoilers() -> dict[str, Callable[[Chunk | Turn], Chunk | Turn]]:
 
 
 @pytest.mark.parametrize("rubbish", spoilers())
-@pytest.mark.slow
 async def test_an_engine_with_invalid_output_is_restarted_and_its_turns_end_on_another(
     folder: Path, rubbish: str
 ) -> None:
@@ -293,7 +291,6 @@ async def test_an_engine_with_invalid_output_is_restarted_and_its_turns_end_on_a
 
 
 @pytest.mark.parametrize("trouble", [pytest.param("hang", marks=pytest.mark.slow), "sick", "close"])
-@pytest.mark.slow
 async def test_turns_continue_on_another_engine_with_their_tokens(folder: Path, trouble: str) -> None:
     config = QUICK.model_copy(update={"stall_timeout": 3.0})
     fleet = local_fleet(folder, 1, config)

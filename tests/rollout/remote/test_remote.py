@@ -35,6 +35,8 @@ CALLS = st.lists(
     max_size=2,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class Doubling(agentrl.Env):
     """Double a number with a tool."""
