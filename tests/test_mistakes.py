@@ -151,7 +151,7 @@ MISTAKES = {
     "train env=calculator model=bad_tokenizer": ["bad_tokenizer", "can't be read"],
     "train env=calculator model=cut_weights": ["model.safetensors", "10 bytes"],
     "train env=calculator model.renderer=nosuch": ["model.renderer 'nosuch'", "gpt-oss"],
-    "eval env=calculator policy=nosuch": ["model 'nosuch'", "known"],
+    "eval env=calculator policy=nosuch": ["policy 'nosuch'", "known", "folder"],
     "eval env=calculator model=text": ["model='text' is a file"],
     "serve": ["'model' is required"],
     "serve model=tiny": ["model='tiny'"],
