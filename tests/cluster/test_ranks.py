@@ -86,7 +86,8 @@ def test_ranks_on_two_nodes_learn_as_on_one_and_another_trainer_goes_on_where_on
             next(iter(there.weights()))  # and no more: the ranks go through to the end
             assert written_by_rank_0(there, folder, tmp_path / "published") == dict(shapes_of(here))
             there.save(tmp_path / "state")
-            there.ranks._workers[1].kill()
+            (victim := there.ranks._workers[1]).kill()
+            victim.ended.result(PATIENCE)
             with pytest.raises(TrainerError, match="rank 1 of 2"):
                 learned(there, 2)
             assert not there.ranks.alive
@@ -134,7 +135,8 @@ def test_a_run_goes_on_from_its_last_checkpoint_where_a_rank_dies(
         if method == "step" and not killed:
             killed.extend((folder / "checkpoints").glob("*"))
             if killed:
-                ranks._workers[1].kill()
+                (victim := ranks._workers[1]).kill()
+                victim.ended.result(PATIENCE)
         return call(ranks, method, arguments)
 
     monkeypatch.setattr(PlacedRanks, "call_each", killing)
