@@ -53,30 +53,24 @@ async def passed(sandbox: Sandbox, checks: Sequence[Mapping[str, Any]], programs
     Raises:
         SandboxError: the sandbox failed.
     """
-    running = {check["program"]: await _runs(programs, check) for check in checks if "program" in check}
+    for check in checks:
+        if "program" in check and not check["running"] and (process := programs.get(check["program"])) is not None:
+            with suppress(DeadlineExceeded):
+                await process.wait(ENDING)
     try:
+        # Another command of the sandbox in between: the end of whatever was stopped with that program is known by then.
         files = await _read(sandbox, [check["path"] for check in checks if "path" in check])
+        running = {name: process.running for name, process in programs.items()}
         return [await _holds(sandbox, check, files, running) for check in checks]
     except SandboxMemory:  # the agent has left no memory to look with
         return [False] * len(checks)
-
-
-async def _runs(programs: Mapping[str, Process], check: Mapping[str, Any]) -> bool:
-    """Whether a background program runs; one that should have ended gets the time to do so."""
-    process = programs.get(check["program"])
-    if process is None:
-        return False
-    if not check["running"]:
-        with suppress(DeadlineExceeded):
-            await process.wait(ENDING)
-    return process.running
 
 
 async def _holds(
     sandbox: Sandbox, check: Mapping[str, Any], files: Mapping[str, Any], running: Mapping[str, bool]
 ) -> bool:
     if "program" in check:
-        return bool(running.get(check["program"]) == check["running"])
+        return bool(running.get(check["program"], False) == check["running"])
     if "run" in check:
         result = await sandbox.exec(check["run"], stdin=check["stdin"], timeout=SECONDS)
         return result.ok and result.stdout.decode(errors="replace").rstrip() == check["stdout"].rstrip()
