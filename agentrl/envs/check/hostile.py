@@ -16,8 +16,8 @@ from agentrl.types import Session, Status
 
 SECONDS = 5.0
 """No further episodes are begun after so long, where the number is not asked for."""
-LEAST = 10
-"""Episodes that there are in any case: what a pool opens in between looks like what fewer leave behind."""
+SURE = 12
+"""Episodes after which what is left is the environment's doing; after fewer, a pool of sandboxes may have opened it."""
 SETTLED = 100
 """Episodes after which caches are full: memory is compared from there on."""
 GROWTH_MB = 64
@@ -29,8 +29,8 @@ NEARLY = 0.75
 async def hostile(subject: Subject) -> AsyncIterator[str]:
     """Malformed, hostile and huge calls are answered, and nobody else is blamed for them."""
     reported = {str(episode.error) for episode in subject.all_played()}
-    before, memory, began, number = Holdings(), 0, time.monotonic(), 0
-    while number < subject.hostile and (subject.patient or number <= LEAST or time.monotonic() - began < SECONDS):
+    before, memory, began, number, wanted = Holdings(), 0, time.monotonic(), 0, subject.hostile
+    while number < wanted and (subject.patient or wanted == SURE or time.monotonic() - began < SECONDS):
         episode = await subject.play(subject.tasks[number % len(subject.tasks)], HOSTILE, number)
         problem = _problem(episode)
         if problem and str(episode.error) not in reported:
@@ -41,6 +41,8 @@ async def hostile(subject: Subject) -> AsyncIterator[str]:
             before = held()  # what a module keeps for all episodes exists by now
         if number == SETTLED:
             memory = _resident_mb()
+        if number == wanted < SURE and [words async for words in _left_behind(before, number - 1)]:
+            wanted = SURE
     async for words in _left_behind(before, number - 1):
         yield words
     if memory and (grown := _resident_mb() - memory) > GROWTH_MB:
