@@ -77,7 +77,8 @@ def compare(
             return SUBJECTS[subject].compute(Trial(folder, forest, want, device, family, dtype, own, ranks))
         except (ConfigError, EngineError, InvalidInput, UnknownName) as error:
             reason = error.__cause__ if isinstance(error.__cause__, Unsupported) else error
-            return Proof(fault=str(reason).replace(str(folder), "this model"))
+            words = str(reason).removeprefix(f"can't load model={str(folder)!r}: ")
+            return Proof(fault=words.replace(str(folder), "this model"))
         except Exception as error:
             if isinstance(error, InfraError) and ranks is not None:
                 raise

@@ -257,7 +257,7 @@ def test_an_architecture_that_the_local_engine_would_play_wrong_is_found_out(tmp
     [
         ("deepseek_v32", MLA, "it has layers of another kind (indexed_attention), which refuse a forest"),
         ("mpt", {"num_key_value_heads": None}, "its layers need more than a forest gives them: transformers' code"),
-        ("falcon", {"num_key_value_heads": None}, "its layers refuse a forest: its layers don't attend through"),
+        ("falcon", {"num_key_value_heads": None}, "its layers don't attend through"),
     ],
 )
 @pytest.mark.slow
