@@ -75,6 +75,23 @@ def test_a_mistake_ends_with_code_2_and_a_sentence(
 
 
 @pytest.mark.slow
+def test_ctrl_c_while_the_command_line_is_loaded_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    interrupting = tmp_path / "interrupting.py"
+    interrupting.write_text(
+        "import sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'agentrl.cli':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from agentrl.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, str(interrupting)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.slow
 def test_a_mistake_shows_no_traceback(tmp_path: Path) -> None:
     done = agentrl("train", "env=calclator", cwd=tmp_path)
     assert done.returncode == 2
