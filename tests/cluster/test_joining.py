@@ -18,6 +18,8 @@ from agentrl.config import ClusterConfig
 from agentrl.errors import ConfigError
 from tests.conftest import need
 
+pytestmark = pytest.mark.slow
+
 LONG = 100.0
 
 
@@ -25,8 +27,6 @@ TERMINATED = """
 import os, signal, sys, time
 from agentrl.cluster import opened
 from agentrl.config import ClusterConfig
-
-pytestmark = pytest.mark.slow
 
 signal.signal(signal.SIGTERM, lambda number, frame: print("told to end"))
 with opened(ClusterConfig(name="ray", address=sys.argv[1]), None):

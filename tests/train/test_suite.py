@@ -27,10 +27,10 @@ from agentrl.train.suite.parts import read_suite
 from agentrl.train.suite.play import run_suite
 from agentrl.train.suite.results import Results, read_results
 
+pytestmark = pytest.mark.slow
+
 ENVIRONMENT = '''
 import agentrl
-
-pytestmark = pytest.mark.slow
 
 class Sums(agentrl.Env):
     """Add."""

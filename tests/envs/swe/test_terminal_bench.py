@@ -14,6 +14,8 @@ from agentrl.envs.swe import terminal_bench
 from agentrl.envs.swe.task import SweTask
 from agentrl.errors import AgentRLError, InvalidInput
 
+pytestmark = pytest.mark.slow
+
 TASK = """\
 instruction: |-
   Write hello to hello.txt.
@@ -26,9 +28,6 @@ max_test_timeout_sec: 40.0
 COMPOSE = "services:\n  client:\n    build: .\n"
 TESTS = """\
 import pathlib
-
-pytestmark = pytest.mark.slow
-
 
 def test_hello():
     assert pathlib.Path("hello.txt").read_text() == "hello"
