@@ -13,6 +13,7 @@
     │   └── RenderError                         messages that the model's format cannot express
     ├── TokenBudgetExceeded (RuntimeError)      a token budget is used up: the session ends TRUNCATED
     ├── EnvError            (RuntimeError)      the environment's own code failed
+    │   ├── InvalidReward                       a reward is no finite number in its range: its session has none
     │   └── StateUnsupported (NotImplementedError) it can't save, restore or fork its episode
     ├── AgentError          (RuntimeError)      the model or the user's agent program failed
     │   ├── ToolError                           a tool refused; the model gets the reason
@@ -108,6 +109,12 @@ class TokenBudgetExceeded(AgentRLError, RuntimeError):
 
 class EnvError(AgentRLError, RuntimeError):
     """The environment's own code failed, or broke its contract."""
+
+
+class InvalidReward(EnvError):
+    """A reward that is no finite number in its range: its session is not trained on, and not played again."""
+
+    blame = Blame.INFRA
 
 
 class StateUnsupported(EnvError, NotImplementedError):

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from agentrl import yaml_settings
 from agentrl.config import NAMED, OfPlugin, RunConfig
 from agentrl.config.secrets import without_secrets
 from agentrl.errors import AgentRLError, ConfigError, nearest
@@ -43,8 +44,8 @@ def parse_words(words: Iterable[str]) -> Tree:
         if not equals or not all(key.split(".")):
             raise ConfigError(f"{word!r} is not a setting; settings look like key=value, for example env=calculator")
         try:
-            value = yaml.safe_load(text) if text else ""
-        except yaml.YAMLError:
+            value = yaml_settings.read(text) if text else ""
+        except (yaml.YAMLError, ValueError, OverflowError):
             value = text  # a path or a sentence that only looks like YAML
         if isinstance(value, dict) and value and ":" not in text and not any(value.values()):
             value = text  # {folder}, a placeholder: YAML takes it for a mapping without values
@@ -102,33 +103,18 @@ def read_yaml(path: str | Path) -> Tree:
         ConfigError: the file is missing, is not YAML, or does not hold a mapping.
     """
     try:
-        tree = yaml.load(Path(path).read_text(), _Loader)
+        tree = yaml_settings.read(Path(path).read_text())
     except OSError as error:
         raise ConfigError(f"can't read the configuration file {str(path)!r}: {error.strerror}") from None
     except yaml.MarkedYAMLError as error:
         raise ConfigError(f"{str(path)!r} is not YAML: {_in_one_line(error)}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{str(path)!r} is not YAML: {str(error).splitlines()[0]}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
         raise ConfigError(f"{str(path)!r} must hold a mapping of settings, not a {type(tree).__name__}")
     return spread({str(key): value for key, value in tree.items()})
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key that stands twice is an error, as it is on the command line."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key.value, str) or key.tag == "tag:yaml.org,2002:merge":
-                continue
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
-            seen.add(key.value)
-        return node
 
 
 def _in_one_line(error: yaml.MarkedYAMLError) -> str:
@@ -146,7 +132,7 @@ def spread(dotted: Mapping[str, Any]) -> Tree:
     """A tree from dotted keys."""
     tree: Tree = {}
     for key, value in dotted.items():
-        put(tree, key, value)
+        put(tree, key, yaml_settings.meant(value))
     return tree
 
 

@@ -9,8 +9,11 @@ messages by their own fields (`agentrl.types`), a session's error where it is no
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
+
+from agentrl.plain import plain
 
 MAX_DEPTH = 64
 """Levels of lists and mappings that are kept; deeper ones become text."""
@@ -42,27 +45,36 @@ def visible_text(text: str, keep: str = "\n") -> str:
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
-def safe_json(value: Any, *, whole: bool = False, depth: int = 0) -> Any:
-    """The value with strings, numbers and nesting that JSON writers refuse made storable.
+def safe_json(value: Any, *, whole: bool = False, integers: bool = False, depth: int = 0) -> Any:
+    """The value with strings, numbers, objects (`plain`) and nesting that JSON writers refuse made storable.
 
     Args:
         value: anything; mappings, lists and tuples are copied.
         whole: also convert objects that are no JSON to the text of their `repr`, instead of leaving them.
+        integers: leave whole numbers of any size.
         depth: this value's depth in a larger one.
     """
     if isinstance(value, str):
         return safe_text(value)
-    if value is None or isinstance(value, float):
+    value = plain(value)
+    if isinstance(value, str):
+        return safe_text(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None:
         return value
     if isinstance(value, int):
-        return value if -MAX_INTEGER - 1 <= value <= MAX_INTEGER else f"{value:#x}"[:SHOWN]
+        small = integers or -MAX_INTEGER - 1 <= value <= MAX_INTEGER
+        return value if small else f"{value:#x}"[:SHOWN]
     if isinstance(value, Mapping | list | tuple):
         if depth >= MAX_DEPTH:
             return f"… {type(value).__name__} of {len(value)} items, nested deeper than {MAX_DEPTH} levels"
         if isinstance(value, Mapping):
-            pairs = ((_key(key), safe_json(item, whole=whole, depth=depth + 1)) for key, item in value.items())
-            return dict(pairs)
-        return [safe_json(item, whole=whole, depth=depth + 1) for item in value]
+            return {
+                _key(key): safe_json(item, whole=whole, integers=integers, depth=depth + 1)
+                for key, item in value.items()
+            }
+        return [safe_json(item, whole=whole, integers=integers, depth=depth + 1) for item in value]
     return _shown(value) if whole else value
 
 
@@ -79,6 +91,7 @@ def read_json(text: str | bytes) -> Any:
 
 
 def _key(key: Any) -> str:
+    key = plain(key)
     return safe_text(key) if isinstance(key, str) else safe_text(str(key))[:SHOWN]
 
 

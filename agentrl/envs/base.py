@@ -24,6 +24,7 @@ from agentrl.envs.reward_marks import RewardMark as RewardMark
 from agentrl.envs.reward_marks import members
 from agentrl.envs.reward_marks import reward as reward
 from agentrl.envs.reward_marks import reward_methods as reward_methods
+from agentrl.envs.reward_marks import reward_value as reward_value
 from agentrl.envs.state import resolved
 from agentrl.errors import EnvError, StateUnsupported
 from agentrl.tools.registry import ToolRegistry
@@ -205,8 +206,12 @@ class Env:
     # ------------------------------------------------------------------ what an author calls
 
     def earn(self, reward: float) -> None:
-        """Add to the reward of the step under way; tools call it, before their call is over."""
-        number = float(reward)
+        """Add to the reward of the step under way; tools call it, before their call is over.
+
+        Raises:
+            InvalidReward: it is no finite number.
+        """
+        number = reward_value(reward, f"{type(self).__name__}.earn, as the reward,")
 
         def add() -> None:
             self._earned = (self._earned or 0.0) + number

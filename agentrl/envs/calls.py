@@ -16,7 +16,7 @@ from typing import Any
 from agentrl import faults, tracing
 from agentrl.attachments import critic_view as attached_view
 from agentrl.envs.attribution import blamed
-from agentrl.envs.base import Env, reward_methods
+from agentrl.envs.base import Env, reward_methods, reward_value
 from agentrl.envs.fixtures import Fixture
 from agentrl.envs.saving import fork as fork
 from agentrl.envs.saving import restore as restore
@@ -25,6 +25,7 @@ from agentrl.envs.saving import state as state
 from agentrl.envs.saving import state_data as state_data
 from agentrl.envs.state import resolved
 from agentrl.errors import EnvError, InfraError, nearest
+from agentrl.plain import missing, plain
 from agentrl.tools.schema import shown
 from agentrl.types import Message, Session, StepResult, Task, as_messages
 
@@ -89,7 +90,8 @@ def _as_task(env: Env, split: str, index: int, value: Any) -> Task:
         return value
     if not isinstance(value, Mapping):
         raise EnvError(f"{type(env.unwrapped).__name__}.tasks gave {shown(value)}, neither a Task nor a mapping")
-    return Task(id=str(value.get("id", f"{split}-{index}")), data=dict(value))
+    name = value.get("id")
+    return Task(id=f"{split}-{index}" if missing(name) else str(plain(name)), data=dict(value))
 
 
 async def prepare(env: Env, tasks: Sequence[Task], sessions: int) -> None:
@@ -186,8 +188,9 @@ async def step(env: Env, message: Message) -> StepResult:
     """Answer the agent's message.
 
     Raises:
-        EnvError: its code failed, or gave something else than a StepResult, or a reward that is no finite number, or
-            named an agent that the environment does not have.
+        EnvError: its code failed, or gave something else than a StepResult, or named an agent that the environment does
+            not have.
+        InvalidReward: it gave a reward that is no finite number.
     """
     name = type(env.unwrapped).__name__
     with blamed(env, "step"):
@@ -202,11 +205,15 @@ async def step(env: Env, message: Message) -> StepResult:
             result.next = (result.next,)
         if result.next is not None and (not result.next or len({*result.next}) < len(result.next)):
             raise EnvError(f"{name}.step gave next={shown(result.next)}; expected an agent, or several different ones")
+        if not isinstance(result.info, Mapping):
+            raise EnvError(f"{name}.step gave info={shown(result.info)}; expected a mapping")
         for agent in (*result.rewards, *(result.next or ())):
             _known(env, agent, f"{name}.step")
-    if result.reward is not None:
-        result.reward = _number(result.reward, f"{name}.step, as the reward,")
-    result.rewards = {who: _number(value, f"{name}.step, as {who}'s reward,") for who, value in result.rewards.items()}
+    given = f"{name}.step, as the reward,"
+    result.reward = None if missing(result.reward) else reward_value(result.reward, given)
+    result.rewards = {
+        who: reward_value(value, f"{name}.step, as {who}'s reward,") for who, value in result.rewards.items()
+    }
     if result.continuation is not None and (result.messages or not env.stop_strings):
         why = "messages as well" if result.messages else "it has no stop_strings"
         raise EnvError(f"{name}.step gave a continuation, but {why}")
@@ -288,7 +295,8 @@ async def compute_rewards(env: Env, session: Session) -> Rewards:
         The values by name, None left out, and their weighted sum; with several agents each one's sum, and the mean.
 
     Raises:
-        EnvError: one failed, or gave a value that is no finite number within its declared range.
+        EnvError: one failed.
+        InvalidReward: one gave a value that is no finite number within its declared range.
         InfraError, ConfigError: one of those that the run adds failed; see `NamedReward`.
     """
     values: dict[str, float] = {}
@@ -303,25 +311,16 @@ async def compute_rewards(env: Env, session: Session) -> Rewards:
                 each = {f"{mark.name}/{who}": (value, _members(env, who, where)) for who, value in given.items()}
             else:
                 each = {mark.name: (given, env.agents)}
-            numbers = {name: (_number(v, where), agents) for name, (v, agents) in each.items() if v is not None}
-        low, high = mark.range
-        for name, (number, agents) in numbers.items():
-            if not low <= number <= high:
-                raise EnvError(f"{where} gave {number!r}, outside its range {low:g} to {high:g}")
+            rewards = {
+                name: (reward_value(v, where, mark.range), agents)
+                for name, (v, agents) in each.items()
+                if not missing(v)
+            }
+        for name, (number, agents) in rewards.items():
             if name in values:
                 raise EnvError(f"{where}: two rewards have that name")
             values[name] = number
             for agent in agents:
                 sums[agent] = sums.get(agent, 0.0) + mark.weight * number
-    total = fmean(sums.values()) if sums else None
+    total = reward_value(fmean(sums.values()), f"{type(env.unwrapped).__name__}, as the sum,") if sums else None
     return Rewards(values, total, {agent: sums.get(agent) for agent in env.agents} if len(env.agents) > 1 else {})
-
-
-def _number(value: Any, where: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise EnvError(f"{where} gave {shown(value)}, which is not a number") from None
-    if isinstance(value, str) or not math.isfinite(number):
-        raise EnvError(f"{where} gave {shown(value)}, which is not a finite number")
-    return number

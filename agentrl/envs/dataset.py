@@ -7,6 +7,7 @@ the hub are streamed: what is not read is not transferred.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -18,6 +19,7 @@ from agentrl.envs import hub
 from agentrl.envs.rows import ENDINGS, parse_rows
 from agentrl.errors import ConfigError, nearest
 from agentrl.imports import load
+from agentrl.yaml_settings import SWITCHES
 
 Row = Mapping[str, Any]
 WORDS = {
@@ -112,7 +114,7 @@ class Dataset:
         if isinstance(self.where, str):
             function: Callable[[Row], bool] = load(self.where, f"env.where={self.where!r}")
             return function
-        wanted = dict(self.where)
+        wanted = dict(_conditions(self.where))
         return lambda row: all(_fits(_value(row, name, "env.where"), value) for name, value in wanted.items())
 
 
@@ -138,12 +140,33 @@ def _value(row: Row, name: str, place: str) -> Any:
     return found
 
 
+def _conditions(where: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The conditions of `env.where` by column, checked before any row is read; `a.b` is inside a column.
+
+    Raises:
+        ConfigError: a bound is no number.
+    """
+    for key, wanted in where.items():
+        name = f"{prefix}{key}"
+        if not isinstance(wanted, Mapping):
+            yield name, wanted
+        elif not {*wanted} <= {"min", "max"}:
+            yield from _conditions(wanted, f"{name}.")
+        else:
+            try:
+                yield name, {bound: float(value) for bound, value in wanted.items()}
+            except (TypeError, ValueError, OverflowError):
+                raise ConfigError(f"env.where.{name}={dict(wanted)!r}: the bounds must be numbers") from None
+
+
 def _fits(value: Any, wanted: Any) -> bool:
     if isinstance(wanted, Mapping):
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return False
-        return float(wanted.get("min", "-inf")) <= number <= float(wanted.get("max", "inf"))
+        return bool(wanted.get("min", -math.inf) <= number <= wanted.get("max", math.inf))
     allowed = wanted if isinstance(wanted, list | tuple) else [wanted]
+    if isinstance(value, bool):
+        allowed = [SWITCHES.get(str(each).lower(), each) for each in allowed]
     return value in allowed or str(value) in map(str, allowed)  # a CSV file has text alone

@@ -20,6 +20,7 @@ from agentrl.envs.base import Env, has_expert, reward_methods
 from agentrl.errors import AgentRLError, ConfigError, EnvError, InvalidInput, UnknownName
 from agentrl.registry import Registry
 from agentrl.tools.schema import Parameter, Signature
+from agentrl.yaml_settings import SWITCHES
 
 EnvFactory = Callable[..., Env]
 """An environment's class, or another callable that returns one."""
@@ -156,7 +157,7 @@ def factory(name: str | EnvFactory, **kwargs: Any) -> Callable[[], Env]:
         raise ConfigError(f"environment {label!r}: {both.pop()} is given twice, in the name and as a setting")
     signature = _signature(target, label)
     try:
-        checked = signature.check({**given, **kwargs})
+        checked = signature.check(_switched(signature, {**given, **kwargs}))
     except ValidationError as error:
         raise ConfigError(f"environment {label!r}: {signature.describe(error, 'env.')}") from None
 
@@ -178,6 +179,15 @@ def factory(name: str | EnvFactory, **kwargs: Any) -> Callable[[], Env]:
         return env
 
     return build
+
+
+def _switched(signature: Signature, given: dict[str, Any]) -> dict[str, Any]:
+    """The options, with yes, no, on and off as true and false where a default alone says that an option is that."""
+    switches = {each.name for each in signature.parameters if each.annotation is Any and isinstance(each.default, bool)}
+    return {
+        name: SWITCHES.get(value.lower(), value) if name in switches and isinstance(value, str) else value
+        for name, value in given.items()
+    }
 
 
 @dataclass(frozen=True)

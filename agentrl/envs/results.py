@@ -11,9 +11,12 @@ from types import TracebackType
 from agentrl import tracing
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.errors import AgentRLError, Blame, EnvError
+from agentrl.errors import AgentRLError, Blame, EnvError, InvalidReward
 from agentrl.types import AGENT, Session, Status
 from agentrl.untrusted import safe_text
+
+INVALID_REWARDS = "invalid_rewards"
+"""Counts, in a session, that a reward was no finite number in its range."""
 
 
 async def give_rewards(
@@ -63,6 +66,8 @@ def failed(session: Session, error: AgentRLError) -> None:
     """Set the session's status and error by the error's blame; an error of the user is raised again."""
     if error.blame is Blame.USER:
         raise error
+    if isinstance(error, InvalidReward):
+        session.count(INVALID_REWARDS)
     session.status = Status.AGENT_ERROR if error.blame is Blame.AGENT else Status.INFRA_ERROR
     session.error = safe_text(f"{type(error).__name__}: {error}")
 

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from agentrl.errors import InvalidInput
+from agentrl.errors import InvalidInput, InvalidReward
+from agentrl.plain import number, within
+from agentrl.tools.schema import shown
 
 if TYPE_CHECKING:
     from agentrl.envs.base import Env
 
 F = TypeVar("F", bound=Callable[..., Any])
 MARK = "__agentrl_reward__"
+ANY = (float("-inf"), float("inf"))
+"""The range of a reward that has none."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,23 @@ class RewardMark:
 
 FinalReward = tuple[RewardMark, Callable[..., Any]]
 """A final reward: its mark, and what is called with the finished session."""
+
+
+def reward_value(value: Any, where: str, range: tuple[float, float] = ANY) -> float:
+    """A reward as a number; whoever gives one, this decides what is taken for which.
+
+    Args:
+        value: what was given (`plain.number` says what is taken).
+        where: what gave it, for the error.
+        range: the least and the greatest value; what misses them by its rounding is taken for them.
+
+    Raises:
+        InvalidReward: it is no finite number in its range.
+    """
+    try:
+        return within(number(value), *range)
+    except ValueError as error:
+        raise InvalidReward(f"{where} gave {shown(value)}, {error}") from None
 
 
 @overload
@@ -55,13 +76,17 @@ def reward(
         name: what logs call it; the method's own name by default.
 
     Raises:
-        InvalidInput: an empty range.
+        InvalidInput: an empty range, or a weight that is no finite number.
     """
 
     def mark(target: F) -> F:
         if not range[0] < range[1]:
             raise InvalidInput(f"@reward on {target.__qualname__}: range must rise, not {range}")
-        setattr(target, MARK, RewardMark(name or target.__name__, float(weight), (float(range[0]), float(range[1]))))
+        try:
+            weighs = number(weight)
+        except ValueError as error:
+            raise InvalidInput(f"@reward on {target.__qualname__}: its weight is {weight!r}, {error}") from None
+        setattr(target, MARK, RewardMark(name or target.__name__, weighs, (float(range[0]), float(range[1]))))
         return target
 
     return mark if function is None else mark(function)

@@ -4,8 +4,8 @@ A plug-in is a subclass of `Reward`, with settings of its own: a judge, a servic
 session with its task, whatever played it: training, evaluation, `agentrl check`, a program at `agentrl serve`.
 
 Whose fault a failure is. A reward often depends on a service, so whatever it raises, a deadline that passes, and a
-number that is not finite or out of range are infrastructure errors: the session is generated again, and never gets 0.
-What would fail in every session (a name or an import in its code, a value that is no number) stops the run.
+value that is no finite number in its range are infrastructure errors: the session never gets 0 for it, and is generated
+again but for such a value. What would fail in every session (a name or an import in its code) stops the run.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from agentrl.config import RewardConfig, RewardSections, Section
-from agentrl.envs.base import Env, FinalReward, RewardMark
+from agentrl.envs.base import Env, FinalReward, RewardMark, reward_value
 from agentrl.envs.state import resolved
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError
 from agentrl.overrides import validate
+from agentrl.plain import missing
 from agentrl.registry import Registry
-from agentrl.tools.schema import shown
 from agentrl.tools.threads import run_in_thread
 from agentrl.types import Session
 
@@ -95,7 +94,8 @@ class NamedReward:
         """The reward of a finished session, checked.
 
         Raises:
-            InfraError: it failed or gave an invalid number.
+            InfraError: it failed.
+            InvalidReward: it gave something else than a finite number in its range.
             DeadlineExceeded: it took longer than its `timeout`.
             ConfigError: it would fail in the same way in every session.
         """
@@ -114,8 +114,11 @@ class NamedReward:
                 raise DeadlineExceeded(words) from None
             raise InfraError(f"{where} raised {type(error).__name__}: {error}") from error
         if isinstance(value, Mapping):
-            return {agent: self._number(each, f"{where} for {agent!r}") for agent, each in value.items()}
-        return None if value is None else self._number(value, where)
+            given = {agent: each for agent, each in value.items() if not missing(each)}
+            return {
+                agent: reward_value(each, f"{where} for {agent!r}", self.reward.range) for agent, each in given.items()
+            }
+        return None if missing(value) else reward_value(value, where, self.reward.range)
 
     async def close(self) -> None:
         """Close the reward; a failure of that is logged."""
@@ -131,20 +134,6 @@ class NamedReward:
         value: Any = await resolved(await run_in_thread(self.reward.compute, own))
         session.info, session.counters = own.info, own.counters
         return value  # type: ignore[no-any-return]
-
-    def _number(self, value: Any, where: str) -> float:
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            raise ConfigError(f"{where} gave {shown(value)}, which is not a number") from None
-        if isinstance(value, str):
-            raise ConfigError(f"{where} gave {shown(value)}, which is text and not a number")
-        if not math.isfinite(number):
-            raise InfraError(f"{where} gave {shown(value)}, which is not a finite number")
-        low, high = self.reward.range
-        if not low <= number <= high:
-            raise InfraError(f"{where} gave {number!r}, outside its range {low:g} to {high:g}")
-        return number
 
 
 class _Rewards(Section):

@@ -7,13 +7,16 @@ name and version and to the task. It holds files of a sandbox where there is one
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.errors import EnvError, InvalidInput
+from agentrl.plain import plain as plainly
 from agentrl.tools.schema import shown
 from agentrl.types import Task
+from agentrl.untrusted import safe_json
 
 FORMAT = 1
 """The layout of `EnvState.to_bytes`."""
@@ -44,7 +47,15 @@ class EnvState:
         import msgspec
 
         content = {**vars(self), "task": self.task.model_dump(), "format": FORMAT}
-        return msgspec.msgpack.encode(content)
+        try:
+            return msgspec.msgpack.encode(content)
+        except (TypeError, OverflowError, ValueError):  # numbers of numpy, or of more than 64 bits, dates …
+            task = self.task.model_dump()
+        try:
+            text = json.dumps(safe_json(task, integers=True))
+        except (TypeError, ValueError) as error:
+            raise EnvError(f"the task {self.task.id!r} holds what JSON can't express: {error}") from None
+        return msgspec.msgpack.encode(content | {"task": text})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> EnvState:
@@ -59,7 +70,9 @@ class EnvState:
             content = msgspec.msgpack.decode(data)
             if content.pop("format") != FORMAT:
                 raise InvalidInput(f"the state has another layout than {FORMAT}, which this version of agentrl reads")
-            return cls(**{**content, "task": Task(**content["task"])})
+            task = content["task"]
+            read = Task.model_validate_json(task) if isinstance(task, str) else Task(**task)
+            return cls(**{**content, "task": read})
         except (msgspec.DecodeError, TypeError, KeyError, ValueError, AttributeError) as error:
             if isinstance(error, InvalidInput):
                 raise
@@ -126,6 +139,7 @@ def plain(value: Any, where: str, path: str = "") -> Any:
     Raises:
         EnvError: something in it is not plain data.
     """
+    value = _number(value)
     if value is None or isinstance(value, bool | float | str | bytes):
         return value
     if isinstance(value, int) and -(2**63) <= value < 2**64:
@@ -138,6 +152,12 @@ def plain(value: Any, where: str, path: str = "") -> Any:
         return {key: plain(item, where, f"{path}[{key!r}]") for key, item in value.items()}
     allowed = "None, booleans, numbers of 64 bits, text, bytes, lists and mappings with text keys are allowed"
     raise EnvError(f"{where} gave {shown(value)}{f' at {path}' if path else ''}: {allowed}")
+
+
+def _number(value: Any) -> Any:
+    """A scalar of another library as a number; anything else as it is."""
+    found = plainly(value) if hasattr(value, "item") or isinstance(value, str | float | int) else value
+    return found if isinstance(found, str | float | int) else value
 
 
 async def resolved(value: Any) -> Any:

@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-import orjson
-
 from agentrl.cluster.keeper import Keeper
 from agentrl.errors import AgentError, ConfigError, missing_extra
 from agentrl.imports import load
+from agentrl.sessions.codec import whole_json
 from agentrl.types import Sampling, Session, Status, Task
 
 T = TypeVar("T")
@@ -211,7 +210,7 @@ def environment(task: Task, address: Address) -> dict[str, str]:
         "OPENAI_API_KEY": address.api_key,
         "ANTHROPIC_BASE_URL": address.anthropic_base_url,
         "ANTHROPIC_API_KEY": address.api_key,
-        "AGENTRL_TASK": orjson.dumps({"id": task.id, **task.data}).decode(),
+        "AGENTRL_TASK": whole_json({"id": task.id, **task.data}),
     }
 
 

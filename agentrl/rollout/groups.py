@@ -20,6 +20,7 @@ from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor, Player, ScriptedActor, episode_state, nothing_to_record, run_episode
+from agentrl.envs.results import INVALID_REWARDS
 from agentrl.errors import EngineError
 from agentrl.rollout.branching import play_forked
 from agentrl.rollout.fork_rules import ForkRule, make_rule
@@ -256,8 +257,9 @@ class Rollouts:
                     new(attempt), actor, deadline
                 )
                 left = None
-                if session.status is not Status.INFRA_ERROR or (deadline and deadline.left() <= 0):
-                    break
+                late = deadline is not None and deadline.left() <= 0
+                if session.status is not Status.INFRA_ERROR or INVALID_REWARDS in session.counters or late:
+                    break  # the same session would get the same reward
                 await self._check_engine()
             await faults.async_point("session.ended")
             await ended(session)

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from agentrl.errors import AgentError, InfraError, brief
+from agentrl.envs.results import INVALID_REWARDS
+from agentrl.errors import AgentError, InfraError, InvalidReward, brief
 from agentrl.sessions.gateway.wire.fields import SAMPLING
 from agentrl.types import Group, Session, Status
 
@@ -56,11 +57,14 @@ async def with_retries(
 
     Raises:
         InfraError: `MAX_ATTEMPTS` of them failed.
+        InvalidReward: every session had a reward that is no finite number in its range.
     """
     for attempt in range(1, MAX_ATTEMPTS + 1):
         groups = await generate()
         if not all_failed(groups):
             break
+        if all(INVALID_REWARDS in session.counters for session in sessions_of(groups)):
+            raise InvalidReward(f"{name}: {finding(sessions_of(groups))}")
         message = f"{name}, attempt {attempt} of {MAX_ATTEMPTS}: {finding(sessions_of(groups))}"
         if attempt == MAX_ATTEMPTS:
             raise InfraError(message)
@@ -99,7 +103,7 @@ def failures(sessions: Sequence[Session]) -> str:
 
 
 def sampling_notes(sessions: Sequence[Session], *, trained: bool) -> list[str]:
-    """What is to be said, once each, of how the agent program wants turns drawn; `trained`: they are for training."""
+    """What is to be said, once each, of sampling and rewards that were not taken; `trained`: they are for training."""
     counted = {name for session in sessions for name in session.counters}
     notes = [
         f"the agent program sends {field!r}, which is ignored: the run's own sampling decides "
@@ -107,6 +111,11 @@ def sampling_notes(sessions: Sequence[Session], *, trained: bool) -> list[str]:
         for field in SAMPLING
         if f"gateway/ignored/{field}" in counted
     ]
+    if INVALID_REWARDS in counted:
+        notes.append(
+            "sessions with a reward that is no finite number in its range are left out, as those that the "
+            f"infrastructure failed (count/{INVALID_REWARDS}); their errors say which"
+        )
     if trained and "gateway/untrainable/schema" in counted:
         notes.append(
             "turns whose text has to fit a schema (response_format) are not trained on: the support that they were "

@@ -16,6 +16,7 @@ from agentrl.rollout.held import sizes_of, usage
 from agentrl.rollout.statistics import ROUNDING, caution, in_unit_range, interval, pass_at_k, pass_hat_k
 from agentrl.rollout.usage import Usage
 from agentrl.types import Group, Session, Status
+from agentrl.untrusted import safe_json
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -132,7 +133,10 @@ class TaskScores:
     def of(cls, group: Group) -> TaskScores:
         """Those of a group's sessions."""
         task = group.task
-        data = json.dumps(task.data, sort_keys=True, default=str).encode()
+        try:
+            data = json.dumps(task.data, sort_keys=True, default=str).encode()
+        except (TypeError, ValueError):  # keys of several types
+            data = json.dumps(safe_json(task.data, whole=True), sort_keys=True).encode()
         name = f"{task.environment}/{task.id}" if task.environment else task.id
         scores = [session.score or 0.0 for session in group.scored]
         return cls(name, hashlib.blake2b(data, digest_size=8).hexdigest(), scores)

@@ -8,9 +8,10 @@ trainable tokens always end their node (`tree.check`). A node's row has its atta
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -117,17 +118,32 @@ def head_json(session: Session) -> str:
 
 
 def task_json(session: Session) -> str:
-    """The session's task.
+    """The session's task; whole numbers in it have any size, so that it is read as it was.
 
     Raises:
         InvalidInput: something in it is not JSON.
     """
-    return _json(session, {"id": session.task.id, "data": session.task.data})
+    return _json(session, {"id": session.task.id, "data": session.task.data}, write=whole_json)
 
 
-def _json(session: Session, value: Any) -> str:
+def whole_json(value: Any) -> str:
+    """A task's data as JSON that is read as it was, its whole numbers of any size included.
+
+    Raises:
+        TypeError: it holds an object that is no JSON, and that nothing stands for.
+    """
     try:
-        return dumps(value)
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    except TypeError:
+        try:
+            return json.dumps(safe_json(value, integers=True), ensure_ascii=False)
+        except ValueError as error:  # a whole number of thousands of digits
+            raise TypeError(str(error)) from None
+
+
+def _json(session: Session, value: Any, write: Callable[[Any], str] | None = None) -> str:
+    try:
+        return (write or dumps)(value)
     except TypeError as error:
         raise InvalidInput(f"session {session.id!r} holds what JSON can't express: {error}") from None
 

@@ -249,7 +249,7 @@ class Gymnasium(Env):
             return StepResult([_user(f"Error: {error}")])
         return StepResult([_user(self._text())], reward, terminated=over)
 
-    async def _take(self, value: Any) -> tuple[float, bool]:
+    async def _take(self, value: Any) -> tuple[Any, bool]:
         """Take an action; its reward, and whether the episode is over."""
         action = self._spaces.read(self._about.actions, value, self.names)
         if self._cut_off:
@@ -260,7 +260,7 @@ class Gymnasium(Env):
             raise EnvError(f"{self.source}: step raised {type(error).__name__}: {error}") from error
         self._truncated = bool(self._truncated) and not terminated
         self._taken.append(value)
-        return float(reward), bool(terminated) or self._truncated
+        return reward, bool(terminated) or self._truncated
 
     # ------------------------------------------------------------------ observations
 

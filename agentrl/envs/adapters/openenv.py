@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,7 +24,7 @@ from typing import Any, Literal
 import httpx
 
 from agentrl.envs.adapters import library
-from agentrl.envs.base import Env
+from agentrl.envs.base import Env, reward_value
 from agentrl.errors import ConfigError, DeadlineExceeded, EnvError, InfraError, ToolArguments, ToolError
 from agentrl.imports import load
 from agentrl.tools.registry import MAX_RESULT_CHARS, cut
@@ -145,7 +144,9 @@ class OpenEnv(Env):
         """Take an action; what the answer holds, and its reward."""
         data = await self._session.request("step", action)
         self._done = bool(data.get("done"))
-        return data, _reward(self.url, data.get("reward"))
+        given = data.get("reward")
+        where = f"the OpenEnv server {self.url}, as the reward,"
+        return data, None if given is None else reward_value(given, where)
 
     def _text(self, data: Json) -> str:
         seen = data.get("observation")
@@ -255,20 +256,6 @@ def _complaints(errors: Any) -> str:
     listed = [error for error in errors if isinstance(error, Mapping)] if isinstance(errors, list) else []
     places = [place if isinstance(place := error.get("loc"), list) else [] for error in listed]
     return "; ".join(f"{'.'.join(map(str, at))}: {error.get('msg')}" for at, error in zip(places, listed, strict=True))
-
-
-def _reward(url: str, given: Any) -> float | None:
-    """The reward of an answer.
-
-    Raises:
-        InfraError: it is no finite number.
-    """
-    if given is None:
-        return None
-    with suppress(OverflowError):
-        if isinstance(given, int | float) and math.isfinite(number := float(given)):
-            return number
-    raise InfraError(f"the OpenEnv server {url} gave the reward {shown(given)}, which is no finite number")
 
 
 def _read(parameters: Mapping[str, Any], arguments: Json) -> Json:

@@ -75,8 +75,8 @@ class TextArena(Env):
             over, _ = self._game.step(message.text)
             rewards = self._game.close()[0] or {} if over else {}
         if over:
-            others = {self.agents[other]: float(rewards.get(other, 0.0)) for other in self._spoke - {player}}
-            return StepResult(reward=float(rewards.get(player, 0.0)), rewards=others, terminated=True)
+            others = {self.agents[other]: rewards.get(other) or 0.0 for other in self._spoke - {player}}
+            return StepResult(reward=rewards.get(player) or 0.0, rewards=others, terminated=True)
         return self._turn(player, self._player)
 
     def state(self) -> dict[str, Any]:

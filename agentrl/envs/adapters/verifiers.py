@@ -24,6 +24,7 @@ from agentrl.envs.base import Env, reward
 from agentrl.envs.splits import divide
 from agentrl.errors import AgentRLError, ConfigError, EnvError, InfraError
 from agentrl.imports import load
+from agentrl.plain import plain
 from agentrl.tools.tool import Tool
 from agentrl.types import FunctionCall, Message, Session, StepResult, Task, ToolCall
 
@@ -90,8 +91,8 @@ class Verifiers(Env):
         state = await self._loop.end(library("verifiers.errors", EXTRA).OverlongPromptError())
         await self._env.rubric.score_rollout(state)
         await self._env.rubric.cleanup(state)
-        session.info["metrics"] = {name: float(value) for name, value in (state["metrics"] or {}).items()}
-        return float(state["reward"])
+        session.info["metrics"] = {name: plain(value) for name, value in (state["metrics"] or {}).items()}
+        return state["reward"]  # type: ignore[no-any-return]
 
     async def close(self) -> None:
         """End the rollout."""

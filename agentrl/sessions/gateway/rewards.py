@@ -10,20 +10,24 @@ and that is not a reward of 0. A reward that repeats an earlier one is a retry; 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from agentrl.plain import number
 from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.types import RewardState, Status
+
+Number = Annotated[float, BeforeValidator(number)]
+"""A reward, by the rule that holds for those of environments too."""
 
 
 class RewardBody(BaseModel):
     """A reward: final, or by `name`, or for one `turn` (a reply's id, or a node's number)."""
 
     model_config = ConfigDict(extra="forbid")
-    value: float = Field(allow_inf_nan=False)
+    value: Number
     name: str | None = Field(default=None, min_length=1, max_length=200)
     turn: str | int | None = None
 
@@ -32,8 +36,8 @@ class CloseBody(BaseModel):
     """How a session ended, possibly with rewards."""
 
     model_config = ConfigDict(extra="forbid")
-    reward: float | None = Field(default=None, allow_inf_nan=False)
-    rewards: dict[str, float] = {}
+    reward: Number | None = None
+    rewards: dict[str, Number] = {}
     status: Status = Status.COMPLETED
     error: str | None = None
 
@@ -90,8 +94,6 @@ def end(state: SessionState, body: CloseBody) -> bool:
         raise ApiError(400, "status='open' is not an end", param="status")
     session = state.session
     for name, value in body.rewards.items():
-        if not math.isfinite(value):
-            raise ApiError(400, f"reward {name!r} is not finite", param="rewards")
         add_reward(state, RewardBody(value=value, name=name))
     final = body.reward is not None and add_reward(state, RewardBody(value=body.reward))
     if session.status is Status.OPEN:
