@@ -95,6 +95,10 @@ class RolloutConfig(Section):
     """Tokens of a session, all its nodes together."""
     context_tokens: PositiveInt | None = None
     """Tokens of the longest path; None is the engine's own limit."""
+    overlong: Literal["skip", "keep", "refuse"] = "skip"
+    """What becomes of sessions whose prompt leaves no room for a first turn, and of demonstrations beyond the context:
+    they have no reward and don't count, and are not imitated (`skip`); they are rewarded and imitated as they are
+    (`keep`); or the first one ends the run (`refuse`)."""
     tool_timeout: PositiveFloat = 30.0
     """Seconds for one tool call."""
     turn_timeout: PositiveFloat = 120.0

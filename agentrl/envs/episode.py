@@ -26,11 +26,11 @@ from agentrl.envs.base import Env
 from agentrl.envs.results import count_tools, environment_call, failed, give_rewards, set_rewards, timed
 from agentrl.envs.state import EnvState, EpisodeState
 from agentrl.envs.turns import answers, following, moves, note, send
-from agentrl.errors import AgentRLError, Blame, EnvError, TokenBudgetExceeded
+from agentrl.errors import AgentRLError, Blame, ConfigError, EnvError, TokenBudgetExceeded
 from agentrl.sessions.conversation import Conversation
 from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.sessions.turn_generator import TurnGenerator
-from agentrl.types import FinishReason, Message, Node, Session, Status, Task
+from agentrl.types import OVERLONG, FinishReason, Message, Node, Session, Status, Task
 
 NO_DEADLINES = RolloutConfig(turn_timeout=1e8, timeout=1e9)
 """Limits without deadlines."""
@@ -180,7 +180,8 @@ async def run_episode(
             except TimeoutError:
                 session.status, session.error = Status.TRUNCATED, f"the session took longer than {limits.timeout:g} s"
         count_tools(env, session)
-        if session.status is not Status.INFRA_ERROR:
+        left_out = session.overlong and limits.overlong == "skip"
+        if session.status is not Status.INFRA_ERROR and not left_out:
             agents = [agent for agent, player in players.items() if player.rewarded]
             await give_rewards(env, session, agents, None if rewarded is None else rewarded(session))
     finally:
@@ -281,12 +282,12 @@ async def converse(
             try:
                 nodes = known or await moves(env, [players[agent] for agent in agents], turn, deadline)
             except TokenBudgetExceeded as error:
+                if turn == 0 and type(error) is TokenBudgetExceeded:
+                    _note_overlong(session, error, limits)
                 return _truncate(session, str(error))
             known = ()
-            if any(node.finish_reason is FinishReason.LENGTH for node in nodes):
-                return _truncate(
-                    session, f"a turn was cut off by its token limit (rollout.turn_tokens={limits.turn_tokens})"
-                )
+            if cut := next((node for node in nodes if node.finish_reason is FinishReason.LENGTH), None):
+                return _truncate(session, _cut_off(players[cut.agent].conversation, limits))
             result = await answers(env, session, players, nodes, turn, deadline)
             if result.terminated or result.truncated:
                 return Status.COMPLETED if result.terminated else _truncate(session, "the environment cut it off")
@@ -331,6 +332,25 @@ def episode_state(
         [node.reward for node in session.nodes],
         dict(session.counters),
     )
+
+
+def _note_overlong(session: Session, error: TokenBudgetExceeded, limits: RolloutConfig) -> None:
+    """Note that a session's prompt leaves no room for a turn.
+
+    Raises:
+        ConfigError: that ends the run.
+    """
+    if limits.overlong == "refuse":
+        raise ConfigError(f"task {session.task.id!r}: {error} (rollout.overlong=refuse)")
+    session.count(OVERLONG)
+
+
+def _cut_off(conversation: Conversation, limits: RolloutConfig) -> str:
+    """Why a turn was cut off: by the budget that it used up, or by its own limit."""
+    budget = conversation.budget
+    if budget is not None and budget.left < 1:
+        return f"a turn was cut off: {budget.name} is used up"
+    return f"a turn was cut off by its token limit (rollout.turn_tokens={limits.turn_tokens})"
 
 
 def _truncate(session: Session, reason: str) -> Status:

@@ -10,7 +10,7 @@ from agentrl.envs.base import Env
 from agentrl.envs.episode import EXPERT, NOOP, Actor
 from agentrl.errors import ConfigError, nearest
 from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.health import failures, finding, sampling_notes, sessions_of, with_retries
+from agentrl.rollout.health import failures, finding, overlong, sampling_notes, sessions_of, with_retries
 from agentrl.rollout.programs import Program
 from agentrl.rollout.progress import Progress
 from agentrl.rollout.stats import Evaluation, evaluate_groups
@@ -93,6 +93,8 @@ async def play_held_out(
     sessions = sessions_of(groups)
     if warning := finding(sessions) or failures(sessions):
         progress.warn(f"{name}: {warning}")
+    if long := overlong(sessions, rollouts.limits.overlong):
+        progress.warn(f"{name}: {long}")
     for note in sampling_notes(sessions, trained=False):
         progress.warn_once(note)
     return evaluate_groups(groups, config.eval), groups

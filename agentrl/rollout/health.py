@@ -102,6 +102,19 @@ def failures(sessions: Sequence[Session]) -> str:
     return f"{len(failed)} of {len(sessions)} sessions failed ({counts}){_first(failed)}" if failed else ""
 
 
+def overlong(sessions: Sequence[Session], rule: str) -> str:
+    """How many sessions have no turn because their prompt left no room for one; '' where none.
+
+    `rule` is `rollout.overlong`.
+    """
+    found = [session for session in sessions if session.overlong]
+    kept = "are rewarded as they are" if rule == "keep" else "have no reward and don't count"
+    words = (
+        f"{len(found)} of {len(sessions)} sessions have no turn, since their prompt leaves no room for one, and {kept}"
+    )
+    return f"{words} (rollout.overlong={rule}){_first(found)}" if found else ""
+
+
 def sampling_notes(sessions: Sequence[Session], *, trained: bool) -> list[str]:
     """What is to be said, once each, of sampling and rewards that were not taken; `trained`: they are for training."""
     counted = {name for session in sessions for name in session.counters}
@@ -132,12 +145,15 @@ def _first(sessions: Sequence[Session]) -> str:
 class Health:
     """Watches the steps of a run, one after the other.
 
+    Args:
+        overlong: `rollout.overlong`.
+
     Attributes:
         worked: whether any session of any step did.
     """
 
-    def __init__(self) -> None:
-        self.worked = False
+    def __init__(self, overlong: str = "skip") -> None:
+        self.worked, self._rule = False, overlong
         self._streaks: Counter[str] = Counter()
 
     def check(self, groups: Sequence[Group], *, signal: bool) -> list[str]:
@@ -155,6 +171,8 @@ class Health:
         found = finding(sessions)
         if lasting := self._lasting("batch", bool(found)):
             warnings.append(found + (f" (for {lasting} steps in a row)" if lasting > 1 else ""))
+        elif (long := overlong(sessions, self._rule)) and self._lasting("overlong", True):
+            warnings.append(long)
         if self._streak("turns", not any(session.turns for session in sessions)) == STEPS_WITHOUT_TURNS:
             raise AgentError(f"no session had a turn for {STEPS_WITHOUT_TURNS} steps in a row: {found}")
         lasting = self._lasting("signal", not signal)

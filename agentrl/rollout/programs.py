@@ -18,7 +18,7 @@ from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.deadlines import within
 from agentrl.envs.results import failed, give_rewards
-from agentrl.errors import AgentRLError, DeadlineExceeded
+from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded
 from agentrl.rollout import agents
 from agentrl.rollout.actors import sampling_of
 from agentrl.rollout.gateways import own_gateway
@@ -73,7 +73,12 @@ class ServedProgram(Program):
                 )
             except AgentRLError as error:
                 failed(session, error)
-            if session.status is not Status.INFRA_ERROR and session.reward is None:
+            if session.overlong and session.status in (Status.COMPLETED, Status.AGENT_ERROR):
+                session.status = Status.TRUNCATED
+            if session.overlong and limits.overlong == "refuse":
+                raise ConfigError(f"task {session.task.id!r}: its prompt leaves no room for a turn (rollout.overlong)")
+            left_out = session.overlong and limits.overlong == "skip"
+            if session.status is not Status.INFRA_ERROR and session.reward is None and not left_out:
                 await give_rewards(env, session)
         finally:
             await calls.close(env)

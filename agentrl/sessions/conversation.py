@@ -15,7 +15,7 @@ from agentrl.errors import TokenBudgetExceeded, TreeError
 from agentrl.sessions import tree
 from agentrl.sessions.renderers.base import RenderedMessage, ToolSchema, parse
 from agentrl.sessions.renderers.strip import count_stripped
-from agentrl.sessions.turn_generator import GeneratedTurn, Prompt, TurnGenerator
+from agentrl.sessions.turn_generator import Budget, GeneratedTurn, Prompt, TurnGenerator
 from agentrl.types import AGENT, Message, Node, Sampling, Session, Turn, as_messages
 
 __all__ = ["Conversation", "TokenBudgetExceeded"]
@@ -68,9 +68,14 @@ class Conversation:
         return list(self._messages)
 
     @property
+    def budget(self) -> Budget | None:
+        """The token budget that leaves least; None where there is no limit."""
+        return self.generator.budget(len(self._ids), self._session_size())
+
+    @property
     def remaining_tokens(self) -> int | None:
         """How many more tokens the budgets allow; None where there is no limit."""
-        return self.generator.remaining_tokens(len(self._ids), self._session_size())
+        return None if (budget := self.budget) is None else budget.left
 
     def add(self, messages: str | Message | Mapping[str, Any] | Iterable[Any]) -> list[Node]:
         """Append messages of the environment or the user; an assistant message among them is never trained on.
@@ -113,8 +118,8 @@ class Conversation:
             raise TreeError("a conversation needs a message before the model can answer")
         opening = self._opening()
         prompt = Prompt(self._parent, (), opening, [*self._ids, *opening])
-        remaining = generator.remaining_tokens(len(prompt.token_ids), self._session_size() + prompt.new_tokens)
-        sampling = generator.clamp(remaining, generator.with_stops(sampling, self.stop, seed))
+        budget = generator.budget(len(prompt.token_ids), self._session_size() + prompt.new_tokens)
+        sampling = generator.clamp(budget, generator.with_stops(sampling, self.stop, seed))
         request = str(len(self.session.nodes) + self._ahead)
         turn = await generator.generate_turn(self.session, prompt, sampling, deadline, request)
         if self.attached:

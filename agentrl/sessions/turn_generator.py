@@ -54,6 +54,15 @@ class GeneratedTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """A limit of tokens: how many it leaves (negative beyond it), what it is called, and how many it counts."""
+
+    left: int
+    name: str
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
 class TurnGenerator:
     """What generates an agent's turns: a renderer and an engine, and the limits that apply.
 
@@ -126,19 +135,22 @@ class TurnGenerator:
 
     # ------------------------------------------------------------------------------------- the budgets
 
-    def remaining_tokens(self, path_tokens: int, session_tokens: int) -> int | None:
-        """How many more tokens the budgets allow; None where there is no limit.
+    def budget(self, path_tokens: int, session_tokens: int) -> Budget | None:
+        """The budget that leaves least; None where there is no limit.
 
         Args:
             path_tokens: the path's tokens so far.
             session_tokens: the session's tokens so far, new ones of the path included.
         """
-        limits = []
-        if (context := self.max_context) is not None:
-            limits.append(context - path_tokens)
-        if self.session_tokens is not None:
-            limits.append(self.session_tokens - session_tokens)
-        return min(limits, default=None)
+        found = []
+        if self.engine is not None:
+            own = self.engine.capabilities.max_context
+            found.append(Budget(own - path_tokens, f"the context of {own} tokens", path_tokens))
+        if (limit := self.context_tokens) is not None:
+            found.append(Budget(limit - path_tokens, f"context_tokens={limit}", path_tokens))
+        if (limit := self.session_tokens) is not None:
+            found.append(Budget(limit - session_tokens, f"session_tokens={limit}", session_tokens))
+        return min(found, key=lambda budget: budget.left, default=None)
 
     def with_stops(self, sampling: Sampling, strings: Sequence[str] = (), seed: int | None = None) -> Sampling:
         """The same with the renderer's stop tokens, with more stop strings, and with a seed where one is given."""
@@ -146,17 +158,17 @@ class TurnGenerator:
         seed = sampling.seed if seed is None else seed
         return replace(sampling, stop_token_ids=stops, stop=(*sampling.stop, *strings), seed=seed)
 
-    def clamp(self, remaining: int | None, sampling: Sampling) -> Sampling:
-        """The same with `max_new_tokens` within the budgets.
+    def clamp(self, budget: Budget | None, sampling: Sampling) -> Sampling:
+        """The same with `max_new_tokens` within the budgets, of which the given one leaves least.
 
         Raises:
-            TokenBudgetExceeded: they are used up.
+            TokenBudgetExceeded: it is used up.
         """
-        if remaining is None:
+        if budget is None:
             return sampling
-        if remaining < 1:
-            raise TokenBudgetExceeded("the context or the session's token budget is used up")
-        return sampling if sampling.max_new_tokens <= remaining else replace(sampling, max_new_tokens=remaining)
+        if budget.left < 1:
+            raise TokenBudgetExceeded(f"{budget.name} is used up: {budget.used} tokens leave no room for a turn")
+        return sampling if sampling.max_new_tokens <= budget.left else replace(sampling, max_new_tokens=budget.left)
 
     # ---------------------------------------------------------------------------------------- the turn
 

@@ -26,7 +26,7 @@ from agentrl.errors import AgentError, AgentRLError, ConfigError, StoreError
 from agentrl.models.folders import pin
 from agentrl.rollout.actors import ModelActor, sampling_of
 from agentrl.rollout.environments import in_workers
-from agentrl.rollout.evaluation import held_out_tasks, play_held_out
+from agentrl.rollout.evaluation import held_out_split, held_out_tasks, play_held_out
 from agentrl.rollout.fleet import elastic, make_engines, started
 from agentrl.rollout.gateway_workers import gateway_workers, served
 from agentrl.rollout.groups import Rollouts
@@ -39,7 +39,7 @@ from agentrl.rollout.stats import Evaluation
 from agentrl.sessions.recorder import Recorder
 from agentrl.sessions.renderers import get_renderer, strip
 from agentrl.sessions.store import Store
-from agentrl.train import data_identity, interrupt, manifest, preflight, recording, setup
+from agentrl.train import data_identity, interrupt, manifest, recording, setup
 from agentrl.train.display import Display
 from agentrl.train.loop import Loop
 from agentrl.train.model_checks import engine_settings, prove_architecture, require_recording
@@ -48,6 +48,7 @@ from agentrl.train.placing import reserve
 from agentrl.train.preparation import make_loop, prepare
 from agentrl.train.remote_copy import Uploads
 from agentrl.train.result import TrainResult
+from agentrl.train.room import check_room
 from agentrl.train.run_folder import RunFolder, run_path
 from agentrl.train.session_worker import holding
 from agentrl.types import Engine, Task
@@ -105,7 +106,8 @@ async def _train(
     with display.part("loading the model"):
         base = await _own_model(config, make_env, folder, display)
     prove_architecture(config, base, display, trains=True)
-    async with player(config, make_env, base, store, trains=True) as (rollouts, act):
+    splits = ("train", held_out_split(config, make_env()))
+    async with player(config, make_env, base, store, trains=True, splits=splits) as (rollouts, act):
         loop, loaded = make_loop(config, make_env, base, rollouts, act, folder, store, display)
         try:
             start = await prepare(loop, rollouts, make_env, base, loaded)
@@ -253,16 +255,22 @@ async def _own_model(config: RunConfig, make_env: Callable[[], Env], folder: Run
 
 @asynccontextmanager
 async def player(
-    config: RunConfig, make_env: Callable[[], Env], base: Path, store: Store, *, trains: bool = False
+    config: RunConfig,
+    make_env: Callable[[], Env],
+    base: Path,
+    store: Store,
+    *,
+    trains: bool = False,
+    splits: Sequence[str] = (),
 ) -> AsyncIterator[tuple[Rollouts, Callable[[RolloutConfig], Actor | Program]]]:
     """Rollouts on the run's cluster, and a function from limits to what acts in them: the model, or a program.
 
-    `trains`: finished sessions may be held by a process beside this one (`cluster.sessions`).
+    `trains`: finished sessions may be held by a process beside this one (`cluster.sessions`). `splits`: which are played.
     """
     folder = Path(store.path).parent
     config = shared(config, folder)
     async with (
-        loaded(config, [(config, make_env)], base, folder) as policy,
+        loaded(config, [(config, make_env)], base, folder, splits) as policy,
         playing(policy, config, make_env, store, trains=trains) as made,
     ):
         yield made
@@ -285,7 +293,11 @@ class LoadedPolicy:
 
 @asynccontextmanager
 async def loaded(
-    config: RunConfig, played: Sequence[tuple[RunConfig, Callable[[], Env]]], base: Path, folder: Path
+    config: RunConfig,
+    played: Sequence[tuple[RunConfig, Callable[[], Env]]],
+    base: Path,
+    folder: Path,
+    splits: Sequence[str] = (),
 ) -> AsyncIterator[LoadedPolicy]:
     """The policy of a configuration, on its cluster; its engines are closed in the end.
 
@@ -294,13 +306,15 @@ async def loaded(
         played: the environments that it is to play, each with its own limits.
         base: the folder of its model.
         folder: where logs go.
+        splits: which are played; none is the one that is evaluated.
     """
     with cluster.opened(config.cluster, folder / "logs") as opened:
         await asyncio.to_thread(reserve, opened, config, base)
         async with cluster.while_not_lost(opened.lost):
             renderer = get_renderer(base, config.model.renderer)
             for own, make_env in played:
-                await preflight.check_room(own, make_env, renderer, base)
+                chosen = splits or (held_out_split(own, make_env()),)
+                await check_room(own, make_env, renderer, base, chosen)
             engine: Engine = make_engines(engine_settings(config), config.fleet, config.weights, base)
             try:
                 require_recording(config, engine)

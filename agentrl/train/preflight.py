@@ -6,7 +6,6 @@ starting servers, a warm start.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from agentrl import faults
@@ -15,29 +14,25 @@ from agentrl.envs import calls
 from agentrl.envs.base import Env, has_critic_view
 from agentrl.envs.mixture import Mixture
 from agentrl.envs.registry import make
-from agentrl.errors import ConfigError, EnvError, InfraError, nearest, unknown_name
+from agentrl.errors import ConfigError, EnvError, nearest, unknown_name
 from agentrl.models import KNOWN, resolve
 from agentrl.models.registry import TINY
 from agentrl.rollout.agents import load_agent
 from agentrl.rollout.branching import check_branching
 from agentrl.rollout.engines import check_engine, check_reference
-from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.evaluation import SCRIPTED, held_out_split
 from agentrl.rollout.filters import FILTERS, PRIORITIES, make_measure
 from agentrl.rollout.partners import check_partner
 from agentrl.rollout.remote import check_api, is_remote
-from agentrl.sessions.conversation import Conversation
 from agentrl.sessions.gateway.tls import Tls
 from agentrl.sessions.renderers import get_renderer
-from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.renderers.registry import check_name
-from agentrl.sessions.turn_generator import TurnGenerator
 from agentrl.train import resuming, setup
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.backends import check_trainer
 from agentrl.train.trackers import TRACKERS
-from agentrl.types import MAIN, Message, Session
+from agentrl.types import MAIN
 
 
 def check_training(config: RunConfig) -> None:
@@ -166,44 +161,3 @@ def _check_player(config: RunConfig, model: str) -> None:
 def _check_tasks(env: Env, split: str) -> None:
     if next(calls.tasks(env, split), None) is None:
         raise EnvError(f"{type(env.unwrapped).__name__} has no tasks in the split {split!r}")
-
-
-async def check_room(config: RunConfig, make_env: Callable[[], Env], renderer: Renderer, model: Path) -> None:
-    """Refuse token budgets that leave no space for a first turn, by a task's opening messages and the tools.
-
-    An infrastructure error (of a sandbox) is ignored here: the run has retries for that.
-
-    Raises:
-        ConfigError: the smallest budget is used up by the opening.
-        RenderError: the model's format has no place for a message of it, an image for example.
-    """
-    env = make_env()
-    task = next(calls.tasks(env, env.splits[0]), None)
-    if task is None or config.agent is not None:  # a program writes its own prompts
-        return
-    env = env.for_task(task)
-    try:
-        openings = await calls.openings(env, task, seed=config.seed)
-    except InfraError:
-        return
-    finally:
-        await calls.close(env)
-
-    def tokens(opening: list[Message]) -> int:
-        conversation = Conversation(Session("opening", task), TurnGenerator(renderer, None), tools=env.tools.schemas())
-        conversation.add(opening)
-        return len(conversation.token_ids) + len(renderer.generation_prompt(conversation.head))
-
-    own_agents = [opening for agent, opening in openings.items() if config.agents.get(agent, MAIN) == MAIN]
-    used = max(map(tokens, own_agents), default=0)
-    budgets = {
-        f"engine.max_context={config.engine.max_context}": config.engine.max_context,
-        f"rollout.context_tokens={config.rollout.context_tokens}": config.rollout.context_tokens,
-        f"rollout.session_tokens={config.rollout.session_tokens}": config.rollout.session_tokens,
-        f"model={config.model.name}'s context of {(own := ModelFacts.read(model).context)} tokens": own,
-    }
-    setting, least = min(((name, n) for name, n in budgets.items() if n is not None), key=lambda budget: budget[1])
-    if used >= least:
-        raise ConfigError(
-            f"{setting} leaves no room for a turn: task {task.id!r} opens with {used} tokens, tools included"
-        )

@@ -44,6 +44,7 @@ from agentrl.train.lost_tokens import top_scores
 from agentrl.train.model_checks import compare_loaded, engine_settings
 from agentrl.train.recovery import Recovery
 from agentrl.train.resuming import step_of
+from agentrl.train.room import context
 from agentrl.train.run_folder import RunFolder
 from agentrl.train.session_worker import DistantLearning
 from agentrl.train.state import RunState
@@ -112,7 +113,7 @@ async def prepare(
     else:
         folder.go_on(config)
         recording.write_start(config, folder, loop.trainer, display, start)
-        await _imitate(config, rollouts, make_env, loop)
+        await _imitate(config, rollouts, make_env, base, loop)
     await leave(loop.trainer, loop.engine)
     with display.part("starting the engine"):
         await asyncio.gather(*map(started, rollouts.engines))
@@ -174,14 +175,15 @@ def _threads(config: RunConfig, base: Path, trainer: Trainer) -> str | None:
     )
 
 
-async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], Env], loop: Loop) -> None:
+async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[], Env], base: Path, loop: Loop) -> None:
     """The warm start, where there is one, and the checkpoint that reinforcement learning begins from."""
     warm, saved = config.warm_start, loop.folder.warm_start
     if warm.steps:
         env = make_env()
         tasks = TaskStream(env, setup.demonstration_split(env), config.seed)
         own = replace(rollouts, make_env=make_env)  # what is imitated needs no reward of another's
-        demos = await warmstart.demonstrations(own, tasks, warm.demos, loop.display)
+        played = await warmstart.demonstrations(own, tasks, warm.demos, loop.display)
+        demos = warmstart.fitting(played, context(config, config.rollout, base), config.rollout, loop.display)
 
         async def imitate() -> None:
             budget = config.trainer.token_budget

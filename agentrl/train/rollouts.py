@@ -136,7 +136,7 @@ class RolloutRun:
             stack.callback(kept.close)
             folder = kept.path
         store = stack.enter_context(Store(folder / "sessions.db"))
-        player = launch.player(config, make_env, self.model, store)
+        player = launch.player(config, make_env, self.model, store, splits=("train",))
         made, act = await stack.enter_async_context(player)
         self.policy = made.policy
         for engine in made.engines:

@@ -12,17 +12,19 @@ import asyncio
 import itertools
 import random
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import orjson
 
-from agentrl.config import AlgoConfig, WarmStartConfig
+from agentrl.config import AlgoConfig, RolloutConfig, WarmStartConfig
 from agentrl.envs.episode import DEMONSTRATOR
-from agentrl.errors import EnvError, StoreError, TrainerError
+from agentrl.errors import ConfigError, EnvError, StoreError, TrainerError
 from agentrl.rollout.groups import DEMO, Rollouts
 from agentrl.rollout.health import failures, finding, sessions_of, with_retries
 from agentrl.rollout.seeds import derive
 from agentrl.rollout.tasks import TaskStream
+from agentrl.sessions import tree
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.backends import Trainer
 from agentrl.train.display import Display
@@ -69,6 +71,43 @@ async def demonstrations(rollouts: Rollouts, tasks: TaskStream, count: int, disp
     if warning := failures(sessions):
         display.warn(f"demonstrations: {warning}")
     return finished
+
+
+def fitting(demos: list[Session], context: Mapping[str, int], limits: RolloutConfig, display: Display) -> list[Session]:
+    """The demonstrations that are imitated: those beyond the context are not, as `rollout.overlong` says.
+
+    Args:
+        demos: as they were played.
+        context: limits of a path's tokens, by what sets them (`room.context`).
+        limits: of rollouts.
+        display: says what is left out, and what sampled sessions will not be able to repeat.
+
+    Raises:
+        ConfigError: all of them are beyond it, or one is and that is refused.
+    """
+    name = min(context, key=context.__getitem__)
+    long = {session.id for session in demos if _longest_path(session) > context[name]}
+    words = f"{len(long)} of {len(demos)} demonstrations are longer than {name}"
+    if long and (limits.overlong == "refuse" or (len(long) == len(demos) and limits.overlong == "skip")):
+        longest = max(map(_longest_path, demos))
+        raise ConfigError(f"{words} (the longest: {longest} tokens; rollout.overlong={limits.overlong})")
+    if long:
+        kept = "they are not imitated" if limits.overlong == "skip" else "they are imitated nevertheless"
+        display.warn(f"{words}: {kept} (rollout.overlong={limits.overlong})")
+    chosen = demos if limits.overlong == "keep" else [session for session in demos if session.id not in long]
+    whole = sum(tree.size(session) > limits.session_tokens for session in chosen)
+    turns = sum(any(sum(node.trainable) > limits.turn_tokens for node in session.nodes) for session in chosen)
+    for count, limit in (
+        (whole, f"rollout.session_tokens={limits.session_tokens}"),
+        (turns, f"rollout.turn_tokens={limits.turn_tokens}"),
+    ):
+        if count:
+            display.warn(f"{count} of {len(chosen)} demonstrations exceed {limit}, which cuts sampled sessions off")
+    return chosen
+
+
+def _longest_path(session: Session) -> int:
+    return max((sum(len(node.token_ids) for node in path) for path in session.stored_paths()), default=0)
 
 
 async def warm_start(

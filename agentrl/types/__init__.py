@@ -41,7 +41,7 @@ from agentrl.types.messages import (
     as_messages,
     parse_arguments,
 )
-from agentrl.types.session import AGENT, GREEDY, MAIN, Group, Node, RewardState, Session, Status
+from agentrl.types.session import AGENT, GREEDY, MAIN, OVERLONG, Group, Node, RewardState, Session, Status
 
 __all__ = [
     "AGENT",
@@ -58,6 +58,7 @@ __all__ = [
     "MAIN",
     "Message",
     "Node",
+    "OVERLONG",
     "Part",
     "PauseMode",
     "RewardState",

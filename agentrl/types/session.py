@@ -21,6 +21,9 @@ MAIN = "main"
 GREEDY = "greedy"
 """The phase of a session at temperature 0 beside the sessions of a group: a baseline, and no member of the group."""
 
+OVERLONG = "overlong_prompts"
+"""Counts, in a session, prompts that left no room for a turn while it had none."""
+
 
 class Status(StrEnum):
     """How a session ended; OPEN while it has not."""
@@ -157,6 +160,11 @@ class Session:
     def turns(self) -> int:
         """The number of assistant messages over all branches, without copies (`Node.copy_of`)."""
         return sum(node.message.role == "assistant" and node.copy_of is None for node in self.nodes)
+
+    @property
+    def overlong(self) -> bool:
+        """Whether it has no turn because its prompt left no room for one."""
+        return OVERLONG in self.counters and not self.turns
 
     @property
     def score(self) -> float | None:

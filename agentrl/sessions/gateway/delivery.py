@@ -21,7 +21,7 @@ from agentrl.sessions.gateway.api_error import ApiError, Style, api_error_for
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
 from agentrl.sessions.gateway.wire.sse import event
-from agentrl.types import FinishReason, Status
+from agentrl.types import OVERLONG, FinishReason, Status
 
 CLIENT = "agentrl.client"
 """In a request's scope: its `Client`, where the server reports disconnects; other servers are polled."""
@@ -164,7 +164,10 @@ class Delivery(Response):
     def _failed(self, failure: Exception) -> ApiError:
         """Note why the request failed; returns what the client is sent."""
         error = api_error_for(failure)
-        self.entry.state.truncated = error.code == "context_length_exceeded"
+        state = self.entry.state
+        state.truncated = error.code == "context_length_exceeded"
+        if state.truncated and not state.session.turns:
+            state.session.count(OVERLONG)
         if error.status >= 500:
             self.entry.state.session.count("gateway/failures")
         if error.status == 500:

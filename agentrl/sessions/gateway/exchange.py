@@ -92,24 +92,24 @@ class Exchange:
         if self.state.schedule is not None:
             await self.state.schedule.arrival(prompt.token_ids)
             prompt = await self._render(generator.max_context)  # the tree may have grown meanwhile
-        remaining = generator.remaining_tokens(len(prompt.token_ids), self.state.size + prompt.new_tokens)
-        assert remaining is not None
+        budget = generator.budget(len(prompt.token_ids), self.state.size + prompt.new_tokens)
+        assert budget is not None
         digest = self.state.index.path_digest(prompt.parent)
         for message in prompt.new:
             digest = extended_digest(digest, message.token_ids)
         self.sampling = generator.with_stops(self.request.sampling)
         detection, mixed = self.parts.retry_detection, self.parts.limits.sampling == "mixed"
-        attempts = Attempts(self.state, self.request, prompt, digest, self.sampling, remaining, detection, mixed)
+        attempts = Attempts(self.state, self.request, prompt, digest, self.sampling, budget.left, detection, mixed)
         self.pending = PendingRequest(digest, attempts.samplings(0), 0, cancel)
         retried = attempts.retried(self.pending)
         stored = None if retried is None else attempts.stored(retried)
         if stored and retried is not None:
             self._resend(stored, retried)
             return
-        generator.clamp(remaining, self.sampling)
+        generator.clamp(budget, self.sampling)
         self.pending.attempt = attempt = attempts.next(self.pending)
         samplings = attempts.samplings(attempt) if attempt else self.pending.samplings
-        self.samplings = [generator.clamp(remaining, sampling) for sampling in samplings]
+        self.samplings = [generator.clamp(budget, sampling) for sampling in samplings]
         self.call_ids = hashlib.blake2b(b"%d" % attempt + digest, digest_size=5).hexdigest()
         self.arrival = self.state.arrive(self.pending)
 
