@@ -93,7 +93,7 @@ async def play_held_out(
     sessions = sessions_of(groups)
     if warning := finding(sessions) or failures(sessions):
         progress.warn(f"{name}: {warning}")
-    if long := overlong(sessions, rollouts.limits.overlong):
+    if long := overlong(sessions):
         progress.warn(f"{name}: {long}")
     for note in sampling_notes(sessions, trained=False):
         progress.warn_once(note)

@@ -102,17 +102,12 @@ def failures(sessions: Sequence[Session]) -> str:
     return f"{len(failed)} of {len(sessions)} sessions failed ({counts}){_first(failed)}" if failed else ""
 
 
-def overlong(sessions: Sequence[Session], rule: str) -> str:
-    """How many sessions have no turn because their prompt left no room for one; '' where none.
-
-    `rule` is `rollout.overlong`.
-    """
+def overlong(sessions: Sequence[Session]) -> str:
+    """How many sessions have no turn because their prompt left no room for one; '' where none."""
     found = [session for session in sessions if session.overlong]
-    kept = "are rewarded as they are" if rule == "keep" else "have no reward and don't count"
-    words = (
-        f"{len(found)} of {len(sessions)} sessions have no turn, since their prompt leaves no room for one, and {kept}"
-    )
-    return f"{words} (rollout.overlong={rule}){_first(found)}" if found else ""
+    kept = "are rewarded as they are" if any(session.score is not None for session in found) else "don't count"
+    words = f"the prompts of {len(found)} of {len(sessions)} sessions leave no room for a turn; these {kept}"
+    return f"{words} (rollout.overlong){_first(found)}" if found else ""
 
 
 def sampling_notes(sessions: Sequence[Session], *, trained: bool) -> list[str]:
@@ -145,15 +140,12 @@ def _first(sessions: Sequence[Session]) -> str:
 class Health:
     """Watches the steps of a run, one after the other.
 
-    Args:
-        overlong: `rollout.overlong`.
-
     Attributes:
         worked: whether any session of any step did.
     """
 
-    def __init__(self, overlong: str = "skip") -> None:
-        self.worked, self._rule = False, overlong
+    def __init__(self) -> None:
+        self.worked = False
         self._streaks: Counter[str] = Counter()
 
     def check(self, groups: Sequence[Group], *, signal: bool) -> list[str]:
@@ -171,7 +163,7 @@ class Health:
         found = finding(sessions)
         if lasting := self._lasting("batch", bool(found)):
             warnings.append(found + (f" (for {lasting} steps in a row)" if lasting > 1 else ""))
-        elif (long := overlong(sessions, self._rule)) and self._lasting("overlong", True):
+        elif (long := overlong(sessions)) and self._lasting("overlong", True):
             warnings.append(long)
         if self._streak("turns", not any(session.turns for session in sessions)) == STEPS_WITHOUT_TURNS:
             raise AgentError(f"no session had a turn for {STEPS_WITHOUT_TURNS} steps in a row: {found}")

@@ -27,6 +27,7 @@ from agentrl.imports import load
 from agentrl.plain import plain
 from agentrl.tools.tool import Tool
 from agentrl.types import FunctionCall, Message, Session, StepResult, Task, ToolCall
+from agentrl.untrusted import safe_json
 
 EXTRA = "verifiers"
 EVERYTHING = (float("-inf"), float("inf"))
@@ -56,7 +57,7 @@ class Verifiers(Env):
         own = _has(self._env, "eval_dataset"), _has(self._env, "dataset")
         rows = self._env.get_eval_dataset() if split == "eval" or not own[1] else self._env.get_dataset()
         found = [
-            Task(id=f"{split}-{row.get('example_id', index)}", data=json.loads(json.dumps(row, default=str)))
+            Task(id=f"{split}-{row.get('example_id', index)}", data=safe_json(row, whole=True, integers=True))
             for index, row in enumerate(rows)
         ]
         return found if all(own) else divide(found, split, _prompt, f"verifiers:{self.source}")
