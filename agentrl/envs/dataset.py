@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ class Dataset:
             of the row, path/to/file.py:NAME.
         config: which of its configurations, a folder within it.
         endpoint: the hub's address.
+        left_out: counts, as "where", the rows that were not taken so far.
     """
 
     path: str
@@ -48,6 +50,7 @@ class Dataset:
     where: Mapping[str, Any] | str | None = None
     config: str = ""
     endpoint: str = hub.HUB
+    left_out: Counter[str] = field(default_factory=Counter, compare=False)
 
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """The rows of the files that have `train` or `eval`, each with its place in words, for messages.
@@ -81,6 +84,8 @@ class Dataset:
                     row = self._renamed(row, place)
                     if kept(row):
                         yield place, row
+                    else:
+                        self.left_out["where"] += 1
 
     def _files(self) -> list[str]:
         if hub.is_hub(self.path):

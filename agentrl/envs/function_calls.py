@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.envs.base import Env, reward
-from agentrl.envs.rows import read_rows
+from agentrl.envs.rows import Row, described, read_rows
+from agentrl.envs.splits import TaskList
 from agentrl.errors import ConfigError, ToolArguments
 from agentrl.tools.tool import Tool
 from agentrl.types import FunctionCall, Message, Session, StepResult, Task, ToolCall
@@ -54,10 +55,10 @@ class FunctionCalls(Env):
                 raise ConfigError(f"env.{key} = {str(file)!r}: there is no such file")
         self._task = Task(id="")
 
-    def tasks(self, split: str = "eval") -> list[Task]:
+    def tasks(self, split: str = "eval") -> TaskList:
         """The file's questions, in its order."""
         files = [file for file in (self.path, self.answers) if file is not None]
-        return list(_read(self.path, self.answers, tuple(file.stat().st_mtime_ns for file in files)))
+        return _read(self.path, self.answers, tuple(file.stat().st_mtime_ns for file in files)).copy()
 
     def for_task(self, task: Task) -> Env:
         """This instance, which offers the task's functions."""
@@ -116,18 +117,23 @@ async def _never(arguments: dict[str, Any], sandbox: Any) -> str:
 
 
 @lru_cache(maxsize=16)
-def _read(path: Path, answers: Path | None, stamps: tuple[int, ...]) -> tuple[Task, ...]:
+def _read(path: Path, answers: Path | None, stamps: tuple[int, ...]) -> TaskList:
     """The tasks of a file; read again where `stamps`, the files' times, have changed."""
     right = {row.get("id"): row.get("ground_truth") for _, row in read_rows(answers)} if answers else {}
     tasks = []
+    read, columns = set[str](), dict[str, None]()
     for number, row in read_rows(path):
+        columns |= dict.fromkeys(row)
         try:
-            tasks.append(_task(row, right))
+            tasks.append(_task(Row(row, read), right))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"{path}, row {number}: no question of BFCL: {type(error).__name__}: {error}") from None
     if not tasks:
         raise ConfigError(f"{path}: the file holds no questions")
-    return tuple(tasks)
+    expected = sum(bool(task["expected"]) for task in tasks)
+    layouts = {"calls that are expected": expected, "questions that nothing helps with": len(tasks) - expected}
+    found = {name: number for name, number in layouts.items() if number}
+    return TaskList(tasks, [described(str(path), len(tasks), "questions", found, columns.keys() - read)])
 
 
 def _task(row: Mapping[str, Any], right: Mapping[Any, Any]) -> Task:

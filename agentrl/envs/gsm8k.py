@@ -124,11 +124,11 @@ class GSM8K(Env):
         """The split's problems, in the file's order."""
         if self.path is None:
             file = dataset_file(REPO, FILES[split], endpoint=self.endpoint)
-            return list(read_tasks(file, _task, "problems"))
+            return read_tasks(file, _task, "problems")
         chosen = Path(self.eval_path if split == "eval" and self.eval_path else self.path).expanduser()
         problems = read_tasks(chosen, _task, "problems")
         if self.eval_path:
-            return list(problems)
+            return problems
         return divide(problems, split, lambda task: str(task["question"]), f"env.path = {str(self.path)!r}")
 
     def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:

@@ -96,20 +96,39 @@ def of_splits(env: Env, splits: Iterable[str]) -> Identities:
         EnvError: its code failed.
     """
     found: Identities = {}
+    parts = {f"{name}/": part.env for name, part in env.parts.items()} if isinstance(env, Mixture) else {"": env}
+    data: dict[str, list[bytes]] = {}
     for split in dict.fromkeys(splits):
-        if isinstance(env, Mixture):
-            found |= {f"{name}/{split}": of_split(part.env, split) for name, part in env.parts.items()}
-        else:
-            found[split] = of_split(env, split)
+        for prefix, own in parts.items():
+            name = f"{prefix}{split}"
+            data[name] = []
+            found[name] = of_split(own, split, data[name])
+            if split not in ("train", "demo") and (note := _overlap(name, data[name], data.get(f"{prefix}train", []))):
+                found[name] = replace(found[name], notes=(*found[name].notes, note))
     return found
 
 
-def of_split(env: Env, split: str) -> Identity:
-    """The identity of a split; see the module's docstring."""
+def _overlap(name: str, data: Sequence[bytes], trained: Sequence[bytes]) -> str:
+    """How many tasks of a split have the same data as training tasks, in words; '' where none has."""
+    known = set(trained)
+    shared = sum(each in known for each in data)
+    return (
+        f"{shared:,} of {len(data):,} tasks of {name!r} have the same data as tasks that are trained" if shared else ""
+    )
+
+
+def of_split(env: Env, split: str, data: list[bytes] | None = None) -> Identity:
+    """The identity of a split; see the module's docstring.
+
+    Args:
+        env: has it.
+        split: its name.
+        data: gets a digest of the data of each examined task of a source with a length, its id left out.
+    """
     with blamed(env, "tasks"):
         source = env.tasks(split)
     if isinstance(source, Sequence):
-        found = _digested(_chosen(env, split, source), len(source))
+        found = _digested(_chosen(env, split, source), len(source), data)
         return replace(found, notes=tuple(source.notes)) if isinstance(source, TaskList) else found
     begun = list(islice(calls.tasks(env, split), BEGINNING))
     found = _digested(begun, len(begun) if len(begun) < BEGINNING else None)
@@ -162,7 +181,7 @@ def _chosen(env: Env, split: str, source: Sequence[Any]) -> Iterator[Task]:
         yield calls.task(env, split, place, source[place])
 
 
-def _digested(tasks: Iterable[Task], count: int | None) -> Identity:
+def _digested(tasks: Iterable[Task], count: int | None, data: list[bytes] | None = None) -> Identity:
     ids, whole = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
     first: list[str] = []
     examined = 0
@@ -172,6 +191,8 @@ def _digested(tasks: Iterable[Task], count: int | None) -> Identity:
         examined += 1
         ids.update(orjson.dumps(safe_json(task.id)))
         whole.update(content(task))
+        if data is not None and (own := {name: value for name, value in task.data.items() if name != "id"}):
+            data.append(hashlib.blake2b(content(Task(id="", data=own)), digest_size=8).digest())
     return Identity(count, ids.hexdigest(), whole.hexdigest(), examined, tuple(first))
 
 

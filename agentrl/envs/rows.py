@@ -6,13 +6,17 @@ import csv
 import gzip
 import io
 import json
+import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from agentrl.envs.splits import TaskList
 from agentrl.errors import ConfigError, missing_extra
+from agentrl.plain import plain
 from agentrl.types import Task
 
 MakeTask = Callable[[Mapping[str, Any], int], Task]
@@ -24,8 +28,67 @@ BATCH = 8192
 """Rows of a Parquet file that are in memory at a time."""
 MMLU = ("question", "A", "B", "C", "D", "answer")
 """The columns of MMLU's own CSV files, which don't name them: a first line that ends in a letter is a question."""
+SCORING = frozenset(
+    {
+        *("reward_model", "data_source", "extra_info", "ground_truth", "verification_info", "verifier", "grader"),
+        *("scorer", "checker", "rubric", "rubrics", "metric", "reward", "score", "tests", "test", "test_list", "label"),
+        *(
+            "challenge_test_list",
+            "unit_tests",
+            "answer",
+            "answers",
+            "solution",
+            "solutions",
+            "constraint",
+            "constraints",
+        ),
+        *("reward_basis", "env_assertions", "nl_assertions", "ability", "reference", "reference_answer", "target"),
+    }
+)
+"""Columns by which data sets say how an answer is to be scored."""
 CELL_CHARS = 1 << 24
 """Characters of a CSV file's cell; Python's own limit is 131,072, which long documents exceed."""
+
+
+class Row(dict[str, Any]):
+    """A row that knows which of its columns were asked for."""
+
+    def __init__(self, columns: Mapping[str, Any], read: set[str] | None = None) -> None:
+        super().__init__(columns)
+        self.read = set[str]() if read is None else read
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The column's value, or `default`."""
+        self.read.add(name)
+        return super().get(name, default)
+
+    def over(self, columns: Mapping[str, Any]) -> Row:
+        """The same row with other values in some columns."""
+        return Row({**self, **columns}, self.read)
+
+
+def described(where: str, count: int, what: str, layouts: Mapping[str, int], ignored: Iterable[str]) -> str:
+    """What was found in a file, in words.
+
+    Args:
+        where: names the file.
+        count: of its tasks.
+        what: they are, in the plural.
+        layouts: the kinds of rows, with their numbers.
+        ignored: the columns that nothing reads.
+    """
+    kinds = ", ".join(f"{name} ({number:,})" for name, number in layouts.items())
+    words = f"{where}: {count:,} {what}" + (f", read as {kinds}" if kinds else "")
+    unread = sorted(ignored)
+    if unread:
+        words += f"; columns that are not read: {', '.join(unread)}"
+    if scoring := [name for name in unread if name.lower().rpartition(".")[2] in SCORING]:
+        words += f" (so {', '.join(scoring)} {'has' if len(scoring) == 1 else 'have'} no part in the scoring)"
+    return words
 
 
 def read_rows(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -126,37 +189,51 @@ def _parquet(name: str, opened: BinaryIO) -> Iterator[dict[str, Any]]:
         with parquet.ParquetFile(opened) as file:
             for group in range(file.num_row_groups):  # asked for together, all would be read ahead
                 for batch in file.iter_batches(BATCH, row_groups=[group]):
-                    yield from batch.to_pylist()
+                    for row in batch.to_pylist():
+                        yield {name: _plain(value) for name, value in row.items()}
     except pyarrow.ArrowException as error:
         raise ConfigError(f"{name}: not a readable Parquet file: {error}") from None
 
 
-def read_tasks(path: Path, task: MakeTask, what: str) -> tuple[Task, ...]:
-    """A file's tasks; it is read again only where it has changed.
+def _plain(value: Any) -> Any:
+    """A cell as plain data: decimals, dates and bytes are no JSON, and NaN is what pandas writes for none."""
+    return None if isinstance(value, float) and math.isnan(value) else plain(value)
+
+
+def read_tasks(
+    path: Path, task: MakeTask, what: str, layout: Callable[[Mapping[str, Any]], str] = lambda _: ""
+) -> TaskList:
+    """A file's tasks, with a note on what it holds; it is read again only where it has changed.
 
     Args:
         path: JSONL or Parquet.
         task: makes a task of a row; a function of a module, so that the result can be kept.
         what: what the file's rows are, in the plural, for messages.
+        layout: names a row's layout, where there are several; a function of a module too.
 
     Raises:
         ConfigError: a row is wrong, or there is none; the message names it.
         MissingExtra: pyarrow is not installed.
     """
-    return _read(path, path.stat().st_mtime_ns, task, what)
+    return _read(path, path.stat().st_mtime_ns, task, what, layout).copy()
 
 
 @lru_cache(maxsize=16)
-def _read(path: Path, stamp: int, task: MakeTask, what: str) -> tuple[Task, ...]:
+def _read(path: Path, stamp: int, task: MakeTask, what: str, layout: Callable[[Mapping[str, Any]], str]) -> TaskList:
     """`stamp`, the file's modification time, is part of the cache's key."""
     tasks, unit = [], "row" if path.suffix == ".parquet" else "line"
-    for number, row in read_rows(path):
+    layouts, read, columns = Counter[str](), set[str](), dict[str, None]()
+    for number, values in read_rows(path):
+        row = Row(values, read)
+        columns |= dict.fromkeys(values)
         try:
             tasks.append(task(row, number))
+            layouts[layout(values)] += 1
         except KeyError as error:
             raise ConfigError(f"{path}, {unit} {number}: it has no field {error}") from None
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{path}, {unit} {number}: {error}") from None
     if not tasks:
         raise ConfigError(f"{path}: the file holds no {what}")
-    return tuple(tasks)
+    layouts.pop("", None)
+    return TaskList(tasks, [described(str(path), len(tasks), what, layouts, columns.keys() - read)])

@@ -33,6 +33,12 @@ class TaskList(list[Task]):
         super().__init__(tasks)
         self.notes = tuple(notes)
 
+    def only(self, wanted: Callable[[Task], bool], others: str) -> TaskList:
+        """The wanted tasks, with a note on how many `others` were left out."""
+        kept = [task for task in self if wanted(task)]
+        left_out = len(self) - len(kept)
+        return TaskList(kept, (*self.notes, *([f"{left_out:,} {others}: left out"] if left_out else ())))
+
     def copy(self) -> TaskList:
         """Another list of the same tasks and notes."""
         return TaskList(self, self.notes)
@@ -68,7 +74,7 @@ def divide(
     contents = [normalized(content(task)) for task in tasks]
     hashes = {text: _hash(text) for text in contents}
     out = {text for text, value in hashes.items() if value < _RANGE // share}
-    notes = []
+    notes = list(tasks.notes) if isinstance(tasks, TaskList) else []
     if len(hashes) > 1 and len(out) in (0, len(hashes)):
         moved, side, whole = (min, "eval", "none") if not out else (max, "train", "every one")
         text = moved(hashes, key=hashes.__getitem__)

@@ -265,7 +265,7 @@ async def player(
 ) -> AsyncIterator[tuple[Rollouts, Callable[[RolloutConfig], Actor | Program]]]:
     """Rollouts on the run's cluster, and a function from limits to what acts in them: the model, or a program.
 
-    `trains`: finished sessions may be held by a process beside this one (`cluster.sessions`). `splits`: that are played.
+    `trains`: finished sessions may be held by a process beside this one (`cluster.sessions`). `splits`: those played.
     """
     folder = Path(store.path).parent
     config = shared(config, folder)

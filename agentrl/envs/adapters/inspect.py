@@ -20,6 +20,7 @@ from typing import Any
 from agentrl.envs.adapters import library
 from agentrl.envs.adapters.loops import Ask, Loop
 from agentrl.envs.base import Env, reward
+from agentrl.envs.splits import TaskList
 from agentrl.errors import AgentRLError, ConfigError, EnvError, nearest
 from agentrl.tools.tool import Tool
 from agentrl.types import FunctionCall, Message, Session, StepResult, Task, ToolCall
@@ -65,7 +66,8 @@ class Inspect(Env):
         """Its samples."""
         samples = enumerate(self._loaded.task.dataset)
         names = ((place, place if sample.id is None else sample.id) for place, sample in samples)
-        return [Task(id=f"sample-{name}", data={"place": place}) for place, name in names]
+        found = [Task(id=f"sample-{name}", data={"place": place}) for place, name in names]
+        return TaskList(found, [f"env=inspect:{self.source}: {len(found):,} samples, which its own scorers score"])
 
     def brief(self, task: Task) -> Task:
         """The sample's input, without its target."""

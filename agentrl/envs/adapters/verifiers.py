@@ -21,7 +21,7 @@ from typing import Any
 from agentrl.envs.adapters import library
 from agentrl.envs.adapters.loops import Ask, Loop
 from agentrl.envs.base import Env, reward
-from agentrl.envs.splits import divide
+from agentrl.envs.splits import TaskList, divide
 from agentrl.errors import AgentRLError, ConfigError, EnvError, InfraError
 from agentrl.imports import load
 from agentrl.plain import plain
@@ -60,7 +60,10 @@ class Verifiers(Env):
             Task(id=f"{split}-{row.get('example_id', index)}", data=safe_json(row, whole=True, integers=True))
             for index, row in enumerate(rows)
         ]
-        return found if all(own) else divide(found, split, _prompt, f"verifiers:{self.source}")
+        where = f"env=verifiers:{self.source}"
+        columns = sorted({name for task in found for name in task.data})
+        noted = TaskList(found, [f"{where}: {len(found):,} rows of {', '.join(columns)}, which its own rubric scores"])
+        return noted if all(own) else divide(noted, split, _prompt, where)
 
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
         """Begin its rollout; the messages of the first prompt."""

@@ -70,7 +70,7 @@ class Code(Env):
         """The split's problems, in the file's order."""
         problems = read_problems(self.eval_path if split == "eval" and self.eval_path else self.path, self.shown)
         if self.eval_path:
-            return list(problems)
+            return problems
         where, share = ("env=code", BUILT_IN_SHARE) if self.path is None else (f"env.path = {self.path!r}", SHARE)
         return divide(problems, split, lambda task: str(task["statement"]), where, share)
 

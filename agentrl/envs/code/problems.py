@@ -18,6 +18,7 @@ from typing import Any
 
 from agentrl.envs.code.builtin import PROBLEMS
 from agentrl.envs.rows import MakeTask, read_tasks
+from agentrl.envs.splits import TaskList
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
@@ -30,7 +31,7 @@ WRITE = (
 )
 
 
-def read_problems(path: str | Path | None, shown: int) -> tuple[Task, ...]:
+def read_problems(path: str | Path | None, shown: int) -> TaskList:
     """A file's problems, or the built-in ones.
 
     Args:
@@ -41,11 +42,11 @@ def read_problems(path: str | Path | None, shown: int) -> tuple[Task, ...]:
         ConfigError: a row is of no known layout; it is named.
     """
     if path is None:
-        return tuple(problem(row, f"code-{number}", shown) for number, row in enumerate(PROBLEMS, 1))
+        return TaskList(problem(row, f"code-{number}", shown) for number, row in enumerate(PROBLEMS, 1))
     chosen = Path(path).expanduser()
     if not chosen.is_file():
         raise ConfigError(f"env.path = {str(path)!r}: there is no such file")
-    return read_tasks(chosen, _maker(shown), "problems")
+    return read_tasks(chosen, _maker(shown), "problems", layout_of)
 
 
 @cache
@@ -60,11 +61,22 @@ def problem(row: Mapping[str, Any], id: str, shown: int) -> Task:
     Raises:
         ValueError: it is of no known layout, or its code does not parse.
     """
-    if all(isinstance(row.get(field), str) for field in HUMANEVAL):
-        return _humaneval(row, id)
-    if isinstance(row.get("code"), str) and isinstance(row.get("test_list"), list) and row["test_list"]:
-        return _mbpp(row, id, shown)
-    raise ValueError(f"neither a HumanEval nor an MBPP row: fields {', '.join(sorted(row))}")
+    return _humaneval(row, id) if layout_of(row) == "HumanEval's" else _mbpp(row, id, shown)
+
+
+def layout_of(row: Mapping[str, Any]) -> str:
+    """The layout of a row.
+
+    Raises:
+        ValueError: it is none of the two, or both, with other tests.
+    """
+    humaneval = all(isinstance(row.get(field), str) for field in HUMANEVAL)
+    mbpp = isinstance(row.get("code"), str) and isinstance(row.get("test_list"), list) and bool(row["test_list"])
+    if humaneval and mbpp:
+        raise ValueError("it has the fields of HumanEval (test) and of MBPP (test_list): leave one of the tests out")
+    if not humaneval and not mbpp:
+        raise ValueError(f"neither a HumanEval nor an MBPP row: fields {', '.join(sorted(row))}")
+    return "HumanEval's" if humaneval else "MBPP's"
 
 
 def _humaneval(row: Mapping[str, Any], id: str) -> Task:

@@ -8,7 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from agentrl.envs.document_search.document import Document, cut
-from agentrl.envs.splits import divide, held_out
+from agentrl.envs.rows import described
+from agentrl.envs.splits import TaskList, divide, held_out
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
@@ -24,12 +25,14 @@ class Questions:
     named: dict[str, list[Task]]
     others: list[Task]
     where: str
+    note: str = ""
 
-    def tasks(self, split: str) -> list[Task]:
+    def tasks(self, split: str) -> TaskList:
         """The tasks of a split; where no line names one, the rule of `splits` holds some out."""
         if not any(self.named.values()):
-            return divide(self.others, split, lambda task: str(task["question"]), self.where)
-        return self.named[split] + [task for task in self.others if held_out(task["question"]) == (split == "eval")]
+            return divide(TaskList(self.others, [self.note]), split, lambda task: str(task["question"]), self.where)
+        others = [task for task in self.others if held_out(task["question"]) == (split == "eval")]
+        return TaskList([*self.named[split], *others], [self.note])
 
 
 @lru_cache(maxsize=8)
@@ -47,10 +50,12 @@ def read_questions(folder: Path) -> Questions:
     documents: dict[str, Document] = {}
     named: dict[str, list[Task]] = {"train": [], "eval": []}
     others: list[Task] = []
+    columns = set[str]()
     for number, line in enumerate(lines, 1):
         if line.strip():
             row = _row(line, f"{path}, line {number}")
             name = row["document"]
+            columns |= row.keys()
             if name not in documents:
                 documents[name] = _document(folder, name, f"{path}, line {number}")
             split = row.get("split")
@@ -58,7 +63,9 @@ def read_questions(folder: Path) -> Questions:
                 raise ConfigError(f"{path}, line {number}: split is {split!r}; allowed are {', '.join(named)}")
             data = {field: row[field] for field in FIELDS}
             (named[split] if split else others).append(Task(id=f"question-{number}", data=data))
-    return Questions(documents, named, others, f"env.path = {str(folder)!r}")
+    where, count = f"env.path = {str(folder)!r}", len(others) + sum(map(len, named.values()))
+    note = described(where, count, "questions", {}, columns.difference(FIELDS, ["split"]))
+    return Questions(documents, named, others, where, note)
 
 
 def _row(line: str, where: str) -> dict[str, str]:

@@ -39,13 +39,13 @@ class Instructions(Env):
         """The file's requests, in its order."""
         tasks = read_tasks(self.path, _task, "requests")
         if not self.languages:
-            return [task for task in tasks if LANGUAGE not in task["kinds"]]
+            return tasks.only(lambda task: LANGUAGE not in task["kinds"], "requests for another language")
         if any(LANGUAGE in task["kinds"] for task in tasks) and not can_tell_languages():
             raise ConfigError(
                 "requests for another language are checked by langdetect, which is not installed: pip install "
                 "langdetect, or leave them out: env.languages=false"
             )
-        return list(tasks)
+        return tasks
 
     def reset(self, task: Task, *, seed: int | None = None) -> str:
         """The request."""

@@ -15,7 +15,8 @@ from agentrl.envs.base import Env, reward
 from agentrl.envs.dataset import Dataset
 from agentrl.envs.overlap import Overlap
 from agentrl.envs.questions import latex
-from agentrl.envs.questions.formats import Grading, Question, question
+from agentrl.envs.questions.formats import ANSWERS, COLUMNS, Grading, Question, question
+from agentrl.envs.rows import described
 from agentrl.envs.search_r1.scoring import exact_match, f1
 from agentrl.envs.splits import TaskList, divide
 from agentrl.errors import ConfigError
@@ -156,45 +157,82 @@ def _tasks(spec: str, stamp: Any) -> TaskList:
     data = Dataset(**settings)
     rows = data.every_row() if whole else data.rows(split)
     where = f"env.path = {data.path!r}"
-    made = list(_made(rows, Grading(grading) if grading else None))
-    read = [task for task in made if task is not None]
+    columns = dict[str, None]()
+    made = list(_made(rows, Grading(grading) if grading else None, columns))
+    read = [task for task, _ in made if task is not None]
     if not read:
-        raise ConfigError(f"{where}: it holds no questions for the split {split!r}")
-    notes = [_detected(read, len(made) - len(read), where)]
+        left_out = f" (env.where leaves {data.left_out['where']:,} rows out)" if data.left_out else ""
+        raise ConfigError(f"{where}: it holds no questions for the split {split!r}{left_out}")
+    _check_clear(read, sum(unclear for _, unclear in made), where)
+    dropped = {
+        "rows without an answer": len(made) - len(read),
+        "rows that env.where leaves out": data.left_out["where"],
+    }
+    notes = [_detected(read, dropped, _ignored(columns, data), where)]
     if whole or not data.shared():
         return TaskList(read, notes)
     divided = divide(read, split, lambda task: str(task["question"]), where)
     return TaskList(divided, [*notes, *divided.notes])
 
 
-def _detected(tasks: Sequence[Task], dropped: int, where: str) -> str:
+def _check_clear(tasks: Sequence[Task], unclear: int, where: str) -> None:
+    """Refuse answers that may be meant as mathematics or as words: where they are numbers, and no other is text.
+
+    Raises:
+        ConfigError: they are.
+    """
+    if unclear and unclear == sum(task["grading"] == Grading.EXACT for task in tasks):
+        first = next(task["answers"][0] for task in tasks if task["grading"] == Grading.EXACT)
+        raise ConfigError(
+            f"{where}: {unclear:,} answers are numbers that are written as text, such as {first!r}: say whether they are "
+            "compared as mathematics (env.grading=math: 4.0 is 4) or as words (env.grading=exact)"
+        )
+
+
+def _ignored(columns: Mapping[str, None], data: Dataset) -> list[str]:
+    """The columns of a set that no question is made of."""
+    lower = {name.lower() for name in columns}
+    used = set(COLUMNS) | {name.lower() for theirs in data.columns.values() for name in (theirs, theirs.split(".")[0])}
+    if not lower & {"problem", "question", "question_text"}:
+        used.add("prompt")
+    if not lower & ANSWERS and "solution" not in lower:
+        used |= {"reward_model", "label"} if "reward_model" not in lower else {"reward_model"}
+    where = data.where if isinstance(data.where, Mapping) else {}
+    return [name for name in columns if name.lower() not in used and name not in where]
+
+
+def _detected(tasks: Sequence[Task], dropped: Mapping[str, int], ignored: Sequence[str], where: str) -> str:
     """What was found in the rows of a set, in words."""
     gradings = Counter(str(task["grading"]) for task in tasks)
-    words = f"{where}: graded as {', '.join(f'{grading} ({count:,})' for grading, count in gradings.items())}"
+    graded = ", ".join(f"{grading} ({count:,})" for grading, count in gradings.items())
+    words = f"{described(where, len(tasks), 'questions', {}, ignored)}; graded as {graded}"
     numbers = sum(
         task["grading"] == Grading.EXACT and all(latex.number(answer) is not None for answer in task["answers"])
         for task in tasks
     )
     if numbers:
         words += f", {numbers:,} of them numbers that are compared as words (env.grading=math compares values)"
-    return words + (f"; rows without an answer, left out: {dropped:,}" if dropped else "")
+    return words + "".join(f"; {kind}, left out: {count:,}" for kind, count in dropped.items() if count)
 
 
-def _made(rows: Iterator[tuple[str, Mapping[str, Any]]], grading: Grading | None) -> Iterator[Task | None]:
-    """A task of each row; None of one that has no answer."""
+def _made(
+    rows: Iterator[tuple[str, Mapping[str, Any]]], grading: Grading | None, columns: dict[str, None]
+) -> Iterator[tuple[Task | None, bool]]:
+    """A task of each row (None of one that has no answer), and whether its grading is unclear; notes the columns."""
     for place, row in rows:
+        columns |= dict.fromkeys(map(str, row))
         try:
             asked = question(row, grading)
         except ValueError as error:
             raise ConfigError(f"{place}: {error} (columns: {', '.join(map(str, row))})") from None
         if asked is None:
-            yield None
+            yield None, False
             continue
         name = next(
             (row[key] for key in ("unique_id", "task_id", "id", "ID", "example_id", "_id") if row.get(key)), place
         )
         data = {"question": asked.text, "answers": list(asked.answers), "grading": asked.grading.value}
-        yield Task(id=str(name), data=data | ({"wrong": list(asked.wrong)} if asked.wrong else {}))
+        yield Task(id=str(name), data=data | ({"wrong": list(asked.wrong)} if asked.wrong else {})), asked.unclear
 
 
 def _stamp(path: str) -> Any:

@@ -19,23 +19,43 @@ r"""A row of a published question set as a question with its right answers, and 
 | SimpleQA (arXiv:2411.04368), SimpleQA Verified | `problem`, `answer`, a text; `metadata`, or `urls` |
 | TruthfulQA (arXiv:2109.07958), free answers | `question`, `best answer`, `correct answers`, `incorrect answers` |
 | TruthfulQA, choices | `question`, `mc1_targets`: 1 or 0 by answer, or {choices, labels} |
+| verl's files | `prompt`, a text or one message; `reward_model` {ground_truth}: text, texts, or {target} |
+| slime's files | `prompt` as above, `label` |
 
-Letters of columns may be upper or lower case. Other sets are read by naming their columns (`env.columns`).
+Numbers in text (every CSV file's, verl's) may be meant as mathematics or as words: where a set's own columns do not tell,
+`env.grading` has to. Letters of columns may be upper or lower case. Other sets are read by naming their columns (`env.columns`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from agentrl.envs.questions.latex import boxed
+from agentrl.envs.questions.latex import boxed, number
+from agentrl.plain import plain
 
+COLUMNS = frozenset(
+    {
+        *("problem", "question", "question_text", "annotations", "document_text", "document_tokens", "answerable"),
+        *("choices", "options", "answer", "answers", "golden_answers", "possible_answers", "answerkey"),
+        *("answer_aliases", "solution", "problem number", "correct answer", "a", "b", "c", "d", "mc1_targets"),
+        *(f"incorrect answer {n}" for n in (1, 2, 3)),
+        *("best answer", "correct answers", "incorrect answers", "best_answer", "correct_answers", "incorrect_answers"),
+        *("unique_id", "task_id", "id", "example_id", "_id"),
+    }
+)
+"""The columns that a question may be made of, in lower case; `prompt`, `reward_model` and `label` stand for missing ones."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+ANSWERS = frozenset({"golden_answers", "possible_answers", "answer", "answers", "annotations", "answerkey"}) | {
+    *("correct answer", "best answer", "best_answer", "mc1_targets", "choices", "options"),
+}
+"""Columns, one of which has the right answer."""
 _MARKED = re.compile(r"####\s*(.+?)\s*$")
 
 
@@ -52,13 +72,15 @@ class Grading(StrEnum):
 class Question:
     """A question and its right answers, of which one is enough; for `CHOICE` they are letters.
 
-    `wrong` answers are known for `CLOSER` alone.
+    `wrong` answers are known for `CLOSER` alone. `unclear`: the answer is a number that is written as text, and nothing
+    in its row tells whether it is compared as mathematics or as words.
     """
 
     text: str
     answers: tuple[str, ...]
     grading: Grading
     wrong: tuple[str, ...] = ()
+    unclear: bool = False
 
 
 def question(row: Mapping[str, Any], grading: Grading | None = None) -> Question | None:
@@ -71,7 +93,7 @@ def question(row: Mapping[str, Any], grading: Grading | None = None) -> Question
     Raises:
         ValueError: it is in no known format, or has no answer.
     """
-    row = {str(name).lower(): value for name, value in row.items()}
+    row = _of_trainers({str(name).lower(): value for name, value in row.items()})
     if "question_text" in row and "annotations" in row:
         return _natural(row, grading)
     if row.get("answerable") is False:
@@ -86,7 +108,35 @@ def question(row: Mapping[str, Any], grading: Grading | None = None) -> Question
     wrong = tuple(row.get("wrong_answers", ()))
     if grading is Grading.CLOSER and not wrong:
         raise ValueError("env.grading = 'closer' needs wrong answers, as TruthfulQA has them")
-    return Question(text.strip(), answers, grading or found, wrong)
+    text_alone = grading is None and found is Grading.EXACT and _given(row) == answers[0] and not _asks_facts(row)
+    return Question(text.strip(), answers, grading or found, wrong, text_alone and number(answers[0]) is not None)
+
+
+def _of_trainers(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with a question and an answer, where it has them in the columns of verl's or slime's files."""
+    found = dict(row)
+    if not row.keys() & {"problem", "question", "question_text"} and "prompt" in row:
+        found["question"] = row["prompt"]
+    if not row.keys() & ANSWERS and "solution" not in row:
+        truth = row["reward_model"].get("ground_truth") if isinstance(row.get("reward_model"), Mapping) else None
+        answer = row.get("label") if truth is None else truth
+        if isinstance(answer, Mapping) and "target" in answer:
+            answer = answer["target"]
+        if answer is not None:
+            found["answer"] = answer
+    return found
+
+
+def _given(row: Mapping[str, Any]) -> Any:
+    """What stands in the first column of answers that has something; None where none has."""
+    names = ("golden_answers", "possible_answers", "answer", "answers")
+    found = (row[name] for name in names if row.get(name) not in (None, ""))
+    return next((each for each in found if not (isinstance(each, float) and math.isnan(each))), None)
+
+
+def _asks_facts(row: Mapping[str, Any]) -> bool:
+    """Whether it is a row of SimpleQA."""
+    return "solution" not in row and ("metadata" in row or "urls" in row)
 
 
 def _asked(value: Any) -> str:
@@ -172,14 +222,12 @@ def _shuffled(text: str) -> bytes:
 
 
 def _answers(row: Mapping[str, Any]) -> tuple[tuple[str, ...], Grading]:
-    names = ("golden_answers", "possible_answers", "answer", "answers")
-    given = next((row[name] for name in names if row.get(name) not in (None, "")), None)
+    given = plain(_given(row))
     if isinstance(given, str) and (marked := _MARKED.search(given)):
         return (marked[1],), Grading.MATH
     if "wrong_answers" in row:
         return tuple(dict.fromkeys(map(str, given or ()))), Grading.CLOSER
-    asks_facts = "solution" not in row and ("metadata" in row or "urls" in row)
-    if "problem number" in row or ("problem" in row and not asks_facts):
+    if "problem number" in row or ("problem" in row and not _asks_facts(row)):
         inside = boxed(str(row.get("solution", ""))) if given is None else str(given)
         return ((inside,) if inside else ()), Grading.MATH
     if isinstance(given, bool):

@@ -15,11 +15,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from agentrl.envs.rows import described
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
 Record = dict[str, Any]
 FILES = ("db.json", "policy.md", "tasks.json", "split_tasks.json")
+READ = {"actions", "communicate_info"}
+"""Criteria that rewards are computed from."""
 SPLITS = {"train": "train", "eval": "test"}
 """Our splits by the names in `split_tasks.json`."""
 SCENARIO = {
@@ -53,6 +56,7 @@ class World:
     database: Database
     policy: str
     tasks: Mapping[str, tuple[Task, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def read_world(folder: Path) -> World:
@@ -78,7 +82,10 @@ def _read(folder: Path, stamps: tuple[int, ...]) -> World:
     except (KeyError, TypeError, ValueError) as error:
         words = f"{type(error).__name__}: {error}"
         raise ConfigError(f"env.path = {str(folder)!r}: its files don't have tau2-bench's layout ({words})") from None
-    return World(database, (folder / "policy.md").read_text("utf-8").strip(), chosen)
+    criteria = {name for row in rows for name, value in row["evaluation_criteria"].items() if value}
+    ignored = [f"evaluation_criteria.{name}" for name in criteria - READ]
+    note = described(f"env.path = {str(folder)!r}", len(rows), "tasks", {}, ignored)
+    return World(database, (folder / "policy.md").read_text("utf-8").strip(), chosen, (note,))
 
 
 def _task(row: Mapping[str, Any]) -> Task:

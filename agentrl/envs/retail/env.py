@@ -21,6 +21,7 @@ from agentrl.envs.retail.data import World, read_world
 from agentrl.envs.retail.expert import script
 from agentrl.envs.retail.generate import LEVELS, made_tasks, made_world
 from agentrl.envs.retail.store import TOOLS, Store
+from agentrl.envs.splits import TaskList
 from agentrl.errors import ConfigError
 from agentrl.types import AGENT, Message, Session, Status, StepResult, Task
 
@@ -81,7 +82,7 @@ class Retail(Env):
     def tasks(self, split: str = "train") -> Any:
         """The folder's tasks, or an endless sequence of made ones."""
         if self.path is not None:
-            return list(self._world.tasks[split])
+            return TaskList(self._world.tasks[split], self._world.notes)
         return made_tasks(split, self.level, self.seed)
 
     def reset(self, task: Task, *, seed: int | None = None) -> Any:

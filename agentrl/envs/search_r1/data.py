@@ -17,7 +17,7 @@ from typing import Any
 
 from agentrl.envs.rows import read_tasks
 from agentrl.envs.search_r1.published import SETS
-from agentrl.envs.splits import divide, normalized
+from agentrl.envs.splits import TaskList, divide, normalized
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
@@ -26,7 +26,7 @@ FILES = {"train": ("train",), "demo": ("demo", "train"), "eval": ("eval", "test"
 """By split, the names of its file, the first that is there, without the ending."""
 
 
-def load(path: Path) -> tuple[Task, ...]:
+def load(path: Path) -> TaskList:
     """A file's questions.
 
     Raises:
@@ -62,13 +62,15 @@ def split_tasks(data: Path, split: str, questions: Path | None) -> list[Task]:
     """
     own = questions or _file(data, "eval")
     if own:
-        return list(load(own if split == "eval" else split_file(data, split)))
+        return load(own if split == "eval" else split_file(data, split))
     where = f"env.data = {str(data)!r}"
     divided = divide(load(split_file(data, "train")), "eval" if split == "eval" else "train", _question, where)
     if split != "demo":
         return divided
     trained = {normalized(_question(task)) for task in divided}
-    return [task for task in load(split_file(data, "demo")) if normalized(_question(task)) in trained]
+    return load(split_file(data, "demo")).only(
+        lambda task: normalized(_question(task)) in trained, "held-out questions"
+    )
 
 
 def _question(task: Task) -> str:

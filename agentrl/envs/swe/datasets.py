@@ -24,12 +24,13 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl.envs.rows import read_rows
+from agentrl.envs.rows import Row, described, read_rows
 from agentrl.envs.swe import logs
 from agentrl.envs.swe.task import SweTask
 from agentrl.errors import InvalidInput, unknown_name
@@ -56,8 +57,8 @@ COMMANDS: Mapping[str, str] = {
 """Test commands of SWE-bench's projects; the others' is `PYTEST`."""
 
 
-def read_tasks(path: str | Path, layout: str = "auto", **options: str) -> list[SweTask]:
-    """The tasks of a file.
+def read_tasks(path: str | Path, layout: str = "auto", **options: str) -> tuple[list[SweTask], str]:
+    """The tasks of a file, and what it holds, in words.
 
     Args:
         path: JSONL or Parquet.
@@ -70,7 +71,12 @@ def read_tasks(path: str | Path, layout: str = "auto", **options: str) -> list[S
         InvalidInput: a row is not of that layout; it names the field.
         UnknownName: no such layout.
     """
-    return [task_of(row, layout, **options) for _, row in read_rows(path)]
+    tasks, layouts, read, columns = [], Counter[str](), set[str](), dict[str, None]()
+    for _, values in read_rows(path):
+        columns |= dict.fromkeys(values)
+        tasks.append(task_of(Row(values, read), layout, **options))
+        layouts[layout_of(values) if layout == "auto" else layout] += 1
+    return tasks, described(f"env.path = {str(path)!r}", len(tasks), "tasks", layouts, columns.keys() - read)
 
 
 def task_of(
@@ -136,7 +142,9 @@ def _swebench(row: Mapping[str, Any], *, image: str, underscore: str) -> dict[st
 
 def _smith(row: Mapping[str, Any]) -> dict[str, Any]:
     named = str(row["image_name"]).removesuffix(":latest").replace("__", "_1776_")
-    fields = _swebench({**row, "base_commit": "", "test_patch": ""}, image="", underscore="")
+    left_out = {"base_commit": "", "test_patch": ""}
+    own = row.over(left_out) if isinstance(row, Row) else {**row, **left_out}
+    fields = _swebench(own, image="", underscore="")
     files = dict.fromkeys(test.partition("::")[0] for test in (*fields["fail_to_pass"], *fields["pass_to_pass"]))
     paths = " ".join(map(shlex.quote, files))
     return fields | {
