@@ -184,8 +184,8 @@ def _check_clear(tasks: Sequence[Task], unclear: int, where: str) -> None:
     if unclear and unclear == sum(task["grading"] == Grading.EXACT for task in tasks):
         first = next(task["answers"][0] for task in tasks if task["grading"] == Grading.EXACT)
         raise ConfigError(
-            f"{where}: {unclear:,} answers are numbers that are written as text, such as {first!r}: say whether they are "
-            "compared as mathematics (env.grading=math: 4.0 is 4) or as words (env.grading=exact)"
+            f"{where}: {unclear:,} answers are numbers that are written as text, such as {first!r}: say whether they "
+            "are compared as mathematics (env.grading=math: 4.0 is 4) or as words (env.grading=exact)"
         )
 
 

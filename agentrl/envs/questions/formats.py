@@ -22,8 +22,9 @@ r"""A row of a published question set as a question with its right answers, and 
 | verl's files | `prompt`, a text or one message; `reward_model` {ground_truth}: text, texts, or {target} |
 | slime's files | `prompt` as above, `label` |
 
-Numbers in text (every CSV file's, verl's) may be meant as mathematics or as words: where a set's own columns do not tell,
-`env.grading` has to. Letters of columns may be upper or lower case. Other sets are read by naming their columns (`env.columns`).
+Numbers in text (every CSV file's, verl's) may be meant as mathematics or as words: where a set's own columns do not
+tell, `env.grading` has to. Letters of columns may be upper or lower case. Other sets are read by naming their columns
+(`env.columns`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ COLUMNS = frozenset(
         *("unique_id", "task_id", "id", "example_id", "_id"),
     }
 )
-"""The columns that a question may be made of, in lower case; `prompt`, `reward_model` and `label` stand for missing ones."""
+"""The columns that a question may be made of, in lower case; trainers' own stand for missing ones (`_of_trainers`)."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 ANSWERS = frozenset({"golden_answers", "possible_answers", "answer", "answers", "annotations", "answerkey"}) | {
     *("correct answer", "best answer", "best_answer", "mc1_targets", "choices", "options"),
