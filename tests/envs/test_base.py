@@ -221,7 +221,8 @@ async def test_an_opening_may_be_text_a_dict_or_messages(value: Any):
         ("text", "not a StepResult"),
         (StepResult(), "nothing to answer"),
         (StepResult(terminated=True, reward=float("nan")), "not a finite number"),
-        (StepResult(terminated=True, reward="1"), "not a finite number"),  # type: ignore[arg-type]
+        (StepResult(terminated=True, reward="one"), "text and not a number"),  # type: ignore[arg-type]
+        (StepResult(terminated=True, info=None), "info=None; expected a mapping"),  # type: ignore[arg-type]
         (StepResult(terminated=True, rewards={"agent": [1]}), "not a number"),  # type: ignore[dict-item]
     ],
 )
@@ -237,7 +238,7 @@ async def test_a_step_that_leads_nowhere_is_refused(value: Any, words: str):
         (float("nan"), "not a finite number"),
         (float("inf"), "not a finite number"),
         (1.5, "outside its range 0 to 1"),
-        ("1", "not a finite number"),
+        ("one", "text and not a number"),
         ([1], "not a number"),
     ],
 )

@@ -18,7 +18,16 @@ from agentrl.envs.episode import expert_policy, play
 from agentrl.envs.registry import factory
 from agentrl.envs.results import give_rewards
 from agentrl.envs.rewards import REWARDS, adding, make_rewards, rewarded
-from agentrl.errors import AgentRLError, Blame, ConfigError, DeadlineExceeded, EnvError, InfraError, UnknownName
+from agentrl.errors import (
+    AgentRLError,
+    Blame,
+    ConfigError,
+    DeadlineExceeded,
+    EnvError,
+    InfraError,
+    InvalidReward,
+    UnknownName,
+)
 from agentrl.overrides import applicable, fields, merge, typed, validate
 from agentrl.rollout.serve_process import _score
 from agentrl.types import Session, Status, Task
@@ -56,7 +65,7 @@ class Odd(Reward):
             case "nan": return float("nan")
             case "inf": return float("-inf")
             case "range": return 1.5
-            case "text": return "0.5"
+            case "text": return "half"
             case "list": return [0.5]
             case "agent": return {"nobody": 1.0}
             case "down": raise ConnectionError("refused")
@@ -155,14 +164,14 @@ async def test_a_reward_may_be_each_agents_own(plugin: Callable[[str], str]) -> 
 @pytest.mark.parametrize(
     ("kind", "error", "words"),
     [
-        ("nan", InfraError, "nan, which is not a finite number"),
-        ("inf", InfraError, "-inf, which is not a finite number"),
-        ("range", InfraError, "1.5, outside its range 0 to 1"),
+        ("nan", InvalidReward, "nan, which is not a finite number"),
+        ("inf", InvalidReward, "-inf, which is not a finite number"),
+        ("range", InvalidReward, "1.5, outside its range 0 to 1"),
         ("down", InfraError, "ConnectionError: refused"),
         ("answer", InfraError, "KeyError: 'score'"),
         ("slow", DeadlineExceeded, r"longer than 0.05 s \(rewards.odd.timeout\)"),
-        ("text", ConfigError, "which is text and not a number"),
-        ("list", ConfigError, "which is not a number"),
+        ("text", InvalidReward, "which is text and not a number"),
+        ("list", InvalidReward, "which is not a number"),
         ("name", ConfigError, "NameError: name 'undefined_name'"),
     ],
 )

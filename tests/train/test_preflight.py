@@ -14,7 +14,7 @@ from agentrl.errors import ConfigError, EnvError, SandboxError
 from agentrl.models import devices
 from agentrl.overrides import typed, validate
 from agentrl.sessions.renderers import get_renderer
-from agentrl.train import preflight, setup
+from agentrl.train import preflight, room, setup
 from agentrl.types import Task
 
 
@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def look(model: Path, *words: str) -> None:
     config = validate(typed(["env=x", "trainer.token_budget=4096", *words]), RunConfig)
-    await preflight.check_room(config, Greeting, get_renderer(model), model)
+    await room.check_room(config, Greeting, get_renderer(model), model)
 
 
 @pytest.mark.parametrize(
@@ -113,3 +113,35 @@ def test_a_gpu_that_is_not_there_is_refused_in_one_line(setting: str, monkeypatc
     with pytest.raises(ConfigError, match=rf"{setting}=cuda: torch \S+ finds no CUDA device.*{setting}=cpu or auto"):
         preflight.check_training(config)
     assert devices.torch_device("auto", setting) == "cpu"
+
+
+class Sizes(Greeting):
+    """A third of its prompts are long."""
+
+    def tasks(self, split: str = "train") -> list[dict[str, int]]:
+        return [{"n": n} for n in range(300)]
+
+    def reset(self, task: Task, *, seed: int | None = None) -> Any:
+        return "Say hello." + " to everybody" * (40 if task["n"] % 3 == 2 else 0)
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+async def test_prompts_that_do_not_fit_are_found_before_the_run_wherever_they_are_in_a_split(
+    model: Path, split: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the first task of the first split was looked at."""
+    base = ["env=x", "trainer.token_budget=4096", "rollout.turn_tokens=10", "rollout.session_tokens=90"]
+    renderer = get_renderer(model)
+
+    async def check(*words: str) -> None:
+        await room.check_room(validate(typed([*base, *words]), RunConfig), Sizes, renderer, model, (split,))
+
+    await check()
+    assert f"in 5 of 16 tasks of the split {split!r} that were opened" in caplog.text
+    assert "rollout.session_tokens=90 leaves no room" in caplog.text
+    with pytest.raises(ConfigError, match=r"5 of 16 tasks .* opens with \d+ tokens \(rollout\.overlong=refuse\)"):
+        await check("rollout.overlong=refuse")
+    own = "eval.session_tokens=95 leaves" if split == "eval" else "rollout.session_tokens=90 leaves"
+    caplog.clear()
+    await check("eval.session_tokens=95")
+    assert own in caplog.text

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import agentrl
-from agentrl.config import WarmStartConfig
+from agentrl.config import RolloutConfig, WarmStartConfig
 from agentrl.envs import has_demonstrator, has_expert
-from agentrl.errors import StoreError
+from agentrl.errors import ConfigError, StoreError
 from agentrl.sessions.store import Store
 from agentrl.train import warmstart
 from agentrl.train.algorithms import make_algorithm
@@ -139,3 +139,38 @@ def test_a_disk_that_is_full_amid_a_warm_start_is_named_and_what_was_saved_befor
         agentrl.train(Kept, run_dir=str(tmp_path / "run"), **sizes)
     assert "from step 1 of its warm start" in refused.value.__notes__[0]
     assert [path.name for path in (tmp_path / "run/checkpoints/warm-start").iterdir()] == ["000001"]
+
+
+class Warnings:
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_demonstrations_beyond_the_context_are_not_imitated() -> None:
+    """3,449 tokens were imitated in a context of 2,048."""
+    demos = [demonstration("short", 5), demonstration("long", 50), demonstration("middle", 20)]
+    context, limits = {"model=x's context of 40 tokens": 40, "engine.max_context=90": 90}, RolloutConfig(turn_tokens=8)
+
+    def chosen(**settings: Any) -> tuple[list[str], list[str]]:
+        display = Warnings()
+        own = limits.model_copy(update=settings)
+        kept = warmstart.fitting(demos, context, own, display)  # type: ignore[arg-type]
+        return [session.id for session in kept], display.said
+
+    kept, (long, turns) = chosen()
+    assert kept == ["short", "middle"]
+    assert long.startswith(
+        "1 of 3 demonstrations are longer than model=x's context of 40 tokens: they are not imitated"
+    )
+    assert turns == "1 of 2 demonstrations exceed rollout.turn_tokens=8, which cuts sampled sessions off"
+    assert chosen(overlong="keep")[0] == ["short", "long", "middle"]
+    assert chosen(turn_tokens=99, session_tokens=99)[1] == [long]
+    with pytest.raises(ConfigError, match=r"1 of 3 demonstrations .*\(the longest: 52 tokens; rollout.overlong=refuse"):
+        chosen(overlong="refuse")
+    with pytest.raises(ConfigError, match="3 of 3 demonstrations are longer than a"):
+        warmstart.fitting(demos, {"a": 3}, limits, Warnings())  # type: ignore[arg-type]
