@@ -133,7 +133,7 @@ def test_code_says_which_layouts_its_rows_have_and_which_tests_it_does_not_run(t
     said = notes("code", ("train",), path=written(tmp_path / "a.jsonl", rows), sandbox="subprocess")
     assert "2 problems, read as HumanEval's (1), MBPP's (1)" in said
     assert "columns that are not read: challenge_test_list (so challenge_test_list has no part in the scoring)" in said
-    with pytest.raises(ConfigError, match="HumanEval .* and of MBPP .* leave one of the tests out"):
+    with pytest.raises(ConfigError, match=r"HumanEval .* and of MBPP .* leave one of the tests out"):
         make("code", path=written(tmp_path / "b.jsonl", [HUMANEVAL | MBPP]), sandbox="subprocess").tasks("train")
 
 
