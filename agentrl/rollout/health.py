@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from agentrl.envs.results import INVALID_REWARDS
-from agentrl.errors import AgentError, InfraError, InvalidReward, brief
+from agentrl.errors import AgentError, EnvError, InfraError, brief
 from agentrl.sessions.gateway.wire.fields import SAMPLING
 from agentrl.types import Group, Session, Status
 
@@ -57,14 +57,14 @@ async def with_retries(
 
     Raises:
         InfraError: `MAX_ATTEMPTS` of them failed.
-        InvalidReward: every session had a reward that is no finite number in its range.
+        EnvError: every session had a reward that is no finite number in its range.
     """
     for attempt in range(1, MAX_ATTEMPTS + 1):
         groups = await generate()
         if not all_failed(groups):
             break
         if all(INVALID_REWARDS in session.counters for session in sessions_of(groups)):
-            raise InvalidReward(f"{name}: {finding(sessions_of(groups))}")
+            raise EnvError(f"{name}: {finding(sessions_of(groups))}")
         message = f"{name}, attempt {attempt} of {MAX_ATTEMPTS}: {finding(sessions_of(groups))}"
         if attempt == MAX_ATTEMPTS:
             raise InfraError(message)

@@ -90,7 +90,7 @@ def test_rows_that_are_left_out_are_counted(tmp_path: Path) -> None:
 def test_the_overlap_of_splits_is_said_whatever_the_environment(tmp_path: Path) -> None:
     path, other = (
         written(tmp_path / "a.jsonl", NUMBERS),
-        written(tmp_path / "b.jsonl", NUMBERS[15:] + [{"question": "q", "answer": "1"}]),
+        written(tmp_path / "b.jsonl", [*NUMBERS[15:], {"question": "q", "answer": "1"}]),
     )
     said = notes("questions", path=path, eval_path=other, grading="math")
     assert "5 of 6 tasks of 'eval' have the same data as tasks that are trained" in said

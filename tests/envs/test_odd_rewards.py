@@ -17,7 +17,7 @@ from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.episode import EXPERT, play
 from agentrl.envs.rewards import NamedReward, Reward, adding
-from agentrl.errors import InvalidInput, InvalidReward
+from agentrl.errors import EnvError, InvalidInput, InvalidReward
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.health import failures, sampling_notes, with_retries
 from agentrl.rollout.policies import Policy
@@ -181,7 +181,7 @@ async def test_where_no_session_has_a_reward_that_is_one_the_run_ends_at_once_an
         attempts.append(1)
         return await played(make, 2)
 
-    with pytest.raises(InvalidReward, match=r"step 1: all 2 sessions failed .*'given' of Final gave 'none'"):
+    with pytest.raises(EnvError, match=r"step 1: all 2 sessions failed .*'given' of Final gave 'none'"):
         await with_retries(generate, "step 1", pytest.fail)
     assert attempts == [1]
 
