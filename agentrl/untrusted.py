@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 from agentrl.plain import plain
@@ -54,7 +55,7 @@ def safe_json(value: Any, *, whole: bool = False, integers: bool = False, depth:
         integers: leave whole numbers of any size.
         depth: this value's depth in a larger one.
     """
-    if isinstance(value, str):
+    if isinstance(value, str) and isinstance(value, Enum):
         return safe_text(value)
     value = plain(value)
     if isinstance(value, str):

@@ -152,8 +152,8 @@ def test_a_task_with_such_a_value_is_stored_saved_and_given_to_programs(name: st
 @given(st.integers(-(10**60), 10**60))
 def test_whole_numbers_of_a_task_are_read_as_they_were_whatever_their_size(value: int) -> None:
     """An answer beyond 64 bits became text in hexadecimal, so in another process no answer was right."""
-    session = Session("s", Task(id="t", data={"answer": value, 5: "a key"}))
-    assert Task.model_validate_json(task_json(session)).data == {"answer": value, "5": "a key"}
+    session = Session("s", Task(id="t", data={"answer": value}))
+    assert Task.model_validate_json(task_json(session)).data == {"answer": value}
     state = EnvState.from_bytes(EnvState("E", "1", Task(id="t", data={"answer": value}), 0, None).to_bytes())
     assert state.task["answer"] == value
 

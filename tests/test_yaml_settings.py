@@ -17,7 +17,7 @@ import agentrl
 from agentrl.config import RunConfig
 from agentrl.envs.dataset import Dataset
 from agentrl.envs.registry import make
-from agentrl.errors import ConfigError
+from agentrl.errors import AgentRLError, ConfigError
 from agentrl.overrides import fields, parse_words, read_yaml, spread, typed, validate
 from agentrl.types import Task
 
@@ -93,7 +93,7 @@ def test_no_value_of_a_setting_ends_in_anything_but_a_sentence() -> None:
         if "NAME" in name or name in ("env", "tools", "rewards", "policies", "agents"):
             continue
         for value in (None, "", [], {}, float("nan"), float("inf"), -1, 10**30, "2024-01-01", ["a", None], {"a": 1}):
-            with suppress(ConfigError):
+            with suppress(AgentRLError):
                 validate(spread({"env": "calculator", name: value}), RunConfig)
 
 
@@ -118,8 +118,8 @@ def test_a_script_may_give_numbers_of_any_library_and_paths() -> None:
 class Switched(agentrl.Env):
     """Has options without types."""
 
-    def __init__(self, hints=False, name="no") -> None:  # type: ignore[no-untyped-def]
-        self.hints, self.label = hints, name
+    def __init__(self, hints=False, label="no") -> None:  # type: ignore[no-untyped-def]
+        self.hints, self.label = hints, label
 
     def tasks(self, split: str = "train") -> list[dict[str, int]]:
         return [{"n": 1}]
@@ -129,7 +129,7 @@ class Switched(agentrl.Env):
 
 
 def test_an_option_without_a_type_is_a_switch_where_its_default_is_one() -> None:
-    env = make(Switched, **parse_words(["hints=yes", "name=yes"]))
+    env = make(Switched, **parse_words(["hints=yes", "label=yes"]))
     assert (env.hints, env.label) == (True, "yes")  # type: ignore[attr-defined]
     assert make(Switched, hints="off").hints is False  # type: ignore[attr-defined]
 

@@ -46,16 +46,14 @@ class EnvState:
         """The state for a file or a database; mappings keep their order."""
         import msgspec
 
-        content = {**vars(self), "task": self.task.model_dump(), "format": FORMAT}
+        task = safe_json({"id": self.task.id, "data": self.task.data}, integers=True)
+        content = {**vars(self), "task": task, "format": FORMAT}
         try:
             return msgspec.msgpack.encode(content)
-        except (TypeError, OverflowError, ValueError):  # numbers of numpy, or of more than 64 bits, dates …
-            task = self.task.model_dump()
-        try:
-            text = json.dumps(safe_json(task, integers=True))
-        except (TypeError, ValueError) as error:
-            raise EnvError(f"the task {self.task.id!r} holds what JSON can't express: {error}") from None
-        return msgspec.msgpack.encode(content | {"task": text})
+        except OverflowError:  # whole numbers of more than 64 bits
+            return msgspec.msgpack.encode(content | {"task": json.dumps(task)})
+        except TypeError as error:
+            raise EnvError(f"the task {self.task.id!r} holds what can't be saved: {error}") from None
 
     @classmethod
     def from_bytes(cls, data: bytes) -> EnvState:

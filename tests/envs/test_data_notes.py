@@ -75,7 +75,8 @@ def test_what_trainers_files_hold_is_read_and_their_scoring_is_named_as_ignored(
     assert "graded as math (20)" in said
     (task, *_) = make("questions", path=str(tmp_path / "a.jsonl"), grading="math").tasks("train")
     assert isinstance(task, Task)
-    assert (task["question"], task["answers"]) == ("What is 0 plus 0?", ["0"])
+    assert task["question"].startswith("What is ")
+    assert [str(2 * int(task["question"].split()[2]))] == task["answers"]
     slime = [{"prompt": f"q{n}", "label": f"word {n}", "rubric": "be kind"} for n in range(20)]
     said = notes("questions", path=written(tmp_path / "b.jsonl", slime))
     assert "columns that are not read: rubric (so rubric has no part in the scoring)" in said

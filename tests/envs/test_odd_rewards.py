@@ -116,7 +116,7 @@ async def test_rewards_that_a_run_adds_and_that_programs_post_follow_the_same_ru
         assert validated(RewardBody, {"value": value}).value == 0.5
         assert validated(CloseBody, {"reward": value, "rewards": {"a": value}}).rewards == {"a": 0.5}
     for value in (*ODD, None):
-        if value is not None:
+        if value is not None and not isinstance(value, dict):
             with pytest.raises(InvalidReward, match=r"rewards\.judge=.* gave"):
                 await NamedReward("judge", Judge(lambda value=value: value))(Session("s", Task(id="t")))
         with pytest.raises(ApiError, match=r"value: .*which is"):

@@ -87,12 +87,12 @@ async def test_such_sessions_are_rewarded_as_they_are_or_end_the_run_where_that_
 async def test_the_limit_that_is_named_is_the_one_that_cut(settings: dict[str, Any], said: str) -> None:
     at_first = await play(**settings)
     assert [session.error is not None and said in session.error for session in at_first] == [0, 0, 1, 1, 0, 0]
-    later = await play(lambda: Lengths(30, keeps_on=True), **{**settings, "max_turns": 9})
+    later = await play(lambda: Lengths(30, keeps_on=True), end=1e9, **{**settings, "max_turns": 9})
     for session in (session for session in later if session.turns):
         assert session.error is not None
         assert said in session.error
         assert session.score == 0.5, "what had a turn is rewarded"
     cut = [session for session in await play(**{**settings, "turn_tokens": 60}, end=0.0001) if session.turns]
     assert {session.error for session in cut} == {f"a turn was cut off: {said}"}
-    own = [session for session in await play(context=100, end=0.0001) if session.turns]
+    own = [session for session in await play(context=300, end=0.0001) if session.turns]
     assert {session.error for session in own} == {"a turn was cut off by its token limit (rollout.turn_tokens=8)"}
