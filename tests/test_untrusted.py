@@ -160,9 +160,16 @@ async def test_a_session_survives_and_is_stored_whatever_comes_in(
     assert [node.message for node in again.nodes] == [node.message for node in session.nodes]
 
 
+class Thing:
+    """Stands for nothing in JSON."""
+
+    def __repr__(self) -> str:
+        return "a thing"
+
+
 async def test_a_session_whose_info_can_not_be_stored_is_an_infrastructure_error_that_keeps_what_it_was() -> None:
     limits = RolloutConfig(tool_timeout=5, turn_timeout=10, timeout=20, retries=0)
-    rollouts = Rollouts(lambda: Hostile("info", {1, 2}), Policy(NullRenderer()), limits, seed=5)
+    rollouts = Rollouts(lambda: Hostile("info", Thing()), Policy(NullRenderer()), limits, seed=5)
     groups = await rollouts.collect([Task(id="t")], EXPERT, phase="test", n=1)
     (session,) = groups[0].sessions
     assert session.status is Status.INFRA_ERROR
@@ -170,4 +177,4 @@ async def test_a_session_whose_info_can_not_be_stored_is_an_infrastructure_error
     assert "JSON can't express" in (session.error or "")
     with Store(":memory:") as store:
         store.save(session)
-        assert store.load(session.id).info["note"] == "{1, 2}"
+        assert store.load(session.id).info["note"] == "a thing"

@@ -170,7 +170,7 @@ def test_demonstrations_beyond_the_context_are_not_imitated() -> None:
     assert turns == "1 of 2 demonstrations exceed rollout.turn_tokens=8, which cuts sampled sessions off"
     assert chosen(overlong="keep")[0] == ["short", "long", "middle"]
     assert chosen(turn_tokens=99, session_tokens=99)[1] == [long]
-    with pytest.raises(ConfigError, match=r"1 of 3 demonstrations .*\(the longest: 52 tokens; rollout.overlong=refuse"):
+    with pytest.raises(ConfigError, match=r"1 of 3 demonstrations .*\(the longest: 54 tokens; rollout.overlong=refuse"):
         chosen(overlong="refuse")
     with pytest.raises(ConfigError, match="3 of 3 demonstrations are longer than a"):
         warmstart.fitting(demos, {"a": 3}, limits, Warnings())  # type: ignore[arg-type]

@@ -409,7 +409,7 @@ def test_a_list_of_one_message_is_a_question_and_another_list_is_named(tmp_path:
         others = [{"prompt": f"{n}?", "reward_model": {"ground_truth": "4"}} for n in range(3)]
         rows = [{"prompt": prompt, "reward_model": {"ground_truth": "4"}}, *others]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        env = make("questions", path=str(file), eval_path=str(file), columns=columns)
+        env = make("questions", path=str(file), eval_path=str(file), columns=columns, grading="math")
         return list(env.tasks("train"))
 
     assert tasks([user])[0]["question"] == "Two and two?"
