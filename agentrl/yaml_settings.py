@@ -58,6 +58,22 @@ def read(text: str) -> Any:
     return yaml.load(text, _Loader)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that either reading takes for something else."""
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *_Loader.yaml_implicit_resolvers.get(first, ())]
+    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}
+}
+
+
+def write(settings: Mapping[str, Any]) -> str:
+    """The settings as YAML, from which `read` and other readers get the same."""
+    text: str = yaml.dump(dict(settings), Dumper=_Dumper, sort_keys=False)
+    return text
+
+
 def meant(value: Any) -> Any:
     """A setting that a script gives, with numbers of other libraries as numbers and paths as text."""
     if isinstance(value, Mapping):

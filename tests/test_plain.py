@@ -17,13 +17,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import agentrl
+from agentrl.envs import calls
 from agentrl.envs.reward_marks import reward_value
 from agentrl.envs.state import EnvState
 from agentrl.errors import InvalidReward
 from agentrl.plain import LARGEST, missing, number, plain, within
 from agentrl.rollout.agents import Address, environment
 from agentrl.sessions.codec import head_json, make_storable, session_from, task_json
-from agentrl.types import Session, Task
+from agentrl.tools.registry import ToolRegistry
+from agentrl.types import FunctionCall, Session, Task, ToolCall
 from agentrl.untrusted import safe_json
 
 NAType = type("NAType", (), {})  # as pandas calls it
@@ -156,6 +159,33 @@ def test_whole_numbers_of_a_task_are_read_as_they_were_whatever_their_size(value
     assert Task.model_validate_json(task_json(session)).data == {"answer": value}
     state = EnvState.from_bytes(EnvState("E", "1", Task(id="t", data={"answer": value}), 0, None).to_bytes())
     assert state.task["answer"] == value
+
+
+def test_ids_may_be_numbers_and_missing_ones_are_made() -> None:
+    class Rows(agentrl.Env):
+        def tasks(self, split: str = "train") -> list[Any]:
+            return [{"id": np.int64(3)}, {"id": None}, {"id": NAType()}, Task(id=5), Task(id=np.int64(6))]  # type: ignore[arg-type]
+
+    assert [task.id for task in calls.tasks(Rows())] == ["3", "train-1", "train-2", "5", "6"]
+
+
+async def test_a_tools_result_of_numpy_is_what_it_shows() -> None:
+    """Numbers came to the model as text, and a mapping with numbers as keys as an error."""
+    values: dict[str, tuple[Any, str]] = {
+        "number": (np.float32(0.5), "0.5"),
+        "array": ({"a": np.arange(2)}, '{"a": [0, 1]}'),
+        "keys": ({np.int64(1): {"b", "a"}}, '{"1": ["a", "b"]}'),
+        "tensor": ([torch.tensor(2)], "[2]"),
+    }
+
+    def give(name: str) -> Any:
+        """Give it."""
+        return values[name][0]
+
+    registry = ToolRegistry([give])
+    for name, (_, text) in values.items():
+        call = ToolCall(id="c", function=FunctionCall(name="give", arguments=orjson.dumps({"name": name}).decode()))
+        assert (await registry.run(call)).content == text
 
 
 def test_nan_is_a_value_and_what_pandas_has_for_none_is_not() -> None:

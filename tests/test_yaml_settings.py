@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 import agentrl
+from agentrl import yaml_settings
 from agentrl.config import RunConfig
 from agentrl.envs.dataset import Dataset
 from agentrl.envs.registry import make
@@ -67,6 +69,14 @@ def test_a_setting_is_what_it_looks_like(text: str, tmp_path: Path) -> None:
 def test_what_python_writes_of_a_number_is_read_as_that_number(value: Any) -> None:
     text = repr(value) if value not in (float("inf"), float("-inf")) else f"{value:+}".replace("inf", ".inf")
     assert parse_words([f"x={text}"]) == {"x": value}
+
+
+@given(st.recursive(st.text() | st.floats(allow_nan=False) | st.integers() | st.booleans() | st.none(), st.lists))
+def test_what_a_run_keeps_of_its_settings_is_read_as_it_was_by_any_reader(value: Any) -> None:
+    text = yaml_settings.write({"x": value, "order": 1, "a": 2})
+    assert yaml_settings.read(text) == yaml.safe_load(text) == {"x": value, "order": 1, "a": 2}
+    for word in MEANT:
+        assert yaml_settings.read(yaml_settings.write({"x": word})) == {"x": word}
 
 
 def build(*words: str) -> RunConfig:

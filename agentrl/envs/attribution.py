@@ -51,7 +51,8 @@ class blamed(AbstractContextManager[None]):
         where = f"{type(self._env.unwrapped).__name__}.{self._method}"
         if isinstance(error, ValidationError):
             words = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            raise EnvError(f"{where} gave something that is not a message: {words}") from error
+            what = "task" if self._method in ("tasks", "brief", "fixtures") else "message"
+            raise EnvError(f"{where} gave something that is not a {what}: {words}") from error
         if isinstance(error, NotImplementedError):
             raise EnvError(str(error) or f"{where} is not implemented") from error
         raise EnvError(f"{where} raised {type(error).__name__}: {error}") from error  # exit() would end the run

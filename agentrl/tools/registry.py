@@ -31,9 +31,11 @@ from agentrl.errors import (
     UnknownTool,
     nearest,
 )
+from agentrl.plain import plain
 from agentrl.tools.effects import Effects
 from agentrl.tools.tool import SandboxProvider, Tool
 from agentrl.types import Message, Part, ToolCall, parse_arguments
+from agentrl.untrusted import safe_json
 
 logger = logging.getLogger(__name__)
 
@@ -246,11 +248,17 @@ def _content(result: Any) -> str | list[Part]:
         return _PARTS.validate_python(result)
     if isinstance(result, BaseModel):
         return _clean(result.model_dump_json())
-    return _clean(json.dumps(result, ensure_ascii=False, default=_plain))
+    try:
+        return _clean(json.dumps(result, ensure_ascii=False, default=_plain))
+    except TypeError:  # keys that are no text
+        return _clean(json.dumps(safe_json(result, whole=True), ensure_ascii=False))
 
 
 def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
+    """A value that JSON lacks: numbers and arrays of other libraries as such, sets in order, anything else as text."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    return plain(value) if hasattr(value, "tolist") or isinstance(value, set | frozenset) else str(value)
 
 
 def _clean(text: str) -> str:

@@ -40,9 +40,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orjson
-import yaml
 
-from agentrl import faults, formats, logs
+from agentrl import faults, formats, logs, yaml_settings
 from agentrl.config import PAST, RunConfig
 from agentrl.config.secrets import without_secrets
 from agentrl.envs.identity import Identities
@@ -213,7 +212,7 @@ class RunFolder:
         settings = kept_code.named(self.path, without_secrets(config.model_dump(mode="json")))
         kept_code.keep(self.path, settings)
         settings |= {"resume": None, "accept_changed_data": False}
-        write_atomically(self.path / "config.yaml", yaml.safe_dump(settings, sort_keys=False).encode())
+        write_atomically(self.path / "config.yaml", yaml_settings.write(settings).encode())
 
     # ------------------------------------------------------------------------------------- metrics
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, PrivateAttr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PrivateAttr
 
+from agentrl.plain import plain
 from agentrl.untrusted import safe_text
 
 Text = Annotated[str, AfterValidator(safe_text)]
@@ -65,11 +66,17 @@ class Message(BaseModel):
         return self.content or ""
 
 
+def _as_name(value: Any) -> Any:
+    """An id that is a number, of Python or another library, as text."""
+    found = plain(value)
+    return str(found) if isinstance(found, int | float) else found
+
+
 class Task(BaseModel):
     """One problem. `data` holds whatever the environment needs; `task["key"]` reads it."""
 
     model_config = ConfigDict(extra="forbid")
-    id: str
+    id: Annotated[str, BeforeValidator(_as_name)]
     data: dict[str, Any] = {}
     _environment: str = PrivateAttr("")
 

@@ -241,7 +241,9 @@ def _answers(row: Mapping[str, Any]) -> tuple[tuple[str, ...], Grading]:
         given = {str(name).lower(): value for name, value in given.items()}
         given = [given.get("value"), *(given.get("aliases") or ()), *(given.get("text") or ())]
     listed = [*(given if isinstance(given, list | tuple) else [given]), *(row.get("answer_aliases") or ())]
-    return tuple(dict.fromkeys(str(each) for each in listed if each not in (None, ""))), Grading.EXACT
+    found = [each for each in listed if each not in (None, "")]
+    numbers = bool(found) and all(isinstance(each, int | float) and not isinstance(each, bool) for each in found)
+    return tuple(dict.fromkeys(map(str, found))), Grading.MATH if numbers else Grading.EXACT
 
 
 def _list(text: str) -> Any:

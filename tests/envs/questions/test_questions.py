@@ -43,6 +43,7 @@ ROWS: dict[str, tuple[dict[str, Any], tuple[str, ...], Grading]] = {
     ),
     "popqa": ({"question": "q", "possible_answers": '["politician", "pol"]'}, ("politician", "pol"), Grading.EXACT),
     "hotpotqa": ({"question": "q", "answer": "yes"}, ("yes",), Grading.EXACT),
+    "numbers in a list": ({"question": "q", "answers": [4, 4.0]}, ("4", "4.0"), Grading.MATH),
     "mmlu": ({"question": "q", "choices": ["w", "x", "y", "z"], "answer": 2}, ("C",), Grading.CHOICE),
     "arc": (
         {"question": "q", "choices": {"text": ["w", "x"], "label": ["1", "2"]}, "answerKey": "2"},
