@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,12 @@ from agentrl.rollout.actors import ModelActor
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.health import Health, overlong
 from agentrl.rollout.policies import Policy
+from agentrl.rollout.programs import serving
 from agentrl.rollout.stats import evaluate_groups
+from agentrl.sessions.store import Store
 from agentrl.types import Group, Message, Sampling, Session, Status, StepResult, Task
 from tests.sessions.fakes import DiceEngine, LetterRenderer
+from tests.sessions.gateway.fakes import ScriptedEngine, renderer
 
 LONG = 90
 
@@ -96,3 +100,43 @@ async def test_the_limit_that_is_named_is_the_one_that_cut(settings: dict[str, A
     assert {session.error for session in cut} == {f"a turn was cut off: {said}"}
     own = [session for session in await play(context=300, end=0.0001) if session.turns]
     assert {session.error for session in own} == {"a turn was cut off by its token limit (rollout.turn_tokens=8)"}
+
+
+PROGRAM = """
+async def solve(task, client):
+    for letters in (task["letters"], task.get("then", 0)):
+        if letters:
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a" * letters}])
+
+async def shortens(task, client):
+    try:
+        await solve(task, client)
+    except Exception:
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "then", "rule", "ends"),
+    [
+        ("solve", 0, "skip", (Status.TRUNCATED, None, True)),
+        ("solve", 0, "keep", (Status.TRUNCATED, 0.5, True)),
+        ("shortens", 0, "skip", (Status.COMPLETED, 0.5, False)),
+        ("solve", LONG, "skip", (Status.AGENT_ERROR, 0.5, False)),
+    ],
+)
+async def test_an_agent_programs_first_prompt_is_held_to_the_same_rule(
+    tmp_path: Path, function: str, then: int, rule: Any, ends: tuple[Any, ...]
+) -> None:
+    (tmp_path / "agent.py").write_text(PROGRAM)
+    limits = RolloutConfig(turn_tokens=8, overlong=rule)
+    policy = Policy(renderer(), ScriptedEngine(lambda prompt: "hello", max_context=64))
+    task = Task(id="t", data={"letters": 10 if then else 900, "then": 10 * then})
+    with Store(":memory:") as store:
+        async with serving(f"{tmp_path}/agent.py:{function}", policy, store, limits) as program:
+            session = await program.play(Lengths(), Session("s", task), limits)
+            assert (session.status, session.reward, session.overlong) == ends
+            if session.overlong:
+                refused = limits.model_copy(update={"overlong": "refuse"})
+                with pytest.raises(ConfigError, match=r"task 't': its prompt leaves no room for a turn"):
+                    await program.play(Lengths(), Session("again", task), refused)
