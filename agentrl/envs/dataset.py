@@ -29,6 +29,7 @@ WORDS = {
 }
 """The words in files' paths that make them a split's; of `eval` the first ones that there are."""
 EVAL_WORDS = {word for words in WORDS["eval"] for word in words}
+SPLIT_WORDS = EVAL_WORDS.union(*WORDS["train"])
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,25 @@ class Dataset:
             MissingExtra: pyarrow is not installed.
         """
         files = self._files()
-        named = _of_split(files, split)
-        chosen = named or _of_split(files, "train") or [name for name in files if not _words(name) & EVAL_WORDS]
+        if both := [name for name in _of_split(files, "train") if name in _of_split(files, "eval")]:
+            raise ConfigError(
+                f"env.path = {self.path!r}: by the words in its path {both[0]!r} is for training and for evaluation: "
+                "give env.path and env.eval_path"
+            )
+        chosen = self._of(files, split)
         if not chosen:
             raise ConfigError(f"env.path = {self.path!r}: it has no files for the split {split!r}")
         yield from self._read(chosen)
+
+    def unread(self) -> list[str]:
+        """The files that are of neither split, beside those whose paths name one."""
+        files = self._files()
+        return sorted({*files} - {*self._of(files, "train"), *self._of(files, "eval")})
+
+    def _of(self, files: list[str], split: str) -> list[str]:
+        """The files of a split; where none is named for it, those for training, or those that none are named for."""
+        named = _of_split(files, split) or _of_split(files, "train")
+        return named or [name for name in files if not _words(name) & EVAL_WORDS]
 
     def shared(self) -> bool:
         """Whether the same files have both splits."""
@@ -75,7 +90,32 @@ class Dataset:
         """All rows, whatever split they are of; else as `rows`."""
         yield from self._read(self._files())
 
+    def _check_once(self, names: list[str]) -> None:
+        """Refuse to read rows twice: from files in two formats, or of several configurations.
+
+        Raises:
+            ConfigError: they are there twice, or may be; the message names the setting that decides.
+        """
+        stems: dict[str, str] = {}
+        folders: dict[str, list[str]] = {}
+        for name in names:
+            stem = next(name.removesuffix(ending) for ending in sorted(ENDINGS, key=len)[::-1] if name.endswith(ending))
+            if (other := stems.setdefault(stem, name)) != name:
+                raise ConfigError(
+                    f"env.path = {self.path!r}: {other!r} and {name!r} seem to be the same rows in two formats: "
+                    "name one of them as env.path"
+                )
+            if _words(Path(name).name) & SPLIT_WORDS:
+                folders.setdefault(Path(name).name, []).append(Path(name).parent.name or ".")
+        if several := next((parents for parents in folders.values() if len(parents) > 1), None):
+            raise ConfigError(
+                f"env.path = {self.path!r}: it has several configurations: say which one with "
+                f"env.config= (there are {', '.join(sorted(several))})"
+            )
+
     def _read(self, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        if len(names) > 1:
+            self._check_once(names)
         kept = self._condition()
         for name in names:
             with closing(self._open(name)) as file:

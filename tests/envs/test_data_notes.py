@@ -88,6 +88,33 @@ def test_rows_that_are_left_out_are_counted(tmp_path: Path) -> None:
     assert "rows without an answer, left out: 1; rows that env.where leaves out, left out: 5" in said
 
 
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["train.jsonl", "train.json"], "seem to be the same rows in two formats"),
+        (["train.jsonl", "train.jsonl.gz"], "seem to be the same rows in two formats"),
+        (["main/train-0.jsonl", "socratic/train-0.jsonl"], r"env\.config= \(there are main, socratic\)"),
+        (
+            ["train.jsonl", "train_dev.jsonl"],
+            r"'train_dev\.jsonl' is for training and for evaluation: .*env\.eval_path",
+        ),
+    ],
+)
+def test_files_that_can_be_taken_in_two_ways_are_refused(tmp_path: Path, files: list[str], said: str) -> None:
+    """Rows were read twice, from two formats or configurations, or trained on and evaluated."""
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b'{"question": "q", "answer": "a"}\n')
+    with pytest.raises(ConfigError, match=said):
+        make("questions", path=str(tmp_path)).tasks("train")
+
+
+def test_files_of_a_folder_that_nothing_reads_are_named(tmp_path: Path) -> None:
+    for name in ("train.jsonl", "test.jsonl", "validation.jsonl", "more.jsonl"):
+        written(tmp_path / name, [{"question": name, "answer": "a"}])
+    assert "files that are of neither split: more.jsonl, validation.jsonl" in notes("questions", path=str(tmp_path))
+
+
 def test_the_overlap_of_splits_is_said_whatever_the_environment(tmp_path: Path) -> None:
     path, other = (
         written(tmp_path / "a.jsonl", NUMBERS),

@@ -28,6 +28,8 @@ INSTRUCTIONS = {
     Grading.CLOSER: 'Answer the question in one sentence, behind "Answer:".',
     Grading.CHOICE: 'Think step by step, then end with "Answer:" and the letter of the right choice.',
 }
+SHOWN = 5
+"""Files that a note names."""
 _ANSWER = re.compile(r"answer(?:\s+is)?\s*:?\**\s*(.+)", re.IGNORECASE)
 _LETTER = re.compile(r"\W*(?:\\text\{)?\(?([A-Za-z])\)?(?![A-Za-z])")
 
@@ -169,6 +171,9 @@ def _tasks(spec: str, stamp: Any) -> TaskList:
         "rows that env.where leaves out": data.left_out["where"],
     }
     notes = [_detected(read, dropped, _ignored(columns, data), where)]
+    if not whole and (unread := data.unread()):
+        more = f" and {len(unread) - SHOWN:,} more" if len(unread) > SHOWN else ""
+        notes.append(f"{where}: files that are of neither split: {', '.join(unread[:SHOWN])}{more}")
     if whole or not data.shared():
         return TaskList(read, notes)
     divided = divide(read, split, lambda task: str(task["question"]), where)
