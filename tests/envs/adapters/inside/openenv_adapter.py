@@ -20,7 +20,7 @@ import agentrl
 from agentrl.envs import calls
 from agentrl.envs.episode import play
 from agentrl.envs.registry import factory
-from agentrl.errors import ConfigError, InfraError
+from agentrl.errors import AgentRLError, Blame, ConfigError, InfraError
 from agentrl.types import Message, Session, Status
 
 HERE = Path(__file__).parent
@@ -146,7 +146,7 @@ BEGUN = '{"type": "observation", "data": {"observation": "begun", "done": false}
 ANSWERED = '{"type": "observation", "data": {"observation": "answered", "reward": 1, "done": false}}'
 ODD = {
     "nests": "[" * 5000,
-    "a reward that is text": '{"type": "observation", "data": {"observation": "", "reward": "1"}}',
+    "a reward that is text": '{"type": "observation", "data": {"observation": "", "reward": "one"}}',
     "a reward without end": '{"type": "observation", "data": {"observation": "", "reward": 1e999}}',
     "a reward of 400 digits": f'{{"type": "observation", "data": {{"observation": "", "reward": {"9" * 400}}}}}',
 }
@@ -160,8 +160,9 @@ async def test_what_a_server_should_not_answer_is_its_fault_and_ends_no_run(odd:
         env = await asyncio.to_thread(agentrl.make, f"openenv:{url}", form=form)
         await calls.reset(env, next(calls.tasks(env)))
         action = Message(role="assistant", content="x") if form == "text" else env.call("act", word="x")
-        with pytest.raises(InfraError):
+        with pytest.raises(AgentRLError) as caught:
             await calls.step(env, action)
+        assert caught.value.blame is Blame.INFRA
         await calls.close(env)
 
 
