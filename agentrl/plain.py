@@ -37,14 +37,17 @@ def number(value: Any) -> float:
     Raises:
         ValueError: it is none; the message ends a sentence that begins with the value.
     """
-    given = _single(value)
+    try:
+        given = _single(value)
+    except Exception:  # a tensor without data, say
+        raise ValueError("which is not a number") from None
     if isinstance(given, bytes | bytearray) or (isinstance(given, str) and (not given.isascii() or "_" in given)):
         raise ValueError("which is text and not a number")
     try:
         found = float(given)
     except ArithmeticError:
         raise ValueError("which is not a finite number") from None
-    except (TypeError, ValueError):
+    except Exception:
         kind = "text and not a number" if isinstance(given, str) else "not a number"
         raise ValueError(f"which is {kind}") from None
     if not math.isfinite(found):
@@ -90,7 +93,10 @@ def plain(value: Any) -> Any:
         return value.total_seconds()
     if isinstance(value, Enum):
         return plain(value.value)
-    return _object(value)
+    try:
+        return _object(value)
+    except Exception:  # whatever its own methods raise
+        return value
 
 
 def _object(value: Any) -> Any:

@@ -69,6 +69,8 @@ REFUSED: dict[str, Any] = {
     "numpy's complex number": np.complex64(1),
     "a date": datetime.date(2024, 1, 1),
     "an object": object(),
+    "an object that fails": type("Odd", (), {"__float__": lambda self: 1 / 0})(),
+    "a tensor without data": torch.empty(1, device="meta"),
     "none": None,
     "pandas' none": NAType(),
 }
@@ -186,6 +188,16 @@ async def test_a_tools_result_of_numpy_is_what_it_shows() -> None:
     for name, (_, text) in values.items():
         call = ToolCall(id="c", function=FunctionCall(name="give", arguments=orjson.dumps({"name": name}).decode()))
         assert (await registry.run(call)).content == text
+
+
+def test_an_object_whose_own_methods_fail_is_left_as_it_is() -> None:
+    def fails(self: Any) -> Any:
+        raise RuntimeError("not now")
+
+    for name in ("tolist", "model_dump", "detach", "to_dict"):
+        odd = type("Odd", (), {name: fails})()
+        assert plain(odd) is odd
+        assert "Odd" in safe_json([odd], whole=True)[0]
 
 
 def test_nan_is_a_value_and_what_pandas_has_for_none_is_not() -> None:

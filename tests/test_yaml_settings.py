@@ -91,7 +91,11 @@ def test_settings_that_are_numbers_or_switches_take_the_words_for_them() -> None
 
 
 @pytest.mark.parametrize(
-    "word", ["steps=2024-01-01", "rollout.timeout=1:30", "steps=", "steps=null", "algo.lr=nan", "seed=1.5", "run_dir=5"]
+    "word",
+    [
+        *("steps=2024-01-01", "rollout.timeout=1:30", "steps=", "steps=null", "algo.lr=nan", "seed=1.5", "run_dir=5"),
+        *("steps=true", "algo.lr=false", "rollout.max_turns=true", "engine.max_batch=true"),
+    ],
 )
 def test_what_a_setting_can_not_be_is_refused_with_its_name(word: str) -> None:
     with pytest.raises(ConfigError, match=word.partition("=")[0]):

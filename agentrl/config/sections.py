@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import core_schema
 
 from agentrl.imports import load
@@ -24,12 +25,35 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _truth_values_are_no_numbers(cls, data: Any) -> Any:
+        """Refuse true and false where a number is expected, by reading them as text: pydantic takes true for 1."""
+        if not isinstance(data, Mapping) or not any(isinstance(value, bool) for value in data.values()):
+            return data
+        return {name: str(value).lower() if cls._is_wrong(name, value) else value for name, value in data.items()}
+
+    @classmethod
+    def _is_wrong(cls, name: str, value: Any) -> bool:
+        field = cls.model_fields.get(name)
+        kinds = _kinds(field.annotation) if field is not None and isinstance(value, bool) else set()
+        return bool not in kinds and bool(kinds & {int, float})
+
     @classmethod
     def completed(cls, config: Section | None, name: str) -> Self:
         """A plug-in's settings: missing ones, all with None or those that a base class lacks, get their defaults."""
         if config is None:
             return cls.model_validate({"name": name})
         return config if isinstance(config, cls) else cls.model_validate(config.model_dump())
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The types that an annotation allows at its top."""
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return set().union(*map(_kinds, get_args(annotation)))
+    return {annotation}
 
 
 def _by_name(value: Any) -> Any:

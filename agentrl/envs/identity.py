@@ -98,12 +98,13 @@ def of_splits(env: Env, splits: Iterable[str]) -> Identities:
     found: Identities = {}
     parts = {f"{name}/": part.env for name, part in env.parts.items()} if isinstance(env, Mixture) else {"": env}
     data: dict[str, list[bytes]] = {}
-    for split in dict.fromkeys(splits):
+    chosen = dict.fromkeys(splits)
+    for split in chosen:
         for prefix, own in parts.items():
             name = f"{prefix}{split}"
-            data[name] = []
-            found[name] = of_split(own, split, data[name])
-            if split not in ("train", "demo") and (note := _overlap(name, data[name], data.get(f"{prefix}train", []))):
+            digests = data[name] = []
+            found[name] = of_split(own, split, digests if "train" in chosen and len(chosen) > 1 else None)
+            if split not in ("train", "demo") and (note := _overlap(name, digests, data.get(f"{prefix}train", []))):
                 found[name] = replace(found[name], notes=(*found[name].notes, note))
     return found
 
