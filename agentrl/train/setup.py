@@ -14,7 +14,7 @@ from agentrl.envs import calls
 from agentrl.envs.base import Env, has_demonstrator, has_expert
 from agentrl.envs.episode import demonstrator_policy, expert_policy, play
 from agentrl.envs.registry import find
-from agentrl.errors import ConfigError, EnvError, InfraError
+from agentrl.errors import ConfigError, EnvError, InfraError, InvalidReward
 from agentrl.overrides import applicable, merge, spread, validate
 from agentrl.rollout.evaluation import SCRIPTED, held_out_split
 from agentrl.sessions.renderers.writer import text_of
@@ -141,7 +141,10 @@ async def build_tiny(make_env: Callable[[], Env], out: Path, seed: int) -> Path:
             attempt = partial(play, policy=expert_policy if has_expert(own) else demonstrator_policy, seed=seed)
         else:
             attempt = partial(_opening, seed=seed)
-        session = await _retried(attempt, make_env, task)
+        try:
+            session = await _retried(attempt, make_env, task)
+        except InvalidReward:  # of one episode, whose rewards don't matter here
+            session = await _retried(partial(_opening, seed=seed), make_env, task)
         texts += [tiny.render(session_messages(view), own.tools.schemas()) for view in session.by_agent()]
     return tiny.build(out, texts, seed=seed)
 

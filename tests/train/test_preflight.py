@@ -78,6 +78,21 @@ async def test_the_tiny_model_is_built_although_our_machinery_fails_now_and_then
     assert (await setup.build_tiny(Flaky, tmp_path / "model", seed=0)).is_dir()
 
 
+class Careless(Greeting):
+    """Has a demonstrator, and no reward for what it does now and then."""
+
+    def demonstrate(self, messages: Any) -> str:
+        return "hello"
+
+    @agentrl.reward
+    def said(self, session: agentrl.Session) -> float:
+        return float("nan") if session.task["n"] == 1 else 1.0
+
+
+async def test_the_tiny_model_is_built_although_a_demonstration_has_no_reward(tmp_path: Path) -> None:
+    assert (await setup.build_tiny(Careless, tmp_path / "model", seed=0)).is_dir()
+
+
 class Picture(Greeting):
     """Shows a picture, which no format can express."""
 
