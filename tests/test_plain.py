@@ -24,7 +24,7 @@ from agentrl.envs.state import EnvState
 from agentrl.errors import InvalidReward
 from agentrl.plain import LARGEST, missing, number, plain, within
 from agentrl.rollout.agents import Address, environment
-from agentrl.sessions.codec import head_json, make_storable, session_from, task_json
+from agentrl.sessions.codec import head_json, make_storable, same_task, session_from, task_json
 from agentrl.tools.registry import ToolRegistry
 from agentrl.types import FunctionCall, Session, Task, ToolCall
 from agentrl.untrusted import safe_json
@@ -148,6 +148,8 @@ def test_a_task_with_such_a_value_is_stored_saved_and_given_to_programs(name: st
     read = session_from("s", "", "open", task_json(session), head_json(session), [])
     wanted = {"answer": meant, "deep": [{"in": meant}]}
     assert read.task.data == wanted
+    assert same_task(read.task, session.task)
+    assert not same_task(read.task, Task(id="t", data={**session.task.data, "answer": "other"}))
     address = Address("http://a", "http://a", "key")
     assert orjson.loads(environment(session.task, address)["AGENTRL_TASK"]) == {"id": "t", **wanted}
     state = EnvState("E", "1", session.task, 0, None)
@@ -202,3 +204,29 @@ def test_an_object_whose_own_methods_fail_is_left_as_it_is() -> None:
 
 def test_nan_is_a_value_and_what_pandas_has_for_none_is_not() -> None:
     assert [missing(value) for value in (None, NAType(), math.nan, 0, "", np.nan)] == [True, True, *[False] * 4]
+
+
+class Numpys(agentrl.Env):
+    """Its tasks hold what numpy and Python have besides JSON."""
+
+    max_turns = 1
+
+    def tasks(self, split: str = "train") -> list[Any]:
+        most = range(8) if split == "train" else range(8, 12)
+        return [{"n": np.int64(n), "row": np.arange(n), "big": 10**30 + n, "of": {"a", "b"}} for n in most]
+
+    def reset(self, task: Task, *, seed: int | None = None) -> str:
+        self.n = task["n"]
+        return f"Say {self.n}."
+
+    def expert(self, messages: Any) -> str:
+        return str(self.n)
+
+    @agentrl.reward
+    def right(self, session: Session) -> Any:
+        return np.bool_(session.answer == str(self.n))
+
+
+@pytest.mark.slow
+def test_check_has_nothing_against_tasks_and_rewards_of_numpy() -> None:
+    assert agentrl.check_env(Numpys) == []

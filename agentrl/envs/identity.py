@@ -192,7 +192,8 @@ def _digested(tasks: Iterable[Task], count: int | None, data: list[bytes] | None
         examined += 1
         ids.update(orjson.dumps(safe_json(task.id)))
         whole.update(content(task))
-        if data is not None and (own := {name: value for name, value in task.data.items() if name != "id"}):
+        own = {name: value for name, value in task.data.items() if name not in ("id", "split")}
+        if data is not None and own:
             data.append(hashlib.blake2b(content(Task(id="", data=own)), digest_size=8).digest())
     return Identity(count, ids.hexdigest(), whole.hexdigest(), examined, tuple(first))
 

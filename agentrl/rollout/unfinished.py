@@ -20,6 +20,7 @@ from agentrl.envs.base import Env, has_state
 from agentrl.envs.episode import Middle
 from agentrl.envs.state import EnvState, EpisodeState
 from agentrl.errors import AgentRLError, InvalidInput, StateUnsupported
+from agentrl.sessions.codec import same_task
 from agentrl.sessions.query import Between, Filters
 from agentrl.sessions.recorder import Records
 from agentrl.sessions.store import Store
@@ -157,7 +158,7 @@ class LeftSessions:
             return None
         assert self._store is not None
         session = self._store.load(row.id)
-        if (session.task, session.seed) != (task, seed):
+        if session.seed != seed or not same_task(session.task, task):
             return None  # the sampler chose otherwise
         if row.status is Status.INFRA_ERROR:
             return Left(session, row.attempt + 1)

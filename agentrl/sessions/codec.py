@@ -141,6 +141,14 @@ def whole_json(value: Any) -> str:
             raise TypeError(str(error)) from None
 
 
+def same_task(one: Task, other: Task) -> bool:
+    """Whether two tasks are stored alike: one may have been read from where the other is yet to be written."""
+    first, second = (
+        json.dumps(safe_json([task.id, task.data], whole=True, integers=True), sort_keys=True) for task in (one, other)
+    )
+    return first == second
+
+
 def _json(session: Session, value: Any, write: Callable[[Any], str] | None = None) -> str:
     try:
         return (write or dumps)(value)

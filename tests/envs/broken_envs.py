@@ -76,6 +76,18 @@ def cannot_begin(self: Env) -> None:
     raise KeyError("colour")
 
 
+class Thing:
+    """Stands for nothing in JSON."""
+
+    def __repr__(self) -> str:
+        return "a thing"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Thing)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def exits_at_once(self: Env) -> None:
     raise SystemExit(3)
 
@@ -91,7 +103,7 @@ made("tasks", "split 'train': Broken.tasks raised KeyError: 'colour'", tasks=fai
 made("tasks", "Broken.tasks raised SystemExit: 3", tasks=exits)
 made("tasks", "Broken.tasks gave 3, neither a Task nor a mapping", tasks=lambda self, split="train": [3])
 made("task_ids", "two tasks have the same id, '1'", tasks=lambda self, split="train": [{"id": 1, "item": "tea"}] * 2)
-made("task_data", "can't be stored as JSON", tasks=lambda self, split="train": [{"item": "tea", "x": {1}}])
+made("task_data", "can't be stored as JSON", tasks=lambda self, split="train": [{"item": "tea", "x": Thing()}])
 made("tools", "'<lambda>' is not a valid name of a tool", price=agentrl.tool(lambda self, item: 4))
 made("tools", "'more' has no docstring", more=agentrl.tool(name="more")(lambda self: 4))
 made("make", "can't be built: KeyError: 'colour'", __init__=cannot_begin)

@@ -14,8 +14,10 @@ from agentrl.envs import calls
 from agentrl.envs.check.subject import Subject
 from agentrl.envs.samples import sample
 from agentrl.errors import AgentRLError, ToolError
+from agentrl.sessions.codec import same_task, whole_json
 from agentrl.tools.tool import mark_of
 from agentrl.types import Task
+from agentrl.untrusted import safe_json
 
 LISTED = 200
 """Tasks of each split that are compared with those of the others."""
@@ -47,7 +49,7 @@ async def same_tasks(subject: Subject) -> AsyncIterator[str]:
     """Two instances give the same tasks."""
     for split, (listed, again) in subject.splits.items():
         for index, (one, other) in enumerate(zip(listed, again, strict=False)):
-            if one != other:
+            if not same_task(one, other):
                 words = f"{_shown(one)} from one and {_shown(other)} from the other"
                 yield f"split {split!r}: two instances give different tasks, at index {index} {words}"
                 break
@@ -87,8 +89,8 @@ async def task_data(subject: Subject) -> AsyncIterator[str]:
     for split, (listed, _) in subject.splits.items():
         for task in listed:
             try:
-                json.dumps(task.data)
-            except (TypeError, ValueError) as error:
+                whole_json(task.data)
+            except TypeError as error:
                 yield f"split {split!r}: task {task.id!r} can't be stored as JSON ({error})"
                 break
 
@@ -153,7 +155,12 @@ def _written_without_types(subject: Subject) -> dict[str, set[str]]:
 def _content(task: Task) -> str | None:
     """A task's data as a key for comparisons, without its id."""
     data = {key: value for key, value in task.data.items() if key not in ("id", "split")}
-    return json.dumps(data, sort_keys=True, default=repr) if data else None
+    return _written(data) if data else None
+
+
+def _written(data: Any) -> str:
+    """Data as it is stored; what can't be as its `repr`."""
+    return json.dumps(safe_json(data, whole=True, integers=True), sort_keys=True)
 
 
 def _shown(task: Task) -> str:

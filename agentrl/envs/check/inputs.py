@@ -10,6 +10,7 @@ from typing import Any
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.check.subject import Episode, Subject
+from agentrl.sessions.codec import same_task
 from agentrl.types import Message, Session, Task
 
 
@@ -44,7 +45,8 @@ class Walk:
             wanted = node.message.model_copy(update=named)
             self.given = self.given or (f"of turn {turn}: {_difference(wanted, message)}" if message != wanted else "")
             self.sent = self.sent or self._changed(turn)
-            self.task = self.task or (f"in turn {turn}: {_shown(before)} became {_shown(task)}" * (task != before))
+            if not self.task and not same_task(task, before):
+                self.task = f"in turn {turn}: {_shown(before)} became {_shown(task)}"
             self.tools = self.tools or _new_tools(schemas, env.tools.schemas(), turn)
             if result.terminated or result.truncated:
                 return
