@@ -24,9 +24,11 @@ from agentrl.envs.state import EnvState
 from agentrl.errors import InvalidReward
 from agentrl.plain import LARGEST, missing, number, plain, within
 from agentrl.rollout.agents import Address, environment
+from agentrl.rollout.stats import TaskScores
 from agentrl.sessions.codec import head_json, make_storable, same_task, session_from, task_json
 from agentrl.tools.registry import ToolRegistry
-from agentrl.types import FunctionCall, Session, Task, ToolCall
+from agentrl.train.suite.content import tasks_content
+from agentrl.types import FunctionCall, Group, Session, Task, ToolCall
 from agentrl.untrusted import safe_json
 
 NAType = type("NAType", (), {})  # as pandas calls it
@@ -230,3 +232,11 @@ class Numpys(agentrl.Env):
 @pytest.mark.slow
 def test_check_has_nothing_against_tasks_and_rewards_of_numpy() -> None:
     assert agentrl.check_env(Numpys) == []
+
+
+def test_results_of_tasks_with_keys_of_any_type_can_be_told_apart() -> None:
+    """An evaluation ended at its very end, as its results were written."""
+    task = Task(id="t", data={"by": {1: "a", "b": np.int64(2), np.int64(3): None}})
+    other = Task(id="t", data={"by": {1: "a", "b": np.int64(4), np.int64(3): None}})
+    digests = {TaskScores.of(Group("g", each)).digest for each in (task, task, other)}
+    assert len(digests) == len({tasks_content([each]) for each in (task, task, other)}) == 2

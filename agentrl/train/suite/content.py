@@ -21,6 +21,7 @@ from agentrl.rollout.evaluation import SCRIPTED, held_out_split
 from agentrl.rollout.remote import is_remote
 from agentrl.train import manifest
 from agentrl.types import Task
+from agentrl.untrusted import safe_json
 
 LIMITS = ("temperature", "top_p", "max_turns", "turn_tokens", "session_tokens", "context_tokens", "tool_timeout")
 ENGINE = ("name", "dtype", "max_context")
@@ -28,7 +29,10 @@ ENGINE = ("name", "dtype", "max_context")
 
 def digest(value: Any) -> str:
     """16 hexadecimal digits of a value that JSON can express."""
-    data = json.dumps(value, sort_keys=True, default=str)
+    try:
+        data = json.dumps(value, sort_keys=True, default=str)
+    except TypeError:  # keys of several types
+        data = json.dumps(safe_json(value, whole=True), sort_keys=True)
     return hashlib.blake2b(data.encode(), digest_size=8).hexdigest()
 
 
@@ -61,13 +65,14 @@ def part_content(config: RunConfig, env: Env) -> dict[str, Any]:
     """What a part's sessions are besides its tasks: environment, rewards, limits, sampling, seed."""
     source = inspect.getsourcefile(type(env.unwrapped))
     limits = config.eval.limits(config.rollout)
+    overlong = {} if limits.overlong == "skip" else {"overlong": limits.overlong}
     return {
         "env": config.env.model_dump(mode="json"),
         "version": env.version,
         "source": manifest.digest(Path(source)) if source and Path(source).is_file() else None,
         "agentrl": agentrl.__version__,
         "split": held_out_split(config, env),
-        "limits": limits.model_dump(mode="json", include=set(LIMITS)),
+        "limits": limits.model_dump(mode="json", include=set(LIMITS)) | overlong,
         "rewards": {name: reward.model_dump(mode="json") for name, reward in config.rewards.items()},
         "seed": config.seed,
     }
