@@ -1,17 +1,21 @@
 """Does an author's own environment get better under the defaults? `python -m benchmarks.authors [NAME ...]`.
 
-Every environment of `examples/environments` is trained by the tiny model as `agentrl train env=FILE:CLASS` does, at
-three seeds, with nothing set but the size of the evaluations. The baseline of each run is its own policy after the warm
-start, on the same held-out tasks. A run that ends lower than it began by more than `NOISE` standard errors of the
-difference is marked, and the module then ends with exit code 1.
+Every environment of `examples/environments`, or with `--of newcomers` of `benchmarks/newcomers`, is trained by the tiny
+model as `agentrl train env=FILE:CLASS` does, at three seeds, with nothing set but the size of the evaluations. The
+baseline of each run is its own policy after the warm start, on the same held-out tasks: differences are paired by task.
+A run *rose* if the 95 % interval of its mean difference is above 0, and *fell* if it is below. An environment that rose
+at no seed is followed by what the run said; the module ends with exit code 1 if one fell at more than one seed.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from statistics import fmean
@@ -20,99 +24,115 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 import agentrl
+from agentrl.errors import AgentRLError
+from agentrl.rollout.statistics import interval
 from agentrl.rollout.stats import Evaluation
 from agentrl.train.display import Display
 from benchmarks.machine import machine
 
-FOLDER = Path(__file__).parents[1] / "examples" / "environments"
-NOISE = 3.0
-"""Standard errors. In three dozen runs chance alone passes two of them about once; three, in one matrix of twenty."""
-Z = 1.96
+ROOT = Path(__file__).parents[1]
+KINDS = ("free_text", "several_tools", "copied_names", "dense_rewards", "fixed_horizon")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One run: mean rewards and their standard errors before and after, and the seconds it took."""
+    """One run: mean rewards before and after, 95 % bounds of the paired difference, CPU seconds, its last line."""
 
     name: str
     seed: int
     before: float
-    before_error: float
     after: float
-    after_error: float
+    low: float
+    high: float
     seconds: float
+    said: str
 
     @property
-    def change(self) -> float:
-        """How much the mean reward rose."""
-        return self.after - self.before
-
-    @property
-    def error(self) -> float:
-        """The standard error of the change, the two evaluations taken as independent."""
-        return float((self.before_error**2 + self.after_error**2) ** 0.5)
-
-    @property
-    def fell(self) -> bool:
-        """Whether it ended lower than it began by more than noise."""
-        return self.change < -NOISE * self.error
+    def verdict(self) -> str:
+        """What the interval says of the difference."""
+        return "rose" if self.low > 0 else "fell" if self.high < 0 else "-"
 
     def __str__(self) -> str:
-        mark = "  FELL" if self.fell else ""
-        return (
-            f"{self.name:10} seed {self.seed}  {self.before:6.3f} ± {self.before_error:.3f} -> "
-            f"{self.after:6.3f} ± {self.after_error:.3f}  {self.change:+.3f} ± {self.error:.3f}  "
-            f"{self.seconds:4.0f} s{mark}"
-        )
+        change = f"{self.after - self.before:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+        means = f"{self.before:6.3f} -> {self.after:6.3f}"
+        return f"{self.name:10} seed {self.seed}  {means}  {change}  {self.seconds:4.0f} s  {self.verdict}"
 
 
-def names() -> list[str]:
-    """The environments that there are."""
-    return sorted(path.stem for path in FOLDER.glob("*.py"))
+def environments(of: str) -> dict[str, str]:
+    """The environments that there are: by name, what `env=` is given."""
+    if of == "examples":
+        paths = sorted((ROOT / "examples" / "environments").glob("*.py"))
+        return {path.stem: f"{path}:{path.stem.capitalize()}" for path in paths}
+    found = {}
+    for kind in KINDS:
+        module = import_module(f"benchmarks.newcomers.{kind}")
+        for name, value in vars(module).items():
+            if inspect.isclass(value) and issubclass(value, agentrl.Env) and value.__module__ == module.__name__:
+                found[name.lower()] = f"{module.__name__}:{name}"
+    return found
 
 
-def run(name: str, seed: int, folder: Path, **settings: object) -> Result:
+def run(name: str, env: str, seed: int, folder: Path, **settings: object) -> Result:
     """Train one environment at one seed."""
-    began = time.process_time()
-    found = agentrl.train(
-        f"{FOLDER / name}.py:{name.capitalize()}",
-        seed=seed,
-        run_dir=str(folder / f"{name}-{seed}"),
-        display=Display(Console(file=StringIO())),
-        **{"eval.tasks": 200, "eval.n": 2, **settings},
-    )
+    began, said = time.process_time(), StringIO()
+    display = Display(Console(file=said, width=200))
+    try:
+        chosen = {"eval.tasks": 200, "eval.n": 2, **settings}
+        found = agentrl.train(env, seed=seed, run_dir=str(folder / f"{name}-{seed}"), display=display, **chosen)
+    except AgentRLError as error:
+        nothing = float("nan")
+        return Result(name, seed, nothing, nothing, nothing, nothing, time.process_time() - began, f"{error}")
     assert found.before is not None
     assert found.after is not None
-    (before, before_error), (after, after_error) = map(measured, (found.before, found.after))
-    return Result(name, seed, before, before_error, after, after_error, time.process_time() - began)
+    low, high = paired(found.before, found.after)
+    seconds, last = time.process_time() - began, said.getvalue().strip().splitlines()[-1]
+    return Result(name, seed, found.before.mean, found.after.mean, low, high, seconds, last)
 
 
-def measured(evaluation: Evaluation) -> tuple[float, float]:
-    """An evaluation's mean and its standard error, from the 95 % interval."""
-    return evaluation.mean, (evaluation.high - evaluation.low) / (2 * Z)
+def paired(before: Evaluation, after: Evaluation) -> tuple[float, float]:
+    """The 95 % bounds of the mean difference of the tasks that both have scores of."""
+    means = {task.task: fmean(task.scores) for task in before.scores if task.scores}
+    both = [task for task in after.scores if task.scores and task.task in means]
+    return interval([fmean(task.scores) - means[task.task] for task in both], bounded=False)
+
+
+def summary(results: list[Result]) -> Mapping[str, list[str]]:
+    """The names of the environments by what they did at most of their seeds: `rose`, `fell` or `-`."""
+    by_name: dict[str, list[str]] = {}
+    for result in results:
+        by_name.setdefault(result.name, []).append(result.verdict)
+    found: dict[str, list[str]] = {"rose": [], "fell": [], "-": []}
+    for name, verdicts in by_name.items():
+        often = [verdict for verdict in ("rose", "fell") if 2 * verdicts.count(verdict) > len(verdicts)]
+        found[often[0] if often else "-"].append(name)
+    return found
 
 
 def main() -> None:
-    """Train each, print each, and say which fell."""
+    """Train each, print each, and say which rose and which fell."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", default=names(), help="environments; all of them by default")
+    parser.add_argument("names", nargs="*", help="environments; all of them by default")
+    parser.add_argument("--of", choices=("examples", "newcomers"), default="examples")
     parser.add_argument("--steps", type=int, help="steps of reinforcement learning; the recipe's by default")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
     settings = {} if arguments.steps is None else {"steps": arguments.steps}
+    known = environments(arguments.of)
     print(machine())
     results: list[Result] = []
     with TemporaryDirectory() as folder:
-        for name in arguments.names:
+        for name in arguments.names or known:
             for seed in arguments.seeds:
-                results.append(run(name, seed, Path(folder), **settings))
+                results.append(run(name, known[name], seed, Path(folder), **settings))
                 print(results[-1], flush=True)
-    rose = sum(result.change > NOISE * result.error for result in results)
-    fell = [f"{result.name} (seed {result.seed})" for result in results if result.fell]
-    change = fmean(result.change for result in results)
-    print(f"{len(results)} runs, {rose} rose by more than {NOISE:g} standard errors; mean change {change:+.3f}")
-    if fell:
-        sys.exit(f"lower than it began: {', '.join(fell)}")
+            if not any(result.verdict == "rose" for result in results[-len(arguments.seeds) :]):
+                print(f"    {results[-1].said}", flush=True)
+    found = summary(results)
+    print(f"{sum(map(len, found.values()))} environments, {len(found['rose'])} rose at most of their seeds")
+    for verdict in ("-", "fell"):
+        print(f"{verdict}: {', '.join(found[verdict]) or 'none'}")
+    if found["fell"]:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -227,6 +227,9 @@ class WarmStartConfig(Section):
     """Peak learning rate, cosine to zero."""
     normalize: Literal["token", "rollout"] = "token"
     """What the loss is averaged over: tokens (the demonstrations' likelihood), or demonstrations."""
+    entropy_floor: NonNegativeFloat = 0.01
+    """Entropy per demonstrated token, in nats, below which the phase ends before its last step: a policy without any
+    has nothing left that reinforcement learning could choose from. 0: there is no floor."""
 
 
 TrainerSection = Annotated[SerializeAsAny[TrainerConfig], OfPlugin("agentrl.train.backends:TRAINERS")]

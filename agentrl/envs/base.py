@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import random
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Self
@@ -132,10 +133,12 @@ class Env:
         """
         raise NotImplementedError(f"{type(self).__name__} has no expert")
 
-    def demonstrate(self, messages: Sequence[Message]) -> str | Message | Awaitable[str | Message]:
+    def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> str | Message | Awaitable[str | Message]:
         """What a warm start imitates: the expert, unless a less than perfect demonstrator is written here.
 
-        It may be written without an expert: one that is sometimes rewarded is enough.
+        It may be written without an expert: one that is sometimes rewarded is enough. `rng` is seeded by the run, the
+        demonstration and the turn, so that a task which is demonstrated again is demonstrated differently, and a run
+        repeats; a method that needs none may leave the parameter out.
         """
         return self.expert(messages)
 

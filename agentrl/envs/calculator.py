@@ -172,8 +172,8 @@ class Calculator(Env):
         yield Fixture(task, [self.call("calculator", expression="12*7"), "84"], Credit.NONE, "answered too early")
         yield Fixture(task, "", Credit.NONE, "silence")
 
-    def demonstrate(self, messages: Sequence[Message]) -> str | Message:
-        """The expert, which one time in `HURRY` answers before the story has ended."""
+    def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> str | Message:
+        """The expert, which one time in `HURRY` answers before the story ends; of a problem always at one place."""
         done = sum(message.role == "tool" for message in messages)
         hurried = random.Random(f"hurry/{self._task.id}/{done}").randrange(HURRY) == 0
         if hurried and done > 0:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from itertools import islice
 from statistics import fmean
 from typing import Any
@@ -235,14 +237,15 @@ async def expert(env: Env, messages: Sequence[Message]) -> Message:
         return _assistant(env, "expert", await resolved(env.expert(list(messages))))
 
 
-async def demonstrate(env: Env, messages: Sequence[Message]) -> Message:
-    """The next message of the environment's demonstrator.
+async def demonstrate(env: Env, messages: Sequence[Message], rng: random.Random) -> Message:
+    """The next message of the environment's demonstrator, who draws what is random in it from `rng`.
 
     Raises:
         EnvError: see `expert`.
     """
     with blamed(env, "demonstrate"):
-        return _assistant(env, "demonstrate", await resolved(env.demonstrate(list(messages))))
+        drawn = {"rng": rng} if "rng" in signature(env.demonstrate).parameters else {}
+        return _assistant(env, "demonstrate", await resolved(env.demonstrate(list(messages), **drawn)))
 
 
 async def critic_view(env: Env, agent: str) -> bytes:

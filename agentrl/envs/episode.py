@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,16 +107,12 @@ ScriptedPolicy = Callable[[Env, Sequence[Message]], Message | Awaitable[Message]
 """Given the environment and the conversation so far, the next assistant message."""
 MAX_TURNS = 1000
 """The limit where neither the caller nor the environment has one."""
+_OUT_OF_TURNS, _CUT_OFF = "turns were taken (max_turns)", "the environment cut it off"
 
 
 async def expert_policy(env: Env, messages: Sequence[Message]) -> Message:
     """What the environment's own expert writes."""
     return await calls.expert(env, messages)
-
-
-async def demonstrator_policy(env: Env, messages: Sequence[Message]) -> Message:
-    """What a warm start imitates."""
-    return await calls.demonstrate(env, messages)
 
 
 def noop_policy(env: Env, messages: Sequence[Message]) -> Message:
@@ -135,8 +132,21 @@ class ScriptedActor:
         return conversation.demonstrate(await message if inspect.isawaitable(message) else message)
 
 
+@dataclass(frozen=True)
+class Demonstrator(ScriptedActor):
+    """Acts by the environment's demonstrator: what a warm start imitates."""
+
+    policy: ScriptedPolicy = expert_policy
+
+    async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
+        """Append the demonstrator's message, its chance seeded by the session, the turn and the agent."""
+        session = conversation.session
+        rng = random.Random(f"demonstrate/{session.seed}/{session.sample}/{turn}/{conversation.agent}")
+        return conversation.demonstrate(await calls.demonstrate(env, conversation.messages, rng))
+
+
 EXPERT = ScriptedActor(expert_policy)
-DEMONSTRATOR = ScriptedActor(demonstrator_policy)
+DEMONSTRATOR = Demonstrator()
 NOOP = ScriptedActor(noop_policy)
 
 
@@ -192,7 +202,7 @@ async def run_episode(
 async def play(
     env: Env,
     task: Task,
-    policy: ScriptedPolicy = expert_policy,
+    policy: ScriptedPolicy | ScriptedActor = expert_policy,
     *,
     seed: int = 0,
     max_turns: int | None = None,
@@ -216,7 +226,8 @@ async def play(
         InfraError: the infrastructure failed.
     """
     session = Session(id=f"play-{task.id}-{seed}", task=task, seed=seed)
-    generator, tools, actor = TurnGenerator(NullRenderer(), None), env.tools.schemas(), ScriptedActor(policy)
+    actor = policy if isinstance(policy, ScriptedActor) else ScriptedActor(policy)
+    generator, tools = TurnGenerator(NullRenderer(), None), env.tools.schemas()
     players = {
         agent: Player(Conversation(session, generator, tools=tools, agent=agent, stop=env.stop_strings), actor)
         for agent in env.agents
@@ -290,14 +301,14 @@ async def converse(
                 return _truncate(session, _cut_off(players[cut.agent].conversation, limits))
             result = await answers(env, session, players, nodes, turn, deadline)
             if result.terminated or result.truncated:
-                return Status.COMPLETED if result.terminated else _truncate(session, "the environment cut it off")
+                return Status.COMPLETED if result.terminated else _truncate(session, _CUT_OFF)
             turn += len(agents)
             agents = result.next or following(env, order, agents[-1])
             if silent := [agent for agent in agents if not players[agent].conversation.messages]:
                 raise EnvError(
                     f"{type(env.unwrapped).__name__}.step: it is {silent[0]!r}'s turn, which has no message to answer"
                 )
-    return _truncate(session, f"all {turns} turns were taken (max_turns)")
+    return _truncate(session, f"all {turns} {_OUT_OF_TURNS}")
 
 
 async def _opened(env: Env, session: Session, players: Mapping[str, Player], middle: Middle | None) -> Middle:
@@ -351,6 +362,11 @@ def _cut_off(conversation: Conversation, limits: RolloutConfig) -> str:
     if budget is not None and budget.left < 1:
         return f"a turn was cut off: {budget.name} is used up"
     return f"a turn was cut off by its token limit (rollout.turn_tokens={limits.turn_tokens})"
+
+
+def cut_by_rule(session: Session) -> bool:
+    """Whether an episode was cut off by its environment's rules or its number of turns, not by tokens or seconds."""
+    return session.status is Status.TRUNCATED and (session.error or "").endswith((_OUT_OF_TURNS, _CUT_OFF))
 
 
 def _truncate(session: Session, reason: str) -> Status:

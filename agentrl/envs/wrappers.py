@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -100,9 +101,9 @@ class Wrapper(Env):
         """The next message of the wrapped environment's expert."""
         return await calls.expert(self.env, messages)
 
-    async def demonstrate(self, messages: Sequence[Message]) -> Message:
+    async def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> Message:
         """The next message of the wrapped environment's demonstrator."""
-        return await calls.demonstrate(self.env, messages)
+        return await calls.demonstrate(self.env, messages, rng)
 
     async def critic_view(self, agent: str) -> Sequence[float]:
         """What the wrapped environment tells a critic."""

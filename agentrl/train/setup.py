@@ -12,7 +12,7 @@ from agentrl.config import RunConfig
 from agentrl.config.secrets import hidden
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_demonstrator, has_expert
-from agentrl.envs.episode import demonstrator_policy, expert_policy, play
+from agentrl.envs.episode import DEMONSTRATOR, EXPERT, play
 from agentrl.envs.registry import find
 from agentrl.errors import ConfigError, EnvError, InfraError, InvalidReward
 from agentrl.overrides import applicable, merge, spread, validate
@@ -138,7 +138,7 @@ async def build_tiny(make_env: Callable[[], Env], out: Path, seed: int) -> Path:
     for task in islice(calls.tasks(env, demonstration_split(env)), TOKENIZER_EPISODES):
         own = make_env().for_task(task)
         if has_demonstrator(own):
-            attempt = partial(play, policy=expert_policy if has_expert(own) else demonstrator_policy, seed=seed)
+            attempt = partial(play, policy=EXPERT if has_expert(own) else DEMONSTRATOR, seed=seed)
         else:
             attempt = partial(_opening, seed=seed)
         try:

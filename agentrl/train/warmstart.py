@@ -18,7 +18,7 @@ from pathlib import Path
 import orjson
 
 from agentrl.config import AlgoConfig, RolloutConfig, WarmStartConfig
-from agentrl.envs.episode import DEMONSTRATOR
+from agentrl.envs.episode import DEMONSTRATOR, cut_by_rule
 from agentrl.errors import ConfigError, EnvError, StoreError, TrainerError
 from agentrl.rollout.groups import DEMO, Rollouts
 from agentrl.rollout.health import failures, finding, sessions_of, with_retries
@@ -65,6 +65,8 @@ async def demonstrations(rollouts: Rollouts, tasks: TaskStream, count: int, disp
 
     sessions = sessions_of(await with_retries(generate, "demonstrations", display.warn))
     finished = [session for session in sessions if session.status is Status.COMPLETED]
+    if not finished and (finished := [session for session in sessions if cut_by_rule(session)]):
+        display.say("every demonstration is cut off by a rule (max_turns, say): they are imitated as they are")
     if not finished:
         found = finding(sessions)
         raise EnvError(f"the environment's demonstrator finished none of its demonstrations: {found}")
@@ -122,6 +124,8 @@ async def warm_start(
 ) -> None:
     """Imitate: `config.steps` optimizer steps on the demonstrations, but for those that were saved before.
 
+    The last is the first after which the policy's entropy is below `config.entropy_floor`.
+
     Args:
         trainer: learns; the caller begins its next phase.
         demos: the demonstrations.
@@ -148,6 +152,12 @@ async def warm_start(
         forests = pack(batch, algorithm.credit(batch), token_budget, seed=derive(seed, "pack", step))
         metrics = await asyncio.to_thread(trainer.step, forests)
         display.step(metrics, metrics["loss"])
+        if (entropy := metrics["policy/entropy"]) < config.entropy_floor:
+            display.say(
+                f"the warm start ends after {step + 1} of {config.steps} steps: {entropy:.4f} nats a token are below "
+                f"warm_start.entropy_floor={config.entropy_floor:g}"
+            )
+            break
         if (step + 1) % every == 0 and step + 1 < config.steps:
             await asyncio.to_thread(_save, trainer, folder, step + 1)
 

@@ -35,7 +35,6 @@ class Bandit(agentrl.Env):
             self.end()
         return "a coin" if pays else "nothing"
 
-    def demonstrate(self, messages):
+    def demonstrate(self, messages, rng):
         """Pull any arm."""
-        rng = random.Random(f"{self.day}{len(messages)}")
         return self.call("pull", arm=rng.choice(("left", "right")))

@@ -53,7 +53,7 @@ class Flaky(agentrl.Env):
             return self.call("fetch", number=self.task["number"])
         return "gone" if "gone" in said else said
 
-    def demonstrate(self, messages):
+    def demonstrate(self, messages, rng):
         """Half the time, give a busy server up."""
-        gives_up = random.Random(f"{self.task['number']}{len(messages)}").random() < 0.5
+        gives_up = rng.random() < 0.5
         return "gone" if gives_up and "busy" in messages[-1].text else self.expert(messages)

@@ -47,9 +47,8 @@ class Grid(agentrl.Env):
             return self.call("move", direction="east" if x < gx else "west")
         return self.call("move", direction="south" if y < gy else "north")
 
-    def demonstrate(self, messages):
+    def demonstrate(self, messages, rng):
         """Stray now and then."""
-        rng = random.Random(f"{self.at}{self.goal}{len(messages)}")
         return self.call("move", direction=rng.choice(list(MOVES))) if rng.random() < 0.4 else self.expert(messages)
 
     def _seen(self):

@@ -36,11 +36,10 @@ class Guess(agentrl.Env):
         low, high = bounds(messages)
         return str((low + high) // 2)
 
-    def demonstrate(self, messages):
+    def demonstrate(self, messages, rng):
         """Any number that is still possible."""
         low, high = bounds(messages)
-        said = "".join(message.text for message in messages)
-        return str(random.Random(f"{self.round}{said}").randint(low, high))
+        return str(rng.randint(low, high))
 
 
 def bounds(messages):

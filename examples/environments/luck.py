@@ -33,6 +33,6 @@ class Luck(agentrl.Env):
         """The pot, of twenty."""
         return min(self.pot, 20) / 20
 
-    def demonstrate(self, messages):
+    def demonstrate(self, messages, rng):
         """Stop at random."""
-        return "stop" if random.Random(f"{self.table}{len(messages)}").random() < 0.4 else self.call("throw")
+        return "stop" if rng.random() < 0.4 else self.call("throw")

@@ -33,9 +33,8 @@ class Reverse(agentrl.Env):
         """The letters backwards."""
         return " ".join(self.wanted)
 
-    def demonstrate(self, messages):
+    def demonstrate(self, messages, rng):
         """The letters backwards, one of them wrong."""
         said = list(self.wanted)
-        rng = random.Random("".join(said))
         said[rng.randrange(len(said))] = rng.choice("abcdefgh")
         return " ".join(said)

@@ -43,8 +43,8 @@ class Treasure(agentrl.Env):
         words = messages[-1].text.rstrip(".").split()
         return words[-2] if words[-1] == "coins" else self.call("look", place=words[-1])
 
-    def demonstrate(self, messages):
+    def demonstrate(self, messages, rng):
         """Give up at a note now and then."""
         visited = sum(message.role == "tool" for message in messages)
-        gives_up = visited and random.Random(f"{self.route}{self.coins}{visited}").random() < 0.4
+        gives_up = visited and rng.random() < 0.4
         return "10" if gives_up and "note" in messages[-1].text else self.expert(messages)

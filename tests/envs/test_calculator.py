@@ -22,7 +22,7 @@ from agentrl.envs.calculator import (
     problem,
     structures,
 )
-from agentrl.envs.episode import play
+from agentrl.envs.episode import DEMONSTRATOR, play
 from agentrl.errors import ConfigError
 from agentrl.types import Message, Session, Task
 
@@ -147,7 +147,7 @@ async def test_a_refused_call_does_not_move_the_story():
 @pytest.mark.slow
 async def test_who_imitates_the_demonstrator_perfectly_solves_about_half_and_the_slips_are_the_same_each_time():
     async def demonstrated() -> list[float | None]:
-        sessions = [await play(make("calculator"), task, calls.demonstrate) for task in drawn("demo", 100)]
+        sessions = [await play(make("calculator"), task, DEMONSTRATOR) for task in drawn("demo", 100)]
         return [session.score for session in sessions]
 
     scores = await demonstrated()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import random
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ import pytest
 import agentrl
 from agentrl.config import RolloutConfig, WarmStartConfig
 from agentrl.envs import has_demonstrator, has_expert
+from agentrl.envs.episode import DEMONSTRATOR, cut_by_rule, play
+from agentrl.envs.wrappers import TurnLimit
 from agentrl.errors import ConfigError, StoreError
+from agentrl.rollout.groups import DEMO
 from agentrl.sessions.store import Store
 from agentrl.train import warmstart
 from agentrl.train.algorithms import make_algorithm
@@ -86,11 +91,75 @@ def test_a_tiny_model_is_made_from_what_a_demonstrator_says_and_measured_as_ofte
     assert result.before is not None
 
 
+class Undecided(Beginner):
+    """Draws from the generator that it is given; every episode ends by its number of turns."""
+
+    max_turns = 2
+
+    def step(self, message: Message) -> agentrl.StepResult:
+        return agentrl.StepResult([Message(role="user", content="and now?")], reward=0.5)
+
+    def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> str:
+        return rng.choice(("odd", "even"))
+
+
+async def demonstrated(env: agentrl.Env, seed: int) -> list[str]:
+    session = await play(env, Task(id="3", data={"n": 3}), DEMONSTRATOR, seed=seed)
+    assert cut_by_rule(session)
+    return [node.message.text for node in session.nodes if node.message.role == "assistant"]
+
+
+async def test_a_demonstrators_chance_is_drawn_anew_for_each_demonstration_and_turn_and_repeats() -> None:
+    first = {seed: tuple(await demonstrated(Undecided(), seed)) for seed in range(40)}
+    assert set(first.values()) == set(product(("odd", "even"), repeat=2))
+    assert first == {seed: tuple(await demonstrated(TurnLimit(Undecided(), 2), seed)) for seed in first}
+
+
 class Kept(Beginner):
     """Its demonstrator's answers depend on the task."""
 
     def demonstrate(self, messages: Sequence[Message]) -> str:
         return "even" if int(messages[-1].content.rstrip("?")) % 2 == 0 else "odd"
+
+
+@pytest.mark.slow
+def test_where_every_episode_ends_by_its_turns_those_are_demonstrated_and_trained(tmp_path: Path) -> None:
+    sizes = {"warm_start.steps": 2, "warm_start.demos": 8, "eval.tasks": 2, "rollout.groups_per_step": 2, "steps": 1}
+    result = agentrl.train(Undecided, run_dir=str(tmp_path / "run"), **sizes)
+    with Store(tmp_path / "run" / "sessions.db") as store:
+        played = [session for session in store.sessions() if session.phase == DEMO]
+    assert len(played) == 8
+    assert all(map(cut_by_rule, played))
+    assert result.metrics[-1]["sessions/trained_tokens"] > 0
+
+
+class Certain(Beginner):
+    """One prompt, one answer: nothing is left to choose after a few steps of imitation."""
+
+    def reset(self, task: Task, *, seed: int | None = None) -> str:
+        return "say it"
+
+
+@pytest.mark.slow
+def test_imitation_ends_at_its_floor_of_entropy_and_without_one_goes_on_to_its_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"warm_start.steps": 40, "warm_start.demos": 4, "steps": 1, "eval.tasks": 1, "rollout.groups_per_step": 1}
+    seen: dict[str, list[float]] = {}
+    step = TorchTrainer.step
+
+    def noted(self: TorchTrainer, *args: Any, **kwargs: Any) -> dict[str, float]:
+        metrics = step(self, *args, **kwargs)
+        seen.setdefault(run, []).append(metrics["policy/entropy"])
+        return metrics
+
+    monkeypatch.setattr(TorchTrainer, "step", noted)
+    for run, floor in (("free", 0.0), ("held", 0.05)):
+        agentrl.train(Certain, run_dir=str(tmp_path / run), **sizes, **{"warm_start.entropy_floor": floor})
+    assert len(seen["free"]) == 40 + 1
+    assert seen["free"][39] < 0.05
+    *before, last, _ = seen["held"]
+    assert last < 0.05 <= min(before)
 
 
 @pytest.mark.slow

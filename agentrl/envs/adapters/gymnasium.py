@@ -13,6 +13,7 @@ import asyncio
 import atexit
 import json
 import logging
+import random
 import re
 import threading
 from collections import defaultdict
@@ -189,14 +190,13 @@ class Gymnasium(Env):
         for action in state["actions"]:
             await self._take(action)
 
-    def demonstrate(self, messages: Sequence[Message]) -> Message:
+    def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> Message:
         """The demonstrator's action, or a random one."""
         space = self._about.actions
         if self._demonstrator is not None:
             action = self._demonstrator(self._seen, self._env.unwrapped)
         else:
-            episode = self._episode[0]["seed"] if self._episode else 0
-            space.seed(hash((episode, len(self._taken))) % EVAL_SEEDS)  # of two integers: the same in every process
+            space.seed(rng.randrange(EVAL_SEEDS))
             action = space.sample()
         value: Any = self.names[int(action) - int(space.start)] if self.names else self._spaces.plain(space, action)
         if self.form == "text":

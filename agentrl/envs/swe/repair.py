@@ -184,8 +184,8 @@ class Repair(Env):
         place = int(last.text.removeprefix("line ").partition(":")[0])
         return self._replace(place)
 
-    def demonstrate(self, messages: Sequence[Message]) -> Message:
-        """The expert with mistakes: see `CARELESS` and `GUESSING`."""
+    def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> Message:
+        """The expert with mistakes, of a task always the same ones: see `CARELESS` and `GUESSING`."""
         said = sum(message.role == "assistant" for message in messages)
         rng = random.Random(f"careless/{self._task.id}/{said}")
         if said == 0 and rng.randrange(GUESSING) == 0:
