@@ -11,12 +11,10 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig
 from agentrl.types import Group, Node, Session
@@ -24,6 +22,9 @@ from tests.train.loss_references import REFERENCES
 from tests.train.test_advantages import FORMULAS
 from tests.train.test_corrections import Policies, weights
 from tests.train.trees import leaves, linear_session, path
+
+NOISE = 1e-6
+"""Elements of a clipped gradient below this are rounding in float32, of which Adam makes whole steps."""
 
 Key = tuple[str, int]
 """A session and a node of it."""
@@ -58,27 +59,31 @@ class NaiveRun:
     """A model that takes steps.
 
     Attributes:
-        folder: of the model.
+        model: in float64.
         algo: the settings.
         total_steps: of the schedule.
         kl_coef: as it is adapted.
         version: steps taken.
+        losses: of the last step's updates.
+        norms: of their gradients, before clipping.
+        noise: where the last step's gradients were too small to be compared, by parameter.
     """
 
-    folder: Path
+    model: Any
     algo: AlgoConfig
     total_steps: int
     version: int = 0
     updates: int = 0
     old: dict[Key, Tensor] = field(default_factory=dict)
     measured: list[Tensor] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        made = AutoModelForCausalLM.from_pretrained(self.folder, attn_implementation="eager", dtype=torch.float64)
-        self.model: Any = made.eval()
         self.reference = copy.deepcopy(self.model)
         self.kl_coef = self.algo.kl_coef
         self.moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in self.parameters()}
+        self.noise: dict[str, Tensor] = {}
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """By name; tied ones once."""
@@ -99,7 +104,8 @@ class NaiveRun:
         rows = [row for group in groups for session in group.sessions for row in rows_of(session)]
         with torch.no_grad():
             self.old = self.by_turn(rows, self.logps(self.model, rows)[0])
-        self.measured = []
+        self.measured, self.losses, self.norms = [], [], []
+        self.noise = {name: torch.zeros_like(p, dtype=torch.bool) for name, p in self.parameters()}
         for updates in order:
             for sessions in updates:
                 self.update(groups, rows, advantages, set(sessions))
@@ -116,6 +122,8 @@ class NaiveRun:
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = [p.grad for _, p in self.parameters() if p.grad is not None]
         norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
+        self.losses.append(float(loss.detach()))
+        self.norms.append(norm)
         if norm:
             self.move(min(1.0, self.algo.max_grad_norm / (norm + 1e-6)))
         for _, p in self.parameters():
@@ -125,8 +133,10 @@ class NaiveRun:
         """The loss of some rows."""
         own, total = self.algo.loss, torch.zeros((), dtype=torch.float64)  # type: ignore[attr-defined]
         logps, entropies = self.logps(self.model, rows)
-        with torch.no_grad():
-            references, _ = self.logps(self.reference, rows)
+        references = [logp.detach() for logp in logps]
+        if self.kl_coef:
+            with torch.no_grad():
+                references, _ = self.logps(self.reference, rows)
         for row, logp, entropy, ref in zip(rows, logps, entropies, references, strict=True):
             name, advantage = row.session.id, advantages[row.session.id]
             turns = list(row.turns())
@@ -181,6 +191,7 @@ class NaiveRun:
                 continue
             mean, square = self.moments[name]
             gradient = p.grad * clip
+            self.noise[name] |= gradient.abs() < NOISE
             mean.mul_(one).add_((1 - one) * gradient)
             square.mul_(two).add_((1 - two) * gradient.square())
             if p.ndim > 1:
