@@ -8,6 +8,8 @@ group of `--sessions` episodes is enumerated with its probability, credited by t
 differentiated by the trainer's own objective before the first update (all ratios are 1). So expectation and variance
 over groups are exact, and so is the policy gradient of the mean reward.
 
+Where the denominator is a constant, it is 1 token for each session.
+
 `size` is the part of the expected gradient along the true one, over its norm. `bias` is the norm of the rest, and
 `deviation` that of the standard deviation, both over the norm of the part along it: a scale is the learning rate's
 business, a direction is not.
@@ -194,7 +196,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print("| `algo` | `normalize` | size | bias | deviation |\n|---|---|---|---|---|")
     for name in asked.names or names():
-        own = {"name": name} | ({"normalize": asked.normalize} if asked.normalize else {})
+        own = {"name": name, "constant_tokens": 1} | ({"normalize": asked.normalize} if asked.normalize else {})
         found, normalize = measure(own, asked.sessions), algorithm_settings(own).normalize
         print(f"| `{name}` | `{normalize}` | {found.size:.3f} | {found.bias:.3f} | {found.deviation:.2f} |")
 

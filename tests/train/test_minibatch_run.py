@@ -1,4 +1,4 @@
-"""A run with several updates a step is interrupted between two of them, resumed, verified and extended."""
+"""A run with several updates a step is interrupted between two of them, resumed and verified."""
 
 from __future__ import annotations
 
@@ -49,7 +49,3 @@ def test_a_step_that_is_interrupted_between_its_updates_is_repeated_to_the_last_
     assert rows(cut) == rows(whole)
     one, two = (load_file(run / "checkpoints" / "step-000002" / "model.safetensors") for run in (whole, cut))
     assert all(torch.equal(one[name], two[name]) for name in one)
-
-    _, shown = train(resume=str(cut), steps=3)
-    assert "the learning rate jumps from 0.000962 in step 2" in shown or "the learning rate jumps" in shown
-    assert "algo.schedule=constant algo.lr=" in shown
