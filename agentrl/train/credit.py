@@ -11,6 +11,7 @@ its gradient can depend on how packing splits the batch into forests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -164,9 +165,9 @@ def denominators(
     """
 
     def turns(session: Session) -> float:
-        parts = token_weights(session) if session.branches else {}
+        parts = token_weights(session) if session.branches else None
         credited = [node.id for node in session.nodes if (session.id, node.id) in advantages]
-        return sum(parts[node] if session.branches else 1 for node in credited)
+        return math.fsum(1.0 if parts is None else parts[node] for node in credited)
 
     match config.normalize:
         case "rollout" | "constant":
