@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from agentrl.config import AlgoConfig
+from agentrl.train.algorithms.ppo import PpoConfig
 from agentrl.types import Group, Node, Session
 from tests.train.loss_references import REFERENCES
 from tests.train.test_advantages import FORMULAS
@@ -96,11 +97,7 @@ class NaiveRun:
             groups: the step's.
             order: for each epoch, for each update the ids of its sessions, those without trained tokens included.
         """
-        judged = FORMULAS[self.algo.name]([[stand_in(session) for session in group.sessions] for group in groups])
-        advantages: dict[str, float] = {}
-        for group, each in zip(groups, judged, strict=True):
-            signal = any(abs(a) > 1e-9 for a in each) or self.algo.regularised
-            advantages |= {s.id: a for s, a in zip(group.sessions, each, strict=True) if signal}
+        advantages = self.judge(groups)
         rows = [row for group in groups for session in group.sessions for row in rows_of(session)]
         with torch.no_grad():
             self.old = self.by_turn(rows, self.logps(self.model, rows)[0])
@@ -113,6 +110,15 @@ class NaiveRun:
             error = float(torch.cat(self.measured).mean()) / self.algo.kl_target - 1
             self.kl_coef *= 1 + self.algo.kl_rate * min(max(error, -0.2), 0.2)
         self.version += 1
+
+    def judge(self, groups: Sequence[Group]) -> dict[str, float]:
+        """The advantage of each session that is trained."""
+        judged = FORMULAS[self.algo.name]([[stand_in(session) for session in group.sessions] for group in groups])
+        advantages: dict[str, float] = {}
+        for group, each in zip(groups, judged, strict=True):
+            signal = any(abs(a) > 1e-9 for a in each) or self.algo.regularised
+            advantages |= {s.id: a for s, a in zip(group.sessions, each, strict=True) if signal}
+        return advantages
 
     def update(self, groups: Sequence[Group], rows: list[Row], advantages: dict[str, float], chosen: set[str]) -> None:
         """Make one update with the sessions that are chosen."""
@@ -207,6 +213,97 @@ class NaiveRun:
         done = (step - algo.warmup_steps) / max(1, self.total_steps - algo.warmup_steps)
         cosine = 0.5 * (1 + math.cos(math.pi * done))
         return algo.lr * {"constant": 1.0, "linear": 1 - done, "cosine": cosine}[algo.schedule]
+
+
+class NaivePpo(NaiveRun):
+    """PPO with a critic on the policy's trunk; sessions have one path each, and a reward at its end.
+
+    A token's advantage is the reward less the value before it, standardised over the step.
+    """
+
+    algo: PpoConfig
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        width = self.model.config.hidden_size
+        self.head = [torch.zeros(width, dtype=torch.float64), torch.zeros((), dtype=torch.float64)]
+        self.head_moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self.head]
+        self.head_updates = 0
+        self.judged: dict[Key, Tensor] = {}
+
+    def step(self, groups: Sequence[Group], order: Sequence[Sequence[Iterable[str]]]) -> None:
+        """See `NaiveRun`; after it the critic is updated on the parts of the first epoch, `value_epochs` times."""
+        rows = [row for group in groups for session in group.sessions for row in rows_of(session)]
+        keys = [(row.session, node.id, sum(node.trainable)) for row in rows for node, _, _ in row.turns()]
+        divisor = denominators(groups, self.algo)
+        weight = torch.cat([torch.full((n,), 1 / divisor[s.id, node]).double() for s, node, n in keys])
+        reward = torch.cat([torch.full((n,), float(s.reward or 0)).double() for s, node, n in keys])
+        if not self.version:
+            self.head[1] += (weight * reward).sum() / weight.sum()
+        known = self.by_turn(rows, self.values(self.states(rows)))
+        advantage = reward - torch.cat([known[s.id, node] for s, node, _ in keys])
+        advantage = advantage - (weight * advantage).sum() / weight.sum()
+        deviation = ((weight * advantage.square()).sum() / weight.sum()).sqrt()
+        parts = (advantage / (deviation + 1e-8)).split([n for _, _, n in keys])
+        self.judged = {(s.id, node): part for (s, node, _), part in zip(keys, parts, strict=True)}
+        rate = self.rate() * self.algo.value_lr / self.algo.lr
+        super().step(groups, order)
+        states = {row.session.id: (row, each) for row, each in zip(rows, self.states(rows), strict=True)}
+        for _ in range(self.algo.value_epochs or 0):
+            for sessions in order[0]:
+                chosen = [states[name] for name in sessions]
+                part = [Group(g.id, g.task, [s for s in g.sessions if s.id in {*sessions}]) for g in groups]
+                self.move_head([row for row, _ in chosen], [each for _, each in chosen], part, rate)
+
+    def judge(self, groups: Sequence[Group]) -> dict[str, float]:
+        """All sessions; tokens have advantages of their own."""
+        return {session.id: 0.0 for group in groups for session in group.sessions}
+
+    def loss(self, rows: list[Row], advantages: dict[str, float], divisor: dict[Key, float]) -> Tensor:
+        """The clipped loss, and the critic's in the policy's trunk."""
+        own, total = self.algo.loss, torch.zeros((), dtype=torch.float64)
+        known = self.by_turn(rows, self.values(self.states(rows, learn=True)))
+        for row, logp in zip(rows, self.logps(self.model, rows)[0], strict=True):
+            for node, _, at in row.turns():
+                key = row.session.id, node.id
+                now, proximal, _ = self.policies(row.session.id, node, logp[at])
+                ratio, advantage = (now - proximal).exp(), self.judged[key]
+                low, high = own.clip_low, own.clip_high  # type: ignore[attr-defined]
+                clipped = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+                error = 0.5 * (known[key] - (row.session.reward or 0)).square()
+                total = total + ((self.algo.value_coef * error - clipped) / divisor[key]).sum()
+        return total
+
+    def states(self, rows: list[Row], *, learn: bool = False) -> list[Tensor]:
+        """The hidden state before each row's tokens, zeros before its first: [T, d] each."""
+        longest = max(len(row.ids) for row in rows)
+        ids = torch.tensor([row.ids + [0] * (longest - len(row.ids)) for row in rows])
+        with torch.set_grad_enabled(learn):
+            hidden = self.model.model(input_ids=ids).last_hidden_state
+        return [torch.cat((torch.zeros_like(each[:1]), each[:-1])) for each in hidden]
+
+    def values(self, states: list[Tensor]) -> list[Tensor]:
+        """The critic's values."""
+        row, bias = self.head
+        return [each @ row / math.sqrt(len(row)) + bias for each in states]
+
+    def move_head(self, rows: list[Row], states: list[Tensor], groups: Sequence[Group], rate: float) -> None:
+        """One update of the critic's row and bias."""
+        divisor = denominators(groups, self.algo)
+        slopes = [torch.zeros_like(p) for p in self.head]
+        for row, state, value in zip(rows, states, self.values(states), strict=True):
+            for node, _, at in row.turns():
+                error = (value[at] - (row.session.reward or 0)) / divisor[row.session.id, node.id]
+                slopes[0] += error @ state[at] / math.sqrt(state.shape[1])
+                slopes[1] += error.sum()
+        norm = math.sqrt(sum(float(slope.square().sum()) for slope in slopes))
+        clip, (one, two) = min(1.0, self.algo.max_grad_norm / (norm + 1e-6)), self.algo.betas
+        self.head_updates += 1
+        for p, slope, (mean, square) in zip(self.head, slopes, self.head_moments, strict=True):
+            mean.mul_(one).add_((1 - one) * clip * slope)
+            square.mul_(two).add_((1 - two) * (clip * slope).square())
+            scale = (square / (1 - two**self.head_updates)).sqrt() + 1e-8
+            p -= rate * (mean / (1 - one**self.head_updates)) / scale
 
 
 def stand_in(session: Session) -> Session:

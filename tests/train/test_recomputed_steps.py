@@ -20,17 +20,20 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
-from agentrl.train.backends import Trainer
+from agentrl.train.algorithms.ppo import PpoConfig
+from agentrl.train.backends import Trainer, make_trainer
 from agentrl.train.backends.fsdp.settings import FsdpConfig
 from agentrl.train.backends.fsdp.trainer import FsdpTrainer
+from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.backends.torch_settings import TorchConfig
 from agentrl.train.forest import Forest
 from agentrl.train.packing import pack_credited
+from agentrl.train.values import compute_values
 from agentrl.types import Group, VersionSpan
 from tests.suite.pairs import of, pairs
 from tests.train.loss_references import SETTINGS
-from tests.train.naive_steps import NaiveRun, rows_of
+from tests.train.naive_steps import NaivePpo, NaiveRun, rows_of
 from tests.train.test_advantages import FORMULAS
 from tests.train.trees import as_group, environment_node, linear_session, sampled_node
 
@@ -77,20 +80,20 @@ def settings_of(case: dict[str, Any]) -> AlgoConfig:
     return algorithm_settings(tree | more | TRAINING[case["training"]])
 
 
-def batch(seed: int, number: int) -> list[Group]:
-    """Groups of two to four sessions of one to four turns, some forked; one group has no signal.
+def batch(seed: int, number: int, *, forks: bool = True) -> list[Group]:
+    """Groups of two or three sessions of one to three turns, some forked; one group has no signal.
 
     No two sessions share a sampled token: a session's paths are rows of their own.
     """
     rng, groups = random.Random(seed), []
-    for g in range(6):
+    for g in range(4):
         members = []
-        for i in range(rng.randint(2, 4)):
+        for i in range(rng.randint(2, 3)):
             name = f"{number}-{g}-{i}"
-            reward = 0.5 if g == 4 else float(i % 2 if i < 2 else rng.choice((0.0, 0.5, 1.0)))
-            turns = [turn(rng, 8 + i) for _ in range(rng.randint(1, 4))]
+            reward = 0.5 if g == 3 else float(i % 2 if i < 2 else rng.choice((0.0, 0.5, 1.0)))
+            turns = [turn(rng, 8 + i) for _ in range(rng.randint(1, 3))]
             session = linear_session(name, [8, 9, 10 + g], turns, reward=reward, group=f"{number}-{g}")
-            if rng.random() < 0.3:
+            if forks and rng.random() < 0.3:
                 sampled_node(session, environment_node(session, 1, [4]).id, turn(rng, 20))
             session.rewards = {"right": reward, "short": 1 / sum(map(len, turns))}
             members.append(session)
@@ -99,7 +102,7 @@ def batch(seed: int, number: int) -> list[Group]:
 
 
 def turn(rng: random.Random, first: int) -> list[int]:
-    return [first, *(rng.randrange(8, 40) for _ in range(rng.randint(0, 4)))]
+    return [first, *(rng.randrange(8, 40) for _ in range(rng.randint(0, 3)))]
 
 
 def sample(groups: Sequence[Group], policy: NaiveRun, seed: int) -> None:
@@ -141,12 +144,14 @@ def distance(ours: dict[str, Tensor], theirs: NaiveRun, before: dict[str, Tensor
 
 def compare(trainer: Trainer, model: Any, algo: AlgoConfig, budget: int) -> None:
     """Take steps on both sides, each on what the policy of that moment sampled; the second has older turns besides."""
-    naive, algorithm = NaiveRun(copy.deepcopy(model), algo, STEPS), make_algorithm(algo)
+    algorithm, critic = make_algorithm(algo), isinstance(algo, PpoConfig)
+    naive = (NaivePpo if critic else NaiveRun)(copy.deepcopy(model), algo, STEPS)
     for step in range(STEPS):
-        groups = batch(10 * step + 1, step)
+        groups = batch(10 * step + 1, step, forks=not critic)
         sample(groups, naive, step)
         before = {name: tensor.detach().clone() for name, tensor in naive.parameters()}
-        _, forests = pack_credited(algorithm, groups, None, budget, seed=step)
+        values = compute_values(trainer, groups, algorithm.critic_config, budget) if critic else None
+        _, forests = pack_credited(algorithm, groups, values, budget, seed=step)
         metrics = trainer.step(forests, algorithm.snapshot())
         algorithm.learned(metrics)
         naive.step(groups, order_of(groups, forests, algo.epochs))
@@ -190,6 +195,35 @@ def test_steps_on_one_process_are_those_of_a_loop_over_rows(
     trainer.begin(algo, STEPS)
     trainer.version = 0
     compare(trainer, model, algo, case["budget"])
+
+
+@pytest.mark.parametrize(("minibatches", "epochs", "normalize"), [(2, 1, "rollout"), (3, 2, "token")])
+def test_steps_with_a_critic_are_those_of_a_loop_over_rows(
+    minibatches: int, epochs: int, normalize: str, trainer: TorchTrainer, model: Any
+) -> None:
+    """In the second step advantages are by a critic that has learned.
+
+    It begins at the mean return, where all of a step has no gradient for its bias, but each of two parts has.
+    """
+    tree = {"name": "ppo", "minibatches": minibatches, "epochs": epochs, "normalize": normalize, "lr": 3e-3}
+    algo = algorithm_settings(tree | {"value_epochs": 3, "warmup_steps": 1, "schedule": "linear", "value_coef": 0.5})
+    trainer.model.load_state_dict(model.state_dict())
+    trainer.begin(algo, STEPS)
+    trainer.version = 0
+    compare(trainer, model, algo, 60)
+
+
+@pytest.mark.slow
+def test_steps_on_megatrons_ranks_are_those_of_a_loop_over_rows(tiny_llama: Path, model: Any) -> None:
+    pytest.importorskip("megatron.core")
+    case = {"algo": "rloo", "loss": "clipped", "correction": "mis", "training": "kl", "normalize": "group"}
+    algo = settings_of(case | {"minibatches": 2, "epochs": 2})
+    config = MegatronConfig.model_validate({"ranks": 2, "timeout": 300})
+    made = make_trainer(tiny_llama, config, algo, total_steps=STEPS)
+    try:
+        compare(made, model, algo, 60)
+    finally:
+        made.close()
 
 
 @pytest.mark.slow
