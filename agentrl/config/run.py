@@ -154,8 +154,9 @@ class RunConfig(Section):
             )
         if self.algo.minibatches > self.rollout.groups_per_step:
             raise ValueError(
-                f"algo.minibatches={self.algo.minibatches} deals whole groups, and rollout.groups_per_step="
-                f"{self.rollout.groups_per_step} are too few; use algo.minibatches<={self.rollout.groups_per_step}"
+                f"algo.minibatches={self.algo.minibatches}: each part has whole groups, and a step has "
+                f"rollout.groups_per_step={self.rollout.groups_per_step}; use algo.minibatches<="
+                f"{self.rollout.groups_per_step}"
             )
         if self.rollout.temperature == 0:
             raise ValueError("rollout.temperature=0 can't be trained on; 0 is for evaluation (eval.temperature)")
