@@ -152,6 +152,12 @@ class RunConfig(Section):
                 f"rollout.group_size={self.rollout.group_size} leaves algo={self.algo.name} no group to compare with; "
                 f"use rollout.group_size>={least}"
             )
+        if self.algo.minibatches > self.rollout.groups_per_step:
+            raise ValueError(
+                f"algo.minibatches={self.algo.minibatches}: each part has whole groups, and a step has "
+                f"rollout.groups_per_step={self.rollout.groups_per_step}; use algo.minibatches<="
+                f"{self.rollout.groups_per_step}"
+            )
         if self.rollout.temperature == 0:
             raise ValueError("rollout.temperature=0 can't be trained on; 0 is for evaluation (eval.temperature)")
         self.eval.limits(self.rollout)

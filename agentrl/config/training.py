@@ -151,7 +151,10 @@ class AlgoConfig(Section):
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are clipped to this global norm."""
     epochs: PositiveInt = 1
-    """Updates made with each batch of groups."""
+    """Passes over each batch of groups; each makes an update, or one with each of its `minibatches`."""
+    minibatches: PositiveInt = 1
+    """Parts of nearly equal trained tokens that a step's groups are dealt to, whole: each part makes an update of its
+    own, with denominators of its own; see docs/algorithms.md."""
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL penalty to the reference policy; 0 keeps no reference."""
     kl_as: Literal["loss", "reward"] = "loss"

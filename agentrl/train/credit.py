@@ -11,6 +11,7 @@ its gradient can depend on how packing splits the batch into forests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -67,11 +68,17 @@ class Credit:
 
     `pairs` is for algorithms with `needs.pairs`; the nodes of their sequences need shares, see
     `agentrl.train.pairs.pair_credit`.
+
+    `counts` and `targets_weighted` are for `algo.minibatches`: what each group, by id, adds to the denominator that
+    weights hold (`denominators`; None: groups add what their tokens, or pairs, weigh), and whether `returns` times the
+    weight is what is learned, so that it stays as it is where weights are multiplied.
     """
 
     shares: dict[NodeKey, tuple[NodeAdvantage, ...]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     pairs: Sequence[Pair] | None = None
+    counts: Mapping[str, float] | None = None
+    targets_weighted: bool = False
 
 
 def trained_tokens(node: Node, end: int | None = None) -> int:
@@ -147,6 +154,30 @@ def weigh(
                     weight = (parts[session.id][node.id] if session.id in parts else 1) / (divisor * len(each))
                     shares[session.id, node.id] = tuple(NodeAdvantage(a, weight) for a in each)
     return shares
+
+
+def denominators(
+    groups: Mapping[str, Sequence[Session]], advantages: Mapping[NodeKey, Sequence[Advantage]], config: AlgoConfig
+) -> dict[str, float]:
+    """What each group adds to the batch's sum that `weigh` divides by, by group id; the arguments are those of `weigh`.
+
+    That is its sessions, its trained tokens or turns, or 1, as `normalize` says.
+    """
+
+    def turns(session: Session) -> float:
+        parts = token_weights(session) if session.branches else None
+        credited = [node.id for node in session.nodes if (session.id, node.id) in advantages]
+        return math.fsum(1.0 if parts is None else parts[node] for node in credited)
+
+    match config.normalize:
+        case "rollout" | "constant":
+            return {group: float(len(members)) for group, members in groups.items()}
+        case "group":
+            return {group: float(bool(members)) for group, members in groups.items()}
+        case "token":
+            return {group: float(sum(_length(s, advantages) for s in members)) for group, members in groups.items()}
+        case "turn":
+            return {group: float(sum(map(turns, members))) for group, members in groups.items()}
 
 
 def _length(session: Session, advantages: Mapping[NodeKey, Sequence[Advantage]]) -> float:

@@ -38,7 +38,8 @@ class Rows:
     Fields have the forest's names, but for `turn`, `session` and `agent`, which are its `node_id`, `session_id` and
     `agent_id`. What was not computed is None: `advantage_minus` with one advantage channel, `old_logp` and `ref_logp`,
     without a critic `value` and `returns`, `critic_view` [P, v] where it sees no more than the agent, `marked` where
-    the loss marks nothing, without a sequence-level term `sequences`, whose tokens are rows here.
+    the loss marks nothing, without a sequence-level term `sequences`, whose tokens are rows here. `updates` is the
+    forest's.
     """
 
     predictor: Tensor
@@ -60,6 +61,7 @@ class Rows:
     marked: Tensor | None = None
     critic_view: Tensor | None = None
     sequences: Sequences | None = None
+    updates: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return int(self.target.numel())
@@ -112,6 +114,8 @@ class Forest:
         routed_experts: int16, [T, layers, k], the experts that the engine sent the token to in each layer that has
             some; -1 where they were not recorded.
         sequences: what the trained tokens belong to, for a sequence-level term.
+        updates: of each epoch, the place of the update that the forest is a part of; forests of one update have the
+            same (`agentrl.train.minibatches`). Empty: each epoch has one update.
     """
 
     token_ids: Tensor
@@ -138,6 +142,7 @@ class Forest:
     critic_view: Tensor | None = None
     routed_experts: Tensor | None = None
     sequences: Sequences | None = None
+    updates: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return int(self.token_ids.numel())
@@ -180,6 +185,7 @@ class Forest:
             marked=at(self.marked),
             critic_view=at(self.critic_view),
             sequences=sequences,
+            updates=self.updates,
         )
 
     def path_sum(self, values: Tensor) -> Tensor:
@@ -277,6 +283,19 @@ def _require(field: str, holds: Tensor, problem: str) -> None:
 def sequence_count(forests: Sequence[Forest]) -> int:
     """How many sequences a batch has, where it was packed with them."""
     return next((len(f.sequences.length) for f in forests if f.sequences is not None), 0)
+
+
+def by_update(forests: Sequence[Forest]) -> dict[tuple[int, ...], list[Forest]]:
+    """A batch's forests by `Forest.updates`, in the order of the first epoch's updates."""
+    found: dict[tuple[int, ...], list[Forest]] = {}
+    for forest in forests:
+        found.setdefault(forest.updates, []).append(forest)
+    return dict(sorted(found.items()))
+
+
+def sequence_counts(forests: Sequence[Forest]) -> dict[tuple[int, ...], int]:
+    """How many sequences the forests of each update have; see `sequence_count`."""
+    return {updates: sequence_count(part) for updates, part in by_update(forests).items()}
 
 
 def token_counts(forests: Sequence[Forest]) -> dict[str, float]:

@@ -28,7 +28,7 @@ from agentrl.rollout.stats import Evaluation, idle, rollout_metrics
 from agentrl.rollout.stream import Stream
 from agentrl.rollout.weights.buckets import Weights
 from agentrl.sessions.renderers.watch import CallWatch
-from agentrl.train import lost_tokens, probe, provenance, ratings, recorded_steps, resizing
+from agentrl.train import lost_tokens, minibatches, probe, provenance, ratings, recorded_steps, resizing
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.backends import Averager, Trainer
 from agentrl.train.clock import Clock
@@ -315,6 +315,8 @@ class Loop:
             self.display.warn(f"step {step}: {warning}")
         for warning in self.health.check(groups, signal=bool(row["pack/signal"])):
             self.display.warn(f"step {step}: {warning}")
+        if note := minibatches.told(row, self.config.algo):
+            self.display.warn_once(note)
         for note in sampling_notes(sessions_of(groups), trained=True):
             self.display.warn_once(note)
         return row

@@ -192,8 +192,7 @@ class Meter:
         if rows.ref_logp is not None:
             self._sum("policy/kl_reference", k3(tokens.logp, rows.ref_logp))
         if first:
-            self._compare("mismatch", tokens, ~tokens.stale)
-            self._compare("staleness", tokens, tokens.stale)
+            self.compare(tokens.logp, rows, tokens.trained_version)
 
     @torch.no_grad()
     def add_values(self, values: Tensor, rows: Rows, clip: float | None) -> None:
@@ -203,16 +202,24 @@ class Meter:
         if clip is not None and rows.value is not None:
             self._sum("critic/clip_fraction", ((values - rows.value).abs() > clip).float())
 
-    def _compare(self, name: str, tokens: Tokens, which: Tensor) -> None:
+    @torch.no_grad()
+    def compare(self, logp: Tensor, rows: Rows, version: int) -> None:
         """Count how far the trainer's log-probabilities, before any update, are from the engine's.
 
+        They are `mismatch` of tokens of the trainer's own version, whose difference is numerical alone, and `staleness`
+        of older ones, whose difference is the policy's change besides.
+
         Args:
-            name: `mismatch` of tokens of the trainer's own version, whose difference is numerical alone; `staleness`
-                of older ones, whose difference is the policy's change besides.
-            tokens: a forest's.
-            which: the tokens that are counted, [P].
+            logp: of the rows, [P].
+            rows: a forest's.
+            version: the policy version that is being trained.
         """
-        difference = (tokens.logp - tokens.behaviour_logp)[which]
+        stale = is_stale(rows.version, version)
+        self._compare("mismatch", logp, rows, ~stale)
+        self._compare("staleness", logp, rows, stale)
+
+    def _compare(self, name: str, logp: Tensor, rows: Rows, which: Tensor) -> None:
+        difference = (logp - rows.behaviour_logp)[which]
         distance = difference.abs()
         self._sum(f"{name}/abs_mean", distance)
         exact = difference.double()

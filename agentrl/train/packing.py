@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agentrl.errors import InvalidInput
 from agentrl.train.credit import Credit, NodeKey, SequenceKind, passed_to_helpers
 from agentrl.train.forest import Forest
 from agentrl.train.layout import Merge, Part, build_forest
+from agentrl.train.minibatches import joined, parts_of
 from agentrl.train.recorded_experts import experts_by_node, experts_of_segments
 from agentrl.train.sequences import SequenceIndex, Sequences
 from agentrl.train.trie import Segment, Stamp, Stamps, merge_sessions
@@ -71,7 +73,7 @@ def pack(
 def pack_credited(
     algorithm: Algorithm, groups: Sequence[Group], values: Values | None, token_budget: int, seed: int
 ) -> tuple[Credit, list[Forest]]:
-    """A step's credit, and the forests that its trainer gets.
+    """A step's credit, and the forests that its trainer gets; those of a minibatch are one after the other.
 
     Args:
         algorithm: gives credit, and says how advantages are merged.
@@ -83,7 +85,13 @@ def pack_credited(
     config = algorithm.config
     credit = passed_to_helpers(algorithm.credit(groups, values), groups, config.helper_credit)
     view, merge = algorithm.critic_config.value_view if algorithm.needs.critic else 0, config.merge
-    return credit, pack(groups, credit, token_budget, seed=seed, merge=merge, sequence=algorithm.sequence, view=view)
+    packed = partial(pack, token_budget=token_budget, seed=seed, merge=merge, sequence=algorithm.sequence, view=view)
+    if config.minibatches == 1:
+        return credit, packed(groups, credit)
+    parts, forests = parts_of(groups, credit, config, seed), list[Forest]()
+    for part in parts:
+        forests += [replace(forest, updates=part.updates) for forest in packed(part.groups, part.credit)]
+    return joined(credit, parts), forests
 
 
 def pack_with_spans(

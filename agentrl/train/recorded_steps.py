@@ -58,8 +58,8 @@ class RecordedSteps:
             sessions = last_attempts(store, outcome.group)
             if not sessions or not has_content(sessions, outcome.hash):
                 return None
-            names = {"number": outcome.number, "attempt": outcome.attempt, "step": outcome.begun}
-            found.append(Group(outcome.group, sessions[0].task, sessions, **names, choice=outcome.choice))
+            numbers = outcome.number, outcome.attempt, outcome.begun
+            found.append(Group(outcome.group, sessions[0].task, sessions, *numbers, outcome.choice))
         return found or None
 
 

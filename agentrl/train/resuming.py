@@ -76,6 +76,33 @@ def changes(run: Path, saved: RunConfig, requested: RunConfig) -> list[str]:
     return [f"{_word(name, old)} -> {new.get(name)}" for name in changed]
 
 
+def rate_jump(saved: RunConfig, requested: RunConfig, done: int) -> str:
+    """A sentence where other settings than `algo.lr` change the learning rate of the next step; '' where none does.
+
+    A schedule other than constant is over a run's steps, so more of them raise the rate again.
+
+    Args:
+        saved: the settings so far.
+        requested: those that the run goes on with.
+        done: the steps behind it.
+    """
+    from agentrl.train.backends.optimizer import learning_rate
+
+    before, after = saved.algo, requested.algo
+    usual, rate = (learning_rate(c.algo, done, c.steps) for c in (saved, requested))
+    if not done or before.lr != after.lr or usual == rate:
+        return ""
+    last = learning_rate(before, done - 1, saved.steps)
+    names = {"steps": (saved.steps, requested.steps), "algo.schedule": (before.schedule, after.schedule)}
+    names["algo.warmup_steps"] = (before.warmup_steps, after.warmup_steps)
+    causes = ", ".join(f"{name}={new} (was {old})" for name, (old, new) in names.items() if old != new)
+    return (
+        f"the learning rate jumps from {last:.3g} in step {done} to {rate:.3g} in step {done + 1}: {causes}, and "
+        f"algo.schedule={after.schedule} is over the run's steps; algo.schedule=constant algo.lr={last:.3g} goes on "
+        "without a jump"
+    )
+
+
 def newest_whole(run: Path, steps: int, done: int, say: Callable[[str], None]) -> Path | None:
     """The newest complete checkpoint; newer ones are renamed, and a line says why.
 

@@ -24,7 +24,7 @@ from itertools import chain
 
 from agentrl.config import AlgoConfig
 from agentrl.train.branch_returns import SAME, STD_FLOOR, Baseline, branch_advantages
-from agentrl.train.credit import Advantage, Credit, NodeKey, ids_by_group, trainable_nodes, weigh
+from agentrl.train.credit import Advantage, Credit, NodeKey, denominators, ids_by_group, trainable_nodes, weigh
 from agentrl.train.gae import all_steps
 from agentrl.types import GREEDY, Group, Session
 from agentrl.types.branches import token_weights
@@ -108,7 +108,7 @@ def credit_of(
     shares = weigh(scored, every, config)
     if not config.regularised:
         shares = {key: each for key, each in shares.items() if key not in silent}
-    credit = Credit(shares)
+    credit = Credit(shares, counts=denominators(scored, every, config))
     credit.metrics = {
         "groups/trained": float(trained),
         "groups/zero_variance": float(zero_variance),

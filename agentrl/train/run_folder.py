@@ -171,6 +171,8 @@ class RunFolder:
             folder.checkpoint = resuming.newest_whole(path, config.steps, done, say)
             if changes:
                 say(f"settings changed: {', '.join(changes)}")
+            if jump := resuming.rate_jump(saved, config, step_of(folder.checkpoint) if folder.checkpoint else 0):
+                say(f"warning: {jump}")
             for line in kept_code.changes(path, config.model_dump(mode="json")):
                 say(line)
             for left in (path / "checkpoints").glob(".step-*"):  # of a process that was killed

@@ -276,7 +276,8 @@ class Group:
 
     `number` counts a run's groups from 0 and decides the seed; `choice` is what the task sampler chose for it, as JSON;
     `attempt` counts how often that number was generated before; `step` is the run's step that it was begun in, from 0.
-    `sessions` may have a `GREEDY` one beside the group's own.
+    `sessions` may have a `GREEDY` one beside the group's own. `view_of` is the id of the group that it is one agent's
+    view of (`by_agent`).
     """
 
     id: str
@@ -286,6 +287,7 @@ class Group:
     attempt: int = 0
     step: int = 0
     choice: Any = None
+    view_of: str | None = None
 
     @property
     def scored(self) -> list[Session]:
@@ -309,4 +311,6 @@ class Group:
         for session in self.sessions:
             for agent, view in zip(session.agent_rewards, session.by_agent(), strict=False):
                 views.setdefault(agent, []).append(view)
-        return [replace(self, id=f"{self.id}/{agent}", sessions=each) for agent, each in views.items()] or [self]
+        return [
+            replace(self, id=f"{self.id}/{agent}", sessions=each, view_of=self.id) for agent, each in views.items()
+        ] or [self]

@@ -66,6 +66,38 @@ def test_a_run_goes_on_from_its_newest_checkpoint_and_says_which_steps_are_taken
     assert said.splitlines()[-1] == "steps 7 to 7 come after the newest checkpoint"
 
 
+@pytest.mark.parametrize(
+    ("began", "words", "jump"),
+    [
+        ("linear", "steps=18", "from 0.000444 in step 6 to 0.000667 in step 7: steps=18 (was 9)"),
+        ("cosine", "steps=18", "from 0.000413 in step 6 to 0.00075 in step 7: steps=18 (was 9)"),
+        ("linear", "steps=7", "from 0.000444 in step 6 to 0.000143 in step 7: steps=7 (was 9)"),
+        ("constant", "algo.schedule=linear", "from 0.001 in step 6 to 0.000333 in step 7: algo.schedule=linear (was"),
+        ("linear", "algo.warmup_steps=8", "from 0.000444 in step 6 to 0.000778 in step 7: algo.warmup_steps=8 (was 0)"),
+    ],
+)
+def test_a_learning_rate_that_jumps_where_a_run_is_extended_is_told_with_the_choice(
+    began: str, words: str, jump: str, run: Path
+) -> None:
+    shutil.rmtree(run)
+    path = run.with_name("scheduled")
+    folder = RunFolder.create(path, settings("algo.lr=1e-3", f"algo.schedule={began}"))
+    for step in range(1, 7):
+        folder.log(step, {})
+    folder.save_checkpoint(6, write, keep=1)
+    folder.close()
+    for name in records.HELD:
+        (path / name).touch()
+    assert "learning rate" not in resume(path)[1]
+    assert "learning rate" not in resume(path, "steps=9", "algo.lr=5e-4")[1], "it was asked for"
+    _, said = resume(path, words)
+    assert f"warning: the learning rate jumps {jump}" in said
+    last = said.partition(" in step 6")[0].rpartition(" ")[2]
+    choice = f"algo.schedule=constant algo.lr={last}"
+    assert f"{choice} goes on without a jump" in said
+    assert "jumps" not in resume(path, "steps=18", *choice.split())[1]
+
+
 def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:100])
 

@@ -45,8 +45,8 @@ class CriticConfig(AlgoConfig):
     value_coef: NonNegativeFloat = 0.1
     """Weight of the critic's loss in the policy's trunk; 0 leaves the trunk to the policy."""
     value_epochs: PositiveInt | None = None
-    """Updates of the critic on each batch; None is 32 on the policy's trunk, whose hidden states are computed once for
-    all of them, and 4 on a trunk of its own."""
+    """Updates of the critic on each batch, or on each of its `minibatches`; None is 32 on the policy's trunk, whose
+    hidden states are computed once for all of them, and 4 on a trunk of its own."""
     value_clip: PositiveFloat | None = None
     """A value that moves further than this from what it was before the step's first update is clipped; None: never."""
     value_warmup: int = Field(default=0, ge=0)

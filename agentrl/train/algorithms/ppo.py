@@ -18,7 +18,7 @@ from agentrl.train.about import About
 from agentrl.train.adaptive import Moments
 from agentrl.train.algorithms.base import CriticConfig
 from agentrl.train.algorithms.grpo import Grpo, GrpoConfig
-from agentrl.train.credit import Advantage, Credit, NodeAdvantage, NodeKey, ids_by_group, weigh
+from agentrl.train.credit import Advantage, Credit, NodeAdvantage, NodeKey, denominators, ids_by_group, weigh
 from agentrl.train.values import mean_return
 from agentrl.types import Group
 
@@ -85,6 +85,7 @@ class Ppo(Grpo):
         mean, deviation = spread(found)
         expected = spread(returns)
         credit = Credit(metrics={"groups/trained": float(sum(map(bool, scored.values())))})
+        credit.counts = denominators(scored, each, config)
         credit.metrics |= {"critic/value_mean": spread(values)[0], "critic/return_mean": expected[0]}
         credit.metrics["critic/advantage_std"] = deviation
         if expected[1] > SAME:

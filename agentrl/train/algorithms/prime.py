@@ -22,7 +22,7 @@ from agentrl.train import gae
 from agentrl.train.about import About
 from agentrl.train.algorithms.base import RewardModelConfig
 from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
-from agentrl.train.credit import Credit, NodeKey, ids_by_group, weigh
+from agentrl.train.credit import Credit, NodeKey, denominators, ids_by_group, weigh
 from agentrl.train.returns import Found, by_turn
 from agentrl.types import Group, Session
 
@@ -70,7 +70,8 @@ class Prime(PolicyGradient):
             raise InvalidInput("algo=prime needs a reward model's process rewards")
         scored = ids_by_group(groups)
         found = {key: each for sessions in scored.values() for key, each in self._judge(sessions, values).items()}
-        credit = Credit(weigh(scored, found, self.config))
+        counts = denominators(scored, found, self.config)
+        credit = Credit(weigh(scored, found, self.config), counts=counts, targets_weighted=True)
         sessions = [session for members in scored.values() for session in members]
         errors = {session.id: _error(session, values) for session in sessions}
         for key, shares in credit.shares.items():

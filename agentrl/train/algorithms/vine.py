@@ -22,7 +22,7 @@ from statistics import fmean, pstdev
 from agentrl.train.about import About
 from agentrl.train.algorithms.grpo import Grpo, GrpoConfig
 from agentrl.train.branch_returns import STD_FLOOR, WeightedPath, paths_of
-from agentrl.train.credit import Advantage, Credit, NodeKey, ids_by_group, weigh
+from agentrl.train.credit import Advantage, Credit, NodeKey, denominators, ids_by_group, weigh
 from agentrl.types import Group, Session
 from agentrl.types.branches import branch_of, untrained
 
@@ -64,7 +64,7 @@ class Vine(Grpo):
                 found |= {(session.id, turn): value for turn, value in _advantages(session, values_of, others).items()}
         factor = 1 / (pstdev(found.values()) + STD_FLOOR) if self.config.scale_by_std and found else 1.0
         each: dict[NodeKey, Sequence[Advantage]] = {key: (factor * value,) for key, value in found.items()}
-        credit = Credit(weigh(scored, each, self.config))
+        credit = Credit(weigh(scored, each, self.config), counts=denominators(scored, each, self.config))
         credit.metrics = {
             "groups/trained": float(sum(map(bool, scored.values()))),
             "vine/estimates": float(estimates),

@@ -65,9 +65,9 @@ def make_trainer(
     Raises:
         UnknownName: no trainer of that name, and nothing at that import path.
         MissingExtra: the trainer's libraries are not installed.
-        ConfigError: the algorithm needs a critic or a reward model, and this trainer has none.
+        ConfigError: the algorithm needs a critic, a reward model or minibatches, and this trainer has none.
     """
-    plugin = TRAINERS.find(config.name)
+    plugin = _suitable(config, algo)
     trainer = plugin.make(Path(path), config, algo, prove=prove, total_steps=total_steps, seed=seed)
     needs = make_algorithm(algo).needs
     for needed, kind, what in ((needs.critic, Critic, "critic"), (needs.reward_model, Rewarder, "reward model")):
@@ -77,15 +77,26 @@ def make_trainer(
     return trainer
 
 
-def check_trainer(config: TrainerConfig) -> None:
+def check_trainer(config: TrainerConfig, algo: AlgoConfig) -> None:
     """Refuse settings that no trainer can be made from, before there is a model.
 
     Raises:
         UnknownName: no trainer of that name, and nothing at that import path.
         MissingExtra: the trainer's libraries are not installed.
-        ConfigError: there is no such device.
+        ConfigError: there is no such device, or the trainer takes no minibatches.
     """
-    TRAINERS.find(config.name).check(config)
+    _suitable(config, algo).check(config)
+
+
+def _suitable(config: TrainerConfig, algo: AlgoConfig) -> TrainerPlugin:
+    """The trainer's plug-in, where its steps can be as the algorithm's settings say."""
+    plugin = TRAINERS.find(config.name)
+    if algo.minibatches > 1 and not plugin.takes_minibatches:
+        raise ConfigError(
+            f"algo.minibatches={algo.minibatches}: trainer={config.name} makes one update with a batch; use "
+            "algo.minibatches=1 (one that splits it by `Forest.updates` says so by takes_minibatches)"
+        )
+    return plugin
 
 
 __all__ = [

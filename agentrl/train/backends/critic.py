@@ -7,7 +7,7 @@ The weight is initialised to zero and the bias to the first batch's mean return,
 give hidden states a length of about √d; divided by it, a step of Adam changes a value by at most about √d times the
 learning rate, and not by d times.
 
-The critic is updated apart from the policy: `CriticConfig.value_epochs` times on each batch, after the policy, by
+The critic is updated apart from the policy: `CriticConfig.value_epochs` times on each minibatch, after the policy, by
 optimizers of its own with their own rates and their own clipping. On the policy's trunk the hidden states don't change
 meanwhile, so they are computed once; the value loss reaches that trunk only through the policy's own passes
 (`CriticConfig.value_coef`), which don't update the head.
@@ -30,7 +30,7 @@ from agentrl.train.losses import value_error
 from agentrl.train.objective import Meter
 
 Pass = Callable[[], Iterable[tuple[Tensor, Rows]]]
-"""Iterates over a batch: each forest's hidden states [P, d] with the rows that they predict."""
+"""Iterates over a minibatch: each forest's hidden states [P, d] with the rows that they predict."""
 
 SHARED_EPOCHS = 32
 """Updates on a batch with fixed hidden states: they are cheap, and a few steps of Adam don't fit the head
@@ -100,11 +100,15 @@ class ValueModel:
             self.head.bias.fill_(mean)
             self.started = True
 
-    def fit(self, passes: Pass) -> Meter:
-        """Take the updates of one batch; `passes` is called for each. Metrics are those before each update."""
+    def fit(self, passes: Sequence[Pass]) -> Meter:
+        """Take the updates of one batch. Metrics are those before each update.
+
+        Args:
+            passes: over each minibatch; each is called for every update on it.
+        """
         meter = Meter()
-        for _ in range(self.epochs):
-            for states, rows in passes():
+        for minibatch in (each for _ in range(self.epochs) for each in passes):
+            for states, rows in minibatch():
                 values = self.head(states.to(self.head.weight.device), rows.critic_view)
                 meter.add_values(values, rows, self.algo.value_clip)
                 (rows.weight * value_error(values, rows, self.algo.value_clip)).sum().backward()  # type: ignore[no-untyped-call]

@@ -1,25 +1,29 @@
 """A training step, the same for every trainer and on every rank: reference scores, updates, critic, counts.
 
     reference log-probabilities, where they are needed
+    log-probabilities of all minibatches but the first             where there are several
     for each of `epochs`:                                          none while a critic warms up
-        sums over all sequences, where loss or corrections do      a pass without gradient
-        the gradient of all forests
-        update
+        for each minibatch, in the epoch's order:
+            sums over its sequences, where loss or corrections do  a pass without gradient
+            the gradient of its forests
+            update
     the reference follows the policy, where it does
     the critic's updates
 
-The normalisers of a loss are inside the forests' weights, so gradients of forests add up. `old_logp` costs no pass of
-its own: the first of several epochs *is* the old policy. Sums over sequences are complete, over all forests and ranks,
-before the gradient of any token is computed, so no split of a batch changes them. Before the first update log-ratios
-are all 0, which needs no pass, unless tokens are stale.
+The normalisers of a loss are inside the forests' weights, so gradients of forests add up. A batch is one minibatch
+unless `algo.minibatches` says otherwise. `old_logp` costs the first minibatch no pass of its own: its first gradient is
+computed under the old policy. Sums over sequences are complete, over all forests and ranks, before the gradient of any
+token is computed, so no split of a batch changes them. Before the first update log-ratios are all 0, which needs no
+pass, unless tokens are stale.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -56,24 +60,75 @@ class Updates(Protocol):
 
 
 @dataclass
+class Minibatch(Generic[B]):
+    """What one update is made from, on this rank.
+
+    Attributes:
+        updates: its forests' `Forest.updates`.
+        batches: its forests as they are computed.
+        forests: the same before they were prepared.
+        sequences: how many sequences it has, on all ranks.
+        sums: of its sequences, once they were computed; see `empty_sums`.
+    """
+
+    updates: tuple[int, ...]
+    batches: Sequence[B]
+    forests: Sequence[Forest]
+    sequences: int
+    sums: Tensor | None = None
+
+
+def minibatches(
+    batches: Sequence[B], forests: Sequence[Forest], sequences: Mapping[tuple[int, ...], int]
+) -> list[Minibatch[B]]:
+    """A batch's minibatches, in the order of the first epoch; see `Learner.learn`."""
+    return [
+        Minibatch(updates, part, [f for f in forests if f.updates == updates], sequences[updates])
+        for updates, part in split(batches).items()
+    ]
+
+
+def split(batches: Sequence[B]) -> dict[tuple[int, ...], list[B]]:
+    """Prepared forests by `Forest.updates`, in the order of the first epoch's updates."""
+    found: dict[tuple[int, ...], list[B]] = {}
+    for batch in batches:
+        found.setdefault(batch.rows.updates, []).append(batch)
+    return dict(sorted(found.items()))
+
+
+@dataclass
 class Learned:
-    """What one training step did, on this rank."""
+    """What one training step did, on this rank.
+
+    Attributes:
+        loss: added up over its updates.
+        norm: of the gradient before clipping, the largest of the last epoch's updates.
+        rate: the learning rate.
+        skipped: updates that were not made, since their gradient was not finite.
+        epochs: passes over the batch.
+        minibatches: updates of each; None where the settings say one.
+        meter: metrics of tokens.
+        critic: the same of the critic's.
+    """
 
     loss: float = 0.0
     norm: float = 0.0
     rate: float = 0.0
     skipped: int = 0
     epochs: int = 0
+    minibatches: int | None = None
     meter: Meter = field(default_factory=Meter)
     critic: Meter = field(default_factory=Meter)
 
     def metrics(self) -> dict[str, float]:
         """As a run logs them."""
+        each = 1 if self.minibatches is None else self.minibatches
         return {
-            "loss": self.loss / max(self.epochs, 1),
+            "loss": self.loss / max(self.epochs * each, 1),
             "grad_norm": self.norm,
             "lr": self.rate,
             "skipped_updates": float(self.skipped),
+            **({} if self.minibatches is None else {"minibatches": float(self.minibatches)}),
             **self.meter.metrics(),
             **self.critic.metrics(),
         }
@@ -87,9 +142,11 @@ class Learner(ABC, Generic[B]):
         optimizer: of the policy.
         critic: where the algorithm needs one.
         version: the policy version that the weights are.
-        sums: of the batch's sequences, while they are needed; see `empty_sums`.
+        sums: of the sequences of the minibatch under way, while they are needed; see `empty_sums`.
+        takes_minibatches: see `agentrl.train.backends.plugin.TrainerPlugin`.
     """
 
+    takes_minibatches: ClassVar[bool] = True
     algorithm: Algorithm
     optimizer: Updates
     critic: ValueModel | None = None
@@ -135,6 +192,10 @@ class Learner(ABC, Generic[B]):
         """Set each batch's `rows.ref_logp`, where there is a reference."""
 
     @abstractmethod
+    def score_old(self, batches: Sequence[B], meter: Meter) -> None:
+        """Call `keep_old` with each batch's log-probabilities; no gradient."""
+
+    @abstractmethod
     def average_reference(self, decay: float) -> None:
         """Make the reference `decay` times itself plus the rest times the policy."""
 
@@ -150,25 +211,28 @@ class Learner(ABC, Generic[B]):
     def fit(self, critic: ValueModel, batches: Sequence[B]) -> Meter:
         """The critic's updates on a batch."""
 
-    def learn(self, batches: Sequence[B], forests: Sequence[Forest], sequences: int) -> Learned:
+    def learn(
+        self, batches: Sequence[B], forests: Sequence[Forest], sequences: Mapping[tuple[int, ...], int]
+    ) -> Learned:
         """Take a training step; without any batch no weight changes, but the schedule and the version advance.
 
         Args:
             batches: the step's forests as they are computed, or this rank's share of them.
             forests: the same before they were prepared.
-            sequences: how many sequences the whole batch has.
+            sequences: how many sequences each minibatch has, on all ranks; see `sequence_counts`.
         """
         skipped, epochs = self.optimizer.skipped, self.algo.epochs if batches and not self.warming_critic else 0
+        parts = minibatches(batches, forests, sequences)
         learned = Learned(rate=self.optimizer.rate(), epochs=epochs)
+        learned.minibatches = len(parts) if self.algo.minibatches > 1 else None
         if epochs and self.scores_reference:
             self.score_reference(batches)
+        if epochs and len(parts) > 1 and self.algorithm.needs.engine:
+            self.score_old([batch for part in parts[1:] for batch in part.batches], learned.meter)
         for epoch in range(epochs):
-            if self.algorithm.sequence is not None and (not epoch or sums_change(self.algorithm)):
-                self.sums = empty_sums(self.algorithm, sequences)
-                if epoch or not self.known_sums(forests):
-                    self.sum_sequences(batches, self.sums)
-            learned.loss += self.accumulate(batches, learned.meter, first=epoch == 0)
-            learned.norm = self.optimizer.step()
+            order = sorted(parts, key=lambda part: part.updates[epoch:])
+            norms = [self._update(part, learned, first=not epoch and part is parts[0]) for part in order]
+            learned.norm = max(norms, key=lambda norm: (math.isnan(norm), norm))
         self.sums = None
         if epochs and self.keeps_reference and self.algo.reference_decay is not None:
             self.average_reference(self.algo.reference_decay)
@@ -180,6 +244,27 @@ class Learner(ABC, Generic[B]):
         self.version += 1
         learned.skipped = self.optimizer.skipped - skipped
         return learned
+
+    def _update(self, part: Minibatch[B], learned: Learned, *, first: bool) -> float:
+        """Make one update, the step's first one or a later one; returns the gradient's norm before clipping."""
+        if self.algorithm.sequence is not None and (part.sums is None or sums_change(self.algorithm)):
+            part.sums = empty_sums(self.algorithm, part.sequences)
+            if not (first and self.known_sums(part.forests)):
+                self.sum_sequences(part.batches, part.sums)
+        self.sums = part.sums
+        learned.loss += self.accumulate(part.batches, learned.meter, first=first)
+        return self.optimizer.step()
+
+    def keep_old(self, logp: Tensor, rows: Rows, meter: Meter) -> None:
+        """Set `rows.old_logp` before the step's first update, and compare with the engine, as `loss` does then.
+
+        Args:
+            logp: of the rows, [P].
+            rows: a forest's.
+            meter: accumulates the comparison.
+        """
+        rows.old_logp = old_policy(logp, rows, self.version, self.algo.correction.proximal)
+        meter.compare(logp, rows, self.version)
 
     def loss(
         self,

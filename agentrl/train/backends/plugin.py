@@ -21,10 +21,12 @@ class TrainerPlugin:
     Attributes:
         settings: the class of its section of the configuration (`trainer.*`).
         has_ranks: whether it starts ranks, which on a cluster are workers of their own.
+        takes_minibatches: whether its steps make an update for each of a batch's minibatches (`Forest.updates`).
     """
 
     settings: type[TrainerConfig] = TrainerConfig
     has_ranks: bool = False
+    takes_minibatches: bool = False
 
     def factory(self) -> TrainerFactory:
         """The trainer's class, with its libraries imported.
@@ -85,11 +87,15 @@ class TrainerPlugin:
 
 
 class FactoryPlugin(TrainerPlugin):
-    """A class or function that makes a trainer, used as a plug-in; its attribute `settings` counts if it has one."""
+    """A class or function that makes a trainer, used as a plug-in.
+
+    Its attributes `settings` and `takes_minibatches` count, if it has them.
+    """
 
     def __init__(self, factory: TrainerFactory) -> None:
         self._factory = factory
         self.settings = getattr(factory, "settings", TrainerConfig)
+        self.takes_minibatches = getattr(factory, "takes_minibatches", False)
 
     def factory(self) -> TrainerFactory:
         """The class or function itself."""

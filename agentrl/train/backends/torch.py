@@ -36,7 +36,7 @@ from agentrl.train.backends.attention import NAME
 from agentrl.train.backends.copies import WeightCopy
 from agentrl.train.backends.critic import ValueModel
 from agentrl.train.backends.head import Logits, token_logps
-from agentrl.train.backends.learner import Learned, Learner
+from agentrl.train.backends.learner import Learned, Learner, split
 from agentrl.train.backends.optimizer import Optimizer
 from agentrl.train.backends.parameters import trained
 from agentrl.train.backends.recompute import recompute_layers
@@ -44,7 +44,7 @@ from agentrl.train.backends.reference import record_layer_outputs
 from agentrl.train.backends.reward_model import RewardModel
 from agentrl.train.backends.torch_batch import Batch, prepared, trunk_of
 from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.forest import Forest, Rows, sequence_count, token_counts
+from agentrl.train.forest import Forest, Rows, sequence_counts, token_counts
 from agentrl.train.objective import Meter, add_sums
 
 T = TypeVar("T")
@@ -142,9 +142,11 @@ class TorchTrainer(Learner[Batch]):
         self.begin_step(state)
         self.algorithm.mark(forests)
         batches = [batch for batch in map(self.prepare, forests) if len(batch.rows)]
-        return self.metrics_of(batches, forests, sequence_count(forests)) | token_counts(forests)
+        return self.metrics_of(batches, forests, sequence_counts(forests)) | token_counts(forests)
 
-    def metrics_of(self, batches: Sequence[Batch], forests: Sequence[Forest], sequences: int) -> dict[str, float]:
+    def metrics_of(
+        self, batches: Sequence[Batch], forests: Sequence[Forest], sequences: Mapping[tuple[int, ...], int]
+    ) -> dict[str, float]:
         """The metrics of `learn`, and of what follows the policy: a reward model, an average."""
         metrics = self.joined(self.learn(batches, forests, sequences)).metrics()
         if self.reward_model is not None:
@@ -168,6 +170,12 @@ class TorchTrainer(Learner[Batch]):
         with self.reference.exchanged():
             for batch in batches:
                 batch.rows.ref_logp = self._score(batch)
+
+    @torch.no_grad()
+    def score_old(self, batches: Sequence[Batch], meter: Meter) -> None:
+        """See `Learner`."""
+        for batch in batches:
+            self.keep_old(self._score(batch), batch.rows, meter)
 
     def average_reference(self, decay: float) -> None:
         """See `Learner`."""
@@ -247,12 +255,17 @@ class TorchTrainer(Learner[Batch]):
 
     def fit(self, critic: ValueModel, batches: Sequence[Batch]) -> Meter:
         """See `Learner`: a trunk of the critic's own is trained with it; the policy's is only read, once."""
+        parts = split(batches).values()
         if critic.trunk is not None:
             trunk = critic.trunk
-            return critic.fit(lambda: ((self._states(trunk, b), b.rows) for b in batches))
+
+            def computed(part: Sequence[Batch]) -> Iterator[tuple[Tensor, Rows]]:
+                return ((self._states(trunk, batch), batch.rows) for batch in part)
+
+            return critic.fit([functools.partial(computed, part) for part in parts])
         with torch.no_grad():  # in the CPU's memory: a batch's hidden states may be many
-            read = [(self._states(trunk_of(self.model), b).cpu(), b.rows) for b in batches]
-        return critic.fit(lambda: read)
+            read = [[(self._states(trunk_of(self.model), b).cpu(), b.rows) for b in part] for part in parts]
+        return critic.fit([part.__iter__ for part in read])
 
     @computing
     @torch.no_grad()

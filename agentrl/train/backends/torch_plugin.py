@@ -13,6 +13,7 @@ class TorchPlugin(TrainerPlugin):
     """The trainer in this process."""
 
     settings = TorchConfig
+    takes_minibatches = True
 
     def factory(self) -> TrainerFactory:
         """Import torch and transformers."""

@@ -96,8 +96,8 @@ class KlCovConfig(LossConfig):
 class KlCov(PolicyLoss):
     """-r A, and a penalty on the distance from the old policy at the tokens of the highest covariance (section 4.2).
 
-    Before a step's first update |log r| is 0 with gradient 0 at fresh tokens: the penalty needs `algo.epochs` above 1,
-    or tokens of an older version.
+    Before a step's first update |log r| is 0 with gradient 0 at fresh tokens: the penalty needs `algo.epochs` or
+    `algo.minibatches` above 1, or tokens of an older version.
     """
 
     name = "kl_cov"

@@ -79,8 +79,10 @@ def _take(trainer: Trainer, step: Step, before: RunConfig) -> None:
     Raises:
         ConfigError: it comes out otherwise.
     """
-    if (step.config.algo, step.config.trainer) != (before.algo, before.trainer):
-        raise ConfigError(f"settings of algo or trainer changed before {step.where}, which can't be taken again then")
+    scheduled = before.algo.schedule != "constant" and step.config.steps != before.steps
+    if scheduled or (step.config.algo, step.config.trainer) != (before.algo, before.trainer):
+        what = "steps, which the learning rate follows," if scheduled else "settings of algo or trainer"
+        raise ConfigError(f"{what} changed before {step.where}, which can't be taken again then")
     found = repacked(step, step.trained) if step.trained is not None and not step.damaged else "its record is missing"
     if isinstance(found, str):
         raise ConfigError(f"{step.where} can't be taken again: {found}")

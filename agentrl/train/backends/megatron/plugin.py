@@ -15,6 +15,7 @@ class MegatronPlugin(TrainerPlugin):
     """The trainer on Megatron-core's ranks."""
 
     settings = MegatronConfig
+    takes_minibatches = True
     has_ranks = True
 
     def factory(self) -> TrainerFactory:

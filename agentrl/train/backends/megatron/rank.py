@@ -26,7 +26,7 @@ from agentrl.config import AlgoConfig
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms import algorithm_settings
 from agentrl.train.backends.critic import ValueModel
-from agentrl.train.backends.learner import Learner
+from agentrl.train.backends.learner import Learner, split
 from agentrl.train.backends.megatron import passes
 from agentrl.train.backends.megatron.checkpoint import Checkpoints
 from agentrl.train.backends.megatron.chunks import chunks_of, sparse_layers, wrapped
@@ -136,6 +136,16 @@ class Rank(Learner[Micro]):
         with self.reference.exchanged():
             self._score(batches, "ref_logp")
 
+    def score_old(self, batches: Sequence[Micro], meter: Meter) -> None:
+        """See `Learner`."""
+
+        def use(micro: Micro, heads: passes.Heads) -> Tensor:
+            logp, _ = heads.logps()
+            self.keep_old(logp.detach(), micro.rows, meter)
+            return logp.sum()
+
+        passes.run(self.chunks, batches, use, learn=False, before=self.routers.before)
+
     def average_reference(self, decay: float) -> None:
         """See `Learner`; each rank has its part of both."""
         assert self.reference is not None
@@ -159,14 +169,14 @@ class Rank(Learner[Micro]):
 
     def fit(self, critic: ValueModel, batches: Sequence[Micro]) -> Meter:
         """See `Learner`; hidden states are computed once."""
-        read: list[tuple[Tensor, Rows]] = []
+        read: dict[tuple[int, ...], list[tuple[Tensor, Rows]]] = {updates: [] for updates in split(batches)}
 
         def use(micro: Micro, heads: passes.Heads) -> Tensor:
-            read.append(heads.states())
+            read[micro.rows.updates].append(heads.states())
             return heads.out.sum()
 
         passes.run(self.chunks, batches, use, learn=False, before=self.routers.before)
-        return critic.fit(lambda: read)
+        return critic.fit([part.__iter__ for part in read.values()])
 
     def division(self) -> Division:
         """How batches are divided."""

@@ -13,14 +13,14 @@ forest of one token.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from agentrl.train.forest import PAIRS, Forest, sequence_count
+from agentrl.train.forest import PAIRS, Forest, by_update, sequence_counts
 
 WIDTHS = 6
 """A token's matrix products cost as much as attending to this many tokens for each channel of the model's width.
@@ -53,12 +53,12 @@ class Share:
     Attributes:
         works: its micro-batches; none where the batch has no forest.
         lengths: the tokens of each data-parallel rank's micro-batches.
-        sequences: how many sequences the whole batch has; see `sequence_count`.
+        sequences: how many sequences the forests of each update have, on all ranks; see `sequence_counts`.
     """
 
     works: list[Work]
     lengths: list[list[int]]
-    sequences: int
+    sequences: Mapping[tuple[int, ...], int]
 
     @property
     def forests(self) -> list[Forest]:
@@ -81,11 +81,16 @@ class Division:
     multiple: int = 1
 
     def shares(self, forests: Sequence[Forest]) -> list[Share]:
-        """Each rank's share of a batch; the same object for ranks that have the same."""
-        plan = assign(forests, max(self.copies) + 1, self.width, self.multiple)
+        """Each rank's share of a batch, of each update's forests; the same object for ranks that have the same."""
+        copies = max(self.copies) + 1
+        plan: list[list[Work]] = [[] for _ in range(copies)]
+        for updates, part in by_update(forests).items():
+            places = [index for index, forest in enumerate(forests) if forest.updates == updates]
+            for works, more in zip(plan, assign(part, copies, self.width, self.multiple), strict=True):
+                works += [_placed(work, updates, places) for work in more]
         lengths = [[len(work.forest) for work in works] for works in plan]
-        count = sequence_count(forests)
-        own = [Share(works if forests else [], lengths, count) for works in plan]
+        counts = sequence_counts(forests)
+        own = [Share(works, lengths, counts) for works in plan]
         return [own[copy] for copy in self.copies]
 
 
@@ -118,6 +123,13 @@ def assign(forests: Sequence[Forest], copies: int, width: int, multiple: int = 1
     count = max(1, *(len(rank) for rank in plan))
     count = -(-count // multiple) * multiple
     return [rank + [Work(idle_forest())] * (count - len(rank)) for rank in plan]
+
+
+def _placed(work: Work, updates: tuple[int, ...], places: Sequence[int]) -> Work:
+    """The work with its forest's index in the batch; a filler keeps a rank busy in an update."""
+    if work.origin < 0:
+        return dataclasses.replace(work, forest=dataclasses.replace(work.forest, updates=updates))
+    return dataclasses.replace(work, origin=places[work.origin])
 
 
 def _assigned(works: Sequence[Work], copies: int, width: int) -> list[list[Work]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from agentrl.train.backends.learner import Learned
 from agentrl.train.forest import Forest
+from agentrl.train.objective import Meter
 
 
 def joined(parts: Sequence[tuple[bool, Learned]]) -> Learned:
@@ -19,7 +21,7 @@ def joined(parts: Sequence[tuple[bool, Learned]]) -> Learned:
         parts: of each rank, and whether its loss and tokens count: those that compute the same rows count once.
     """
     (_, own), *_ = parts
-    together = Learned(0.0, own.norm, own.rate, own.skipped, own.epochs)
+    together = replace(own, loss=0.0, meter=Meter(), critic=Meter())
     for counts, part in parts:
         together.critic.join(part.critic)
         if counts:

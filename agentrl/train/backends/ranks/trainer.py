@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -53,6 +53,7 @@ class RankTrainer(RankComputing):
         scratch: a folder that all ranks see, for what is written for them; None: any of this machine.
     """
 
+    takes_minibatches: ClassVar[bool] = True
     ranks: Ranks | PlacedRanks
 
     def __init__(

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from agentrl.config import AlgoConfig
+from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.backends.torch import TorchTrainer
-from agentrl.train.packing import pack
+from agentrl.train.packing import pack, pack_credited
 from agentrl.train.pairs import pair_credit
 from tests.train.backends.megatron.batches import run
 from tests.train.backends.megatron.world import World
+from tests.train.test_minibatches import ragged, values_of
 from tests.train.test_pairs import dpo, random_pairs
 from tests.train.test_sequences import gspo
 from tests.train.trees import as_group, leaf_credit, random_session
@@ -90,3 +92,21 @@ def test_two_updates_with_corrections_over_turns_and_sessions_are_those_of_the_t
     assert 0 < expected["correction/clip_fraction"] < 1
     for name in ("loss", "grad_norm", *(each for each in expected if each.startswith("correction/"))):
         assert got[name] == pytest.approx(expected[name], rel=1e-4), name
+
+
+@pytest.mark.parametrize("settings", [{"ranks": 2}, {"pipeline_parallel": 2, "context_parallel": 2}], ids=str)
+@pytest.mark.slow
+def test_updates_with_parts_of_a_batch_are_those_of_the_torch_trainer(
+    settings: dict[str, Any], world: World, tiny: Callable[[str], Path]
+) -> None:
+    """Ratios of later parts, sums of a sequence loss, and a critic's updates; ranks may have nothing of a part."""
+    for name, more in (("gspo", {"loss": {"name": "gspo", "clip_high": 0.05}}), ("ppo", {"value_epochs": 2})):
+        algo = algorithm_settings({"name": name, "lr": 1e-2, "minibatches": 3, "epochs": 2, **more})
+        groups = ragged(7, 5)
+        forests = pack_credited(make_algorithm(algo), groups, values_of(algo, groups), 60, 0)[1]
+        assert len({forest.updates for forest in forests}) == 3
+        expected = TorchTrainer(tiny("smollm2"), algo=algo).step(forests)
+        [got] = run(world, "steps", tiny("smollm2"), [forests], algo=algo.model_dump(), **settings)["rows"]  # type: ignore[arg-type]
+        assert got.keys() == expected.keys()
+        for metric, value in expected.items():
+            assert got[metric] == pytest.approx(value, rel=1e-3, abs=1e-5), metric
