@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from agentrl import faults, formats
 from agentrl.errors import AgentRLError, InvalidInput, StoreError
-from agentrl.sessions import integrity, query, schema, summary
+from agentrl.sessions import digests, integrity, query, schema, summary
 from agentrl.sessions.codec import NODE_COLUMNS, digest, head_json, node_row, pack_ids, task_json
 from agentrl.sessions.incarnations import mark
 from agentrl.sessions.integrity import CountFile, Counts, checksum
@@ -204,6 +204,11 @@ class Store:
         """The sessions that fit every filter (see `query.Filters`), one at a time: never all of them in memory."""
         for session_id in self.ids(**filters):
             yield self.load(session_id)
+
+    def digests(self, **filters: Any) -> dict[str, str]:
+        """Digests (`sessions.digests`) of the sessions that fit every filter, by id, in order."""
+        with self._lock, self._errors(), self._snapshot():
+            return digests.read_all(self._db, *query.condition(filters))
 
     def find(
         self,

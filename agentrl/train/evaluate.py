@@ -59,10 +59,12 @@ from agentrl.train.display import Display
 from agentrl.train.files import write_atomically
 from agentrl.train.pictures import transcripts
 from agentrl.train.run_folder import RunFolder, run_path
+from agentrl.train.seals import SETTINGS, digest
 from agentrl.types import Group, Session
 
 DATA = "data.json"
 """The identity of an evaluation's data (`envs.identity`)."""
+RESULT = "result.json"
 SHOWN = 6
 """Conversations in a transcript."""
 IGNORED = {
@@ -287,6 +289,7 @@ async def measure(
         kept.add(session.id)
         ended(session)
 
+    folder.seals.add(0, evaluation="begun")
     async with rollouts_of(config, store) as (rollouts, who):
         rollouts.left.find_evaluated(store)
         result, groups = await play_held_out(config, rollouts, who, display, name, ended=keep, detail=detail)
@@ -294,7 +297,10 @@ async def measure(
     transcripts(folder.path / "transcripts" / "eval.md", f"{config.env.name}, {label(config)}", shown)
     known = {identity.KEY: identity.json(found), **(about or {})}
     data = {**_as_json(config, split, result, groups, time.monotonic() - began), **known}
-    write_atomically(folder.path / "result.json", orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n")
+    content = orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n"
+    files = {name: digest((folder.path / name).read_bytes()) for name in (SETTINGS, DATA)}
+    folder.seals.add(0, evaluation="ended", sessions=store.digests(), files={**files, RESULT: digest(content)})
+    write_atomically(folder.path / RESULT, content)
     return result, data
 
 

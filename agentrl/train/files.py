@@ -7,7 +7,10 @@ import os
 import shutil
 from pathlib import Path
 
+import orjson
+
 from agentrl import faults
+from agentrl.errors import ConfigError
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -31,6 +34,21 @@ def append(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def keep_lines(path: Path, step: int) -> None:
+    """Keep of a file of JSON lines those up to a step (their field `step`), byte for byte; nothing where it is gone.
+
+    Raises:
+        ConfigError: a line is damaged.
+    """
+    if not path.exists():
+        return
+    try:
+        lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        write_atomically(path, b"".join(line for line in lines if orjson.loads(line)["step"] <= step))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged: {error}") from None
 
 
 def sync(folder: Path) -> None:

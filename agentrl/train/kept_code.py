@@ -93,6 +93,12 @@ def digests(run: Path) -> dict[str, str]:
     return {name: known["sha256"] for name, known in _index(run).items()}
 
 
+def has(run: Path, name: str, digest: str) -> bool:
+    """Whether a run has the copy of a file that had a digest."""
+    file = run / FOLDER / digest[:12] / Path(name).name
+    return file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == digest
+
+
 def _index(run: Path) -> dict[str, dict[str, str]]:
     file = run / FOLDER / INDEX
     try:

@@ -147,7 +147,11 @@ async def held_out(
         async def measure(when: str, step: int) -> Evaluation:
             if policy.engine is not None and policy is not rollouts.policy:
                 await loop.recovering(step, partial(loop.publish_average, policy.engine))
-            return await _measure(when, step, config, played, who, tasks, loop.folder, loop.display)
+            loop.folder.seals.add(step, evaluation="begun")
+            result = await _measure(when, step, config, played, who, tasks, loop.folder, loop.display)
+            found = await loop.learner.digests(phase="eval", step=step)
+            loop.folder.seals.add(step, evaluation="ended", sessions=found)
+            return result
 
         yield measure
 
@@ -250,6 +254,8 @@ async def _own_model(config: RunConfig, make_env: Callable[[], Env], folder: Run
     else:
         pin(setup.resolve_model(config), own)
     manifest.write(own)
+    if folder.checkpoint:
+        folder.seals.replace_model()
     return own
 
 

@@ -18,6 +18,7 @@ from agentrl import faults
 from agentrl.config import RunConfig
 from agentrl.rollout.seeds import derive
 from agentrl.rollout.stats import staleness
+from agentrl.sessions.store import Store
 from agentrl.train import lost_tokens, trainer_logprobs
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.backends import Computing, Critic, Rewarder, Trainer
@@ -66,6 +67,10 @@ class Learner(Protocol):
         """Write what only the learner has of the last batch into the run's record."""
         ...
 
+    async def digests(self, **filters: Any) -> dict[str, str]:
+        """Digests of the stored sessions that fit every filter, by id; see `Store.digests`."""
+        ...
+
 
 @dataclass(frozen=True)
 class Learning:
@@ -100,6 +105,10 @@ class Learning:
 
     async def record(self) -> None:
         """Nothing: the batch's evidence has it."""
+
+    async def digests(self, **filters: Any) -> dict[str, str]:
+        """See `Learner.digests`."""
+        return await asyncio.to_thread(digests, self.folder, **filters)
 
     @asynccontextmanager
     async def _computing(self, batch: Batch) -> AsyncIterator[None]:
@@ -170,6 +179,12 @@ class Learning:
             await faults.async_point("trainer.step")
             async with self._computing(batch):
                 return await asyncio.to_thread(batch.trainer.step, forests, batch.algorithm.snapshot())
+
+
+def digests(folder: Path, **filters: Any) -> dict[str, str]:
+    """Digests of stored sessions of a run, read beside what is being written; see `Store.digests`."""
+    with Store(folder / "sessions.db", read_only=True) as store:
+        return store.digests(**filters)
 
 
 def has_signal(forest: Forest) -> bool:

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import orjson
 
-from agentrl.errors import ConfigError
+from agentrl.errors import AgentRLError, ConfigError
 from agentrl.rollout.held import has_content
 from agentrl.rollout.outcomes import GENERATED_AGAIN, REPLAYED, TRAINED, Outcome
 from agentrl.sessions.store import Store
-from agentrl.train.files import append, write_atomically
+from agentrl.train.files import append, keep_lines
 from agentrl.train.resuming import step_of, whole_checkpoints
 from agentrl.train.state import last_attempts, saved
 
@@ -63,8 +63,7 @@ def read(run: Path) -> list[Entry]:
 
 def drop_after(run: Path, step: int) -> None:
     """Remove the lines of steps after `step`, which a resumed run will write again."""
-    if (run / NAME).exists():
-        write_atomically(run / NAME, b"".join(entry.line() for entry in read(run) if entry.step <= step))
+    keep_lines(run / NAME, step)
 
 
 def faults(run: Path) -> Iterator[str]:
@@ -91,8 +90,8 @@ def faults(run: Path) -> Iterator[str]:
             yield f"{entry.outcome.group} was replayed in step {entry.step}, before it was trained"
     for number, found in sorted(attempts.items()):
         yield from _faults_of_number(number, [entry.outcome for entry in found])
-    if checkpoints := whole_checkpoints(run):
-        yield from _gaps(checkpoints[-1], entries)
+    for checkpoint in whole_checkpoints(run):
+        yield from _gaps(checkpoint, entries)
     yield from _changed(run, entries)
 
 
@@ -107,15 +106,22 @@ def _faults_of_number(number: int, outcomes: list[Outcome]) -> Iterator[str]:
 
 def _gaps(checkpoint: Path, entries: list[Entry]) -> Iterator[str]:
     """Numbers that are neither in the ledger nor in the state of a checkpoint, or in both."""
-    state = saved(checkpoint)["stream"]
+    try:
+        state = saved(checkpoint)["stream"]
+        next_, begun = int(state["next"]), {number: attempt for number, attempt, _ in state["begun"]}
+        outcomes = [Outcome.read(outcome) for outcome in state["outcomes"]]
+    except (AgentRLError, OSError, ValueError, KeyError, TypeError) as error:
+        yield f"{checkpoint.name}: its state can't be read: {error}"
+        return
     left = [entry.outcome for entry in entries if entry.step <= step_of(checkpoint)]
-    left += [Outcome.read(outcome) for outcome in state["outcomes"]]
+    left += outcomes
     over = {outcome.number for outcome in left if outcome.outcome not in GENERATED_AGAIN}
     again: dict[int, int] = defaultdict(int)
     for outcome in left:
         again[outcome.number] = max(again[outcome.number], outcome.attempt + 1)
-    begun = {number: attempt for number, attempt, _ in state["begun"]}
-    for number in range(state["next"]):
+    if next_ and (beyond := max((*over, *begun), default=-1)) >= next_:  # a rerun counts none
+        yield f"group {beyond} was begun before {checkpoint.name}, which would begin {next_} next"
+    for number in range(next_):
         if number not in over and number not in begun:
             yield f"group {number} was begun before {checkpoint.name}, and neither trained, discarded nor kept in it"
         if number in over and number in begun:

@@ -22,6 +22,7 @@ from agentrl.rollout.filters import FILTERS, make_measure
 from agentrl.rollout.fleet.reference import ReferenceEngine
 from agentrl.rollout.health import Health, sampling_notes, sessions_of, with_retries
 from agentrl.rollout.held import calls_of, sizes_of
+from agentrl.rollout.outcomes import Outcome
 from agentrl.rollout.past import PastVersions
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.stats import Evaluation, idle, rollout_metrics
@@ -123,7 +124,9 @@ class Loop:
         measured = await self.evaluate(step + 1)
         fresh = self.stream.published(groups)
         await self.learner.record()
-        row = self.record(step + 1, fresh, trained | measured)
+        outcomes = self.stream.take_outcomes()
+        found = await self.learner.digests(group=[each.group for each in outcomes if each.hash is not None])
+        row = self.record(step + 1, fresh, trained | measured, outcomes, found)
         await self.recovering(step + 1, partial(self.checkpoint, step + 1))
         await resizing.resize(self, step + 1)
         return row
@@ -289,8 +292,23 @@ class Loop:
         averaged = {"eval/averaged": 1.0} if self.config.eval.weights == "averaged" else {}
         return {"eval/mean": result.mean, "eval/low": result.low, "eval/high": result.high} | parts | averaged
 
-    def record(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> dict[str, float]:
-        """Log the numbers, show the progress; returns the numbers."""
+    def record(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        metrics: dict[str, float],
+        outcomes: Sequence[Outcome],
+        digests: Mapping[str, str],
+    ) -> dict[str, float]:
+        """Log the numbers, show the progress; returns the numbers.
+
+        Args:
+            step: from 1.
+            groups: that were generated for it.
+            metrics: of learning and evaluation.
+            outcomes: what became of groups.
+            digests: of the sessions of these.
+        """
         metrics = lost_tokens.left_out(metrics, self.left_out)
         row = {**rollout_metrics(groups), **self.selected, **metrics, "version": float(self.trainer.version)}
         row |= self.stream.metrics() | self.clock.metrics()
@@ -304,8 +322,7 @@ class Loop:
         self.display.step(row, row.get("reward/mean", 0.0))
         row["time/left"] = self.display.seconds_left()
         provenance.write(self.folder.path, step, self.evidence.take())
-        self.folder.log(step, row, self.stream.take_outcomes())
-        recorded_steps.write(self.folder.path, step, self.state)
+        self.folder.log(step, row, outcomes, digests, recorded_steps.content(step, self.state))
         if row.get("mismatch/abs_mean", 0.0) > self.config.mismatch_bound:
             self.display.warn(
                 f"step {step}: engine and trainer disagree: mean |Δ log-probability| "

@@ -3,7 +3,7 @@
 `manifest.json` has under "files" each file's size and a digest: SHA-256 of the whole of it up to 16 MiB, and of 16
 pieces spread evenly over a larger one. That finds files that were truncated, replaced or never flushed, at a cost
 that does not grow with the model; it misses single flipped bits in large files. "format" is the manifest's own number
-(`agentrl.formats`). Further keys are for others.
+(`agentrl.formats`), "seal" the seal before the checkpoint's (`train.seals`). Further keys are for others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,26 @@ from agentrl.errors import NewerFormat
 from agentrl.train.files import sync, write_atomically
 
 NAME = "manifest.json"
+TRAINER = "trainer"
 PIECE = 1 << 20
 PIECES = 16
 
 
-def write(folder: Path) -> None:
+def write(folder: Path, about: Mapping[str, Any] | None = None) -> None:
     """Flush a folder's files to the disk and record them; files that are recorded already are not read again.
 
     What is still being written (`*.partial`) is left out: its writer calls this again.
+
+    Args:
+        folder: a model's, or a checkpoint.
+        about: further keys of the manifest.
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / NAME).read_text())
     except FileNotFoundError:
         manifest = {"files": {}}
     formats.MANIFEST.check(manifest, folder / NAME)
-    manifest |= formats.MANIFEST.mark()
+    manifest |= {**formats.MANIFEST.mark(), **(about or {})}
     for file in _files(folder):
         name = file.relative_to(folder).as_posix()
         if name not in manifest["files"]:
@@ -79,6 +84,43 @@ def recorded(folder: Path, name: str) -> bool:
     except (OSError, ValueError, KeyError):
         return True
     return any(file == name or file.startswith(f"{name}/") for file in files)
+
+
+def digests(folder: Path) -> tuple[str, str]:
+    """A digest of what a folder's manifest says of its files, and one of what it says of its trainer's.
+
+    The first one is '' where the manifest is missing or damaged, the second one where it has no files of a trainer.
+    """
+    try:
+        files = _read(folder)
+    except (OSError, ValueError, KeyError):
+        return "", ""
+    parts: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+    for name, found in files.items():
+        parts[name.partition("/")[0] == TRAINER][name] = found
+    of_files, of_trainer = (hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest() for part in parts)
+    return of_files, of_trainer if parts[1] else ""
+
+
+def unlisted(folder: Path) -> list[str]:
+    """Files of a folder that its manifest does not have; hidden ones, and a trainer's, which may come late, aside.
+
+    Raises:
+        OSError: the manifest can't be read.
+        ValueError: it is damaged.
+    """
+    files = _read(folder)
+    names = (file.relative_to(folder) for file in _files(folder))
+    seen = [name for name in names if name.parts[0] != TRAINER and not any(part.startswith(".") for part in name.parts)]
+    return [name.as_posix() for name in seen if name.as_posix() not in files]
+
+
+def seal(folder: Path) -> str:
+    """The seal that a checkpoint's manifest names (`train.seals`); '' where it names none."""
+    try:
+        return str(json.loads((folder / NAME).read_text()).get("seal", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""
 
 
 def digest(path: Path, *, flush: bool = False) -> str:

@@ -38,6 +38,7 @@ from agentrl.train.backends.worker import place_trainer
 from agentrl.train.colocated import leave
 from agentrl.train.display import Display
 from agentrl.train.engine_check import compare_engine, probe_bound
+from agentrl.train.files import append
 from agentrl.train.learning import Learner, Learning
 from agentrl.train.loop import Loop
 from agentrl.train.lost_tokens import top_scores
@@ -111,7 +112,7 @@ async def prepare(
     if folder.checkpoint:
         await loop.recovering(step_of(folder.checkpoint), loop.restore_trainer)
     else:
-        folder.go_on(config)
+        folder.go_on()
         recording.write_start(config, folder, loop.trainer, display, start)
         await _imitate(config, rollouts, make_env, base, loop)
     await leave(loop.trainer, loop.engine)
@@ -119,14 +120,16 @@ async def prepare(
         await asyncio.gather(*map(started, rollouts.engines))
     if folder.checkpoint:
         start = await recorded_steps.resume(loop, config)
-        folder.go_on(config, start)
+        folder.go_on(start)
         recording.write_start(config, folder, loop.trainer, display, start)
         display.say(f"resuming {folder.path} after step {start}")
     loop.evidence = provenance.Evidence(provenance.known(folder.path))
     await loop.recovering(start, loop.publish)
     if not loop.evidence.published:
         await loop.confirm()
-    provenance.write(folder.path, start, loop.evidence.take())
+    lines = provenance.lines(start, loop.evidence.take())
+    folder.seals.add(start, lines={provenance.NAME: lines})
+    append(folder.path / provenance.NAME, lines)
 
     async def compare() -> str | None:
         with display.part("comparing the engine with the trainer"):
@@ -193,6 +196,7 @@ async def _imitate(config: RunConfig, rollouts: Rollouts, make_env: Callable[[],
             warmstart.note_times(loop.folder.path, began, time.time())
             loop.trainer.begin(config.algo, config.steps)
 
+        loop.folder.seals.add(0, sessions=await loop.learner.digests(phase="demo"))
         await loop.recovering(0, imitate)
         assert loop.recovery is not None
         loop.recovery.imitate = imitate

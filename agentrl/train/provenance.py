@@ -29,7 +29,7 @@ from agentrl.errors import ConfigError, Unproven
 from agentrl.rollout.engines.managed import managed
 from agentrl.sessions.codec import pack_floats
 from agentrl.sessions.incarnations import incarnation
-from agentrl.train.files import append, write_atomically
+from agentrl.train.files import append, keep_lines
 from agentrl.types import MAIN, Engine, Group, Node, Session, Status
 
 if TYPE_CHECKING:
@@ -281,5 +281,4 @@ def known(run: Path) -> dict[tuple[int, int], Published]:
 
 def drop_after(run: Path, step: int) -> None:
     """Remove the lines of steps after `step`, which a resumed run will write again."""
-    if (run / NAME).exists():
-        write_atomically(run / NAME, b"".join(_line(at, each) for at, each in read(run) if at <= step))
+    keep_lines(run / NAME, step)

@@ -22,7 +22,7 @@ from statistics import fmean
 import orjson
 
 from agentrl.errors import ConfigError
-from agentrl.train.files import append, write_atomically
+from agentrl.train.files import append, keep_lines
 from agentrl.types import Group, Session
 
 NAME = "matches.jsonl"
@@ -117,8 +117,7 @@ def read(run: Path) -> list[Matches]:
 
 def drop_after(run: Path, step: int) -> None:
     """Remove the lines of steps after `step`, which a resumed run will write again."""
-    if (run / NAME).exists():
-        write_atomically(run / NAME, b"".join(map(_line, (each for each in read(run) if each.step <= step))))
+    keep_lines(run / NAME, step)
 
 
 def _line(matches: Matches) -> bytes:

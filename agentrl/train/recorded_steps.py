@@ -10,7 +10,7 @@ weights of these steps are lost: the run continues from its checkpoint, and what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from agentrl.train.files import write_atomically
 from agentrl.train.recording import BY_TIME
 from agentrl.train.resuming import step_of
 from agentrl.train.run_folder import LOSSES, STREAM, RunFolder
+from agentrl.train.seals import digest
 from agentrl.train.state import RunState, last_attempts, saved
 from agentrl.types import Group
 
@@ -63,10 +64,9 @@ class RecordedSteps:
         return found or None
 
 
-def write(run: Path, step: int, state: RunState) -> None:
-    """Record the state of the stream after a step, the last of the step's files."""
-    content = {"step": step, "stream": state.stream.state(), "algorithm": state.algorithm.snapshot()}
-    write_atomically(run / STREAM, orjson.dumps(content))
+def content(step: int, state: RunState) -> bytes:
+    """The state of the stream after a step, for `stream.json`, the last of the step's files."""
+    return orjson.dumps({"step": step, "stream": state.stream.state(), "algorithm": state.algorithm.snapshot()})
 
 
 def read(folder: RunFolder, start: int) -> RecordedSteps | None:
@@ -108,13 +108,18 @@ async def resume(loop: Loop, config: RunConfig) -> int:
         else:
             loop.display.warn(f"steps {start + 1} to {recorded.last} are lost, and learned again: {why}")
             await loop.recovering(start, loop.restore_trainer)
+    folder.drop_after(last)  # before anything else is sealed: seals are in the order of steps
     if recorded is not None and last > start:
         state.restore_stream(recorded.state["stream"])
         state.algorithm.load_snapshot(recorded.state["algorithm"])
     else:
         state.restore_stream(saved(folder.checkpoint)["stream"])
     survived, reproducible = loop.trainer.version, _reproducible(loop, config)
-    state.store.losses = losses(folder.path, state.store, survived, reproducible=reproducible)
+
+    def seal(content: bytes) -> None:
+        folder.seals.add(last, files={LOSSES: digest(content)})
+
+    state.store.losses = losses(folder.path, state.store, survived, seal, reproducible=reproducible)
     if folder.saved.rewards == config.rewards:
         state.stream.carry_over(state.store, loop.trainer.version)
     if last > start:
@@ -122,19 +127,28 @@ async def resume(loop: Loop, config: RunConfig) -> int:
     return last
 
 
-def losses(run: Path, store: Store, survived: int, *, reproducible: bool) -> list[int]:
+def losses(
+    run: Path,
+    store: Store,
+    survived: int,
+    seal: Callable[[bytes], object] = lambda content: None,
+    *,
+    reproducible: bool,
+) -> list[int]:
     """The last version that survived each loss of weights of a run, one that is found now included.
 
     Args:
         run: the folder, whose `losses.json` is written.
         store: the run's; weights are lost where it has turns of a later version.
         survived: the version that the run continues with.
+        seal: is given the file's content before it is written.
         reproducible: whether later versions come out the same again, bit for bit.
     """
     file = run / LOSSES
     found: list[int] = orjson.loads(file.read_bytes()) if file.exists() else []
     if not reproducible and store.find({"version_max": Between(survived + 1)}, limit=1).rows:
         found.append(survived)
+        seal(orjson.dumps(found))
         write_atomically(file, orjson.dumps(found))
     return found
 

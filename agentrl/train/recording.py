@@ -20,7 +20,6 @@ import orjson
 
 from agentrl import __version__, cores
 from agentrl.config import RunConfig
-from agentrl.config.secrets import without_secrets
 from agentrl.envs import identity
 from agentrl.errors import ConfigError, Departed
 from agentrl.rollout.fleet import divided
@@ -32,7 +31,6 @@ from agentrl.train import kept_code, ledger, manifest, resuming
 from agentrl.train.backends import Trainer
 from agentrl.train.data_identity import STARTS
 from agentrl.train.display import Display
-from agentrl.train.files import append
 from agentrl.train.run_folder import RunFolder
 from agentrl.train.state import last_attempts
 from agentrl.types import Engine, Session
@@ -102,11 +100,11 @@ def write_start(config: RunConfig, folder: RunFolder, trainer: Trainer, display:
     """Record where and with what a process trains after the step `start`; a rerun names what differs."""
     own = {
         **machine(config, folder.path / "model", trainer),
-        "settings": kept_code.named(folder.path, without_secrets(config.model_dump(mode="json"))),
+        "settings": folder.settings(config),
         "code": kept_code.digests(folder.path),
         identity.KEY: identity.json(folder.data),
     }
-    append(folder.path / STARTS, orjson.dumps({"step": start, **own}) + b"\n")
+    folder.begin(config, start, own)
     if config.rerun:
         for line in differences(Path(config.rerun), own):
             display.warn(line)

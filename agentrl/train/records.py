@@ -16,7 +16,7 @@ import orjson
 from agentrl.errors import ConfigError
 from agentrl.rollout.outcomes import REPLAYED, TRAINED
 from agentrl.sessions.store import Store
-from agentrl.train import ledger, provenance
+from agentrl.train import ledger, provenance, seals
 from agentrl.train.data_identity import STARTS
 from agentrl.train.provenance import Trained
 
@@ -28,6 +28,7 @@ HELD = {
     METRICS: "each step's numbers",
     provenance.NAME: "what each step trained on",
     STARTS: "who trained with which settings and data",
+    seals.NAME: "digests of all that, as it was written",
 }
 
 
@@ -49,11 +50,12 @@ def check(run: Path, start: int, done: int, losses: str, say: Callable[[str], ob
     if not max(start, done, *ends.values()):
         return
     steps = max(start, done)
-    if gone := [name for name in HELD if not (run / name).exists()]:
+    held = HELD if seals.promised(run) else {name: what for name, what in HELD.items() if name != seals.NAME}
+    if gone := [name for name in held if not (run / name).exists()]:
         files = " ".join(shlex.quote(str(run / name)) for name in gone)
-        held = "; ".join(f"{name}, which had {HELD[name]}" for name in gone)
+        had = "; ".join(f"{name}, which had {HELD[name]}" for name in gone)
         raise ConfigError(
-            f"resume={run}: the run has {max(steps, *ends.values())} steps behind it, and files are gone: {held}. Put "
+            f"resume={run}: the run has {max(steps, *ends.values())} steps behind it, and files are gone: {had}. Put "
             f"them back; or, to go on without what they had, make empty ones: touch {files}"
         )
     for name, last in ends.items():

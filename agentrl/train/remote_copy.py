@@ -32,14 +32,14 @@ from typing import Any
 from agentrl import formats
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.train import kept_code, provenance, resuming
+from agentrl.train import kept_code, provenance, ratings, resuming, seals
 from agentrl.train.display import Display
 from agentrl.train.resuming import step_of
 from agentrl.train.run_folder import LOSSES, STREAM
 
 RUN_FILES = (
     *("config.yaml", formats.NAME, "starts.jsonl", STREAM, LOSSES),
-    *(provenance.NAME, "groups.jsonl", "metrics.jsonl"),
+    *(provenance.NAME, "groups.jsonl", "metrics.jsonl", ratings.NAME, seals.NAME),
 )
 STORE = "sessions.db"
 STAGED = ".uploading"

@@ -68,4 +68,4 @@ async def resize(loop: Loop, done: int) -> None:
         await loop.recovering(done, partial(loop.restart_trainer, done))
         return
     loop.config = found
-    loop.folder.write_settings(found)
+    loop.folder.change_settings(found, done)

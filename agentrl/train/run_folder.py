@@ -10,6 +10,7 @@
     trackers/            what other metrics back ends keep here (`metrics=`); see `trackers`
     starts.jsonl         each process that trained here: its first step, machine, versions and settings
     groups.jsonl         the ledger: what became of each group, one JSON object a line
+    seals.jsonl          digests of all that, as it was written; see `seals`
     provenance.jsonl     which weights engines had, and what each step trained with what credit; see `provenance`
     logprobs.db          the trainer's log-probabilities of trained tokens (`record_logprobs`); see `trainer_logprobs`
     matches.jsonl        games against past versions (`policies.NAME=past`), which are in past/step-N/; see `ratings`
@@ -26,7 +27,7 @@ A checkpoint is written beside its final name and renamed, so the model that sta
 its `manifest.json` proves that it still is. Its `trainer/` may come later, where one writes while training goes on:
 before that it counts neither as one to resume from nor as one of those that are kept. A resumed run drops the metrics
 and the lines of ledger and provenance that lie beyond the step that it continues after: they will be written again,
-bit for bit.
+bit for bit, and sealed again (`seals`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -47,10 +48,12 @@ from agentrl.config.secrets import without_secrets
 from agentrl.envs.identity import Identities
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
 from agentrl.rollout.outcomes import Outcome
-from agentrl.train import kept_code, ledger, manifest, provenance, ratings, records, resuming, trainer_logprobs
-from agentrl.train.files import append, remove, write_atomically
+from agentrl.train import kept_code, ledger, manifest, provenance, ratings, records, resuming, seals, trainer_logprobs
+from agentrl.train.data_identity import STARTS
+from agentrl.train.files import append, keep_lines, remove, write_atomically
 from agentrl.train.lock import RunLock
 from agentrl.train.resuming import step_of
+from agentrl.train.seals import METRICS, SETTINGS, Seals, digest
 from agentrl.train.trackers import TRACKERS, Trackers
 from agentrl.train.trackers.base import About
 from agentrl.train.trackers.tensorboard import TensorBoard
@@ -63,7 +66,7 @@ Metrics = dict[str, float]
 LOSSES = "losses.json"
 STREAM = "stream.json"
 WRITTEN = (
-    *("metrics.jsonl", "groups.jsonl", ratings.NAME, provenance.NAME, STREAM, LOSSES, "starts.jsonl"),
+    *("metrics.jsonl", "groups.jsonl", ratings.NAME, provenance.NAME, STREAM, LOSSES, STARTS, seals.NAME),
     *("result.json", "data.json"),
     "learning_curve.png",
     *("sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db-count"),
@@ -96,10 +99,11 @@ class RunFolder:
         uploads: copies each whole checkpoint to object storage.
         trackers: get each row of metrics besides metrics.jsonl.
         data: the identities of the run's data.
+        seals: digests of what is written.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.seals = path, Seals(path)
         self.checkpoint: Path | None = None
         self.saved: RunConfig | None = None
         self.check_row: Callable[[Mapping[str, float]], None] = lambda row: None
@@ -184,12 +188,26 @@ class RunFolder:
             raise
         return folder
 
-    def go_on(self, config: RunConfig, start: int = 0) -> None:
-        """Once all is loaded: restore the folder's state after the step `start`, with these settings."""
-        self.write_settings(config)
+    def go_on(self, start: int = 0) -> None:
+        """Once all is loaded: restore the folder's state after the step `start`."""
         self.drop_after(start)
         if self.checkpoint is None or start == step_of(self.checkpoint):
             (self.path / STREAM).unlink(missing_ok=True)  # of steps that are taken otherwise
+
+    def begin(self, config: RunConfig, start: int, about: Mapping[str, Any]) -> None:
+        """Record that a process trains after the step `start`.
+
+        Args:
+            config: its settings.
+            start: the step.
+            about: what `starts.jsonl` has of it besides.
+        """
+        line = orjson.dumps({"step": start, **about, "sealed": True}) + b"\n"
+        file = self.path / LOSSES
+        lost: list[int] = orjson.loads(file.read_bytes()) if file.exists() else []
+        self.seals.start(start, self._yaml(config), line, losses=lost, anew=self.checkpoint is None)
+        self.write_settings(config)
+        append(self.path / STARTS, line)
 
     def discard(self) -> None:
         """Remove all that a new run wrote, and close."""
@@ -211,21 +229,53 @@ class RunFolder:
     def write_settings(self, config: RunConfig) -> None:
         """Write what the run goes on with, also where it is resumed; secrets are given anew each time."""
         write_atomically(self.path / formats.NAME, formats.mark_run())
+        write_atomically(self.path / SETTINGS, self._yaml(config))
+
+    def change_settings(self, config: RunConfig, step: int) -> None:
+        """Write settings that changed after a step, while the run goes on."""
+        self.seals.add(step, files={SETTINGS: digest(self._yaml(config))})
+        self.write_settings(config)
+
+    def settings(self, config: RunConfig) -> dict[str, Any]:
+        """Settings as they are recorded: without secrets; copies of the files that they name are kept."""
         settings = kept_code.named(self.path, without_secrets(config.model_dump(mode="json")))
         kept_code.keep(self.path, settings)
-        settings |= {"resume": None, "accept_changed_data": False}
-        write_atomically(self.path / "config.yaml", yaml_settings.write(settings).encode())
+        return settings
+
+    def _yaml(self, config: RunConfig) -> bytes:
+        settings = self.settings(config) | {"resume": None, "accept_changed_data": False}
+        return yaml_settings.write(settings).encode()
 
     # ------------------------------------------------------------------------------------- metrics
 
-    def log(self, step: int, metrics: Mapping[str, float], outcomes: Iterable[Outcome] = ()) -> None:
-        """Append a step's metrics to metrics.jsonl, pass them on, and add what became of groups to the ledger."""
+    def log(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        outcomes: Iterable[Outcome] = (),
+        sessions: Mapping[str, str] | None = None,
+        stream: bytes = b"",
+    ) -> None:
+        """Append a step's metrics to metrics.jsonl, and pass them on; before it, what a step with a row has.
+
+        Args:
+            step: from 1.
+            metrics: its row.
+            outcomes: what became of groups, for the ledger.
+            sessions: digests of theirs.
+            stream: the content of stream.json, which is written last.
+        """
         row = {"step": step, **metrics}
         self.check_row(row)
+        line = orjson.dumps(row) + b"\n"
         ledger.write(self.path, step, outcomes)
+        of_stream = digest(stream) if stream else ""
+        self.seals.add(step, lines={METRICS: line}, sessions=sessions or {}, stream=of_stream)
         faults.point("metrics.write")
-        append(self.path / "metrics.jsonl", orjson.dumps(row) + b"\n")
+        append(self.path / METRICS, line)
         self.trackers.log(row)
+        if stream:
+            write_atomically(self.path / STREAM, stream)
 
     def track(self, config: RunConfig, warn: Callable[[str], None]) -> None:
         """Pass metrics on to the back ends that the settings name; `warn` displays what goes wrong with one."""
@@ -244,16 +294,16 @@ class RunFolder:
             raise ConfigError(f"{file} is damaged: {error}") from None
 
     def drop_after(self, step: int) -> None:
-        """Remove the rows and the lines of ledger and provenance after `step`, which a resumed run will write again."""
+        """Remove rows, lines of ledger and provenance, and seals after `step`, which a resumed run will write again."""
+        keep_lines(self.path / METRICS, step)  # first: what has no row is left out of account
         ledger.drop_after(self.path, step)
         provenance.drop_after(self.path, step)
         ratings.drop_after(self.path, step)
         trainer_logprobs.drop_after(self.path, step)
-        rows = [row for row in self.metrics() if row["step"] <= step]
-        write_atomically(self.path / "metrics.jsonl", b"".join(orjson.dumps(row) + b"\n" for row in rows))
+        self.seals.drop_after(step)
         self.trackers.close()
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)  # event files can't be truncated: write them again
-        self.trackers.rewrite(rows)
+        self.trackers.rewrite(self.metrics())
 
     # --------------------------------------------------------------------------------- checkpoints
 
@@ -270,7 +320,8 @@ class RunFolder:
             beside.mkdir(parents=True)
             faults.point("checkpoint.write")
             write(beside)
-            manifest.write(beside)
+            manifest.write(beside, {"seal": self.seals.last})
+            self.seals.checkpoint(step, final.name, beside)
             faults.point("checkpoint.rename", beside)
         except Exception as error:
             free = shutil.disk_usage(self.path).free >> 20
@@ -306,6 +357,7 @@ class RunFolder:
         for path in self.checkpoints():
             if not manifest.recorded(path, "trainer"):
                 manifest.write(path)
+                self.seals.seal_late()
 
     def resume_hint(self) -> str:
         """The command that resumes this run, and the step where it will begin."""

@@ -38,7 +38,7 @@ from agentrl.train.algorithms import make_algorithm
 from agentrl.train.backends import Leasable, TrainerAccess
 from agentrl.train.colocated import computing
 from agentrl.train.files import append, write_atomically
-from agentrl.train.learning import Batch, Learning, Part
+from agentrl.train.learning import Batch, Learning, Part, digests
 from agentrl.train.recovery import died
 from agentrl.train.run_folder import LOSSES
 from agentrl.types import Engine, Group, Session
@@ -166,6 +166,10 @@ class SessionRole:
                 append(file, lines)
             os.unlink(pending)
 
+    async def digests(self, filters: Mapping[str, Any]) -> dict[str, str]:
+        """See `Learner.digests`."""
+        return await asyncio.to_thread(digests, self._folder, **filters)
+
     def close(self) -> None:
         """Write what is queued, and close the store."""
         self._open.close()
@@ -292,9 +296,17 @@ class DistantLearning:
 
     async def record(self) -> None:
         """See `Learner.record`."""
+        await self._call("record")
+
+    async def digests(self, **filters: Any) -> dict[str, str]:
+        """See `Learner.digests`."""
+        found: dict[str, str] = await self._call("digests", filters)
+        return found
+
+    async def _call(self, name: str, *arguments: Any) -> Any:
         for left in reversed(range(ATTEMPTS)):
             try:
-                return await self.workers.call("record", timeout=STORE_SECONDS)  # type: ignore[no-any-return]
+                return await self.workers.call(name, *arguments, timeout=STORE_SECONDS)
             except WorkerLost:
                 if not left:
                     raise

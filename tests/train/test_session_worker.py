@@ -98,6 +98,14 @@ async def test_what_a_worker_recorded_before_it_was_lost_is_not_recorded_again(r
     assert (folder / provenance.NAME).read_bytes() == line
 
 
+async def test_digests_of_what_it_holds_are_those_of_the_store(role: SessionRole, folder: Path) -> None:
+    whole = session()
+    await role.begin(replace(whole, nodes=[]), None)
+    await role.end(whole)
+    with Store(folder / "sessions.db", read_only=True) as store:
+        assert await role.digests({"id": whole.id}) == store.digests() != {}
+
+
 def kept(sizes: list[int], limit: int) -> Iterator[int]:
     found = KeptSessions(limit)
     for number, size in enumerate(sizes):

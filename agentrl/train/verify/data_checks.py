@@ -9,7 +9,10 @@ from itertools import pairwise
 import orjson
 
 from agentrl.envs import identity
+from agentrl.errors import AgentRLError
 from agentrl.rollout.outcomes import REPLAYED
+from agentrl.sessions import tree
+from agentrl.sessions.store import Store
 from agentrl.train.verify.recorded import Recorded
 from agentrl.train.verify.report import Check, Fault
 from agentrl.types import Session
@@ -35,6 +38,17 @@ class StoredTasks:
         elif session.phase == "eval" and session.group_number is not None and session.step is not None:
             found = session.id, session.step, content
             self.evaluated.setdefault(session.group_number, []).append(found)
+
+
+def check_store(store: Store, check: Check, tasks: StoredTasks) -> None:
+    """Each session is as it was written, and a whole tree; `tasks` gets their tasks."""
+    for name in store.ids():
+        check.examined["sessions"] += 1
+        try:
+            tree.check(session := store.load(name))
+            tasks.add(session)
+        except AgentRLError as error:
+            check.faults.append(Fault(f"session {name}", str(error)))
 
 
 def check_data(recorded: Recorded, stored: StoredTasks, check: Check) -> None:

@@ -41,6 +41,8 @@ class Recorded:
         trained: what each step trained on, in the file's order.
         starts: the step after which each process trained, and its settings.
         data: the identities of the data of each of these; empty where it recorded none.
+        code: the digests of the Python files that each of these had copied, by name.
+        sealed: whether each of these sealed what it wrote (`train.seals`).
         secrets: the names of settings that are not recorded; in `starts` they have their defaults.
         weights: what engines were given, by version and incarnation.
     """
@@ -52,6 +54,8 @@ class Recorded:
     trained: list[tuple[int, Trained]]
     starts: list[tuple[int, RunConfig]]
     data: list[Identities]
+    code: list[dict[str, str]]
+    sealed: list[bool]
     secrets: frozenset[str]
     weights: dict[tuple[int, int], Published] = field(default_factory=dict)
 
@@ -80,10 +84,12 @@ class Recorded:
         lines = _lines(run / STARTS)
         settings = [(int(line["step"]), line["settings"]) for line in lines]
         data = [identity.read(line.get(identity.KEY, {})) for line in lines]
+        code = [line.get("code", {}) for line in lines]
+        sealed = [bool(line.get("sealed")) for line in lines]
         secrets = frozenset(name for _, tree in settings for name in hidden(tree))
         starts = [(step, _validated(kept_code.usable(run, tree))) for step, tree in settings]
         weights = {(each.version, each.incarnation): each for _, each in published}
-        return cls(run, rows, entries, published, trained, starts, data, secrets, weights)
+        return cls(run, rows, entries, published, trained, starts, data, code, sealed, secrets, weights)
 
     @property
     def last(self) -> int:
@@ -93,6 +99,11 @@ class Recorded:
     def settings(self, step: int) -> RunConfig:
         """Those that a step (from 1) was taken with."""
         return next((config for after, config in reversed(self.starts) if after < step), self.starts[0][1])
+
+    def is_sealed(self, step: int) -> bool:
+        """Whether the process that took a step (from 1) sealed what it wrote."""
+        processes = zip(reversed(self.starts), reversed(self.sealed), strict=True)
+        return next((sealed for (after, _), sealed in processes if after < step), False)
 
     def steps(self, store: Store) -> Iterator[Step]:
         """Each step with the groups that it trained on, in order."""

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentrl.config import RunConfig
-from agentrl.errors import AgentRLError, StoreError
-from agentrl.sessions import tree
+from agentrl.errors import StoreError
 from agentrl.sessions.store import Store
 from agentrl.train import ledger, manifest, provenance
 from agentrl.train.provenance import Published
 from agentrl.train.resuming import whole_checkpoints
-from agentrl.train.verify import recomputed, step_checks
-from agentrl.train.verify.data_checks import StoredTasks, check_data
+from agentrl.train.verify import evaluation, file_checks, recomputed, seal_checks, step_checks
+from agentrl.train.verify.data_checks import StoredTasks, check_data, check_store
 from agentrl.train.verify.delivery import check_checkpoints
 from agentrl.train.verify.recorded import Recorded, Row
 from agentrl.train.verify.report import Check, Fault, Report
 
 
 def verify(run: Path, *, weights: bool = False) -> Report:
-    """Check a run's record against itself.
+    """Check a run's record, or an evaluation's folder, against itself.
 
     Args:
         run: its folder; another process may be training in it.
@@ -31,6 +30,8 @@ def verify(run: Path, *, weights: bool = False) -> Report:
         ConfigError: there is no run, or a file of it is damaged so that nothing can be checked.
         StoreError: the session store can't be read.
     """
+    if evaluation.is_evaluation(run):
+        return evaluation.verify(run)
     recorded = Recorded.read(run)
     files = Check("files", "each step once; models are as they were written")
     store = Check("store", "sessions are as they were written, and whole trees")
@@ -42,7 +43,15 @@ def verify(run: Path, *, weights: bool = False) -> Report:
     credit = Check("credit", "computed again from the store, advantages and weights are those that were trained")
     tokens = Check("tokens", "packed again from the store, the trainer's forests are the same")
     metrics = Check("metrics", "rows are those of the stored sessions; engine and trainer agreed on their tokens")
-    _check_files(recorded, files)
+    folders = whole_checkpoints(run)
+    _check_files(recorded, folders, files)
+    file_checks.check_checkpoints(recorded, folders, files)
+    file_checks.check_settings(recorded, files)
+    file_checks.check_code(recorded, files)
+    written = Check("seals", "files, checkpoints and sessions are as they were written, and none is missing")
+    sealed = seal_checks.read(run, recorded.last, written)
+    if sealed is not None:
+        seal_checks.check_files(sealed, folders, written)
     _check_weights(recorded, weight)
     if weights:
         check_checkpoints(recorded, weight)
@@ -50,7 +59,10 @@ def verify(run: Path, *, weights: bool = False) -> Report:
     first: dict[str, int] = {}
     tasks = StoredTasks()
     with Store(run / "sessions.db", read_only=True) as stored:
-        _check_store(stored, store, tasks)
+        check_store(stored, store, tasks)
+        if sealed is not None:
+            evaluated = {step: set(stored.ids(phase="eval", step=step)) for step in sealed.evaluations}
+            seal_checks.check_sessions(sealed, stored.digests(), evaluated, written)
         check_data(recorded, tasks, data)
         _check_groups(recorded, groups)
         for step in recorded.steps(stored):
@@ -58,11 +70,13 @@ def verify(run: Path, *, weights: bool = False) -> Report:
             step_checks.check_versions(step, versions)
             recomputed.compare(step, rewards, credit, tokens)
             step_checks.check_metrics(step, metrics)
-    checks = [files, store, data, groups, weight, sessions, versions, rewards, credit, tokens, metrics]
+            file_checks.check_seeds(step, sessions)
+            file_checks.check_evaluation(step, stored, metrics)
+    checks = [files, written, store, data, groups, weight, sessions, versions, rewards, credit, tokens, metrics]
     return Report(run, recorded.last, checks)
 
 
-def _check_files(recorded: Recorded, check: Check) -> None:
+def _check_files(recorded: Recorded, folders: Sequence[Path], check: Check) -> None:
     run, last = recorded.run, recorded.last
     check.examined["steps"] = last
     if last and not (run / provenance.NAME).exists():
@@ -74,20 +88,10 @@ def _check_files(recorded: Recorded, check: Check) -> None:
         if steps != list(range(1, last + 1)):
             odd = next(step for step in range(1, last + 2) if steps.count(step) != 1 or steps[step - 1] != step)
             check.faults.append(Fault(name, f"step {odd} is there {steps.count(odd)} times, or out of order"))
-    for folder in [*whole_checkpoints(run), run / "model"]:
+    for folder in [*folders, run / "model"]:
         check.examined["models"] += 1
         if fault := manifest.damage(folder):
             check.faults.append(Fault(folder.relative_to(run).as_posix(), fault))
-
-
-def _check_store(store: Store, check: Check, tasks: StoredTasks) -> None:
-    for name in store.ids():
-        check.examined["sessions"] += 1
-        try:
-            tree.check(session := store.load(name))
-            tasks.add(session)
-        except AgentRLError as error:
-            check.faults.append(Fault(f"session {name}", str(error)))
 
 
 def _check_groups(recorded: Recorded, check: Check) -> None:
