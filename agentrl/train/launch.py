@@ -298,7 +298,7 @@ async def loaded(
     with cluster.opened(config.cluster, folder / "logs") as opened:
         await asyncio.to_thread(reserve, opened, config, base)
         async with cluster.while_not_lost(opened.lost):
-            renderer = get_renderer(base, config.model.renderer)
+            renderer = get_renderer(base, config.model.renderer, config.model.stop)
             for own, make_env in played:
                 await preflight.check_room(own, make_env, renderer, base)
             engine: Engine = make_engines(engine_settings(config), config.fleet, config.weights, base)
