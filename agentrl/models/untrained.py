@@ -66,7 +66,7 @@ def _opened(file: Path) -> tuple[Iterable[str], Callable[[str], Tensor]]:
     if file.suffix == ".safetensors":
         from safetensors import safe_open
 
-        opened = safe_open(file, "pt")
+        opened: Any = safe_open(file, "pt")
         return opened.keys(), opened.get_tensor
     import torch
 
@@ -74,7 +74,7 @@ def _opened(file: Path) -> tuple[Iterable[str], Callable[[str], Tensor]]:
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except RuntimeError:  # an old file, which can't be mapped
         state = torch.load(file, map_location="cpu", weights_only=True)
-    return state, lambda name: state[name].clone()  # type: ignore[no-any-return]
+    return state, lambda name: state[name].clone()
 
 
 def _index(folder: Path) -> dict[str, Any]:

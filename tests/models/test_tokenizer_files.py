@@ -11,6 +11,7 @@ import pytest
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models.tokenizers import load_tokenizer
 from agentrl.sessions.renderers import get_renderer, parse
+from agentrl.sessions.renderers.check import check_renderer
 from agentrl.types import Message
 from tests.sessions.renderers.support import trained, with_template
 
@@ -109,6 +110,14 @@ def test_a_template_without_an_end_of_a_turn_is_served_with_one_that_is_named(tm
     assert text == "<|a|>u\nANSWER: 42<|b|>\n<|a|>u\nANSWER:"
 
 
+def test_the_check_takes_the_end_that_a_run_would_name(tmp_path: Path) -> None:
+    folder(tmp_path, tokenizer_config={"chat_template": ENDLESS})
+    faults = {stop: [row for row in check_renderer(tmp_path, count=4, stop=stop) if row.ok is False] for stop in STOPS}
+    assert faults["<|b|>"] == []
+    assert faults[""] != []
+
+
+STOPS = ("", "<|b|>")
 BLANK = """{% for m in messages %}<|a|>{{ m.role }}: {{ m.content }}<|b|>{% endfor %}\
 {% if add_generation_prompt %}<|a|>assistant: {% endif %}"""
 

@@ -80,11 +80,13 @@ class GenericRenderer(ProbeRenderer):
         able: what the template can express, without tools where their calls can't be read back.
         grammar: the name of the grammar that reads its turns.
         without_tools: why tools are refused; "" where they are not.
+        written_stop: the token that is written behind answers, where the template writes none.
     """
 
     able: Expresses
     grammar: str
     without_tools: str
+    written_stop: str = ""
 
 
 def unproven(tokenizer: HFTokenizer, *, with_tools: bool = True, grammar: str = "", stop: str = "") -> GenericRenderer:
@@ -100,9 +102,9 @@ def unproven(tokenizer: HFTokenizer, *, with_tools: bool = True, grammar: str = 
         ConfigError: there is no chat template, or no token that ends a turn.
     """
     whole, answered = template_whole(tokenizer), [USER, Message(role="assistant", content="a")]
-    end = _end_token(tokenizer, whole(answered, (), False))
+    end, written = _end_token(tokenizer, whole(answered, (), False)), ""
     if end is None and stop:
-        whole, end = template_whole(tokenizer, stop=stop), stop_token(tokenizer, stop)
+        whole, end, written = template_whole(tokenizer, stop=stop), stop_token(tokenizer, stop), stop
     if end is None:
         raise ConfigError(
             "renderer='generic': the chat template ends an assistant's turn with no special token; model.stop= names "
@@ -118,7 +120,7 @@ def unproven(tokenizer: HFTokenizer, *, with_tools: bool = True, grammar: str = 
 
         read = GRAMMARS.get(name, PLAIN)
         made = GenericRenderer("generic", tokenizer, offering, read, (end,), end=end, refuse=able.refuse, short=short)
-        made.able, made.grammar, made.without_tools = able, name, without_tools
+        made.able, made.grammar, made.without_tools, made.written_stop = able, name, without_tools, written
         if made.thinks_in_prompt and not able.reasoning:  # the template reads it out of the content, or drops it
             made.able = replace(able, reasoning=True)
             made._refuse = made.able.refuse
