@@ -89,9 +89,11 @@ def check_format(name: str, options: dict[str, Any], out: Console) -> bool:
     from agentrl.sessions.renderers.check import ON_PURPOSE, as_table, check_renderer
 
     path = Path(name) if Path(name).exists() else resolve(name)
+    stop = str(options.pop("stop", ""))
     if options:
-        raise ConfigError(f"check renderer takes a model alone, not {', '.join(f'renderer.{key}' for key in options)}")
-    rows = check_renderer(path)
+        others = ", ".join(f"renderer.{key}" for key in options)
+        raise ConfigError(f"check renderer takes a model and renderer.stop, not {others}")
+    rows = check_renderer(path, stop=stop)
     out.print(as_table(rows, name))
     faults, wanted = [row for row in rows if row.ok is False], [row for row in rows if row.answer == ON_PURPOSE]
     if faults:

@@ -17,6 +17,9 @@ class ModelConfig(Section):
     renderer: str = "auto"
     """The conversation format: `auto` (a built-in renderer that matches the model's chat template, else the template
     itself), a renderer's name, or `generic:GRAMMAR`, the template with replies parsed by that grammar."""
+    stop: str = ""
+    """A special token that ends a turn, needed where the chat template writes none; the format's own and those in
+    `generation_config.json` do so anyway."""
     reasoning: Literal["keep", "strip"] = "keep"
     """Earlier reasoning: keep it, or strip it at each new user message, on a new branch that is prefilled again."""
 

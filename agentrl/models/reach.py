@@ -34,15 +34,22 @@ class Reach:
 
 
 def reach_of(module: nn.Module, window: int | None) -> Reach | None:
-    """A layer's window: the argument that it passes on, its attribute (Qwen2-MoE), or its configuration."""
-    window = window if window is not None else getattr(module, "sliding_window", None)
+    """A layer's window: the argument that it passes on; else by its kind in the configuration; else its attribute.
+
+    The attribute may be the whole model's: EXAONE 4 sets it in layers that attend in full, Qwen2-MoE in those with a
+    window alone.
+    """
     if window is not None:
         return Reach(window)
     config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
     kinds = getattr(config, "layer_types", None) or []
-    if layer is not None and layer < len(kinds) and kinds[layer] == "chunked_attention":
+    kind = kinds[layer] if layer is not None and layer < len(kinds) else ""
+    if kind == "full_attention":
+        return None
+    if kind == "chunked_attention":
         return Reach(config.attention_chunk_size, chunked=True)  # type: ignore[union-attr]
-    return None
+    window = getattr(module, "sliding_window", None)
+    return None if window is None else Reach(window)
 
 
 def rescale_queries(module: nn.Module, query: Tensor, position: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from agentrl.errors import InfraError, InvalidInput, unknown_name
-from agentrl.models import fetch
+from agentrl.models import fetch, tokenizer_files
 from agentrl.models.known import KNOWN, Progress
 
 TINY = "tiny"
@@ -108,8 +108,8 @@ def check(path: Path) -> Path:
     for file in _weight_files(path):
         if file.endswith(".safetensors") and (fault := _damage(path / file)):
             raise InvalidInput(f"model={str(path)!r}: {file} {fault}")
-    if not any((path / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise InvalidInput(f"model={str(path)!r} lacks its tokenizer (tokenizer.json)")
+    if not (path / "tokenizer.json").is_file():
+        raise InvalidInput(f"model={str(path)!r} lacks its tokenizer: {tokenizer_files.missing(path)}")
     return path
 
 

@@ -13,8 +13,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 from agentrl.models.loading import new_causal_lm
+from agentrl.models.sizes import OTHER_NAMES
 
 VOCABULARY, LAYERS, WIDTH, NEAR, CAP = 64, 6, 16, 12, 0.5
 """Of the small model: vocabulary, most layers, a head's width; the length from which positions are scaled and windows
@@ -95,9 +97,8 @@ def _fewer_layers(text: Any, shares: Shares) -> None:
     experts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     limits |= dict.fromkeys(experts, _multiple(8, shares.experts))
     limits |= dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2)
-    limits |= {
-        name: _multiple(4 * WIDTH, WIDTH * shares.width) for name in fields if name.endswith("intermediate_size")
-    }
+    inner = ("intermediate_size", *OTHER_NAMES["intermediate_size"])
+    limits |= {name: _multiple(4 * WIDTH, WIDTH * shares.width) for name in fields if name.endswith(inner)}
     keys = getattr(text, "linear_num_key_heads", None)
     if isinstance(keys, int):
         limits |= {
@@ -109,9 +110,19 @@ def _fewer_layers(text: Any, shares: Shares) -> None:
         value = getattr(text, name, None)
         if isinstance(value, int) and not isinstance(value, bool):
             setattr(text, name, min(value, most))
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+    for name in ("bos_token_id", "eos_token_id"):
         if hasattr(text, name):
-            setattr(text, name, None if name == "pad_token_id" else 0)
+            setattr(text, name, 0)
+    _without_padding(text)
+
+
+def _without_padding(text: Any) -> None:
+    """No padding token; the last one where a class requires one (the ModernBERT decoder's)."""
+    if hasattr(text, "pad_token_id"):
+        try:
+            text.pad_token_id = None
+        except (ValueError, TypeError, StrictDataclassError):
+            text.pad_token_id = VOCABULARY - 1
 
 
 def _multiple(least: int, of: int) -> int:
@@ -142,7 +153,7 @@ def _lower_thresholds(text: Any) -> None:
     # A narrow model's logits are small; scaling them down further hides differences.
     if getattr(text, "logit_scale", None):
         text.logit_scale = max(text.logit_scale, 0.5)
-    if getattr(text, "logits_scaling", None):
+    if getattr(text, "logits_scaling", None) and not isinstance(getattr(type(text), "logits_scaling", None), property):
         text.logits_scaling = min(text.logits_scaling, 2.0)
 
 

@@ -19,8 +19,10 @@ REBUILT = (
 """Tensors that a model computes from its configuration: files may hold or lack them."""
 DROPPED = (*REBUILT, r"(^|\.)mtp(_layers?)?(\.|$)")
 """Tensors that files may hold beside a model's: layers that predict several tokens are not trained."""
+TOWERS = (r"(^|\.)(visual|vision\w*|audio\w*)(\.|$)",)
+"""Tensors of towers for images and sound."""
 DROPPED_BY_ITS_CLASS = (
-    r"(^|\.)(visual|vision\w*|audio\w*)(\.|$)",  # towers for images and sound
+    *TOWERS,
     r"(^|\.)(attn|attention)\.(bias|masked_bias|causal_mask)$",  # masks in old checkpoints of GPT's kind
 )
 """Tensors that files may hold where the model's class in transformers says that it has none."""
@@ -61,6 +63,11 @@ def may_drop(name: str, model: Any) -> bool:
         return True
     left_out = model._keys_to_ignore_on_load_unexpected or ()
     return _matches(DROPPED_BY_ITS_CLASS, name) and _matches(left_out, name)
+
+
+def stays_beside(name: str, config: Any) -> bool:
+    """Whether a tensor in a model's files belongs to a part that is not trained, and is not computed either."""
+    return not _matches(REBUILT, name) and (is_dropped(name, config) or _matches(TOWERS, name))
 
 
 def is_dropped(name: str, config: Any) -> bool:

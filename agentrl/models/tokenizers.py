@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from agentrl.errors import InvalidInput, missing_extra, nearest
+from agentrl.models import tokenizer_files
+from agentrl.models.tokenizer_files import named_templates
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -46,9 +48,16 @@ class HFTokenizer:
         templates: all of them by their names.
         config: the contents of `tokenizer_config.json`.
         path: the folder it came from; None for one built in memory.
+        end_tokens: the tokens at which the model's authors end generation (`generation_config.json`), where known.
     """
 
-    def __init__(self, source: str, config: dict[str, Any] | None = None, path: Path | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        config: dict[str, Any] | None = None,
+        path: Path | None = None,
+        end_tokens: Sequence[int] = (),
+    ) -> None:
         """Build from the text of a `tokenizer.json` and the mapping in its `tokenizer_config.json`."""
         spec = orjson.loads(source)
         self._source = source
@@ -58,7 +67,8 @@ class HFTokenizer:
         added = {token.content: index for index, token in known.items()}
         self.config = config or {}
         self.path = path
-        self.templates = _named_templates(self.config.get("chat_template"))
+        self.end_tokens = tuple(end_tokens)
+        self.templates = named_templates(self.config.get("chat_template"))
         self.chat_template = self.templates.get("default")
         self.tool_template = self.templates.get("tool_use", self.chat_template)
         self.added: dict[str, int] = {token: index for token, index in added.items() if not _is_space(token)}
@@ -178,20 +188,12 @@ def load_tokenizer(source: Any) -> HFTokenizer:
 
 @lru_cache(maxsize=16)
 def _load(path: Path) -> HFTokenizer:
-    folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
-    if not file.is_file():
-        raise InvalidInput(f"tokenizer={str(path)!r}: no tokenizer.json there; a Hugging Face folder has one")
-    config_file, template_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    config = orjson.loads(config_file.read_bytes()) if config_file.is_file() else {}
-    named = {file.stem: file.read_text() for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    if template_file.is_file():
-        named["default"] = template_file.read_text()
-    if named:
-        config["chat_template"] = {**_named_templates(config.get("chat_template")), **named}
+    files = tokenizer_files.read(path)
     try:
-        return HFTokenizer(file.read_text(), config, folder)
+        folder = path if path.is_dir() else path.parent
+        return HFTokenizer(files.source, files.config, folder, files.end_tokens)
     except (ValueError, KeyError, TypeError) as error:
-        raise InvalidInput(f"tokenizer={str(file)!r} can't be read: {error}") from error
+        raise InvalidInput(f"tokenizer={str(path)!r} can't be read: {error}") from error
 
 
 def _backend(source: str) -> Backend:
@@ -233,15 +235,6 @@ def _without_markup(spec: dict[str, Any], markup: set[str]) -> dict[str, Any]:
 def _is_space(token: str) -> bool:
     """Whether a token is white space alone, plain or in SentencePiece's form."""
     return not token.replace("\u2581", " ").strip()
-
-
-def _named_templates(templates: Any) -> dict[str, str]:
-    """Chat templates by their names, from any format that they are stored in; a single one is the default."""
-    if isinstance(templates, str):
-        return {"default": templates}
-    if isinstance(templates, list):
-        return {entry["name"]: entry["template"] for entry in templates}
-    return dict(templates) if isinstance(templates, dict) else {}
 
 
 def _byte_alphabet() -> dict[str, int]:

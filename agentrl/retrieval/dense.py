@@ -51,12 +51,16 @@ class Encoder:
         except ImportError as error:
             raise missing_extra(str(error.name), "train") from None
         self._torch = torch
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        try:  # transformers would ask on the terminal whether to run code of the folder
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            model = AutoModel.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        except ValueError as error:
+            raise ConfigError(f"encoder {str(folder)!r}: {' '.join(str(error).split())[:200]}") from error
         self._tokenizer.padding_side = "right"
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._model: Any = AutoModel.from_pretrained(folder, dtype=torch.float32).to(self._device).eval()
+        self._model: Any = model.to(self._device).eval()
         self.dimension = int(self._model.config.hidden_size)
         self.pooling, self.prefixes, self.max_tokens = pooling, prefixes, max_tokens
 

@@ -119,7 +119,8 @@ class EnvironmentRole:
         self._calls, self._rewards, self._gateways = EngineCalls(address), rewards, gateways
         self._equipped = self._make_env
         stripping = config.model.reasoning == "strip"
-        renderer, engine = get_renderer(base, config.model.renderer), DistantEngine(self._calls, capabilities)
+        renderer = get_renderer(base, config.model.renderer, config.model.stop)
+        engine = DistantEngine(self._calls, capabilities)
         self._policy = Policy(renderer, engine, model=base, strip_reasoning=stripping)
         self._open, self._opening = AsyncExitStack(), asyncio.Lock()
         self._rollouts: Rollouts | None = None

@@ -71,7 +71,7 @@ class GatewayRole:
         host, _, _ = listening_place(config.gateway)
         self._config, self._bound, self._calls = config, listening(host, 0), EngineCalls(engines)
         self._policy = Policy(
-            get_renderer(base, config.model.renderer),
+            get_renderer(base, config.model.renderer, config.model.stop),
             DistantEngine(self._calls, capabilities),
             model=base,
             strip_reasoning=config.model.reasoning == "strip",

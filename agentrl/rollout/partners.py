@@ -100,7 +100,7 @@ async def _open(
 def _frozen(own: PolicyConfig, name: str, model: Path) -> Policy:
     """A policy of a model's folder, with an engine of its own."""
     return Policy(
-        get_renderer(model, own.model.renderer),
+        get_renderer(model, own.model.renderer, own.model.stop),
         make_engines(own.engine, FleetConfig(), WeightsConfig(), model),
         name=name,
         model=model,
@@ -174,4 +174,4 @@ def check_partner(name: str, own: PolicyConfig, env: Env) -> None:
     elif own.name not in (MODEL, PAST):
         script(name, own.name)
     elif own.model.name != START:
-        get_renderer(resolve(own.model.name), own.model.renderer)
+        get_renderer(resolve(own.model.name), own.model.renderer, own.model.stop)

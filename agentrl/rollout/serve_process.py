@@ -100,7 +100,7 @@ def checked(config: ServeConfig) -> Path:
         _check_workers(config)
     check_engine(config.engine, config.fleet)
     path = resolve(config.model.name)
-    get_renderer(path, config.model.renderer)
+    get_renderer(path, config.model.renderer, config.model.stop)
     try:
         Store(Path(config.store)).close()
     except StoreError as error:
@@ -189,7 +189,7 @@ async def serve_config(
             try:
                 await serve(
                     engine,
-                    get_renderer(path, config.model.renderer),
+                    get_renderer(path, config.model.renderer, config.model.stop),
                     store,
                     host=config.host,
                     port=config.port,

@@ -317,7 +317,7 @@ async def loaded(
     with cluster.opened(config.cluster, folder / "logs") as opened:
         await asyncio.to_thread(reserve, opened, config, base)
         async with cluster.while_not_lost(opened.lost):
-            renderer = get_renderer(base, config.model.renderer)
+            renderer = get_renderer(base, config.model.renderer, config.model.stop)
             for own, make_env in played:
                 chosen = splits or (held_out_split(own, make_env()),)
                 await check_room(own, make_env, renderer, base, chosen)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from agentrl.attachments import routed_experts
 from agentrl.config import MODEL, START, EngineConfig, RunConfig
-from agentrl.errors import ConfigError
-from agentrl.models import resolve
+from agentrl.errors import ConfigError, InvalidInput
+from agentrl.models import resolve, untrained
 from agentrl.models.devices import torch_device
 from agentrl.rollout.engines import ENGINES
 from agentrl.train import setup
 from agentrl.train.backends import TRAINERS, Trainer, proof
 from agentrl.train.backends.loaded import Loaded, require_loaded
+from agentrl.train.backends.parameter_settings import ParameterConfig
+from agentrl.train.backends.torch_settings import TorchConfig
 from agentrl.train.display import Display
 from agentrl.types import Engine
 
@@ -28,11 +31,21 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
             _prove_engine(policy.engine, resolve(policy.model.name), policy.model.name, display)
     if config.model.name == setup.TINY:
         return
+    if trains:
+        _say_untrained(config, base, display)
     trainer = TRAINERS.find(config.trainer.name)
     if trains and trainer.proves(config.trainer):
         with display.part("proving the architecture for the trainer"):
             trainer.prove(config.trainer, base, config.model.name, config.engine.max_context)
     _prove_engine(config.engine, base, config.model.name, display)
+
+
+def _say_untrained(config: RunConfig, base: Path, display: Display) -> None:
+    """Say what of the model's files is not trained, and whether the trainer copies it into checkpoints."""
+    if isinstance(config.trainer, ParameterConfig):
+        with suppress(InvalidInput):  # what can't be read is refused where it is loaded
+            for line in untrained.notes(base, kept=isinstance(config.trainer, TorchConfig)):
+                display.say(line)
 
 
 def _prove_engine(engine: EngineConfig, base: Path, name: str, display: Display) -> None:

@@ -155,7 +155,7 @@ def _check_player(config: RunConfig, model: str) -> None:
         load_agent(config.agent)
         Tls.of(config.gateway.tls_certificate, config.gateway.tls_key, "gateway.")
     if model != setup.TINY and not (config.resume or config.rerun):  # these have the run's own copy
-        get_renderer(resolve(model), config.model.renderer)
+        get_renderer(resolve(model), config.model.renderer, config.model.stop)
 
 
 def _check_tasks(env: Env, split: str) -> None:

@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoConfig
 
 from agentrl.errors import ConfigError
+from agentrl.models.reach import Reach, reach_of
 from agentrl.models.small import Shares, small_model
 
 SIZES = {"hidden_size": 96, "intermediate_size": 192, "moe_intermediate_size": 96, "vocab_size": 1000}
@@ -36,3 +37,24 @@ def test_a_small_model_that_does_not_fit_is_not_tried() -> None:
 def test_a_small_model_is_small(shares: Shares) -> None:
     model, _ = small_model(CONFIG, shares)
     assert sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
+
+
+@pytest.mark.parametrize("kind", ["minicpm3", "modernbert-decoder", "gpt2", "gpt_bigcode"])
+def test_a_kind_with_sizes_of_its_own_has_a_small_model(kind: str) -> None:
+    """MiniCPM 3 derives a factor that can't be set, the ModernBERT decoder requires a padding token."""
+    model, why = small_model(AutoConfig.for_model(kind))
+    assert not why
+    assert sum(parameter.numel() for parameter in model.parameters()) < 5_000_000
+
+
+@pytest.mark.parametrize("kind", ["exaone4", "exaone_moe", "qwen2_moe", "modernbert-decoder", "gpt2"])
+def test_a_layers_window_is_that_of_its_kind_and_not_of_the_whole_model(kind: str) -> None:
+    """EXAONE's layers have the model's window as an attribute, also those that attend in full."""
+    config = AutoConfig.for_model(kind)
+    model, _ = small_model(config)
+    kinds = getattr(model.config, "layer_types", ["full_attention"] * 99)
+    attending = [m for m in model.modules() if getattr(m, "layer_idx", None) is not None and hasattr(m, "config")]
+    for module in attending:
+        if kinds[module.layer_idx] == "full_attention":
+            assert reach_of(module, None) is None
+    assert reach_of(attending[0], 7) == Reach(7)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import EngineError, nearest
+from agentrl.models.sizes import with_usual_names
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -87,7 +88,7 @@ class ModelFacts:
             whole: dict[str, Any] = json.loads((path / "config.json").read_text())
         except (OSError, ValueError) as error:
             raise EngineError(f"can't load a model from {str(path)!r}: {error}") from None
-        config = {**whole, **(whole.get("text_config") or {})}
+        config = with_usual_names(whole)
         try:
             vocab, context = int(config["vocab_size"]), int(config["max_position_embeddings"])
         except (KeyError, TypeError, ValueError) as error:
@@ -95,7 +96,10 @@ class ModelFacts:
         heads = config.get("num_attention_heads") or 1
         width = config.get("head_dim") or (config.get("hidden_size") or 0) // heads
         layers, kv_heads = config.get("num_hidden_layers") or 0, config.get("num_key_value_heads") or heads
-        tied, kv_values = bool(whole.get("tie_word_embeddings")), 2 * layers * kv_heads * width
+        tied, kv_values = (
+            bool(whole.get("tie_word_embeddings", config.get("tie_word_embeddings"))),
+            2 * layers * kv_heads * width,
+        )
         return cls(path, vocab, context, kv_values, tied, Experts.read(config))
 
     def kv_bytes(self, dtype: str) -> int:

@@ -29,6 +29,7 @@ from agentrl.errors import EngineError, InvalidInput, InvalidWeights
 from agentrl.models.loading import load_causal_lm
 from agentrl.models.mixers import set_plan, wrap_mixers
 from agentrl.models.rope import too_long
+from agentrl.models.sizes import longest_path
 from agentrl.rollout.engines.arena import Arena, bucket
 from agentrl.rollout.engines.experts import Recorder
 from agentrl.rollout.engines.flat import (
@@ -113,7 +114,10 @@ class Runner:
                 f"in full, within a window or in chunks: {why}. engine=sglang and engine=vllm run more models"
             ) from why
         shapes = list(attending.values())
-        self.max_context = min(int(config.max_position_embeddings), context or int(config.max_position_embeddings))
+        limits = [tokens for tokens in (longest_path(config), context) if tokens is not None]
+        if not limits:
+            raise EngineError(f"model={str(path)!r} gives no longest path in its config.json: set engine.max_context")
+        self.max_context = min(limits)
         self.vocab_size = int(config.vocab_size)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self._heads, kv_heads = shapes[0].heads, shapes[0].kv_heads

@@ -66,7 +66,8 @@ def reference_of(renderer: Renderer, tokenizer: HFTokenizer) -> Whole | None:
     if not tokenizer.chat_template:
         return None
     family = FAMILIES.get(renderer.name)
-    return template_whole(tokenizer, date_string=PINNED_DATE, **(family.variables if family else {}))
+    stop = renderer.written_stop if isinstance(renderer, GenericRenderer) else ""
+    return template_whole(tokenizer, stop=stop, date_string=PINNED_DATE, **(family.variables if family else {}))
 
 
 def agreements(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> Iterator[Agreement]:

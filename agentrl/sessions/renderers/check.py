@@ -41,13 +41,14 @@ class Row:
     detail: str = ""
 
 
-def check_renderer(model: Any, name: str = "auto", count: int = 50) -> list[Row]:
+def check_renderer(model: Any, name: str = "auto", count: int = 50, *, stop: str = "") -> list[Row]:
     """Try a model's conversation format.
 
     Args:
         model: a Hugging Face folder, a `tokenizer.json` or a tokenizer.
         name: the renderer to try; `auto` is the one that a run would take.
         count: conversations per trial.
+        stop: what `model.stop` would be.
 
     Raises:
         InvalidInput: there is no tokenizer there.
@@ -57,12 +58,12 @@ def check_renderer(model: Any, name: str = "auto", count: int = 50) -> list[Row]
     check_name(name)
     renderer: Renderer | None = None
     try:
-        renderer = get_renderer(tokenizer, name)
+        renderer = get_renderer(tokenizer, name, stop)
         family = renderer.name in FAMILIES
         rows = [Row("renderer", renderer.name, True, "a known family" if family else "the model's own template")]
     except AgentRLError as error:
         rows = [Row("renderer", name, False, str(error))]
-    rows += _template_rows(tokenizer, count, served=renderer is not None)
+    rows += _template_rows(tokenizer, count, stop, served=renderer is not None)
     if renderer is not None:
         rows += _renderer_rows(renderer, tokenizer, count)
         rows.append(_reads_back(renderer))
@@ -85,10 +86,10 @@ def as_table(rows: Sequence[Row], title: str = "") -> Table:
     return table
 
 
-def _template_rows(tokenizer: HFTokenizer, count: int, *, served: bool) -> Iterator[Row]:
+def _template_rows(tokenizer: HFTokenizer, count: int, stop: str, *, served: bool) -> Iterator[Row]:
     """What the template does by itself; that it rewrites history is a fault only where nothing else serves."""
     try:
-        generic = unproven(tokenizer)
+        generic = unproven(tokenizer, stop=stop)
         written = expresses(generic.whole)
     except AgentRLError as error:
         yield Row("template", "none", None, str(error))

@@ -134,6 +134,7 @@ PINNED_DATE = "26 Jul 2024"
 
 _THINKING = {"enable_thinking": True}
 _STRIPPED = Expresses(stripped=True)
+_ANSWERING = Expresses(reasoning=False, stripped=True)
 _LLAMA = Expresses(reasoning=False, parallel=False, content_with_calls=False, stripped=True)
 _NO_REASONING = Expresses(reasoning=False)
 _EOS = "<\uff5cend\u2581of\u2581sentence\uff5c>"
@@ -246,6 +247,20 @@ FAMILIES: dict[str, Family] = {
             correct=runs_merged,
         ),
         _STRIPPED,
+        marks=("<|im_start|>", "<think>", "<|vision_start|>"),
+        template="<function=",
+    ),
+    "qwen3.5-instruct": Family(
+        library(
+            "qwen3.5-instruct",
+            "Qwen35",
+            grammars.QWEN_CODER,
+            ("<|im_end|>", "<|endoftext|>"),
+            _ANSWERING,
+            options={"enable_thinking": False},
+            correct=runs_merged,
+        ),
+        _ANSWERING,
         marks=("<|im_start|>", "<think>", "<|vision_start|>"),
         template="<function=",
     ),

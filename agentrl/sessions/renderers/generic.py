@@ -15,6 +15,7 @@ from dataclasses import replace
 from agentrl.errors import ConfigError, RenderError
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers.base import ToolSchema
+from agentrl.sessions.renderers.ends import stop_token
 from agentrl.sessions.renderers.families import Expresses
 from agentrl.sessions.renderers.grammars import GRAMMARS, PLAIN
 from agentrl.sessions.renderers.markers import lost
@@ -79,27 +80,37 @@ class GenericRenderer(ProbeRenderer):
         able: what the template can express, without tools where their calls can't be read back.
         grammar: the name of the grammar that reads its turns.
         without_tools: why tools are refused; "" where they are not.
+        written_stop: the token that is written behind answers, where the template writes none.
     """
 
     able: Expresses
     grammar: str
     without_tools: str
+    written_stop: str = ""
 
 
-def unproven(tokenizer: HFTokenizer, *, with_tools: bool = True, grammar: str = "") -> GenericRenderer:
+def unproven(tokenizer: HFTokenizer, *, with_tools: bool = True, grammar: str = "", stop: str = "") -> GenericRenderer:
     """The generic renderer without its proof, for whoever runs the proof himself.
 
     Args:
         tokenizer: has the chat template, or several by their names.
         with_tools: whether the one named "tool_use" is used; without it tools are refused.
         grammar: the name of the one that reads its turns; "" takes one that reads back what the template writes.
+        stop: the special token that ends a turn where the template writes none.
 
     Raises:
         ConfigError: there is no chat template, or no token that ends a turn.
     """
-    whole = template_whole(tokenizer)
+    whole, answered = template_whole(tokenizer), [USER, Message(role="assistant", content="a")]
+    end, written = _end_token(tokenizer, whole(answered, (), False)), ""
+    if end is None and stop:
+        whole, end, written = template_whole(tokenizer, stop=stop), stop_token(tokenizer, stop), stop
+    if end is None:
+        raise ConfigError(
+            "renderer='generic': the chat template ends an assistant's turn with no special token; model.stop= names "
+            "the token with which the model ends its turns"
+        )
     short = _offering_always(whole) if with_tools and _has_tool_template(tokenizer) else whole
-    end = _end_token(tokenizer, whole([USER, Message(role="assistant", content="a")], (), False))
 
     def made(name: str, able: Expresses, without_tools: str) -> GenericRenderer:
         def offering(messages: Sequence[Message], tools: Sequence[ToolSchema], prompt: bool) -> list[int]:
@@ -109,7 +120,7 @@ def unproven(tokenizer: HFTokenizer, *, with_tools: bool = True, grammar: str = 
 
         read = GRAMMARS.get(name, PLAIN)
         made = GenericRenderer("generic", tokenizer, offering, read, (end,), end=end, refuse=able.refuse, short=short)
-        made.able, made.grammar, made.without_tools = able, name, without_tools
+        made.able, made.grammar, made.without_tools, made.written_stop = able, name, without_tools, written
         if made.thinks_in_prompt and not able.reasoning:  # the template reads it out of the content, or drops it
             made.able = replace(able, reasoning=True)
             made._refuse = made.able.refuse
@@ -125,7 +136,7 @@ def unproven(tokenizer: HFTokenizer, *, with_tools: bool = True, grammar: str = 
     return made("plain", replace(able, tools=False), UNREADABLE)
 
 
-def generic(tokenizer: HFTokenizer, grammar: str = "") -> GenericRenderer:
+def generic(tokenizer: HFTokenizer, grammar: str = "", stop: str = "") -> GenericRenderer:
     """A renderer made of the tokenizer's own chat template.
 
     A template that drops earlier reasoning, and is append-only otherwise, is served: what was sampled stays, and a
@@ -135,17 +146,18 @@ def generic(tokenizer: HFTokenizer, grammar: str = "") -> GenericRenderer:
     Args:
         tokenizer: has the chat template.
         grammar: the name of the grammar that reads its turns; "" takes one that reads back what the template writes.
+        stop: the special token that ends a turn where the template writes none.
 
     Raises:
         ConfigError: the template is not append-only, its turns are read as something else, or there is none; the
             message says where it differs.
     """
     try:
-        renderer = _proven(tokenizer, grammar)
+        renderer = _proven(tokenizer, grammar, stop)
     except (ConfigError, RenderError) as error:
         if not _has_tool_template(tokenizer):
             raise
-        renderer = _proven(tokenizer, grammar, with_tools=False)
+        renderer = _proven(tokenizer, grammar, stop, with_tools=False)
         renderer.without_tools = f"the chat template named 'tool_use' can't be served: {error}"
     if grammar and renderer.able.tools and not reads(renderer, GRAMMARS[grammar]):
         _log.warning("the grammar %r does not read back the calls that the chat template writes", grammar)
@@ -167,8 +179,8 @@ def _offering_always(whole: Whole) -> Whole:
     return lambda messages, tools, prompt: whole(messages, tools or TOOLS[1:], prompt)
 
 
-def _proven(tokenizer: HFTokenizer, grammar: str, *, with_tools: bool = True) -> GenericRenderer:
-    renderer = unproven(tokenizer, with_tools=with_tools, grammar=grammar)
+def _proven(tokenizer: HFTokenizer, grammar: str, stop: str, *, with_tools: bool = True) -> GenericRenderer:
+    renderer = unproven(tokenizer, with_tools=with_tools, grammar=grammar, stop=stop)
     proof = append_proof(renderer)
     if not proof.append_only:
         if not proof.boundaries:
@@ -192,13 +204,10 @@ def append_proof(renderer: GenericRenderer) -> Proof:
     return prove(renderer, expresses=renderer.able, tools=tools)
 
 
-def _end_token(tokenizer: HFTokenizer, ids: list[int]) -> int:
-    """The last special token behind an assistant's message: what ends its turn."""
+def _end_token(tokenizer: HFTokenizer, ids: list[int]) -> int | None:
+    """The first special token behind an assistant's message: what ends its turn."""
     special = set(tokenizer.added.values())
     content = max(
         (n for n, index in enumerate(ids) if index not in special and tokenizer.decode([index]).strip()), default=0
     )
-    found = next((index for index in ids[content:] if index in special), None)
-    if found is None:
-        raise ConfigError("renderer='generic': the chat template ends an assistant's turn with no special token")
-    return found
+    return next((index for index in ids[content:] if index in special), None)

@@ -52,6 +52,11 @@ OPENED = Difference(
     reasoning=1.0,
     tools=True,
 )
+_NO_THOUGHTS = Difference(
+    (CHAT, TOOLS, PARALLEL),
+    "the prompt writes an empty thought, which the template leaves out of earlier turns; here it stays",
+    rounds=1,
+)
 _BLANK_LINE = Difference(
     (TOOLS, PARALLEL),
     "without a system message a blank line comes before the tools, as DeepSeek's encoder has it and the template not",
@@ -78,6 +83,7 @@ DIFFERENCES: dict[str, tuple[Difference, ...]] = {
     "glm-4.5": (EARLIER,),
     "glm-4.6": (EARLIER,),
     **dict.fromkeys(("qwen3.5", "qwen3.6", "glm-5", "kimi-k2.5", "deepseek-r1"), (OPENED, EARLIER)),
+    "qwen3.5-instruct": (_NO_THOUGHTS,),
     "minimax-m2": tuple(replace(one, because=f"{one.because}; {_PROMPTED}", system=True) for one in (OPENED, EARLIER)),
     "deepseek-v3.1-thinking": (OPENED, EARLIER),
     "mistral": (

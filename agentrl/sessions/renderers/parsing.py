@@ -50,6 +50,10 @@ class Bound:
         """A fresh parser for one turn."""
         return RegionParser(self, tools)
 
+    def end_also(self, token_ids: Sequence[int]) -> None:
+        """Read these tokens as ends of a turn, too."""
+        self.stops |= frozenset(token_ids)
+
 
 def _bind(name: str, region: Region, tokenizer: Tokenizer) -> _Bound:
     ids = {mark: special_or_none(tokenizer, mark) for mark in region.exits}

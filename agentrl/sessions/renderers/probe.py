@@ -65,6 +65,7 @@ class ProbeRenderer:
         self.name = name
         self.tokenizer = tokenizer
         self.stop_token_ids: tuple[int, ...] = tuple(stop_token_ids)
+        self._ends = self.stop_token_ids  # those that the format writes
         self.whole, self._end, self._ender, self._refuse, self._history = whole, end, ender, refuse, history
         self._short = short or whole
         self._cache: dict[object, tuple[list[Message], list[int]]] = {}
@@ -136,14 +137,19 @@ class ProbeRenderer:
         context, stable = self._short_context(before, ())
         settled = self._up_to_the_end([*context, message], [self._followed(message, text) for text in ("u", "v")])
         # both forms of the short conversation hold the same end tokens, whatever the turns between them show
-        ends = [n for n, token in enumerate(settled) if token in self.stop_token_ids]
-        last = [n + 1 for n, token in enumerate(stable) if token in self.stop_token_ids]
+        ends = [n for n, token in enumerate(settled) if token in self._ends]
+        last = [n + 1 for n, token in enumerate(stable) if token in self._ends]
         at = len(stable) - last[-1] + ends[len(last) - 1] + 1 if last else len(stable)
         return [*settled[at:], *([] if self._ender is None else [self._ender(message)])]
 
     def parser(self, tools: Sequence[ToolSchema] = ()) -> RegionParser:
         """A fresh parser for one turn."""
         return self._grammar.parser(tools)
+
+    def end_also(self, token_ids: Sequence[int]) -> None:
+        """See `ends.EndsAlso`."""
+        self.stop_token_ids += tuple(token_ids)
+        self._grammar.end_also(token_ids)
 
     def in_prompt(self, grammar: Grammar) -> Grammar:
         """The grammar as a turn needs it that begins where this format's prompt ends: where that opens reasoning."""
@@ -174,7 +180,7 @@ class ProbeRenderer:
     def _up_to_the_end(self, context: list[Message], followed: list[list[Message]]) -> list[int]:
         """The context's tokens, up to the last turn's end, where two different messages have followed."""
         one, two = (self._short([*context, *probes], (), False) for probes in followed)
-        last = next((n for n in range(common(one, two) - 1, -1, -1) if one[n] in self.stop_token_ids), None)
+        last = next((n for n in range(common(one, two) - 1, -1, -1) if one[n] in self._ends), None)
         if last is None:
             raise RenderError(f"{self.name}: no token ends an assistant turn before a {followed[0][0].role} message")
         return one[: last if self._end is None else last + 1]
@@ -184,7 +190,7 @@ class ProbeRenderer:
         if self._ender is not None:
             return [*ids, self._ender(message)]
         assert self._end is not None
-        last = next((n for n in range(len(ids) - 1, -1, -1) if ids[n] in self.stop_token_ids), None)
+        last = next((n for n in range(len(ids) - 1, -1, -1) if ids[n] in self._ends), None)
         return ids[: last + 1] if last is not None else [*ids, self._end]
 
     def _turn_that_thinks(self, message: Message) -> list[int]:
@@ -229,7 +235,7 @@ class ProbeRenderer:
             return list(self._prompt)
         full = self._short([USER, calling(())], (), True)
         head = full[: len(full) - len(self._prompt)]
-        last = next((n for n in range(len(head) - 1, -1, -1) if head[n] in self.stop_token_ids), len(head) - 1)
+        last = next((n for n in range(len(head) - 1, -1, -1) if head[n] in self._ends), len(head) - 1)
         return full[last + 1 :]
 
     def _extend(self, after: Node | None, run: Sequence[Message], tools: Sequence[ToolSchema]) -> list[list[int]]:

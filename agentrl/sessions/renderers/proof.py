@@ -259,9 +259,12 @@ def _boundaries(
 
 
 def _merged(tokenizer: Tokenizer, path: list[int], seam: int) -> list[int]:
-    """The path as a template encodes it, where white space joins the prompt's; what is sampled begins apart from it."""
+    """The path as a template encodes it, where a prompt's white space joins what follows; sampling begins apart.
+
+    A line break joins other white space alone, a blank the word behind it as well.
+    """
     before, behind = tokenizer.decode(path[:seam][-1:]), tokenizer.decode(path[seam : seam + 1])
-    if not (before[-1:].isspace() and behind[:1].isspace()):
+    if not (before[-1:].isspace() and (behind[:1].isspace() or before[-1:] in " \t")):
         return path
     start, end = run_around(tokenizer, path, seam)
     return [*path[:start], *tokenizer.encode(tokenizer.decode(path[start:end])), *path[end:]]

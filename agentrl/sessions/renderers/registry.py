@@ -10,6 +10,7 @@ from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
 from agentrl.registry import Registry
 from agentrl.sessions.renderers.agreement import disagreement
 from agentrl.sessions.renderers.base import Renderer
+from agentrl.sessions.renderers.ends import extend_ends, stop_token
 from agentrl.sessions.renderers.families import FAMILIES, Family
 from agentrl.sessions.renderers.generic import generic
 from agentrl.sessions.renderers.grammars import GRAMMARS
@@ -37,7 +38,7 @@ TRIED = 8
 and this takes some tenths of a second."""
 
 
-def get_renderer(tokenizer: Any, name: str = "auto") -> Renderer:
+def get_renderer(tokenizer: Any, name: str = "auto", stop: str = "") -> Renderer:
     """The renderer for a model.
 
     Args:
@@ -45,14 +46,20 @@ def get_renderer(tokenizer: Any, name: str = "auto") -> Renderer:
         name: a renderer's name or import path, or `generic:GRAMMAR` with the grammar that reads the model's own format.
             `auto` takes the family whose special tokens the tokenizer has, if it writes what the chat template writes,
             and else the generic one (the template itself, proven append-only).
+        stop: a special token that ends a turn (`model.stop`), where the chat template writes none, or beside its own;
+            "" for those of the format and of the model's files.
 
     Raises:
         UnknownName: there is no renderer, or no grammar, of that name.
-        ConfigError: `auto` finds none that fits, the generic one's proof fails, or what is named builds no renderer.
+        ConfigError: `auto` finds none that fits, the generic one's proof fails, what is named builds no renderer, or
+            `stop` is no special token.
     """
     loaded = load_tokenizer(tokenizer)
     check_name(name)
-    renderer = detect(loaded) if name == "auto" else _make(loaded, name)
+    if stop:
+        stop_token(loaded, stop)
+    renderer = detect(loaded, stop) if name == "auto" else _make(loaded, name, stop)
+    extend_ends(renderer, loaded, stop)
     if not _shows_system(renderer):
         _log.warning(
             "the chat template drops system messages: the model won't see them; put their text in a user message"
@@ -93,8 +100,8 @@ def candidates(tokenizer: HFTokenizer) -> list[str]:
     ]
 
 
-def detect(tokenizer: HFTokenizer) -> Renderer:
-    """The renderer that fits a tokenizer.
+def detect(tokenizer: HFTokenizer, stop: str = "") -> Renderer:
+    """The renderer that fits a tokenizer; see `get_renderer`.
 
     Raises:
         ConfigError: no family writes what the chat template writes and the generic one can't serve it, or there is
@@ -123,7 +130,7 @@ def detect(tokenizer: HFTokenizer) -> Renderer:
             return renderer
         against.append(f"{name} does not fit ({problem})")
     try:
-        renderer = generic(tokenizer)
+        renderer = generic(tokenizer, stop=stop)
     except (ConfigError, RenderError) as error:
         tried = f", and of the families with its special tokens {'; '.join(against)}" if against else ""
         raise ConfigError(f"renderer='auto' finds none for this model: {error}{tried}") from error
@@ -132,10 +139,10 @@ def detect(tokenizer: HFTokenizer) -> Renderer:
     return renderer
 
 
-def _make(tokenizer: HFTokenizer, name: str) -> Renderer:
+def _make(tokenizer: HFTokenizer, name: str, stop: str = "") -> Renderer:
     base, colon, grammar = name.partition(":")
-    if colon and base == "generic":
-        return generic(tokenizer, grammar)
+    if base == "generic" and (colon or name == "generic"):
+        return generic(tokenizer, grammar, stop)
     made = RENDERERS.find(name).make(tokenizer)
     if not isinstance(made, Renderer):
         raise ConfigError(f"model.renderer={name!r} built {type(made).__name__}, which is no renderer")

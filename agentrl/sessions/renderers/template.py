@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -26,7 +27,7 @@ from agentrl.types import Message
 _GENERATION = re.compile(r"(\{%-?\s*)(end)?generation(\s*-?%\})")
 
 
-def template_whole(tokenizer: HFTokenizer, **variables: Any) -> Whole:
+def template_whole(tokenizer: HFTokenizer, *, stop: str = "", **variables: Any) -> Whole:
     """The tokenizer's chat template as a function of whole conversations, without a constant tail.
 
     Of several, the one named "tool_use" writes conversations with tools on offer and the default all others, as in
@@ -34,6 +35,8 @@ def template_whole(tokenizer: HFTokenizer, **variables: Any) -> Whole:
 
     Args:
         tokenizer: has the template.
+        stop: the special token that is written behind each answer, for templates that write none there; calls have no
+            place then. "" leaves the template as it is.
         variables: further variables that the template is given (`enable_thinking` …).
 
     Raises:
@@ -44,10 +47,10 @@ def template_whole(tokenizer: HFTokenizer, **variables: Any) -> Whole:
         named = ", ".join(map(repr, tokenizer.templates))
         has = f"the chat templates {named} and none named 'default'" if named else "no chat template"
         raise ConfigError(f"this tokenizer has {has}; name a renderer with model.renderer=")
-    plain = _whole(tokenizer, tokenizer.chat_template, variables)
+    plain = _whole(tokenizer, tokenizer.chat_template, variables, stop)
     if tokenizer.tool_template in (None, tokenizer.chat_template):
         return plain
-    calling = _whole(tokenizer, tokenizer.tool_template or "", variables)
+    calling = _whole(tokenizer, tokenizer.tool_template or "", variables, stop)
 
     def whole(messages: Sequence[Message], tools: Sequence[ToolSchema], prompt: bool) -> list[int]:
         if tools:
@@ -59,19 +62,26 @@ def template_whole(tokenizer: HFTokenizer, **variables: Any) -> Whole:
     return whole
 
 
-def _whole(tokenizer: HFTokenizer, source: str, variables: dict[str, Any]) -> Whole:
+def _whole(tokenizer: HFTokenizer, source: str, variables: dict[str, Any], stop: str) -> Whole:
     template = _compile(source)
     guard = Guard(tokenizer)
     given = {**_special_tokens(tokenizer.config), **variables}
+    place = secrets.token_hex(16)  # no text of a conversation holds it
+    ended = re.compile(rf"{place}(\s*){re.escape(stop)}|{place}")
 
     def written(messages: Sequence[Message], tools: Sequence[ToolSchema], prompt: bool) -> list[int]:
         wire = [as_wire(message, guard) for message in messages]
+        for message in wire if stop else ():
+            if message.get("tool_calls"):
+                raise RenderError("the chat template writes no end of a turn, so a turn that calls tools has none")
+            if message["role"] == "assistant":
+                message["content"] += place
         offered = [guard.value(dict(tool)) for tool in tools] or None
         try:
             text = template.render(messages=wire, tools=offered, add_generation_prompt=prompt, **given)
         except Exception as error:  # a template may fail in any way
             raise RenderError(f"the chat template refuses these messages: {error}") from error
-        return guard.encode(text)
+        return guard.encode(ended.sub(lambda found: f"{found[1] or ''}{stop}", text) if stop else text)
 
     return _without_tail(written)
 

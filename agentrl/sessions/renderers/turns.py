@@ -92,6 +92,11 @@ class TurnRenderer:
         """A fresh parser for one turn."""
         return self._grammar.parser(tools)
 
+    def end_also(self, token_ids: Sequence[int]) -> None:
+        """See `ends.EndsAlso`."""
+        self.stop_token_ids += tuple(token_ids)
+        self._grammar.end_also(token_ids)
+
     # ------------------------------------------------------------------------- what a format defines
 
     def _open(self, writer: Writer, first: Message, tools: Sequence[ToolSchema]) -> None:

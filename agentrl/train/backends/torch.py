@@ -30,6 +30,7 @@ from agentrl.models.folders import exported, read_side_files
 from agentrl.models.loading import load_causal_lm
 from agentrl.models.mixers import set_plan, wrap_mixers
 from agentrl.models.rope import fixed_angle_length
+from agentrl.models.untrained import Untrained
 from agentrl.rollout.engines.weights import single_experts
 from agentrl.train.backends import torch_checkpoint
 from agentrl.train.backends.attention import NAME
@@ -89,6 +90,7 @@ class TorchTrainer(Learner[Batch]):
         self.config = config or TorchConfig()
         self.source = Path(path)
         self._side_files = read_side_files(self.source)  # now: the folder may be gone by the time of an export
+        self._untrained = Untrained(self.source)
         self.device = torch.device(torch_device(self.config.device, "trainer.device"))
         torch.manual_seed(seed)
         self.model = self.load_model().to(self.device).eval()
@@ -375,8 +377,9 @@ class TorchTrainer(Learner[Batch]):
                     self.write(inner)
 
     def write(self, folder: Path) -> None:
-        """Write the weights as transformers does."""
+        """Write the weights as transformers does, and what the source's files hold beside them."""
         self.model.save_pretrained(folder)  # type: ignore[operator]
+        self._untrained.write(folder, self._side_files)
 
     def release(self) -> None:
         """See `Sharer`: what torch keeps for later allocations."""

@@ -204,6 +204,10 @@ REFERENCES: dict[str, Reference] = {
         (Case(),),
     ),
     "qwen3.5": Reference(_collected("llama.cpp/Qwen3.5-4B"), (Case(reasoning=1.0, rounds=1, because=_OPENED),)),
+    "qwen3.5-instruct": Reference(
+        _collected("llama.cpp/Qwen3.5-4B", enable_thinking=False),
+        (Case(rounds=1, because="the template leaves the prompt's empty thought out of earlier turns"),),
+    ),
     "qwen3.6": Reference(_collected("trl/qwen3_6"), (Case(reasoning=1.0, rounds=1, because=_OPENED),)),
     "gemma-4": Reference(
         _collected("trl/gemma4_v5", _opened_by_the_model, enable_thinking=True),

@@ -43,6 +43,7 @@ BORROWED = {
     "deepseek-v4-thinking": "deepseek-v4",
     "qwen3-coder": "qwen3",
     "qwen3.5": "qwen3",
+    "qwen3.5-instruct": "qwen3",
     "qwen3.6": "qwen3",
 }
 """Families that share another one's vocabulary."""

@@ -83,6 +83,21 @@ def test_a_template_is_taken_only_if_all_its_parts_come_out_again(answer: str, o
         get_renderer(made)
 
 
+def test_qwen_35_whose_template_does_not_think_is_rendered_without_thoughts() -> None:
+    """That of 0.8B and 2B: the prompt holds an empty thought, which no renderer wrote."""
+    thinking = BY_NAME["Qwen 3.5"].tokenizer()
+    unless, only = (f"enable_thinking is {what}" for what in ("defined and enable_thinking is false", "not defined"))
+    template = (thinking.chat_template or "").replace(unless, f"{only} or enable_thinking is false")
+    made = with_template(thinking, template)
+    renderer = get_renderer(made)
+    assert renderer.name == "qwen3.5-instruct"
+    answer = Message(role="assistant", content="42")
+    whole = [token for delta in renderer.render([USER, answer]) for token in delta]
+    assert made.decode(whole).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n42<|im_end|>")
+    assert parse(renderer, renderer.turn(answer)).message == answer
+    assert get_renderer(thinking).name == "qwen3.5"
+
+
 QUICK = tuple(model for model in MODELS if not model.real and model.name != "Devstral Small")
 """Those whose tokenizer is small: a row takes some tenths of a second."""
 

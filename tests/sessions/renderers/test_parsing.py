@@ -21,7 +21,7 @@ from agentrl.types import FunctionCall, Message, ToolCall
 from tests.sessions.renderers.support import tokenizer, trained
 
 FAMILY_NAMES = [*FAMILIES, "chatml-text"]
-UNQUOTED = ("glm-4.5", "glm-4.6", "glm-5", "qwen3-coder", "qwen3.5", "qwen3.6", "minimax-m2")
+UNQUOTED = ("glm-4.5", "glm-4.6", "glm-5", "qwen3-coder", "qwen3.5", "qwen3.5-instruct", "qwen3.6", "minimax-m2")
 """Formats whose arguments are text unless the tool's schema says otherwise."""
 
 

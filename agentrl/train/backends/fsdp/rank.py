@@ -160,6 +160,7 @@ class FsdpRank(TorchTrainer):
         held = {name: None if tensor is None else tensor.cpu() for name, tensor in self._whole_tensors()}
         if self.rank == 0:
             self.model.save_pretrained(folder, state_dict=held)  # type: ignore[operator]
+            self._untrained.write(folder, self._side_files)
 
     def begin(self, algo: AlgoConfig | Mapping[str, Any], total_steps: int) -> None:
         """See `Trainer.begin`; settings may come as fields, where their class is unknown in this process."""

@@ -1,0 +1,155 @@
+"""What belongs to one tokenizer is read from all files of its folder, as transformers reads them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import ConfigError, InvalidInput
+from agentrl.models.tokenizers import load_tokenizer
+from agentrl.sessions.renderers import get_renderer, parse
+from agentrl.sessions.renderers.check import check_renderer
+from agentrl.types import Message
+from tests.sessions.renderers.support import trained, with_template
+
+PLAIN = trained(("<|a|>", "<|b|>"))
+FLAGS = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
+SIZE = PLAIN._published.get_vocab_size(with_added_tokens=True)
+TURNS = """{% for m in messages %}<|a|>{{ m.role }}
+{{ m.content }}<|b|>
+{% endfor %}{% if add_generation_prompt %}<|a|>assistant
+{% endif %}"""
+USER = Message(role="user", content="u")
+
+
+def folder(path: Path, **files: object) -> Path:
+    (path / "tokenizer.json").write_text(PLAIN._source)
+    for name, content in files.items():
+        (path / f"{name}.json").write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config": {"added_tokens_decoder": {str(SIZE): {"content": "<|end|>", **FLAGS}}}},
+        {"tokenizer_config": {"eos_token": "<|end|>"}},
+        {"tokenizer_config": {"extra_special_tokens": ["<|end|>"]}},
+        {"tokenizer_config": {}, "special_tokens_map": {"eos_token": {"content": "<|end|>", **FLAGS}}},
+        {"tokenizer_config": {}, "added_tokens": {"<|end|>": SIZE}},
+    ],
+    ids=["decoder", "named", "listed", "special_tokens_map", "added_tokens"],
+)
+def test_added_tokens_that_other_files_have_are_those_that_transformers_adds(
+    tmp_path: Path, files: dict[str, object]
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    path = folder(tmp_path, **files)
+    ours, theirs = load_tokenizer(path), PreTrainedTokenizerFast.from_pretrained(path)
+    text = "<|a|>user what<|end|> is<|b|>"
+    assert ours.encode_markup(text) == theirs(text, add_special_tokens=False)["input_ids"]
+    assert ours.special("<|end|>") == SIZE
+    assert SIZE not in ours.encode(text), "a user's text does not end a turn"
+
+
+def test_an_added_token_whose_id_can_not_be_kept_is_refused(tmp_path: Path) -> None:
+    decoder = {str(SIZE + 7): {"content": "<|end|>", **FLAGS}}
+    with pytest.raises(InvalidInput, match=rf"'<\|end\|>' has the id {SIZE + 7} .* and {SIZE} behind"):
+        load_tokenizer(folder(tmp_path, tokenizer_config={"added_tokens_decoder": decoder}))
+
+
+def test_a_processors_template_is_used_where_there_is_no_other(tmp_path: Path) -> None:
+    folder(tmp_path, chat_template={"chat_template": "processor's"}, tokenizer_config={})
+    assert load_tokenizer(tmp_path).chat_template == "processor's"
+    (tmp_path / "beside").mkdir()
+    both = folder(tmp_path / "beside", chat_template={"chat_template": "p"}, tokenizer_config={"chat_template": "own"})
+    assert load_tokenizer(both).chat_template == "own"
+
+
+def test_a_turn_ends_with_each_of_the_tokens_that_the_models_files_list(tmp_path: Path) -> None:
+    more = {"added_tokens_decoder": {str(SIZE): {"content": "<|end|>", **FLAGS}}, "chat_template": TURNS}
+    start, end = PLAIN.special("<|a|>"), PLAIN.special("<|b|>")
+    folder(tmp_path, tokenizer_config=more, generation_config={"eos_token_id": [end, SIZE, 99999, 300]})
+    renderer = get_renderer(tmp_path)
+    assert renderer.stop_token_ids == (end, SIZE), "what is no special token is left out"
+    turn = [*renderer.tokenizer.encode("42"), SIZE]
+    assert parse(renderer, turn).message.text == "42"
+    node = renderer.render([USER])[0]
+    assert node[0] == start
+
+
+def test_what_a_format_writes_within_a_turn_does_not_end_it() -> None:
+    thinks = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    marks = ("<|a|>", "<|b|>", "<think>", "</think>", "<|c|>")
+    made = with_template(trained(marks), TURNS.replace("{{ m.content }}", thinks))
+    made.end_tokens = (made.special("</think>"), made.special("<|c|>"))
+    assert get_renderer(made).stop_token_ids == (made.special("<|b|>"), made.special("<|c|>"))
+
+
+ENDLESS = """{% for m in messages %}{% if m.role == 'user' %}<|a|>{{ m.content }}
+ANSWER:{% else %}{{ ' ' + m.content }}
+{% endif %}{% endfor %}"""
+
+
+def test_a_template_without_an_end_of_a_turn_is_served_with_one_that_is_named(tmp_path: Path) -> None:
+    folder(tmp_path, tokenizer_config={"chat_template": ENDLESS})
+    with pytest.raises(ConfigError, match=r"model\.stop= names the token"):
+        get_renderer(tmp_path, "generic")
+    with pytest.raises(ConfigError, match=r"model.stop='<\|bb\|>' is no special token.*'<\|b\|>'"):
+        get_renderer(tmp_path, "generic", "<|bb|>")
+    renderer = get_renderer(tmp_path, "generic", "<|b|>")
+    assert renderer.stop_token_ids == (PLAIN.special("<|b|>"),)
+    turn = renderer.turn(Message(role="assistant", content="42"))
+    assert PLAIN.decode(turn) == " 42<|b|>"
+    whole = renderer.render([USER, Message(role="assistant", content="42"), USER])
+    text = PLAIN.decode([token for delta in whole for token in delta])
+    assert text == "<|a|>u\nANSWER: 42<|b|>\n<|a|>u\nANSWER:"
+
+
+def test_the_check_takes_the_end_that_a_run_would_name(tmp_path: Path) -> None:
+    folder(tmp_path, tokenizer_config={"chat_template": ENDLESS})
+    faults = {stop: [row for row in check_renderer(tmp_path, count=4, stop=stop) if row.ok is False] for stop in STOPS}
+    assert faults["<|b|>"] == []
+    assert faults[""] != []
+
+
+STOPS = ("", "<|b|>")
+BLANK = """{% for m in messages %}<|a|>{{ m.role }}: {{ m.content }}<|b|>{% endfor %}\
+{% if add_generation_prompt %}<|a|>assistant: {% endif %}"""
+
+
+def test_a_prompt_may_end_in_a_blank(tmp_path: Path) -> None:
+    """The template's blank and the answer's first word are one token when they are encoded together."""
+    folder(tmp_path, tokenizer_config={"chat_template": BLANK})
+    renderer = get_renderer(tmp_path)
+    assert renderer.name == "generic"
+    prompt, turn = renderer.generation_prompt(None), renderer.turn(Message(role="assistant", content="what"))
+    assert PLAIN.decode(prompt).endswith("assistant: ")
+    assert PLAIN.decode(turn) == "what<|b|>"
+    assert parse(renderer, turn).message.text == "what"
+
+
+RANKS = b"\n".join(base64.b64encode(bytes([byte])) + f" {byte}".encode() for byte in range(256))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("tokenizer.model", b"\n\x0b\n\x05<unk>\x15\x00", "a SentencePiece model .tokenizer.model."),
+        ("tiktoken.model", RANKS, "a tiktoken vocabulary .tiktoken.model."),
+        ("tokenizer.model", RANKS, "a tiktoken vocabulary .tokenizer.model."),
+        ("qwen.tiktoken", RANKS, "a tiktoken vocabulary .qwen.tiktoken."),
+        ("tekken.json", b"{}", "a tekken vocabulary .tekken.json."),
+        ("vocab.json", b"{}", "a vocabulary .vocab.json."),
+    ],
+)
+def test_a_tokenizer_of_another_format_is_named_with_the_command_that_converts_it(
+    tmp_path: Path, name: str, content: bytes, says: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidInput, match=f"no tokenizer.json there, but {says}; convert it once with python -c"):
+        load_tokenizer(tmp_path)
