@@ -183,6 +183,13 @@ class RunConfig(Section):
         self._past_versions_can_be_kept()
         if self.weights.prove_every:
             self._delivery_can_be_proved()
+        self._policies_are_played()
+        context = self.rollout.context_tokens
+        if context is not None and self.engine.max_context is not None and context > self.engine.max_context:
+            raise ValueError(f"rollout.context_tokens={context} exceeds engine.max_context={self.engine.max_context}")
+        return self
+
+    def _policies_are_played(self) -> None:
         if MAIN in self.policies:
             raise ValueError(f"policies.{MAIN} is the policy that is trained; give a frozen one another name")
         for agent, policy in self.agents.items():
@@ -192,10 +199,6 @@ class RunConfig(Section):
         if unused := set(self.policies) - set(self.agents.values()):
             name = min(unused)
             raise ValueError(f"policies.{name} plays no agent; set agents.NAME={name}")
-        context = self.rollout.context_tokens
-        if context is not None and self.engine.max_context is not None and context > self.engine.max_context:
-            raise ValueError(f"rollout.context_tokens={context} exceeds engine.max_context={self.engine.max_context}")
-        return self
 
     def _gateways_can_be_used(self) -> None:
         """Raise a ValueError where gateway workers serve nothing, or programs on other nodes can't reach them."""

@@ -350,16 +350,8 @@ async def playing(
         holding(config, store, trains=trains) as held,
     ):
         with Recorder(store) as recorder:
-            rollouts = Rollouts(
-                with_rewards,
-                policy,
-                shape,
-                config.seed,
-                partners,
-                config.env.name,
-                recorder,
-                views=config.views,
-            )
+            name, views = config.env.name, config.views
+            rollouts = Rollouts(with_rewards, policy, shape, config.seed, partners, name, recorder, views=views)
             if loaded.recorded is not None:
                 rollouts = RerunRollouts.of(rollouts, loaded.recorded)
             async with (

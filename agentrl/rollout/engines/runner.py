@@ -94,12 +94,7 @@ class Runner:
             InvalidWeights: its files don't hold the weights of its configuration.
             EngineError: it can't be loaded, or its attention is of a kind that the flat step has no place for.
         """
-        try:
-            self.model: Any = load_causal_lm(path, getattr(torch, dtype), ATTENTION)
-        except InvalidWeights:
-            raise
-        except InvalidInput as error:
-            raise EngineError(str(error)) from error
+        self.model = _loaded(path, dtype)
         self.model.eval().requires_grad_(False).to(device)
         self.device = torch.device(device)
         config = self.model.config.get_text_config()
@@ -298,6 +293,16 @@ class Runner:
             layout.segment_row_S = torch.tensor([segment.row for segment in segments], device=self.device)
             layout.segment_keys = bucket(max(segment.start + len(segment.tokens) for segment in segments))
         return torch.tensor(token, device=self.device), position_N, layout
+
+
+def _loaded(path: Path, dtype: str) -> Any:
+    """The model of a folder; errors as of `Runner`."""
+    try:
+        return load_causal_lm(path, getattr(torch, dtype), ATTENTION)
+    except InvalidWeights:
+        raise
+    except InvalidInput as error:
+        raise EngineError(str(error)) from error
 
 
 def _refuse_other_attention(config: Any, context: int | None, *, stateful: bool) -> None:
