@@ -249,7 +249,8 @@ class Seals:
             seals = [_parsed(self.run, number, line) for number, line in enumerate(whole, 1)]
             counts = [len(_whole_lines(self.run / name)) for name in FILES]
             if seals and _is_ahead(seals, dict(zip(FILES, counts, strict=True))):
-                whole.pop(), seals.pop()
+                whole.pop()
+                seals.pop()
             if (self.run / NAME).exists() and b"".join(whole) != (self.run / NAME).read_bytes():
                 write_atomically(self.run / NAME, b"".join(whole))
             self._known = _Known()
