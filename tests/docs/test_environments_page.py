@@ -12,7 +12,7 @@ import pytest
 import agentrl
 from agentrl.config import RunConfig
 from agentrl.envs import calls, has_demonstrator, has_expert
-from agentrl.envs.episode import demonstrator_policy, expert_policy, play
+from agentrl.envs.episode import DEMONSTRATOR, EXPERT, play
 from agentrl.envs.registry import factory
 from agentrl.overrides import merge, spread
 from agentrl.train import api
@@ -99,7 +99,7 @@ async def test_an_example_keeps_the_contract_and_its_splits_apart(path: Path) ->
     assert f"`{path.name}`" in PAGE.read_text()
     assert disjoint(env)
     if has_demonstrator(env):
-        policy = expert_policy if has_expert(env) else demonstrator_policy
+        policy = EXPERT if has_expert(env) else DEMONSTRATOR
         tasks = [task for task, _ in zip(calls.tasks(env, "eval"), range(20), strict=False)]
         scores = [(await play(make(), task, policy)).score for task in tasks]
         assert any(scores), "nothing to start from"

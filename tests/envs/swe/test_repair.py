@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.envs import calls
-from agentrl.envs.episode import expert_policy, noop_policy, play
+from agentrl.envs.episode import DEMONSTRATOR, expert_policy, noop_policy, play
 from agentrl.envs.registry import make
 from agentrl.envs.swe.env import Swe
 from agentrl.envs.swe.repair import HIDDEN, VISIBLE, Repair, _interpreter, problem, trace
@@ -75,7 +75,7 @@ def test_the_expert_mends_every_program_and_the_careless_demonstrator_some() -> 
     async def all_of() -> tuple[list[Session], list[Session], list[Session]]:
         tasks: list[Task] = list(islice(Repair().tasks("train"), 40))
         expert = [await play(Repair(), task, expert_policy) for task in tasks]
-        careless = [await play(Repair(), task, lambda env, said: env.demonstrate(said)) for task in tasks]
+        careless = [await play(Repair(), task, DEMONSTRATOR) for task in tasks]
         silent = [await play(Repair(), task, noop_policy) for task in tasks[:3]]
         return expert, careless, silent
 

@@ -27,7 +27,7 @@ import agentrl
 from agentrl.envs import EnvState, calls
 from agentrl.envs.adapters import spaces as ours
 from agentrl.envs.adapters.as_gymnasium import AsGymnasium
-from agentrl.envs.episode import demonstrator_policy, play
+from agentrl.envs.episode import DEMONSTRATOR, play
 from agentrl.envs.registry import factory
 from agentrl.errors import ConfigError, InfraError, InvalidInput, StateUnsupported, ToolArguments
 from agentrl.types import Message, Session, Status
@@ -123,7 +123,7 @@ async def test_fifty_random_episodes_are_those_of_gymnasium_driven_directly(name
     direct = gymnasium.make(name)
     make = factory(f"gymnasium:{name}", **options)
     for task in itertools.islice(calls.tasks(make()), 50):
-        session = await play(make(), task, demonstrator_policy, max_turns=TURNS)
+        session = await play(make(), task, DEMONSTRATOR, max_turns=TURNS)
         direct.reset(seed=task["seed"])
         for node in (node for node in session.nodes if node.message.role == "assistant"):
             action = decoded(node.message)
@@ -362,7 +362,7 @@ async def test_an_environment_whose_step_was_cut_off_goes_to_no_other_episode() 
     await calls.reset(env, task)
     slow = env._env.unwrapped  # type: ignore[attr-defined]
     env.tools.timeout = 0.05
-    act = env.demonstrate([])
+    act = env.demonstrate([], random.Random(0))
     assert isinstance(act, Message)
     told = await calls.step(env, act)
     assert "took longer than 0.05 s" in told.messages[0].text
