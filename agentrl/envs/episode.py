@@ -139,9 +139,10 @@ class Demonstrator(ScriptedActor):
     policy: ScriptedPolicy = expert_policy
 
     async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
-        """Append the demonstrator's message, its chance seeded by the session, the turn and the agent."""
+        """Append the demonstrator's message, its chance seeded by the task, the session, the turn and the agent."""
         session = conversation.session
-        rng = random.Random(f"demonstrate/{session.seed}/{session.sample}/{turn}/{conversation.agent}")
+        what = (session.task.id, session.seed, session.sample, turn, conversation.agent)
+        rng = random.Random(f"demonstrate/{'/'.join(map(str, what))}")
         return conversation.demonstrate(await calls.demonstrate(env, conversation.messages, rng))
 
 
