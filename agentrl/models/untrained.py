@@ -34,8 +34,9 @@ class Untrained:
         """Look for them in a folder's safetensors files, or in PyTorch's."""
         self.names: dict[str, tuple[str, ...]] = {}
         self._read: dict[str, Callable[[str], Tensor]] = {}
-        text = read_config(folder).get_text_config()
-        for path in sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin")):
+        files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+        text = read_config(folder).get_text_config() if files else None
+        for path in files:
             held, read = _opened(path)
             if names := tuple(sorted(name for name in held if tensors.stays_beside(name, text))):
                 self.names[path.name], self._read[path.name] = names, read

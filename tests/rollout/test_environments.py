@@ -38,7 +38,7 @@ async def test_versions_that_a_worker_meets_share_the_tokenizer(
 ) -> None:
     """A worker kept one for each version of the run."""
     loaded: list[Path] = []
-    monkeypatch.setattr(environments, "get_renderer", lambda folder, name: loaded.append(folder) or NullRenderer())
+    monkeypatch.setattr(environments, "get_renderer", lambda folder, *_: loaded.append(folder) or NullRenderer())
     role = role_of(tmp_path)
     for version in range(3):
         part = EnginePolicy(f"old/{version}", tmp_path / str(version), CAPABILITIES, NOOP)
@@ -91,7 +91,7 @@ async def test_sandboxes_are_removed_also_where_something_else_can_not_be_closed
     async def fail() -> None:
         raise OSError("a server of tools is gone")
 
-    monkeypatch.setattr(environments, "get_renderer", lambda folder, name: NullRenderer())
+    monkeypatch.setattr(environments, "get_renderer", lambda folder, *_: NullRenderer())
     monkeypatch.setattr(environments.sandboxes, "close_all", close_all)
     role = role_of(tmp_path)
     role._open.push_async_callback(fail)
