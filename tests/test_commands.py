@@ -417,6 +417,7 @@ def test_make_train_is_the_command_that_readme_calls_it() -> None:
 INLINE = sorted({(page.name, code) for page in PAGES for code in re.findall(r"`(agentrl [^`\n]*)`", page.read_text())})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "code"), [*INLINE, *((page, command) for command, page in printed().items())])
 def test_a_command_in_a_sentence_or_block_names_commands_and_settings_that_exist(page: str, code: str) -> None:
     import typer

@@ -30,6 +30,7 @@ async def test_a_cancelled_call_ends_when_its_thread_has() -> None:
     assert ended.is_set()
 
 
+@pytest.mark.slow
 async def test_results_and_errors_are_those_of_the_call() -> None:
     assert await in_thread(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):

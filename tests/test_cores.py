@@ -34,6 +34,7 @@ def large(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_affinity_limits_what_may_be_used() -> None:
     cpu = min(os.sched_getaffinity(0))
     code = f"import os; os.sched_setaffinity(0, [{cpu}]); from agentrl import cores; print(cores.allowed())"
@@ -182,6 +183,7 @@ def test_what_the_user_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ[cores.VARIABLE] == "7"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("four")
 def test_a_run_says_who_computes_with_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     line = cores.described({"engine=sglang (2 of them)": 2, "trainer=torch": 4})

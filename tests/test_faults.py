@@ -128,6 +128,7 @@ def test_chances_follow_from_the_seed_and_a_resumed_run_counts_on(tmp_path: Path
     assert fires(tmp_path / "a", 1) == [], "a fault that has fired as often as it may is over, also after a restart"
 
 
+@pytest.mark.slow
 def test_a_fault_without_a_point_comes_by_itself(tmp_path: Path) -> None:
     real = time.time()
     with faults.injected(written(tmp_path, "action: jump_clock, every: 0.001, seconds: -1000"), tmp_path):

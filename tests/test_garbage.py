@@ -19,6 +19,7 @@ class Cycle:
         self.itself = self
 
 
+@pytest.mark.slow
 def test_what_a_run_leaves_in_cycles_is_found_during_it_and_the_collector_is_as_before_after_it() -> None:
     before = gc.get_threshold()
     with garbage.seldom():

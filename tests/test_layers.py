@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[1] / "agentrl"
 BUILT_IN_TASKS = PACKAGE / "envs" / "swe" / "tasks"
 LAYERS = (
@@ -111,6 +113,7 @@ def layer(name: str) -> int:
     return next(place for place, parts in enumerate(LAYERS) if part in parts)
 
 
+@pytest.mark.slow
 def test_no_module_imports_in_a_circle() -> None:
     assert circles(graph()) == []
 

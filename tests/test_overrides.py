@@ -107,6 +107,7 @@ names = st.text("abc", min_size=1, max_size=2)
 trees = st.recursive(st.integers(), lambda inner: st.dictionaries(names, inner, max_size=3), max_leaves=8)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(names, trees, max_size=3), st.dictionaries(names, trees, max_size=3))
 def test_merging_keeps_every_leaf_of_the_higher_tree(low: dict[str, object], high: dict[str, object]) -> None:
     def leaves(tree: object, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], object]:
@@ -123,6 +124,7 @@ def test_dotted_keys_spread_into_a_tree() -> None:
     assert spread({"a.b": 1, "a.c": 2, "d": 3}) == {"a": {"b": 1, "c": 2}, "d": 3}
 
 
+@pytest.mark.slow
 def test_a_placeholder_is_text() -> None:
     """YAML takes {folder} for a mapping whose value is missing."""
     assert parse_words(["tools.files.cwd={folder}"]) == {"tools": {"files": {"cwd": "{folder}"}}}

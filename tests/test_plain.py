@@ -234,6 +234,7 @@ def test_check_has_nothing_against_tasks_and_rewards_of_numpy() -> None:
     assert agentrl.check_env(Numpys) == []
 
 
+@pytest.mark.slow
 def test_results_of_tasks_with_keys_of_any_type_can_be_told_apart() -> None:
     """An evaluation ended at its very end, as its results were written."""
     task = Task(id="t", data={"by": {1: "a", "b": np.int64(2), np.int64(3): None}})

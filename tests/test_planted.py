@@ -15,6 +15,7 @@ REVERSED = Fault("agentrl.sessions.tree:path", "found[::-1]", "found", PATHS)
 HARMLESS = Fault("agentrl.sessions.tree:new_tokens", "How many", "That many", PATHS)
 
 
+@pytest.mark.slow
 def test_every_planted_fault_still_applies_and_its_test_is_there() -> None:
     faults = list(entries())
     assert not check(faults)
@@ -41,6 +42,7 @@ def test_a_fault_that_no_longer_applies_is_an_error_that_says_why(fault: Fault, 
         fault.check()
 
 
+@pytest.mark.slow
 def test_a_text_is_replaced_in_its_function_alone() -> None:
     source = REVERSED.file().read_text()
     changed = Fault("agentrl.sessions.tree:roots", "None", "0", TREE).planted()

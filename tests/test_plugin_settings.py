@@ -133,6 +133,7 @@ def test_names_and_import_paths_lead_to_one_plug_in_and_mistakes_say_what_there_
         build(f"engine={tmp_path}/wrong.py:ENGINE")
 
 
+@pytest.mark.slow
 def test_a_plug_in_that_cannot_be_imported_says_so_in_the_list_and_hurts_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -104,6 +104,7 @@ def test_policies_and_agents_that_do_not_fit_are_refused_before_anything_is_writ
     assert message in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_settings_of_frozen_policies_are_listed_with_their_defaults() -> None:
     listed = {key: field.default for key, field, _ in fields()}
     assert (listed["policies.NAME.model"], listed["policies.NAME.temperature"], listed["model"]) == (

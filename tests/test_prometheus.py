@@ -62,6 +62,7 @@ def test_the_official_client_reads_the_same(numbers: dict[str, float]) -> None:
     assert {sample.labels["run"] for sample in samples} <= {'a\\"b\n'}
 
 
+@pytest.mark.slow
 def test_a_run_answers_with_its_last_step_until_it_ends(tmp_path: Path) -> None:
     tracker = Prometheus(About(tmp_path / "my run"))
     url = f"http://127.0.0.1:{tracker.port}"
@@ -76,6 +77,7 @@ def test_a_run_answers_with_its_last_step_until_it_ends(tmp_path: Path) -> None:
         httpx.get(f"{url}/metrics", timeout=60)
 
 
+@pytest.mark.slow
 def test_an_address_that_is_taken_is_a_warning_and_no_failure(tmp_path: Path) -> None:
     first, said = Prometheus(About(tmp_path)), list[str]()
     trackers = Trackers(About(tmp_path, address=f"127.0.0.1:{first.port}"), {"prometheus": Prometheus}, said.append)
@@ -97,6 +99,7 @@ def asked() -> dict[str, bool]:
     return found
 
 
+@pytest.mark.slow
 def test_the_dashboard_is_whole_and_its_panels_lie_beside_each_other() -> None:
     """What Grafana's schema asks, and which metrics there really are, the tests of runs and of the gateway show."""
     assert BOARD["schemaVersion"] >= 36, "data sources are objects since then"

@@ -55,6 +55,7 @@ def test_what_is_not_known_to_be_abandoned_is_left_alone(temporary: Path) -> Non
     assert (temporary / f"{PREFIX}file").exists()
 
 
+@pytest.mark.slow
 def test_closing_twice_is_closing_once() -> None:
     folder = ScratchFolder()
     folder.close()

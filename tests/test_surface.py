@@ -56,6 +56,7 @@ def test_train_can_be_called_whatever_was_imported_before():
     assert done.stdout.startswith("<function train"), done.stderr
 
 
+@pytest.mark.slow
 def test_an_environment_is_named_first_or_by_keyword_and_its_settings_stand_beside_it():
     from agentrl.train.api import configure
 

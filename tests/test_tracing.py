@@ -183,6 +183,7 @@ def collector() -> Iterator[Collector]:
     server.server_close()
 
 
+@pytest.mark.slow
 async def test_a_collector_gets_the_spans_over_http_with_run_session_and_turn(collector: Collector) -> None:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -208,6 +209,7 @@ async def test_a_collector_gets_the_spans_over_http_with_run_session_and_turn(co
     assert ids == {session.id}
 
 
+@pytest.mark.slow
 async def test_a_collector_that_does_not_answer_is_left_behind(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +220,7 @@ async def test_a_collector_that_does_not_answer_is_left_behind(
     assert not collector.answers.is_set(), "it waits to this moment"
 
 
+@pytest.mark.slow
 async def test_a_collector_that_is_not_there_gives_one_warning(
     collector: Collector, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -284,6 +287,7 @@ def test_a_warning_that_was_shown_is_not_printed_again_where_no_log_is_written(
     assert capfd.readouterr().err == "new\n"
 
 
+@pytest.mark.slow
 def test_a_log_that_can_not_be_written_stops_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     with logs.written(Path("/dev/full"), "runs-name"):
         logging.getLogger("agentrl.tests").info("lost")

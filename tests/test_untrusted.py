@@ -167,6 +167,7 @@ class Thing:
         return "a thing"
 
 
+@pytest.mark.slow
 async def test_a_session_whose_info_can_not_be_stored_is_an_infrastructure_error_that_keeps_what_it_was() -> None:
     limits = RolloutConfig(tool_timeout=5, turn_timeout=10, timeout=20, retries=0)
     rollouts = Rollouts(lambda: Hostile("info", Thing()), Policy(NullRenderer()), limits, seed=5)

@@ -33,6 +33,7 @@ def test_only_time_without_progress_in_which_the_process_ran_counts() -> None:
     assert found[:3] == [98, 198, 298]
 
 
+@pytest.mark.slow
 def test_a_hang_is_written_down_with_what_each_thread_and_task_waits_for(tmp_path: Path) -> None:
     async def waits_for_nothing() -> None:
         await asyncio.Event().wait()

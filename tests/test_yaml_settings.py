@@ -71,6 +71,7 @@ def test_what_python_writes_of_a_number_is_read_as_that_number(value: Any) -> No
     assert parse_words([f"x={text}"]) == {"x": value}
 
 
+@pytest.mark.slow
 @given(st.recursive(st.text() | st.floats(allow_nan=False) | st.integers() | st.booleans() | st.none(), st.lists))
 def test_what_a_run_keeps_of_its_settings_is_read_as_it_was_by_any_reader(value: Any) -> None:
     text = yaml_settings.write({"x": value, "order": 1, "a": 2})
@@ -102,6 +103,7 @@ def test_what_a_setting_can_not_be_is_refused_with_its_name(word: str) -> None:
         build(word)
 
 
+@pytest.mark.slow
 def test_no_value_of_a_setting_ends_in_anything_but_a_sentence() -> None:
     for name, _, _ in fields(RunConfig):
         if "NAME" in name or name in ("env", "tools", "rewards", "policies", "agents"):
@@ -171,6 +173,7 @@ def test_conditions_on_rows_mean_what_they_look_like(tmp_path: Path, where: Any,
     assert data.left_out["where"] == 2 - len(kept)
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_no_number_is_refused_before_any_row_is_read(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match=r"env\.where\.day={'min': '2024-01-01'}: the bounds must be numbers"):

@@ -72,6 +72,7 @@ def test_bytes_that_are_no_routed_experts_are_refused(data: bytes, said: str) ->
         routed_experts.unpack(data)
 
 
+@pytest.mark.slow
 def test_arrays_of_another_shape_or_with_experts_that_are_not_there_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"\(tokens, layers, k\), not \(2, 3\)"):
         routed_experts.pack(np.zeros((2, 3), int), 8)

@@ -30,6 +30,7 @@ def test_every_node_of_a_ray_cluster_says_what_it_has_and_reaches_the_others(ray
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_see_the_shared_files_is_noticed(tmp_path: Path) -> None:
     """Another file of the same name is as good as none."""
     file = tmp_path / "file"
@@ -40,6 +41,7 @@ def test_a_node_that_does_not_see_the_shared_files_is_noticed(tmp_path: Path) ->
     assert Probe().equipment(str(file), b"content").free is not None
 
 
+@pytest.mark.slow
 def test_images_are_looked_up_on_the_nodes_with_docker(docker: None, tmp_path: Path) -> None:
     found = examine(DoctorConfig(folder=tmp_path, images=(TINY.image, "agentrl/none:such"), megabytes=1))
     assert found.problems == ["no node has the image 'agentrl/none:such'"]

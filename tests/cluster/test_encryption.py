@@ -69,6 +69,7 @@ async def test_what_is_sent_is_seen_on_the_way_only_where_it_is_not_encrypted(en
         await asyncio.to_thread(connection.close)
 
 
+@pytest.mark.slow
 async def test_large_messages_go_both_ways_at_once_from_many_callers() -> None:
     data = [secrets.token_bytes(3_000_000 + number) for number in range(6)]
     async with listening() as address:

@@ -17,6 +17,7 @@ from agentrl.errors import ConfigError, InfraError
 from tests.conftest import need
 
 
+@pytest.mark.slow
 def test_a_head_is_lost_when_it_has_not_answered_for_its_seconds_and_required_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         head = Head(f"127.0.0.1:{server.getsockname()[1]}", seconds=0.5)
@@ -96,6 +97,7 @@ async def test_errors_of_a_cluster_that_is_not_lost_are_its_own() -> None:
             raise ConfigError("another")
 
 
+@pytest.mark.slow
 def test_ray_that_does_not_start_is_tried_again_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its node start raises a bare Exception after 30 seconds, which was an error without a name."""
     need(find_spec("ray") is not None, "the tests of cluster=ray need Ray (the extra `ray`)")

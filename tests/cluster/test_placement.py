@@ -111,6 +111,7 @@ def check(nodes: list[Node], wanted: Wanted, found: Assignment) -> None:
     assert {place.node for place in found.places} <= set(by_name)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(clusters(), wishes())
 def test_what_is_feasible_is_placed_and_nothing_else(nodes: list[Node], wanted: Wanted) -> None:

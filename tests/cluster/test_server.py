@@ -50,6 +50,7 @@ def never() -> Callable[[], asyncio.Future[bool]]:
     return probe  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 async def test_a_server_that_dies_says_why() -> None:
     code = "import sys; print('loading'); sys.exit('no such model: the reason')"
     server = Server("thing", [sys.executable, "-c", code])
@@ -60,6 +61,7 @@ async def test_a_server_that_dies_says_why() -> None:
     assert not server.log.exists()
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_killed_says_so() -> None:
     code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     server = Server("thing", [sys.executable, "-c", code])
@@ -68,6 +70,7 @@ async def test_a_server_that_is_killed_says_so() -> None:
     await server.close()
 
 
+@pytest.mark.slow
 async def test_a_server_that_never_gets_ready_is_given_up_with_its_log() -> None:
     code = "import time; print('still loading', flush=True); time.sleep(600)"
     server = Server("thing", [sys.executable, "-c", code])
@@ -78,6 +81,7 @@ async def test_a_server_that_never_gets_ready_is_given_up_with_its_log() -> None
     await server.close()
 
 
+@pytest.mark.slow
 async def test_a_command_that_does_not_exist_is_reported() -> None:
     server = Server("thing", ["/no/such/interpreter"])
     with pytest.raises(EngineError, match="no/such/interpreter"):
@@ -85,6 +89,7 @@ async def test_a_command_that_does_not_exist_is_reported() -> None:
     await server.close()
 
 
+@pytest.mark.slow
 async def test_closing_ends_what_the_server_started_and_may_be_repeated(tmp_path: Path) -> None:
     server = Server("thing", [sys.executable, "-c", CHILD], log=tmp_path / "log")
     child = child_of(tmp_path / "log")
@@ -94,6 +99,7 @@ async def test_closing_ends_what_the_server_started_and_may_be_repeated(tmp_path
     assert (tmp_path / "log").exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + CHILD
     server = Server("thing", [sys.executable, "-c", code], log=tmp_path / "log")
@@ -125,6 +131,7 @@ def test_nothing_outlives_an_owner_that_is_killed(how: signal.Signals, tmp_path:
     until(lambda: not alive(child) and not alive(guard), "the server outlives its owner")
 
 
+@pytest.mark.slow
 def test_neither_a_server_nor_what_it_started_outlives_its_guard(tmp_path: Path) -> None:
     server = Server("thing", [sys.executable, "-c", CHILD], log=tmp_path / "log")
     child = child_of(tmp_path / "log")

@@ -87,6 +87,7 @@ def planned(nodes: list[Node], words: str) -> None:
     place(nodes, asked(config, split_of(config, KNOWN["qwen3-8b"], nodes), nodes).wanted())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "words", "why", "fits"), WRONG)
 def test_settings_that_no_cluster_of_these_nodes_can_have_are_refused_with_what_would_fit(
     nodes: list[Node], words: str, why: str, fits: str

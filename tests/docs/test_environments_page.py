@@ -92,6 +92,7 @@ def test_the_readmes_environment_is_the_pages_first_and_the_examples(page: dict[
         assert list(ours.tasks(split)) == list(theirs.tasks(split))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 async def test_an_example_keeps_the_contract_and_its_splits_apart(path: Path) -> None:
     make = factory(f"{path}:{path.stem.capitalize()}")

@@ -359,6 +359,7 @@ async def test_many_instances_run_side_by_side():
     assert [session.turns for session in sessions] == goals
 
 
+@pytest.mark.slow
 def test_a_subclass_has_tools_and_rewards_of_its_own_whichever_class_is_asked_first() -> None:
     class Base(Env):
         @agentrl.tool

@@ -105,6 +105,7 @@ async def test_the_expert_solves_everything_with_one_call_a_step(split: str):
         assert session.counters == {"tool_calls": len(task["steps"]), "tool_errors": 0}
 
 
+@pytest.mark.slow
 async def test_a_transcript_is_short():
     for task in drawn("train", 60):
         session = await play(make("calculator"), task)
@@ -180,6 +181,7 @@ async def test_the_last_number_of_the_last_message_counts(said: str, reward: flo
     assert session.reward == reward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"min_steps": 0}, {"min_steps": 4, "max_steps": 3}, {"max_steps": 9}])
 def test_impossible_lengths_are_refused_by_name(options: dict[str, int]):
     with pytest.raises(ConfigError, match=r"env\.min_steps = \d and env\.max_steps = \d: allowed is 1 <= "):

@@ -40,6 +40,7 @@ def winnable(world: World) -> bool:
         keys |= got
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([(4, 4, 3), (3, 3, 1), (2, 5, 2), (5, 4, 5), (4, 4, 0)]))
 def test_a_castle_is_a_tree_that_can_be_won_and_not_without_its_keys(number: int, size: tuple[int, int, int]):
@@ -58,6 +59,7 @@ def test_a_castle_is_a_tree_that_can_be_won_and_not_without_its_keys(number: int
     assert build(width, height, locks, number) == world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "eval"])
 async def test_the_expert_wins_in_20_to_40_calls_and_earns_exactly_one(split: str):
     for task in islice(Castle().tasks(split), 20):
@@ -117,6 +119,7 @@ async def test_giving_up_is_worth_nothing_but_is_still_rewarded():
     assert (session.score, session.status) == (0, Status.TRUNCATED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
     [

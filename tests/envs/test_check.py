@@ -48,6 +48,7 @@ def test_a_correct_environment_has_no_findings():
     assert agentrl.check_env(Till(), tasks=1) == []
 
 
+@pytest.mark.slow
 async def test_it_can_be_called_from_a_running_event_loop():
     assert check_env(Till, tasks=1) == []
     with pytest.raises(UnknownName):
@@ -76,6 +77,7 @@ def test_options_reach_the_constructor():
         check_env("castle", tasks=0)
 
 
+@pytest.mark.slow
 def test_a_config_error_of_a_class_that_only_the_checked_file_has_is_raised_as_a_config_error(tmp_path: Path):
     """It was pickled by a name that the supervising process could not import."""
     file = tmp_path / "own.py"
@@ -99,6 +101,7 @@ def test_every_rule_has_an_environment_that_breaks_it():
     assert len(RULES) >= 40
 
 
+@pytest.mark.slow
 def test_what_an_environment_prints_and_options_that_are_no_json_make_no_other_process_differ(tmp_path: Path):
     """The decoder's and the encoder's errors were reported as findings about the environment's tasks."""
     (tmp_path / "loud.py").write_text(
@@ -137,6 +140,7 @@ def running(pid: int) -> bool:
     return done.stdout.strip()[:1] not in ("", "Z")
 
 
+@pytest.mark.slow
 def test_the_checking_process_is_not_changed():
     class Changing(Till):
         def reset(self, task: Any, *, seed: int | None = None) -> Any:
@@ -164,6 +168,7 @@ def test_progress_is_reported_while_a_check_runs():
     assert [event.rule for event in events if isinstance(event, Finding)] == ["hang"]
 
 
+@pytest.mark.slow
 def test_a_turn_and_an_instance_are_measured():
     events: list[Finding | Measured | Progress] = []
 
@@ -177,6 +182,7 @@ def test_a_turn_and_an_instance_are_measured():
     assert 2**20 < measured.instance_bytes < 2**21
 
 
+@pytest.mark.slow
 def test_one_bug_is_reported_once():
     def fails(self: Env, *args: Any, **kwargs: Any) -> Any:
         raise KeyError("colour")
@@ -184,6 +190,7 @@ def test_one_bug_is_reported_once():
     assert said(type("Broken", (Till,), {"reset": fails})).count("Broken.reset raised") == 1
 
 
+@pytest.mark.slow
 def test_where_no_episode_can_be_played_the_rules_about_episodes_are_not_said_to_hold():
     """Without Docker, env=terminal failed one rule and was said to keep forty, "episodes end" among them."""
 
@@ -255,6 +262,7 @@ def use(
     """Use."""
 
 
+@pytest.mark.slow
 def test_samples_fit_the_schemas_that_python_types_make():
     tool = Tool.of(use)
     checked = tool.check(sample(tool.parameters))

@@ -143,6 +143,7 @@ def test_an_answer_is_a_number_to_a_cent_or_a_name_on_the_last_line(said: str, a
     assert same(said, answer) is right
 
 
+@pytest.mark.slow
 def test_an_unknown_level_is_refused():
     with pytest.raises(ConfigError, match=r"env\.level = 9: allowed are 1, 2, 3"):
         make("data_analysis", level=9)

@@ -188,6 +188,7 @@ def test_a_row_knows_what_was_asked_for_also_in_its_copies() -> None:
     assert row.read == {"a", "b", "d"}
 
 
+@pytest.mark.slow
 def test_cells_of_a_table_are_plain(tmp_path: Path) -> None:
     """Decimals were compared as words, and NaN, pandas' empty cell, was an answer."""
     import datetime

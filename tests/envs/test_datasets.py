@@ -184,6 +184,7 @@ def parquet(data: dict[str, list[Any]], **options: Any) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 def test_a_data_set_of_the_hub_is_streamed_and_what_is_not_read_is_not_transferred(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -226,6 +227,7 @@ def test_texts_overlap_where_they_share_a_run_of_words_or_are_the_same_short_tex
     assert Overlap([", ".join(words).upper() for words in known], run).shared(" ".join(text)) == expected
 
 
+@pytest.mark.slow
 def test_the_command_counts_the_rows_that_overlap_and_writes_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

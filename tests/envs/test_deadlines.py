@@ -103,6 +103,7 @@ def test_cancelling_the_task_cancels_what_it_waits_for() -> None:
     assert ended == ["cancelled"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [[], ["sleep", "future"]])
 def test_where_a_task_waits_is_seen_through_a_deadline(before: list[str]) -> None:
     async def inner() -> None:

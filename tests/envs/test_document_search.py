@@ -41,6 +41,7 @@ def pattern_of(relation: str, form: str) -> re.Pattern[str]:
     return re.compile(pattern.replace(r"\{1\}", f"(?P<value>{value})"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", SIZES)
 def test_every_answer_follows_from_reading_the_whole_document(level: int):
     tasks = list(islice(make("document_search", level=level).tasks(), 80))
@@ -192,6 +193,7 @@ async def test_an_episode_goes_on_amid_a_compaction_and_notes_are_bounded():
         assert answer.terminated
 
 
+@pytest.mark.slow
 def test_a_missing_folder_an_unknown_level_and_both_are_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"questions\.jsonl can't be read"):
         make("document_search", path=str(tmp_path))

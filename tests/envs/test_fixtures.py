@@ -104,6 +104,7 @@ def test_the_fixtures_of_built_in_environments_get_their_credit(name: str, optio
         assert problem(fixture, session, make()) == "", fixture
 
 
+@pytest.mark.slow
 def test_something_else_than_a_fixture_is_an_error_that_names_the_environment():
     class Wrong(Counted):
         def fixtures(self) -> Any:

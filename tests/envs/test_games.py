@@ -175,6 +175,7 @@ async def test_an_offer_is_what_the_speaker_keeps_and_only_the_partner_can_take_
     assert env.payoffs() == {"first": 1.0, "second": 0.8}
 
 
+@pytest.mark.slow
 async def test_without_an_agreement_nobody_gets_anything():
     env = await begun(Negotiation(rounds=1))
     assert not (await say(env, "OFFER books=1")).terminated

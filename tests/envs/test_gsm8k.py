@@ -82,6 +82,7 @@ async def test_an_answer_is_compared_as_a_number(file: Path):
         assert session.reward == reward
 
 
+@pytest.mark.slow
 async def test_without_tools_examples_stand_before_the_question_and_the_form_is_a_small_reward_of_its_own(file: Path):
     def env() -> Env:
         return make("gsm8k", path=file, tools=False, shots=2, reward_form=True)
@@ -144,6 +145,7 @@ def test_an_eval_file_of_its_own_leaves_the_other_whole(file: Path, tmp_path: Pa
         make("gsm8k", eval_path=str(other))
 
 
+@pytest.mark.slow
 def test_it_passes_the_check(file: Path):
     assert check_env("gsm8k", path=str(file)) == []
 
@@ -214,6 +216,7 @@ def hub() -> Iterator[tuple[str, list[str]]]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_without_a_file_the_hubs_is_fetched_once(
     hub: tuple[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -227,6 +230,7 @@ def test_without_a_file_the_hubs_is_fetched_once(
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".jsonl"]
 
 
+@pytest.mark.slow
 def test_a_hub_without_the_file_or_out_of_reach_is_named(hub: tuple[str, list[str]], tmp_path: Path):
     with pytest.raises(EnvError, match="answered 404; give a local file"):
         dataset_file("no/such", "a.parquet", endpoint=hub[0], cache=tmp_path)

@@ -147,6 +147,7 @@ ODD = [
 ]
 
 
+@pytest.mark.slow
 def test_what_json_cannot_express_has_the_same_identity_in_another_process() -> None:
     code = "from tests.envs.test_identity import ODD, of\nprint(of(ODD).content)"
     root = Path(__file__).parents[2]
@@ -164,6 +165,7 @@ def test_a_mixture_has_an_identity_for_each_part_and_split() -> None:
     assert identity.read(json.loads(json.dumps(identity.json(found)))) == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["calculator", "castle", "text_adventure", "data_analysis"])
 def test_built_in_environments_have_the_same_data_each_time(name: str) -> None:
     first, again = (identity.of_splits(agentrl.make(name), ["train", "eval"]) for _ in range(2))

@@ -72,6 +72,7 @@ def test_a_name_that_a_package_or_an_environment_can_not_have_is_refused(name: s
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_there_already_is_left_as_it_is(tmp_path: Path):
     (tmp_path / "tea-shop").mkdir()
     with pytest.raises(ConfigError, match="is there already"):

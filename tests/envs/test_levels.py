@@ -21,6 +21,7 @@ WORLDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORLDS)
 def test_most_tasks_of_each_levels_evaluation_differ_in_more_than_their_ids(name: str) -> None:
     """Whole levels had a handful of tasks for `eval`: checks without `env.level` did not see it."""

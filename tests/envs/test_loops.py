@@ -45,6 +45,7 @@ async def refusal() -> str:
     return ""
 
 
+@pytest.mark.slow
 async def test_a_loop_that_was_refused_is_named_once_and_printed_by_nobody_else() -> None:
     """The library's task failed as well, after its episode: asyncio printed it while other code ran."""
     printed: list[dict[str, Any]] = []
@@ -105,6 +106,7 @@ async def test_a_loop_that_asks_anew_while_its_turn_is_written_is_refused(go_on:
             await go_on(loop)
 
 
+@pytest.mark.slow
 async def test_a_loop_that_ignores_its_end_gets_no_further_turn() -> None:
     """It waited for an answer that nobody gave any more, for ever."""
     errors: list[str] = []

@@ -97,6 +97,7 @@ def test_an_answer_is_an_exact_number_after_the_last_mark(text: str, number: Fra
     assert given(text) == number
 
 
+@pytest.mark.slow
 def test_the_largest_number_that_is_taken_is_factorised_and_an_unknown_level_refused():
     assert factors(LARGEST) == {2: 12, 5: 12}
     with pytest.raises(ConfigError, match=r"env\.level = 6: allowed are 1, 2, 3, 4, 5"):

@@ -186,6 +186,7 @@ async def test_where_no_session_has_a_reward_that_is_one_the_run_ends_at_once_an
     assert attempts == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [math.nan, "much", None, math.inf])
 def test_a_weight_is_a_number_as_well(weight: Any) -> None:
     with pytest.raises(InvalidInput, match=r"its weight is .*, which is"):

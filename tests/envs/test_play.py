@@ -151,6 +151,7 @@ def test_a_tool_is_shown_with_its_parameters_and_its_first_line():
     assert next(signature(tool) for tool in make("castle").tools) == shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tree", "words"),
     [

@@ -172,6 +172,7 @@ def test_an_installed_package_brings_environments_and_a_broken_one_spoils_only_i
     assert infos["packaged"].description == "Sell things."
 
 
+@pytest.mark.slow
 def test_the_list_says_what_a_user_wants_to_know():
     built_in = {"calculator", "castle", "code", "gsm8k", "questions", "swe"}
     infos = {info.name: info for info in list_envs() if info.name in built_in}  # other tests register theirs
@@ -251,6 +252,7 @@ def test_a_version_that_is_not_there_is_refused_with_those_that_are():
         make("nothing-v1")
 
 
+@pytest.mark.slow
 def test_a_version_may_be_asked_of_an_environment_without_one_in_its_name():
     assert type(make("calculator-v1")) is type(make("calculator"))
     with pytest.raises(UnknownName, match="no environment 'calculator-v7': 'calculator' has the version 1"):

@@ -51,6 +51,7 @@ async def test_the_expert_solves_the_made_tasks_of_every_level_and_no_call_of_it
         assert (session.reward, session.status, session.counters["tool_errors"]) == (1, Status.COMPLETED, 0), task
 
 
+@pytest.mark.slow
 async def test_the_expert_solves_every_task_of_tau2_bench(shared_data: Path):
     folder = shared_data / "tau2_retail"
     tasks = [task for split in ("train", "eval") for task in make("retail", path=folder).tasks(split)]
@@ -69,6 +70,7 @@ def test_no_customer_is_in_two_splits():
     assert not orders("train") & orders("eval")
 
 
+@pytest.mark.slow
 def test_one_more_change_or_one_less_is_wrong_and_one_that_is_taken_back_is_right():
     address = {"address1": "1 A", "address2": "", "city": "B", "state": "C", "country": "D", "zip": "1"}
     changing = [task for task in SAMPLE if any(call["name"].startswith(WRITES) for call in task["actions"])]
@@ -99,6 +101,7 @@ def argument(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
     return st.lists(WORDS, max_size=3) if schema.get("type") == "array" else WORDS
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_refused_call_changes_nothing_and_no_call_changes_the_shared_database(data: st.DataObject):
     """Calls of real tasks, many of them with an argument of another's, and calls of any words."""
@@ -222,6 +225,7 @@ async def test_a_policy_that_plays_the_customer_knows_the_scenario_and_the_agent
     assert session.agent_rewards == {"agent": 1.0, "customer": None}
 
 
+@pytest.mark.slow
 def test_a_folder_without_a_file_or_of_another_layout_is_refused_by_name(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"missing: db\.json"):
         make("retail", path=tmp_path)

@@ -275,6 +275,7 @@ def test_settings_of_a_saved_run_stay_with_the_reward_that_has_them(plugin: Call
         assert tree["rewards"]["more"] == {"name": plugin("Plain")}
 
 
+@pytest.mark.slow
 async def test_a_plain_reward_does_not_block_the_event_loop(plugin: Callable[[str], str]) -> None:
     (named,) = make_rewards({"count": {"name": plugin("Plain")}})
     session = Session("s", Task(id="t"))

@@ -355,6 +355,7 @@ async def test_parquet_of_the_published_form_has_a_metric_for_each_of_the_seven_
     assert exact == {"exact_2wikimultihopqa": 1.0, "exact_more_hops": 1.0}
 
 
+@pytest.mark.slow
 def test_the_table_has_the_published_rows_and_dashes_for_sets_without_questions(tmp_path: Path) -> None:
     metrics = {"reward/exact_nq": 0.5, "reward/exact_bamboogle": 0.25}
     (result := tmp_path / "result.json").write_text(json.dumps({"metrics": metrics}))

@@ -42,6 +42,7 @@ MODELS = {
 """By the beginning of a configuration's name: its model's parameters, and what its config.json says."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
 def test_every_configuration_of_the_example_can_be_planned_from_its_models_config_json(
     file: Path, tmp_path: Path
@@ -57,6 +58,7 @@ def test_every_configuration_of_the_example_can_be_planned_from_its_models_confi
     assert ("critic" in "".join(lines)) is ("ppo" in file.stem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["3b", "7b"])
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 def test_the_published_hyper_parameters_are_those_of_the_paper(size: str, algorithm: str) -> None:

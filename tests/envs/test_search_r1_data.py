@@ -173,6 +173,7 @@ def script(*turns: str) -> Callable[..., Message]:
     return lambda env, messages: Message(role="assistant", content=next(rest))
 
 
+@pytest.mark.slow
 async def test_metrics_tell_apart_what_the_mean_reward_hides(data: Path) -> None:
     """Two groups of the same mean: one finds and does not say, the other says what it did not find."""
     one = Task(id="one", data={"question": "where did Rollo settle?", "answers": ["Neustria"], "hops": 1})

@@ -92,6 +92,7 @@ async def collect(rollouts: Rollouts, tasks: Sequence[Task]) -> list[Session]:
     return sessions_of(groups)
 
 
+@pytest.mark.slow
 async def test_sessions_outlive_a_server_that_is_killed_again_and_again(data: Path) -> None:
     """The run's own server is started again at its address; searches that it was answering are sent again."""
     own = service(data / "bm25")

@@ -130,6 +130,7 @@ def test_which_tasks_are_evaluated_does_not_depend_on_the_seed(tmp_path: Path) -
     assert chosen(0) == chosen(1)
 
 
+@pytest.mark.slow
 def test_notes_are_stored_with_the_identity_and_are_no_change_of_the_data(tmp_path: Path) -> None:
     found = identity.of_splits(questions(tmp_path, 2), ("train", "eval"))
     again = identity.read(json.loads(json.dumps(identity.json(found))))

@@ -221,6 +221,7 @@ class Ordered(Counter):
         self.seen, self.queue = state["seen"], state["queue"]
 
 
+@pytest.mark.slow
 async def test_mappings_of_a_state_and_of_its_task_keep_their_order() -> None:
     """They came back sorted by name."""
     original = await begun(Ordered())

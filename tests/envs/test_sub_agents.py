@@ -227,6 +227,7 @@ async def test_after_a_compaction_the_agent_goes_on_with_what_it_was_given_alone
     tree.check(session)
 
 
+@pytest.mark.slow
 async def test_a_compaction_without_messages_is_the_environments_fault() -> None:
     class Empty(Compacted):
         def step(self, message: Message) -> StepResult:

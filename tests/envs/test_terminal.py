@@ -58,6 +58,7 @@ async def test_the_expert_solves_every_kind_and_an_agent_that_says_nothing_none(
     assert (await play(make("terminal"), task, noop_policy)).reward == 0
 
 
+@pytest.mark.slow
 @BY_KIND
 async def test_a_task_that_was_only_looked_at_or_half_done_is_not_solved(docker: None, level: int, kind: Any):
     task = one(level, kind)
@@ -68,6 +69,7 @@ async def test_a_task_that_was_only_looked_at_or_half_done_is_not_solved(docker:
     await calls.close(env)
 
 
+@pytest.mark.slow
 async def test_lies_links_and_hidden_answers_earn_nothing(docker: None):
     """A link to a right file and one that can't be read are not what was asked; no python3 of the agent's is run."""
     task = one(1, terminal_tasks._permissions)
@@ -95,6 +97,7 @@ async def test_lies_links_and_hidden_answers_earn_nothing(docker: None):
     await calls.close(env)
 
 
+@pytest.mark.slow
 async def test_the_wrong_process_ended_or_all_of_them_is_not_what_was_asked(docker: None):
     task = one(3, terminal_tasks._process)
     stop = next(check["program"] for check in task["checks"] if not check["running"])
@@ -109,6 +112,7 @@ async def test_the_wrong_process_ended_or_all_of_them_is_not_what_was_asked(dock
         await calls.close(env)
 
 
+@pytest.mark.slow
 async def test_an_episode_goes_on_from_its_files_and_two_at_once_share_nothing(docker: None):
     tasks = [one(2, kind) for kind in LEVELS[2]]
     together = await asyncio.gather(*(play(make("terminal"), task) for task in tasks))
@@ -143,6 +147,7 @@ async def test_without_docker_the_refusal_says_what_to_do(monkeypatch: pytest.Mo
     await close_all()
 
 
+@pytest.mark.slow
 def test_an_unknown_level_is_refused():
     with pytest.raises(ConfigError, match=r"env\.level = 4: allowed are 1, 2, 3"):
         make("terminal", level=4)

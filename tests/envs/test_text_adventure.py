@@ -77,6 +77,7 @@ async def test_a_scroll_shows_its_word_once_and_no_room_shows_it():
     assert "nothing to read" in (await calls.step(env, env.call("read"))).messages[0].text
 
 
+@pytest.mark.slow
 def test_an_unknown_level_is_refused():
     with pytest.raises(ConfigError, match=r"env\.level = 4: allowed are 1, 2, 3"):
         make("text_adventure", level=4)

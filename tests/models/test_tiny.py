@@ -65,6 +65,7 @@ def test_any_text_encodes_and_decodes(folder: Path, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**12), st.sampled_from(["", " ", "x", "\n", "-", '"']))
 def test_each_digit_is_a_token_of_its_own_wherever_it_stands(folder: Path, number: int, before: str) -> None:
     tokenizer = _tokenizer(folder)
@@ -101,6 +102,7 @@ def test_the_chat_template_is_hermes_over_chatml(folder: Path) -> None:
     assert tiny.render(messages) == TEXTS[1]
 
 
+@pytest.mark.slow
 def test_a_vocabulary_without_room_for_the_bytes_is_refused() -> None:
     with pytest.raises(InvalidInput, match="vocab=200"):
         tiny.build_tokenizer(TEXTS, vocab=200)

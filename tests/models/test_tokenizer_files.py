@@ -136,6 +136,7 @@ def test_a_prompt_may_end_in_a_blank(tmp_path: Path) -> None:
 RANKS = b"\n".join(base64.b64encode(bytes([byte])) + f" {byte}".encode() for byte in range(256))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [

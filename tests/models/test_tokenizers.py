@@ -159,6 +159,7 @@ def test_named_templates_are_read_from_every_form_that_they_are_kept_in(tmp_path
     assert (read.chat_template, read.tool_template) == ("plain", "tools")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2.5", "llama-3", "mistral", "deepseek-v3", "smollm2"])
 def test_the_real_ones_encode_plain_text_as_published(family: str) -> None:
     real: HFTokenizer = tokenizer(family)

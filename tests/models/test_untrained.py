@@ -66,6 +66,7 @@ def test_towers_and_further_layers_are_in_an_export_as_they_were(qwen: Path, tmp
     assert not report["missing_keys"]
 
 
+@pytest.mark.slow
 def test_a_run_says_what_is_not_trained_and_what_its_checkpoints_hold(qwen: Path) -> None:
     beside, kept = notes(qwen)
     assert beside.startswith("not trained, and copied into every checkpoint as they are: model.visual.")

@@ -51,6 +51,7 @@ async def test_it_keeps_the_engines_contract(folder: Path) -> None:
             await CHECKS[name](subject)
 
 
+@pytest.mark.slow
 def test_its_settings_are_checked(folder: Path) -> None:
     config = validate(typed(["env=calculator", f"engine={NAME}"]), RunConfig)
     with pytest.raises(ConfigError, match=r"engine\.url .* is required"):

@@ -54,6 +54,7 @@ def settings(service: Service, folder: Path, **more: object) -> dict[str, object
     return {**run, "rewards": {"judge": judge}}
 
 
+@pytest.mark.slow
 def test_its_score_counts_beside_the_environments_own_and_a_failed_call_is_repeated(
     service: Service, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("commit", "name"), RECORDS)
 def test_a_recorded_run_has_the_first_format_and_every_page_of_the_viewer(
     commit: str, name: str, tmp_path: Path
@@ -208,6 +209,7 @@ READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], object]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", READERS)
 def test_a_newer_format_is_refused_by_the_version_that_is_needed_and_nothing_changes(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -268,6 +270,7 @@ def test_a_damaged_number_is_said_to_be_damaged(content: bytes, tmp_path: Path) 
         formats.check_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_records_are_small() -> None:
     assert sum(file.stat().st_size for file in HERE.rglob("*.tar.xz")) < 300_000 * len(
         {commit for commit, _ in RECORDS}

@@ -184,6 +184,7 @@ def test_dense_search_finds_what_brute_force_finds(tmp_path: Path, encoder: Path
     assert len(index.search([""], 5)[0]) == 5, "a query without a token is a query"
 
 
+@pytest.mark.slow
 def test_flat_search_ranks_as_brute_force_does(tmp_path: Path) -> None:
     faiss = pytest.importorskip("faiss")
     rng = np.random.default_rng(0)

@@ -59,6 +59,7 @@ async def test_queries_that_arrive_together_are_searched_together_and_once() -> 
     assert len(index.batches) == 1, "known results are not searched again"
 
 
+@pytest.mark.slow
 async def test_what_nobody_waits_for_any_more_is_not_searched() -> None:
     index: Any = Counting(0.3)
     batches = App(index).batches
@@ -111,6 +112,7 @@ async def test_a_wrong_request_gets_400_and_the_field(body: bytes, words: bytes)
     assert words in content
 
 
+@pytest.mark.slow
 async def test_a_request_that_waits_too_long_gets_503() -> None:
     index: Any = Counting(0.5)
     status, _ = await answer(App(index, timeout=0.05), b'{"queries": ["a"]}')
@@ -138,6 +140,7 @@ def wait_until_given_up(service: Service) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_server_whose_corpus_changed_says_so_and_is_not_started_again(index: Path, small: Path) -> None:
     small.write_text(small.read_text() + "more")
     service = Service(index)
@@ -177,6 +180,7 @@ async def closes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     writer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "handler",
     [
@@ -202,6 +206,7 @@ async def test_a_server_that_answers_nonsense_or_nothing_is_the_infrastructures_
     assert error.value.blame is Blame.INFRA
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_down_is_the_infrastructures_fault() -> None:
     with pytest.raises(RetrievalError, match="ConnectError"):
         await Client("http://127.0.0.1:9/retrieve", timeout=60).search(["a"], 3)
@@ -272,6 +277,7 @@ async def test_concurrent_searches_share_a_request_and_a_query_that_is_refused_f
     assert half[0][0].contents == "half a ? pair", "no text, and as such no server's fault"
 
 
+@pytest.mark.slow
 async def test_of_a_server_that_gives_more_than_it_was_asked_for_the_best_are_taken() -> None:
     content = b'{"result": [[{"document": {"contents": "a"}, "score": null}, {"document": {"contents": "b"}}]]}'
     async with await asyncio.start_server(responds(content), "127.0.0.1", 0) as server:

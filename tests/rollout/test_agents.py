@@ -49,6 +49,7 @@ async def test_a_function_uses_a_plain_client_and_its_session_is_returned_sealed
         assert served.gateway._entries == {}
 
 
+@pytest.mark.slow
 async def test_many_agents_of_one_function_run_at_once_each_in_its_own_session(serve: Serve) -> None:  # noqa: F811
     async def agent(task: Task, client: Any) -> None:
         messages = [{"role": "user", "content": f"I am {task.id}"}]
@@ -115,6 +116,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.slow
 async def test_a_command_finds_its_addresses_and_its_task_in_its_environment(serve: Serve, tmp_path: Path) -> None:  # noqa: F811
     program = tmp_path / "agent.py"
     program.write_text(textwrap.dedent(PROGRAM))
@@ -124,6 +126,7 @@ async def test_a_command_finds_its_addresses_and_its_task_in_its_environment(ser
         assert [n.message.text for n in session.nodes] == ["who?", "hello"]
 
 
+@pytest.mark.slow
 async def test_a_command_that_fails_is_to_blame_with_its_last_words(serve: Serve) -> None:  # noqa: F811
     async with serve() as served:
         session = await played(served, f"{sys.executable} -c 'raise SystemExit(\"no idea\")'")
@@ -289,6 +292,7 @@ class Stuck(Calculator):
         await asyncio.sleep(600)
 
 
+@pytest.mark.slow
 async def test_a_programs_episode_that_does_not_begin_ends_at_the_sessions_deadline() -> None:
     """Nothing but the program itself had a deadline, so the session, and with it the run, waited for ever."""
     limits = RolloutConfig(tool_timeout=0.1, turn_timeout=0.2, timeout=0.3)

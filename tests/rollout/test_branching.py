@@ -190,6 +190,7 @@ async def test_a_rule_that_fails_stops_the_run_and_names_the_setting() -> None:
         await play(limits(name=f"{__name__}:wrong"))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_forked_is_refused_by_name() -> None:
     class Stateless(Env): ...
 

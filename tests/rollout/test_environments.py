@@ -80,6 +80,7 @@ async def test_a_worker_has_as_long_as_the_runs_rewards_and_the_start_of_another
     assert played.info["timeout"] > seconds
 
 
+@pytest.mark.slow
 async def test_sandboxes_are_removed_also_where_something_else_can_not_be_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

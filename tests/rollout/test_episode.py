@@ -105,6 +105,7 @@ async def test_an_environment_that_is_cut_off_is_truncated_and_not_completed() -
     assert session.status is Status.TRUNCATED
 
 
+@pytest.mark.slow
 async def test_the_session_deadline_truncates_even_a_world_that_never_ends() -> None:
     class Slow(Counting):
         async def step(self, message: Message) -> StepResult:
@@ -271,6 +272,7 @@ async def test_where_no_engine_is_left_a_run_ends_at_once_and_says_why() -> None
     assert len(drawn) < 4  # of 24: those that were under way
 
 
+@pytest.mark.slow
 async def test_each_session_is_reported_as_soon_as_it_has_ended_and_a_truncated_one_says_why() -> None:
     ended: list[Session] = []
     limits = LIMITS.model_copy(update={"max_turns": 2})

@@ -126,6 +126,7 @@ def test_a_session_worked_if_it_had_a_turn_and_did_not_fail_or_earned_something(
     assert health.worked(one) is counts
 
 
+@pytest.mark.slow
 def test_an_error_in_brief_keeps_its_head_and_its_causes_and_nothing_that_moves_a_cursor() -> None:
     log = "\n".join(["server died", *(f"line {i}" for i in range(30)), "  OSError: libcuda.so.1", "bye", "\x1b[2J" * 9])
     assert brief(log) == "server died\n  OSError: libcuda.so.1"

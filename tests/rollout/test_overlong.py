@@ -116,6 +116,7 @@ async def shortens(task, client):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "then", "rule", "ends"),
     [

@@ -122,6 +122,7 @@ def test_settings_that_versions_can_not_be_kept_with_are_refused(words: list[str
     assert told in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_evaluation_says_which_folder_has_a_version_to_play_against() -> None:
     config = configure(GAME, parse_words(["model=tiny", "agents.second=old", "policies.old=past"]))
     with pytest.raises(ConfigError, match=r"policies\.old\.model=RUN/past/step-… is one of the versions"):

@@ -68,6 +68,7 @@ class Seen:
         yield Turn((1,), (-0.5,), (VersionSpan(0, 0, 1),), FinishReason.LENGTH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [1 << 20, 0])
 async def test_an_engine_gets_the_whole_prompt_of_each_turn_whose_new_tokens_alone_cross_the_connection(
     kept: int,

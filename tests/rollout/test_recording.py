@@ -114,6 +114,7 @@ async def test_a_session_that_cannot_be_stored_costs_no_other_one(tmp_path: Path
         assert store.ids() == ["bad", "good"]
 
 
+@pytest.mark.slow
 async def test_a_session_that_is_cancelled_while_it_is_stored_holds_up_no_other_one(tmp_path: Path) -> None:
     begun, go = threading.Event(), threading.Event()
 

@@ -218,6 +218,7 @@ def test_the_turns_of_a_policy_that_is_not_trained_are_stored_untrainable_with_i
     assert (frozen.agent, frozen.trainable, frozen.versions) == ("frozen", [False] * 3, [Span(0, 1, 3)])
 
 
+@pytest.mark.slow
 def test_a_group_of_single_agents_is_its_own_view() -> None:
     group = Group("g", Task(id="t"), [Session("s", Task(id="t"), reward=1.0)])
     assert group.by_agent() == [group]

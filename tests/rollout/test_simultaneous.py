@@ -190,6 +190,7 @@ async def test_where_one_fails_the_others_are_ended_and_no_turn_of_the_round_is_
     assert (turns(session), engine.open) == ([], 0)
 
 
+@pytest.mark.slow
 async def test_a_turn_that_misses_its_deadline_ends_the_others_of_its_round() -> None:
     engine = Slow(lost=(4,))
     session = await played(Rounds, engine, turn_timeout=1.0, tool_timeout=0.5)
@@ -247,6 +248,7 @@ class Twice(Rounds):
         return StepResult(next=["ann", "ann"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "told"),
     [

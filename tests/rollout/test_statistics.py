@@ -259,6 +259,7 @@ def test_policies_that_differ_on_tasks_and_not_in_their_mean_are_not_told_apart(
     assert found / 200 < 0.1
 
 
+@pytest.mark.slow
 def test_holms_p_values_are_those_of_a_worked_example_and_keep_their_places() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.7]) == [0.7]

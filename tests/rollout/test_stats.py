@@ -88,6 +88,7 @@ def test_staleness_is_given_as_a_mean_a_maximum_and_the_share_of_tokens_at_each_
     assert staleness([several], 5) == {"staleness/mean": 0.0, "staleness/max": 0.0}
 
 
+@pytest.mark.slow
 def test_engine_and_trainer_are_idle_for_the_rest_of_a_steps_time() -> None:
     row = {"time/step": 10.0, "time/engine_idle": 2.5, "time/train": 3.0, "time/values": 1.0}
     assert idle(row) == {"time/idle_engine": 0.25, "time/idle_trainer": 0.6}

@@ -226,6 +226,7 @@ async def test_oversampling_begins_more_groups_and_leaves_behind_those_that_are_
     assert groups.discarded == {STALE: 1}
 
 
+@pytest.mark.slow
 async def test_a_groups_deadline_ends_its_sessions_and_those_that_had_not_begun_have_no_reward() -> None:
     groups = stream(steps=1, per_step=1)
     limits = RolloutConfig(tool_timeout=0.01, turn_timeout=0.02, timeout=3600)
@@ -247,6 +248,7 @@ async def test_a_groups_deadline_ends_its_sessions_and_those_that_had_not_begun_
         RolloutConfig(group_deadline=60)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_each_group_that_leaves_the_stream_is_trained_within_the_bound_or_has_a_cause(data: st.DataObject) -> None:
@@ -390,6 +392,7 @@ async def test_groups_are_replayed_once_while_they_are_young_and_a_resumed_run_r
     assert all(1 <= step - trained[group] <= 2 for step, group in replayed)
 
 
+@pytest.mark.slow
 def test_a_buffer_refuses_a_second_copy_and_what_was_not_begun() -> None:
     buffer, task = Buffer(), Task(id="t")
     buffer.begin(new_group("train", 3, task))

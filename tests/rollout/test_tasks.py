@@ -135,6 +135,7 @@ def test_a_split_without_tasks_is_an_error_and_not_an_endless_wait(env: Env) -> 
         TaskStream(env, "train", seed=0).take(0, 1)
 
 
+@pytest.mark.slow
 def test_an_unknown_split_is_named_with_its_nearest() -> None:
     with pytest.raises(EnvError, match=r"'evl'.*'eval'"):
         TaskStream(Sequence(), "evl", seed=0).take(0, 1)

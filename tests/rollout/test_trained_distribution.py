@@ -152,6 +152,7 @@ def test_groups_that_overtake_others_change_when_they_are_trained_and_not_which(
     assert length_apart(trained) < BOUND
 
 
+@pytest.mark.slow
 def test_the_measure_sees_it_where_a_fifth_of_the_sessions_is_missing_the_slowest() -> None:
     begun, _ = run(0, "number")
     quick = sorted(begun, key=lambda seed: sum(drawn(seed)))[: len(begun) * 4 // 5]

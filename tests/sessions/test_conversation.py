@@ -96,6 +96,7 @@ async def _is_scored_as_drawn(engine: DiceEngine, session: Session, node_id: int
             assert logp == pytest.approx(scores[place + offset])
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(steps=STEPS, abort=st.sampled_from([0.0, 0.4]))
 def test_every_turn_records_what_no_turn_before_it_on_its_path_has(steps: list[tuple], abort: float) -> None:
@@ -236,6 +237,7 @@ async def test_a_demonstration_is_trained_on_without_having_been_sampled() -> No
     tree.check(conversation.session)
 
 
+@pytest.mark.slow
 async def test_a_stalled_engine_runs_into_the_deadline_and_nothing_is_stored() -> None:
     engine = DiceEngine(latency=30.0)
     conversation = begin(engine)
@@ -293,6 +295,7 @@ async def test_an_engine_that_generates_no_turn_or_no_token_is_named_broken(item
         await collect(generate(Mute(), "s/0", [1], Sampling(), time.monotonic() + SOON))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 async def test_a_conversation_needs_a_message_and_an_engine_before_it_can_answer() -> None:
     with pytest.raises(TreeError, match="needs a message"):
         await generate_turn(begin())

@@ -17,6 +17,7 @@ from tests.sessions.forests import sessions
 FILES = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.mark.slow
 @given(grown=st.lists(sessions(), max_size=3))
 @FILES
 def test_json_lines_read_back_into_the_same_sessions(grown: list[Session], tmp_path: Path) -> None:
@@ -63,6 +64,7 @@ def test_a_line_that_is_no_session_is_named(tmp_path: Path) -> None:
         list(from_jsonl(path))
 
 
+@pytest.mark.slow
 def test_without_pyarrow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = builtins.__import__
 

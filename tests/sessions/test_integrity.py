@@ -153,6 +153,7 @@ def test_a_main_file_that_was_cut_gives_back_what_is_before_the_cut(
     assert len(report.undamaged) + len(report.damaged) + report.lost >= SESSIONS
 
 
+@pytest.mark.slow
 def test_the_command_line_checks_and_salvages(written: tuple[Path, dict[str, Session]], tmp_path: Path) -> None:
     path = copy(written[0], tmp_path)
     run = CliRunner().invoke
@@ -177,6 +178,7 @@ def test_salvage_never_writes_over_anything(written: tuple[Path, dict[str, Sessi
     assert "first bytes" in salvage.check(tmp_path / "text").lines()[1]
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.none() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text() | st.binary(), max_size=6

@@ -50,6 +50,7 @@ def test_what_is_loaded_is_what_was_saved_to_the_last_bit(grown: Session, tmp_pa
         assert store.load(grown.id) == grown
 
 
+@pytest.mark.slow
 @given(grown=sessions())
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_appending_node_by_node_is_the_same_as_saving_at_once(grown: Session, tmp_path: Path) -> None:
@@ -365,6 +366,7 @@ def test_sessions_are_found_by_the_tools_that_they_called(tmp_path: Path) -> Non
         assert store.ids(tool="take") == []
 
 
+@pytest.mark.slow
 def test_a_store_that_did_not_keep_which_tools_were_called_does_so_once_a_run_goes_on_with_it(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         store.save(calling("before", "look"))

@@ -257,6 +257,7 @@ async def test_a_turn_that_a_length_limit_cut_is_not_continued_by_way_of_a_branc
         talk.add("two")
 
 
+@pytest.mark.slow
 async def test_rewards_of_later_steps_reach_the_turns_before_the_branch() -> None:
     from agentrl.train.returns import step_returns
 

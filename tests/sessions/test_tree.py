@@ -23,6 +23,7 @@ def session() -> Session:
     return Session("s", Task(id="t"))
 
 
+@pytest.mark.slow
 @FEW
 @given(sessions())
 def test_whatever_add_accepts_passes_the_check(grown: Session) -> None:
@@ -41,6 +42,7 @@ def test_a_path_is_its_parents_path_and_its_own_tokens(grown: Session) -> None:
         assert tree.path(grown, node.id)[-1] is node
 
 
+@pytest.mark.slow
 @FEW
 @given(sessions())
 def test_children_are_in_the_order_of_their_creation_and_partition_the_tree(grown: Session) -> None:
@@ -53,6 +55,7 @@ def test_children_are_in_the_order_of_their_creation_and_partition_the_tree(grow
     assert tree.size(grown) == sum(len(node.token_ids) - (node.copied_tokens or 0) for node in grown.nodes)
 
 
+@pytest.mark.slow
 @FEW
 @given(sessions(), st.data())
 def test_adding_a_branch_never_changes_what_is_stored(grown: Session, data: st.DataObject) -> None:
@@ -167,6 +170,7 @@ def test_tools_belong_to_roots_and_unknown_nodes_are_named() -> None:
         tree.path(s, 7)
 
 
+@pytest.mark.slow
 def test_attachments_of_more_tokens_than_the_path_has_are_refused_with_the_place_and_what_was_expected() -> None:
     session = Session("s1", Task(id="t"))
     root = tree.add(session, None, Message(role="user", content="x"), [1, 2, 3])

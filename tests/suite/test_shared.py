@@ -28,6 +28,7 @@ def test_of_many_that_ask_at_once_one_makes_it_and_the_others_wait_until_it_is_w
     assert made == [tmp_path / "model"]
 
 
+@pytest.mark.slow
 def test_what_failed_half_way_is_made_again_from_the_beginning(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         (folder / "half").touch()

@@ -212,6 +212,7 @@ async def test_a_planned_late_tool_is_told_to_the_model_at_once_and_goes_on(tmp_
     assert [row["action"] for row in faults.fired(tmp_path)] == ["late_tool"]
 
 
+@pytest.mark.slow
 async def test_a_sandbox_that_was_given_back_obeys_no_late_call() -> None:
     """It was emptied and given to the next episode, whose files a call of the episode before could read and change."""
     pool, spec = Pool(create_subprocess, total=1, recycle=True), SandboxSpec()

@@ -77,6 +77,7 @@ def test_defaults_that_were_not_given_are_left_to_the_function():
     assert Signature.of(search).check({"query": "q"}) == {"query": "q"}
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(["query", "limit", "kind", "querry"]), st.none() | st.integers() | st.text()))
 def test_whatever_passes_the_check_is_what_the_function_can_take(values: dict[str, Any]):
     signature = Signature.of(search)

@@ -284,6 +284,7 @@ async def test_the_operations_of_a_service_are_tools_by_its_own_document(address
             await answer(env, "shop__look_up", item="busy")
 
 
+@pytest.mark.slow
 async def test_fifty_episodes_call_the_service(address: str) -> None:
     config = {"name": "openapi", "document": f"{address}/openapi.json", "url": address}
 

@@ -70,6 +70,7 @@ class Clumsy(agentrl.Env):
         return "I fell." if messages[-1].role == "tool" else self.call("fall")
 
 
+@pytest.mark.slow
 def test_an_error_of_a_tool_is_logged_without_our_exception_chain(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ def test_the_tables_are_up_to_date() -> None:
     assert page == updated(page), "run python -m agentrl.train.algorithms.table docs/algorithms.md"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("registry", [ALGORITHMS, LOSSES], ids=["advantages", "losses"])
 def test_every_built_in_one_has_a_formula_a_source_and_a_use(registry: object) -> None:
     for name in built_in(registry, "agentrl."):

@@ -69,6 +69,7 @@ def test_evaluations_sample_from_the_average_at_that_step_and_training_stays_the
                 assert worst_difference(folder, session) > 1e-3
 
 
+@pytest.mark.slow
 def test_it_is_refused_where_there_is_no_average_or_no_place_for_another_engine() -> None:
     def checked(**settings: Any) -> RunConfig:
         return RunConfig.model_validate({"env": {"name": "calculator"}, "eval": {"weights": "averaged"}, **settings})

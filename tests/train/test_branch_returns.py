@@ -205,6 +205,7 @@ def test_a_loss_over_sessions_weighs_each_path_as_the_choices_at_its_forks_do(se
     assert found == pytest.approx(sorted(expected), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_continuation_for_a_value_is_no_sequence() -> None:
     segments, group = forked_group(11, 2)
     trunks = [session_of(f"s{i}", segment, PROMPT, trained=False) for i, segment in enumerate(segments)]

@@ -263,6 +263,7 @@ def test_settings_that_do_not_go_together_are_refused(correction: dict[str, Any]
     assert said in str(refused.value)
 
 
+@pytest.mark.slow
 def test_corrections_that_a_loss_has_no_use_for_are_refused() -> None:
     config = CorrectionConfig(weight="session")
     by_turn = algorithm_settings({"name": "gspo", "loss": {"sequence": "turn"}})

@@ -86,6 +86,7 @@ def naive(loss: str, whole: Forest, held: set[Key], table: Tensor) -> Tensor:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["clip_cov", "kl_cov"])
 @given(
     seed=st.integers(0, 10**6),
@@ -162,6 +163,7 @@ def test_bounds_in_the_wrong_order_are_refused_by_name() -> None:
         algorithm("clip_cov", covariance_low=2.0, covariance_high=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["clip_cov", "kl_cov"])
 def test_a_step_without_signal_marks_nothing(loss: str) -> None:
     """Its batch has no forest; runs ended there in their first step without a reward."""

@@ -374,6 +374,7 @@ def test_an_algorithm_is_found_by_import_path_and_by_the_name_it_registers() -> 
     assert ALGORITHMS.find("mine-for-this-test") is Mine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 0.5, 0.0])
 def test_helpers_get_their_part_of_the_outcome_and_what_was_forgotten_or_summarised_all_of_it(factor: float) -> None:
     """A sub-agent's root has another system prompt, and so another agent; a compaction has the main agent's."""

@@ -168,6 +168,7 @@ def test_an_interrupted_run_says_how_to_go_on_in_a_line_to_copy_whole() -> None:
     assert command in file.getvalue()
 
 
+@pytest.mark.slow
 def test_a_learning_curve_leaves_out_steps_without_a_reward(tmp_path: Path) -> None:
     """It died of a KeyError at the end of a run in which every session of a step had failed."""
     rows = [{"step": 1.0}, {"step": 2.0, "reward/mean": 0.5}]

@@ -76,6 +76,7 @@ async def test_an_engine_whose_window_is_another_is_refused_and_the_message_says
         await compared(folder, other)
 
 
+@pytest.mark.slow
 async def test_the_comparison_can_be_left_out_or_loosened(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model")
     assert await compared(folder, change=missing, weights={"start_tokens": 0}) is None
@@ -121,6 +122,7 @@ def test_the_probes_bound_is_narrow_in_float32_and_lets_honest_runs_in_bfloat16_
     assert probe_bound(run_of(weights={"probe_bound": 0.03}), measured) == 0.03
 
 
+@pytest.mark.slow
 def test_the_prompt_is_as_long_as_the_context_the_budget_and_some_seconds_allow() -> None:
     class Small:
         hidden_size, num_hidden_layers, vocab_size = 64, 2, 100

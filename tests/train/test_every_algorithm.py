@@ -45,6 +45,7 @@ def sessions(needs: Needs) -> list[Group]:
     return [as_group(found)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_algorithm_and_loss_steps_on_forked_sessions_with_a_finite_loss(name: str, tiny_llama: Path) -> None:
     trainer = TorchTrainer(tiny_llama, TorchConfig(device="cpu"), settings_of(name))

@@ -178,6 +178,7 @@ def test_an_end_that_another_path_passes_through_is_credited_with_that_path_alon
     assert {i: told[i] for i in (32, 35, 36)} == pytest.approx({32: 1.0, 35: 1.0, 36: 5.0})
 
 
+@pytest.mark.slow
 def test_the_weights_do_not_depend_on_who_holds_the_tokens() -> None:
     session, _ = extended_twice()
     everything = Credit({(session.id, node.id): (NodeAdvantage(1.0, 1.0),) for node in session.nodes if node.sampled})

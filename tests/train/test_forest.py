@@ -26,6 +26,7 @@ def random_forest(seed: int) -> Forest:
             return forests[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(seed=seeds)
 def test_a_query_sees_exactly_its_ancestors_and_itself(seed: int) -> None:
@@ -106,6 +107,7 @@ def test_rows_are_the_trained_pairs_by_predictor() -> None:
     assert torch.equal(rows.take(torch.arange(2, 5)).version, forest.version[rows.target[2:5]])
 
 
+@pytest.mark.slow
 def test_a_forest_survives_pickling() -> None:
     forest = random_forest(1)
     again = pickle.loads(pickle.dumps(forest))

@@ -199,6 +199,7 @@ def test_penalty_and_bonus_apply_to_every_scored_session_as_to_rows_in_trl(tiny_
     assert_equal_gradients(gradients(learner.model), gradients(plain))
 
 
+@pytest.mark.slow
 def test_samples_that_begin_with_the_same_sampled_tokens_are_merged_and_still_sum_over_paths(
     trainer: TorchTrainer, plain: nn.Module
 ) -> None:

@@ -113,6 +113,7 @@ def test_continuations_for_a_value_alone_are_not_trained(name: str) -> None:
     assert trained <= {tree.turns[0].node, below[0].turns[0].node}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["opo", "pass_at_k", "raft_pp", "gdpo"])
 def test_advantages_of_whole_sessions_refuse_forks_by_name(name: str) -> None:
     fork = {"rollout": {"branch": {"name": "every"}}}

@@ -217,6 +217,7 @@ def test_a_reward_on_the_way_goes_to_the_last_token_before_it() -> None:
     assert found == {1: [0.0, 0.0, 0.5 * (1.0 + 0.5 * 4.0), 1.0 + 0.5 * 4.0], 3: [0.0, 0.0, 4.0]}
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6))
 @settings(derandomize=True, deadline=None, max_examples=30)
 def test_with_a_critic_that_expects_nothing_it_is_reinforce(seed: int) -> None:
@@ -292,6 +293,7 @@ def test_sessions_that_nobody_rewarded_are_not_trained_and_no_values_are_an_erro
         Ppo().credit([as_group([told])])
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6), step=st.sampled_from(["token", "turn"]))
 @settings(derandomize=True, deadline=None, max_examples=20)
 def test_normalised_returns_give_the_advantages_of_a_critic_in_plain_units(seed: int, step: gae.Step) -> None:

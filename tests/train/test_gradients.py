@@ -54,6 +54,7 @@ def test_dividing_by_the_sessions_own_tokens_bends_the_gradient_where_turns_vary
     assert of("grpo").bias > 0.05
 
 
+@pytest.mark.slow
 def test_every_algorithm_has_a_finite_gradient_that_points_uphill() -> None:
     for name in names():
         found = of(name)

@@ -135,6 +135,7 @@ def test_a_trainers_loss_has_the_coefficients_of_the_state_that_its_step_is_give
     assert same(parameters(one), parameters(other))
 
 
+@pytest.mark.slow
 def test_adaptive_coefficients_are_part_of_a_checkpoint(tiny_llama: Path, tmp_path: Path) -> None:
     class Adapting(Reinforce):
         def __init__(self, config: AlgoConfig | None = None) -> None:

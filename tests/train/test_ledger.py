@@ -88,6 +88,7 @@ def replayed(entries: Sequence[Entry]) -> list[Entry]:
     return [replace(entries[0], outcome=replace(entries[0].outcome, outcome=REPLAYED)), *entries]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -115,6 +116,7 @@ def test_a_resumed_run_drops_the_lines_beyond_its_checkpoint_and_a_torn_last_lin
     assert {entry.step for entry in ledger.read(path)} == {1, 2}
 
 
+@pytest.mark.slow
 def test_the_hash_of_a_groups_content_is_the_same_in_the_store_and_changes_with_a_reward(tmp_path: Path) -> None:
     path = run(tmp_path)
     entry = next(entry for entry in ledger.read(path) if entry.outcome.outcome == TRAINED)

@@ -129,6 +129,7 @@ def test_the_objective_counts_penalties_once_however_many_channels_there_are() -
     assert loss.item() == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_metrics_are_means_over_trained_tokens_and_of_the_mismatch_over_current_ones() -> None:
     meter = Meter()
     for advantage, minus, old, version in ((1.0, 0.0, -0.5, 1), (0.0, -1.0, -0.5, 1), (1.0, -1.0, 0.0, 0)):

@@ -212,6 +212,7 @@ def run(folder: Path, env: str = "Plain", shown: Console | None = None, **settin
     )
 
 
+@pytest.mark.slow
 def test_sampling_by_which_no_token_can_be_trained_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rollout.top_p=0.95: no token could be trained.* allow_no_signal=true"):
         run(tmp_path / "run", **{"rollout.top_p": 0.95})

@@ -97,6 +97,7 @@ def test_groups_are_dealt_whole_to_parts_that_differ_by_no_more_than_the_largest
     assert packed(grpo(minibatches=parts, epochs=epochs), groups, seed)[0].shares == credit.shares
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalize", ["rollout", "token", "turn", "group", "constant"])
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("sft", "vine")])
 def test_a_part_has_the_advantages_of_the_step_and_the_denominators_of_a_step_of_its_own(
@@ -301,6 +302,7 @@ class OneUpdate:
     """Stands for a trainer of somebody's own that knows nothing of parts."""
 
 
+@pytest.mark.slow
 def test_settings_that_no_step_can_have_are_refused_before_a_run() -> None:
     tree = {"env": "calculator", "algo": {"name": "grpo", "minibatches": 5}, "rollout": {"groups_per_step": 4}}
     with pytest.raises(

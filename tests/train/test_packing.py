@@ -63,6 +63,7 @@ def test_every_forest_keeps_its_invariants_and_every_trained_token_is_trained_on
     assert sum(f.weight.double().sum().item() for f in forests) == pytest.approx(total, rel=1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), budget=st.sampled_from((40, 90, 200)))
 def test_only_a_single_path_may_exceed_the_budget(seed: int, budget: int) -> None:
@@ -184,6 +185,7 @@ def test_a_budget_below_one_token_is_refused(budget: int) -> None:
         pack([], Credit(), budget)
 
 
+@pytest.mark.slow
 def test_two_sessions_of_one_id_are_refused() -> None:
     session = linear_session("s", PROMPT, [[30]])
     with pytest.raises(InvalidInput, match="unique"):

@@ -56,6 +56,7 @@ def row_sum(session: Session, last: int, kind: SequenceKind, table: Tensor) -> T
     return table_logps(table, ids, torch.arange(len(ids)))[torch.tensor(trained)].sum()
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6), budget=st.sampled_from((30, 70, 10_000)), kind=st.sampled_from(("turn", "session")))
 @settings(deadline=None, max_examples=60)
 def test_loss_and_gradient_of_dpo_are_those_of_rows_whatever_the_split(
@@ -112,6 +113,7 @@ def test_updates_of_dpo_prefer_the_best_session_of_each_group_to_the_worst(tiny_
     assert rows[-1]["policy/pair_accuracy"] == 1.0
 
 
+@pytest.mark.slow
 def test_pairs_that_do_not_fit_are_refused_by_name() -> None:
     session = linear_session("s", [8, 9], [[30, 31]])
     (key,) = sequence_keys(session, "session")

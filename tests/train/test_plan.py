@@ -196,6 +196,7 @@ def test_the_tables_of_the_documentation_are_what_plan_prints() -> None:
         assert "\n".join(planned(PlanConfig.model_validate(words))) in text
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_who_is_where_and_starts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,6 +214,7 @@ def test_a_dry_run_says_who_is_where_and_starts_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_dry_run_needs_no_more_of_a_model_than_its_config_json(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(settings_of(KNOWN["qwen3-8b"])))
@@ -227,6 +229,7 @@ def test_a_dry_run_needs_no_more_of_a_model_than_its_config_json(tmp_path: Path)
         list(described(uneven))
 
 
+@pytest.mark.slow
 def test_a_critic_with_a_trunk_of_its_own_takes_as_much_as_the_policy_that_learns(tmp_path: Path) -> None:
     (file := tmp_path / "config.json").write_text(json.dumps(settings_of(KNOWN["qwen3-0.6b"])))
     run = {"env": "calculator", "dry_run": True, "model": str(file), "trainer": {"name": "torch"}}
@@ -271,6 +274,7 @@ def test_a_dry_run_says_where_gateways_are(monkeypatch: pytest.MonkeyPatch) -> N
     assert "a: environments 0, gateway\n" in beside
 
 
+@pytest.mark.slow
 def test_more_workers_than_the_machine_has_room_for_are_refused() -> None:
     run = complete({"env": "calculator", "dry_run": True, "cluster": {"environments": 10_000}})
     with pytest.raises(ConfigError, match=r"10000 CPUs in all.*What would fit: cluster\.environments="):

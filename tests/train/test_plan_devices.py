@@ -44,6 +44,7 @@ def lines(model: Path, **settings: Any) -> list[str]:
     return list(described(complete({"env": "calculator", "model": str(model), **settings}), Rates()))
 
 
+@pytest.mark.slow
 def test_gpus_are_those_that_nvidia_smi_shows(
     gpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -67,6 +68,7 @@ def test_the_types_whose_memory_is_known_are_rays_names() -> None:
     assert set(MEMORY) <= {value for name, value in vars(accelerators).items() if name.startswith("NVIDIA_")}
 
 
+@pytest.mark.slow
 def test_automatic_devices_are_the_gpus_of_this_machine_which_trainer_and_engine_share(gpus: Path) -> None:
     said = lines(gpus)
     assert {"this machine: trainer 0 on GPUs 0", "this machine: engine 0 on GPUs 0"} <= set(said)
@@ -81,6 +83,7 @@ def test_automatic_devices_are_the_gpus_of_this_machine_which_trainer_and_engine
     assert {"this machine: trainer 0 on GPUs 0", "this machine: trainer 1 on GPUs 1"} <= set(ranks)
 
 
+@pytest.mark.slow
 def test_more_gpus_than_this_machine_has_are_refused(gpus: Path) -> None:
     with pytest.raises(ConfigError, match=r"is to compute on 4 GPUs of this machine, and there are 2"):
         lines(gpus, trainer={"name": "megatron", "tensor_parallel": 4})
@@ -100,6 +103,7 @@ def test_devices_with_the_same_on_them_are_one_line_and_colocated_engines_are_to
     assert (here, there) == (Devices("a", (), GIB, 1, 1), Devices("b", (), 0.0, 0, 1))
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_on_a_device_is_named_with_what_is_there() -> None:
     def said(devices: Devices) -> list[str]:
         return list(too_full([devices], TRAINER, ENGINE, SESSION))

@@ -119,6 +119,7 @@ class Evens(Grpo):
         return Choice.REPLACE if group.number % 2 else Choice.KEEP
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "most", "kept", "gone"),
     [

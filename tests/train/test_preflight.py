@@ -101,6 +101,7 @@ class Picture(Greeting):
         return [{"role": "user", "content": parts}]
 
 
+@pytest.mark.slow
 async def test_an_image_is_refused_by_a_run_and_found_by_check(tmp_path: Path) -> None:
     """It passed `agentrl check`, and ended the tiny model's run in a template's traceback."""
     with pytest.raises(EnvError, match=r"Picture\.reset gave a user message with 'image_url' in it.*text only"):
@@ -140,6 +141,7 @@ class Sizes(Greeting):
         return "Say hello." + " to everybody" * (40 if task["n"] % 3 == 2 else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "eval"])
 async def test_prompts_that_do_not_fit_are_found_before_the_run_wherever_they_are_in_a_split(
     model: Path, split: str, caplog: pytest.LogCaptureFixture

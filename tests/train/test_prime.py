@@ -116,6 +116,7 @@ def summed_logp(model: Any, session: Session) -> Tensor:
     return logps[[i - 1 for i in at], [ids[i] for i in at]].sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_the_reward_models_update_is_the_gradient_of_cross_entropy_on_rows(budget: int, tiny_llama: Path) -> None:
     """Of a model that has left its reference; two sessions begin with the same tokens."""
@@ -181,6 +182,7 @@ def without_rewards(path: Path, config: TrainerConfig, algo: object, **more: obj
     return Plain()  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 def test_a_trainer_without_a_reward_model_is_refused(tiny_llama: Path) -> None:
     config = TrainerConfig(name=f"{__name__}:without_rewards")
     with pytest.raises(ConfigError, match=r"algo=prime needs a reward model, which trainer=.* does not have"):

@@ -65,6 +65,7 @@ def test_the_rating_of_a_single_pairing_is_the_log_of_its_odds(won: int, lost: i
         assert found == {0: 0.0, 5: pytest.approx(expected, abs=0.01)}
 
 
+@pytest.mark.slow
 @given(
     games=st.lists(
         st.integers(1, 6).flatmap(
@@ -122,6 +123,7 @@ def test_the_table_has_the_learners_steps_by_the_version_that_they_count_as() ->
     assert int(second[1]) > 0
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table_of_a_run_and_says_where_there_is_none(tmp_path: Path) -> None:
     shown = CliRunner(env={"COLUMNS": "200"})
     missing = shown.invoke(app, ["ratings", str(tmp_path)])

@@ -186,6 +186,7 @@ def trainer(tiny_llama: Path) -> TorchTrainer:
     return TorchTrainer(tiny_llama, TorchConfig(device="cpu", threads=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", MATRIX, ids=lambda case: "-".join(map(str, case.values())))
 def test_steps_on_one_process_are_those_of_a_loop_over_rows(
     case: dict[str, Any], trainer: TorchTrainer, model: Any
@@ -197,6 +198,7 @@ def test_steps_on_one_process_are_those_of_a_loop_over_rows(
     compare(trainer, model, algo, case["budget"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("minibatches", "epochs", "normalize"), [(2, 1, "rollout"), (3, 2, "token")])
 def test_steps_with_a_critic_are_those_of_a_loop_over_rows(
     minibatches: int, epochs: int, normalize: str, trainer: TorchTrainer, model: Any

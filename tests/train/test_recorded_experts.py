@@ -130,6 +130,7 @@ def test_experts_that_do_not_fit_are_refused_with_session_and_node(data: np.ndar
         pack([as_group([session])], credit, 100)
 
 
+@pytest.mark.slow
 def test_experts_of_two_models_in_one_batch_are_refused() -> None:
     session = linear_session("s", [10, 11], [[30], [31]])
     attach(session, 1, np.zeros((2, LAYERS, TOPK), int))

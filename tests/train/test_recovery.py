@@ -98,6 +98,7 @@ def test_a_trainer_that_dies_while_it_starts_is_started_as_often_as_it_may_die_l
         recovery.first(starts(died, "a trainer"), said.append)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_can_not_be_built_is_not_tried_again() -> None:
     with pytest.raises(ConfigError):
         Recovery(starts(), 2).first(starts(ConfigError("trainer.ranks=3"), "a trainer"), print)

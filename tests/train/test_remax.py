@@ -105,6 +105,7 @@ def test_the_greedy_session_is_in_no_metric_of_rewards_and_no_filter() -> None:
     assert [session.reward for session in shaped.greedy] == [-0.5], "its rewards are shaped as the group's are"
 
 
+@pytest.mark.slow
 def test_an_agent_program_has_no_greedy_sessions() -> None:
     with pytest.raises(ValidationError, match="needs greedy sessions, and an agent program samples as it likes"):
         RunConfig.model_validate({"env": {"name": "calculator"}, "algo": {"name": "remax"}, "agent": "./program"})

@@ -118,6 +118,7 @@ def test_a_longer_answer_than_the_recorded_one_is_a_departure() -> None:
         same("here", [1, 2], [1, 2, 3], start=10)
 
 
+@pytest.mark.slow
 def test_a_run_that_can_not_be_run_again_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run there"):
         train(rerun=str(tmp_path / "none"))

@@ -34,6 +34,7 @@ def test_only_how_its_processes_divide_the_work_can_be_changed(tmp_path: Path) -
         assert re.search(told, said.pop())
 
 
+@pytest.mark.slow
 def test_settings_that_are_the_same_change_nothing_and_others_are_those_of_the_trainer(tmp_path: Path) -> None:
     assert requested(tmp_path, CONFIG, print) is None
     (tmp_path / FILE).write_text("threads: 2")

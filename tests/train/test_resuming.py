@@ -66,6 +66,7 @@ def test_a_run_goes_on_from_its_newest_checkpoint_and_says_which_steps_are_taken
     assert said.splitlines()[-1] == "steps 7 to 7 come after the newest checkpoint"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("began", "words", "jump"),
     [
@@ -108,6 +109,7 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "spoil", "words"),
     [
@@ -152,6 +154,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path:
     assert resume(tmp_path / "run") == (None, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -272,6 +275,7 @@ def test_where_a_file_system_keeps_no_locks_the_file_says_who_is_there(
         lock.RunLock(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_that_resumes_a_run_can_be_pasted_where_its_folder_has_a_space(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "my run", settings())
     *_, command = folder.resume_hint().splitlines()

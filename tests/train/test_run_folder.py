@@ -121,6 +121,7 @@ def test_a_trainer_that_was_written_late_is_on_record_once_the_run_ends(tmp_path
     assert "part has 5 bytes, not 6" in str(manifest.damage(late))
 
 
+@pytest.mark.slow
 def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for step in (1, 2, 3, 4):

@@ -142,6 +142,7 @@ BELOW = st.one_of(LEAVES, st.lists(LEAVES, max_size=2), st.dictionaries(NAMES, L
 TREES = st.dictionaries(NAMES, BELOW, max_size=4)
 
 
+@pytest.mark.slow
 @given(TREES)
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 def test_hiding_keeps_everything_else_as_it_is_and_names_what_it_hid(tree: dict[str, Any]) -> None:

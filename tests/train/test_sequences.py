@@ -213,6 +213,7 @@ def test_tokens_of_an_older_version_are_in_the_sums_before_the_first_update(tiny
     assert metrics["grad_norm"] == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEQUENCE_LOSSES)
 def test_a_forest_that_keeps_a_rank_busy_goes_backward_and_adds_nothing(name: str) -> None:
     """Backward as the others do, since ranks that share a model reduce its gradients together."""

@@ -113,6 +113,7 @@ def kept(sizes: list[int], limit: int) -> Iterator[int]:
     return (number for number in range(len(sizes)) if found.take(str(number)) is not None)
 
 
+@pytest.mark.slow
 def test_the_newest_sessions_are_kept_up_to_so_many_tokens() -> None:
     assert list(kept([4, 4, 4], 8)) == [1, 2]
     assert list(kept([4, 9, 4], 8)) == [2]

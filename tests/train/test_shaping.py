@@ -152,6 +152,7 @@ def test_a_kl_reward_of_k1_is_the_difference_of_log_probabilities(tiny_llama: Pa
     trainer.step(pack([as_group([session])], Reinforce(config).credit([as_group([session])]), 64))
 
 
+@pytest.mark.slow
 def test_gdpo_has_what_shaping_adds_as_one_more_reward() -> None:
     """`algo.shaping` used to change nothing there: GDPO reads rewards by name, and shaping has none of those."""
     rng = random.Random(0)

@@ -82,6 +82,7 @@ def test_a_moving_baseline_goes_on_in_a_resumed_run_to_the_last_bit(tiny_llama: 
     assert all(torch.equal(tensor, weights[name]) for name, tensor in resumed.trainer.weights())
 
 
+@pytest.mark.slow
 def test_an_algorithm_without_a_state_refuses_anothers(tiny_llama: Path, tmp_path: Path) -> None:
     with Store(tmp_path / "sessions.db") as store:
         new_state(tiny_llama, Moving, store).writer()(tmp_path / "step-0")

@@ -22,6 +22,7 @@ async def test_work_does_not_begin_once_the_run_was_asked_to_stop() -> None:
     assert not begun
 
 
+@pytest.mark.slow
 async def test_work_that_ends_while_the_run_is_asked_to_stop_is_kept_and_other_work_is_cancelled() -> None:
     stop, cancelled = asyncio.Event(), asyncio.Event()
 

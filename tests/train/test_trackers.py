@@ -174,6 +174,7 @@ def needed(package: str) -> None:
         pytest.skip(f"{package} is not installed: pip install 'agentrl-platform[{package}]'")
 
 
+@pytest.mark.slow
 def test_tensorboard_has_the_steps_of_both_parts(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     write("tensorboard", tmp_path)

@@ -28,6 +28,7 @@ def test_the_newest_step_that_trained_a_turn_is_read_and_later_steps_are_dropped
     assert trainer_logprobs.last_of(tmp_path, "b", 2) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rewarded", [False, True])
 def test_a_turn_is_found_under_the_names_by_which_credit_counts_it(rewarded: bool) -> None:
     agents = random.Random(3).choices("xyz", k=40)

@@ -43,6 +43,7 @@ def weight_of_prefix(session: Session, node: int, token: int) -> float:
     return float(torch.sin(torch.tensor(ids, dtype=torch.float64) * 3.0 + torch.arange(len(ids))).sum())
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6), budget=st.sampled_from([8, 30, 90, 1000]), together=st.booleans())
 @settings(derandomize=True, deadline=None, max_examples=25)
 def test_every_trainable_token_gets_the_value_of_its_own_prefix_however_the_batch_is_packed(
@@ -92,6 +93,7 @@ def test_a_shared_token_learns_the_mean_return_by_weight_and_keeps_its_value() -
     assert by_token == {10: (0.5, 1.5), 11: (0.25, 2.0), 12: (-0.25, 4.0)}
 
 
+@pytest.mark.slow
 def test_without_a_critic_forests_carry_neither_values_nor_returns() -> None:
     session = linear_session("s", [7, 8], [[10, 11]], reward=1.0)
     [forest] = pack([as_group([session])], Credit({("s", 1): (NodeAdvantage(1.0, 0.5),)}), 100)

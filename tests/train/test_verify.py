@@ -388,6 +388,7 @@ def test_a_step_that_requires_provenance_refuses_tokens_without_it(known: Publis
         evidence.train(groups, credit, [], 0, require=True)
 
 
+@pytest.mark.slow
 def test_secrets_that_a_run_did_not_record_have_their_defaults_when_its_record_is_read(tmp_path: Path) -> None:
     settings = {"env": {"name": "calculator", "hf_token": HIDDEN}, "steps": 3}
     (tmp_path / "config.yaml").write_text("env: calculator\n")

@@ -80,6 +80,7 @@ def test_a_trained_continuation_is_compared_with_the_others_from_its_state() -> 
     assert {each.node for each in own} < {node for _, node in shares}
 
 
+@pytest.mark.slow
 def test_it_needs_continuations() -> None:
     with pytest.raises(ValidationError, match=r"algo=vine needs .*rollout.branch"):
         RunConfig.model_validate({"env": "calculator", "algo": "vine"})

@@ -220,6 +220,7 @@ class Warnings:
         self.said.append(text)
 
 
+@pytest.mark.slow
 def test_demonstrations_beyond_the_context_are_not_imitated() -> None:
     """3,449 tokens were imitated in a context of 2,048."""
     demos = [demonstration("short", 5), demonstration("long", 50), demonstration("middle", 20)]

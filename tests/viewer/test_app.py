@@ -58,6 +58,7 @@ async def test_runs_are_found_at_any_depth_with_their_state_and_curve(runs: Path
     assert (await asked(runs / "first", "runs"))["runs"][0]["name"] == "first"
 
 
+@pytest.mark.slow
 async def test_evaluations_and_played_sessions_are_listed_as_what_they_are_before_and_after_their_end(
     tmp_path: Path,
 ) -> None:
@@ -375,6 +376,7 @@ def test_the_command_serves_until_it_is_interrupted(runs: Path) -> None:
         assert viewer.wait(60) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["nowhere"], [".", "port=x"], [".", "token=short"], [".", "prot=1"]])
 def test_a_mistake_on_the_command_line_is_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises((AgentRLError, SystemExit)) as raised:

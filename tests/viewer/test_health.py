@@ -92,6 +92,7 @@ def test_the_sessions_of_an_alarm_are_found_by_its_filters(tmp_path: Path) -> No
     assert {row.blame for row in found} == {"infra"}
 
 
+@pytest.mark.slow
 def test_a_search_that_stops_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.sessions.search.BATCH", 7)
     run = Runs(write_run(tmp_path / "run", hostile=False)).get("run")

@@ -115,6 +115,7 @@ def _append(run: Path, letter: str, times: int) -> int:
     return told
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / STORE).write_bytes(os.urandom(5000))
     before = (tmp_path / STORE).read_bytes()

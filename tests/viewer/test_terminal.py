@@ -283,6 +283,7 @@ def test_the_report_is_written_where_it_is_asked_for(tmp_path: Path, runs: Path,
     assert "can't write there" in text
 
 
+@pytest.mark.slow
 async def test_a_browser_shows_the_report_in_its_own_style_and_runs_nothing(
     runs: Path, tmp_path: Path, page: Any
 ) -> None:

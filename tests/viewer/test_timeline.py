@@ -44,6 +44,7 @@ def hold_counts(counts: list[int], spans: list[tuple[float, float]], low: float,
         assert around[0] <= count <= around[1]
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(times=TIMES, low=st.floats(0, 60), width=st.floats(1, 80))
 def test_no_two_sessions_of_a_lane_overlap_and_counts_are_those_of_the_sessions(
@@ -134,6 +135,7 @@ def working(folder: Path, work: list[tuple[str, float, float]]) -> Path:
     return folder / "sessions.db"
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(work=st.lists(WORK, max_size=20), low=st.floats(0, 60), width=st.floats(1, 80))
 def test_lanes_count_the_requests_of_each_engine_and_the_calls_of_environments(

@@ -91,6 +91,7 @@ def test_a_source_is_given_in_the_name_or_as_a_setting_and_not_in_both() -> None
         agentrl.make("calculator:CartPole-v1")
 
 
+@pytest.mark.slow
 def test_a_folder_in_harbors_format_is_named_by_itself(tmp_path: Path) -> None:
     for task in library.builtin()[:3]:
         harbor.write(task, tmp_path / "tasks" / task.id)

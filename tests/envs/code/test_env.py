@@ -57,6 +57,7 @@ def rows(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 async def test_both_layouts_are_read_and_their_references_pass(docker: None, rows: str) -> None:
     make_env = lambda: Code(path=rows, eval_path=rows, timeout=PATIENCE)  # noqa: E731
     tasks = list(calls.tasks(make_env()))
@@ -169,6 +170,7 @@ async def test_a_remote_service_gives_the_same_verdicts() -> None:
         assert {body["run_timeout"] for body in asked} == {PATIENCE}
 
 
+@pytest.mark.slow
 async def test_a_failing_service_is_called_again(hasty: None) -> None:
     broken = (200, {"status": "SandboxError", "message": "no room", "run_result": None})
     async with service((503, {}), (429, {}), broken, executed) as (url, asked):
@@ -218,6 +220,7 @@ async def test_a_refused_request_and_a_place_that_cannot_judge_are_mistakes_of_t
             await code_exec(GOOD, TESTS, remote=url)
 
 
+@pytest.mark.slow
 async def test_a_remote_time_limit_is_the_codes_own_doing() -> None:
     late = (200, {"status": "Failed", "run_result": {"status": "TimeLimitExceeded", "stdout": None}})
     async with service(executed, late) as (url, _):

@@ -289,6 +289,7 @@ def env(path: Path, **settings: Any) -> Env:
     return make("questions", path=str(path), **settings)
 
 
+@pytest.mark.slow
 async def test_the_expert_is_right_in_every_format_and_silence_is_not(tmp_path: Path) -> None:
     for name, (row, _, _) in ROWS.items():
         (tmp_path / "test.jsonl").write_text(json.dumps(row) + "\n")
@@ -307,6 +308,7 @@ def test_training_questions_that_are_in_the_evaluation_are_left_out_where_that_i
     assert len(list(env(folder, where={"level": {"max": 1}}).tasks("train"))) == 24
 
 
+@pytest.mark.slow
 def test_the_environment_keeps_its_contract(folder: Path) -> None:
     assert check_env("questions", path=str(folder), decontaminate=6) == []
 
@@ -401,6 +403,7 @@ def test_how_answers_are_graded_and_what_was_left_out_is_told(tmp_path: Path) ->
     assert "graded as math (3); rows without an answer, left out: 1" in notes(tmp_path / "q.jsonl")[0]
 
 
+@pytest.mark.slow
 def test_a_list_of_one_message_is_a_question_and_another_list_is_named(tmp_path: Path) -> None:
     """slime, AReaL, TRL and verl have `prompt` as messages; the error asked for the column that was given."""
     file, user = tmp_path / "q.jsonl", {"role": "user", "content": "Two and two?"}

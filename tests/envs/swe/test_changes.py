@@ -52,6 +52,7 @@ def test_applying_a_difference_gives_the_other_tree(base: dict[str, File], now: 
     assert applied(base, difference(base, now)) == now
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(TREES, TREES)
 def test_git_applies_our_patch_and_gets_the_same_tree(base: dict[str, File], now: dict[str, File]) -> None:

@@ -246,6 +246,7 @@ def test_many_of_these_cheats_do_fool_a_scorer_that_reads_the_log() -> None:
     assert len(fooled) >= 6, fooled
 
 
+@pytest.mark.slow
 def test_a_patch_that_mends_the_program_is_worth_everything() -> None:
     verdict = judged({"slug.py": FIXED})
     assert verdict.solved, verdict

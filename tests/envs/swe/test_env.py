@@ -42,6 +42,7 @@ def episode(policy: Any, **options: Any) -> Session:
     return asyncio.run(play(Swe(**options), TASK.as_task(), policy))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("docker")
 @pytest.mark.parametrize("tools", ["all", "bash"])
 def test_the_expert_solves_a_task_through_the_tools_and_saying_nothing_does_not(tools: str) -> None:
@@ -59,6 +60,7 @@ def test_an_episode_is_finished_in_another_instance_and_a_fork_does_not_touch_it
     assert ("kept" in said) == (tools == "all")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("docker")
 def test_the_patch_of_an_episode_is_kept_and_is_the_reference_where_the_expert_made_it() -> None:
     assert episode(expert_policy).info["patch"] == TASK.solution
@@ -87,6 +89,7 @@ def test_unsubmitted_work_counts_as_it_stands_when_a_limit_is_reached() -> None:
     assert session.reward == 1.0
 
 
+@pytest.mark.slow
 def test_without_docker_the_subprocess_backend_serves_and_says_that_it_isolates_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -185,6 +188,7 @@ def test_partial_credit_is_what_was_mended_times_what_was_kept() -> None:
         assert episode(script(fix, "done"), partial=True).reward == pytest.approx(part)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("docker")
 def test_an_agent_that_uses_up_its_sandboxs_memory_is_to_blame_and_gets_nothing() -> None:
     hog = "head -c 240M /dev/zero > /work/big; head -c 120M /dev/zero > /tmp/big; python3 -c 'x = bytearray(2 << 30)'"
@@ -216,6 +220,7 @@ def test_an_unknown_option_or_an_empty_choice_is_named() -> None:
         list(make("swe", path="/no-such-folder").tasks("train"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("docker")
 def test_sandboxes_are_given_back_however_an_episode_ends() -> None:
     async def work() -> None:

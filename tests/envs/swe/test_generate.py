@@ -207,6 +207,7 @@ def test_the_order_of_faults_is_decided_by_the_seed_and_alternates_kinds() -> No
     assert len(orders[0]) == len(faults(STORE))
 
 
+@pytest.mark.slow
 def test_a_fault_is_one_edit_and_everything_around_it_stays() -> None:
     """Over every program of the built-in tasks."""
     count = 0
@@ -275,6 +276,7 @@ def test_what_is_no_package_says_so(folder: Path, tmp_path: Path) -> None:
         Package("empty", {"a.py": ""})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("docker")
 def test_a_package_whose_tests_all_fail_says_why() -> None:
     package = Package("broken", {"a.py": "", "test_a.py": "import absent_module\n"})

@@ -78,6 +78,7 @@ def test_what_is_written_is_read_back_the_same(task: SweTask, tmp_path_factory: 
     assert harbor.read_all(folder.parent) == [task]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(task=tasks())
 def test_a_task_survives_being_a_dataset_row(task: SweTask) -> None:
@@ -102,6 +103,7 @@ def test_git_gives_a_history_the_name_that_we_compute(
     assert all((repo / path).read_bytes().decode() == text for path, text in tree.items())
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(
     table=st.recursive(

@@ -134,6 +134,7 @@ def test_helped():
     assert "is not run after the solution" in refused(WRONG, RIGHT, places, "TestMixed::test_other")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("docker")
 def test_something_that_is_no_task_is_recognised() -> None:
     task = library.load("lru-cache")

@@ -47,6 +47,7 @@ def first(name: str, level: int, split: str = "eval") -> Task:
 # ------------------------------------------------------------------------------ both sites
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("level", LEVELS)
 async def test_the_expert_solves_every_level_and_a_random_agent_hardly_anything(name: str, level: int):
@@ -87,6 +88,7 @@ async def test_an_episode_goes_on_from_any_turn_as_if_it_had_not_been_interrupte
     await calls.close(env)
 
 
+@pytest.mark.slow
 @BOTH
 async def test_two_episodes_at_once_share_nothing(name: str):
     tasks = list(islice(make(name, level=2).tasks(), 6))
@@ -264,6 +266,7 @@ def filled(task: Task) -> FormSite:
     return site
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_record_has_its_credit_for_what_had_to_be_changed(level: int):
     for task in islice(make("web_forms", level=level).tasks(), 30):
@@ -443,6 +446,7 @@ async def test_an_episode_whose_chromium_died_is_closed_like_any_other(started: 
     assert not started[0].contexts
 
 
+@pytest.mark.slow
 async def test_a_page_that_an_episodes_deadline_cut_off_leaves_no_context(
     started: list[FakeChromium],
 ):

@@ -26,6 +26,7 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
 
 
+@pytest.mark.slow
 def test_a_process_without_a_driver_finds_one_that_has_no_device() -> None:
     """`engine=sglang` once died on such a machine unless LD_LIBRARY_PATH was set by hand."""
     env = {**os.environ, **driver.driver_environment()}
@@ -33,6 +34,7 @@ def test_a_process_without_a_driver_finds_one_that_has_no_device() -> None:
     assert done.stdout == "100\n", done.stderr
 
 
+@pytest.mark.slow
 def test_sglang_is_started_with_it_on_a_cpu(folder: Path, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\ncase "$*" in *metadata*) echo 0.5.23;; *) echo "path: $LD_LIBRARY_PATH";; esac\n')

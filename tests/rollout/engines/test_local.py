@@ -57,6 +57,7 @@ async def test_long_requests_get_longer_rows_and_are_not_starved(folder: Path, m
     await engine.close()
 
 
+@pytest.mark.slow
 async def test_an_aborted_turn_goes_on_as_if_nothing_had_happened(engine: LocalEngine) -> None:
     prompt, sampling = list(range(2, 30)), Sampling(max_new_tokens=60, seed=5)
     whole = await collect(engine.generate("w/0", prompt, sampling))
@@ -179,6 +180,7 @@ async def test_a_deadline_ends_a_request_that_waits_for_a_resume(engine: LocalEn
     assert (await collect(engine.generate("s/0", [1], Sampling(max_new_tokens=1)))).finish_reason is FinishReason.LENGTH
 
 
+@pytest.mark.slow
 async def test_a_pause_and_a_call_that_are_cancelled_leave_the_engine_at_work(engine: LocalEngine) -> None:
     under_way = asyncio.create_task(collect(engine.generate("s/0", [1], Sampling(max_new_tokens=200))))
     await started(engine)
@@ -219,6 +221,7 @@ def test_a_folder_without_a_model_is_an_engine_error(tmp_path: Path) -> None:
         LocalEngine(tmp_path, EngineConfig(device="cpu"))
 
 
+@pytest.mark.slow
 def test_the_registry_does_not_import_torch() -> None:
     code = "import sys, agentrl.rollout.engines; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -32,6 +32,7 @@ def test_words_on_the_command_line_reach_the_server_typed() -> None:
     assert config.server == {"mem_fraction_static": 0.8, "flag": True, "name": "x", "sizes": [1, 2]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["port", "model-path", "context_length", "enable-deterministic-inference"])
 def test_an_option_that_has_a_setting_of_its_own_is_refused_and_named(name: str, folder: Path, fake: Path) -> None:
     config = ServerConfig(name="sglang", device="cpu", python=str(fake), server={name: 1})
@@ -52,6 +53,7 @@ def fake(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [SGLangEngine, VLLMEngine])
 async def test_a_server_that_refuses_its_options_shows_its_own_message(kind: Any, folder: Path, fake: Path) -> None:
     engine = kind(folder, ServerConfig(device="cpu", python=str(fake), server={"no_such_option": 3}))
@@ -62,6 +64,7 @@ async def test_a_server_that_refuses_its_options_shows_its_own_message(kind: Any
     await engine.close()
 
 
+@pytest.mark.slow
 async def test_users_options_go_above_ours(folder: Path, fake: Path) -> None:
     server: dict[str, Any] = {"max-total-tokens": 99, "disable_cuda_graph": False}
     engine = SGLangEngine(folder, ServerConfig(device="cpu", python=str(fake), server=server))
@@ -70,6 +73,7 @@ async def test_users_options_go_above_ours(folder: Path, fake: Path) -> None:
     await engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("platform", "expected"),
     [
@@ -88,6 +92,7 @@ async def test_flags_go_by_the_device(
     await engine.close()
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_not_installed_says_where_and_what_is_wanted(folder: Path) -> None:
     with pytest.raises(MissingExtra, match=r"nothing is not installed for .*nothing>=1.2,<2"):
         options.check_version(sys.executable, ("nothing", "nothing-cpu"), (1, 2), (2,))

@@ -139,6 +139,7 @@ def test_an_asynchronous_run_uses_one_and_goes_on_where_it_is_killed(tmp_path: P
     assert not processes.running("engine")
 
 
+@pytest.mark.slow
 def test_it_ends_with_a_process_that_is_killed(folder: Path) -> None:
     code = (
         "import sys, time\n"

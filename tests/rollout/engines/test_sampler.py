@@ -25,6 +25,7 @@ ROW = st.builds(RowSampling, SAMPLINGS, st.integers(0, 2**63), st.integers(0, 10
 ROWS = st.lists(ROW, min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @given(ROWS, st.integers(0, 1000))
 def test_a_row_is_sampled_the_same_alone_and_in_a_batch(rows: list[RowSampling], seed: int) -> None:
     logits = torch.randn(len(rows), 11, generator=torch.Generator().manual_seed(seed)) * 3

@@ -59,6 +59,7 @@ def test_each_row_shares_the_longest_run_of_blocks_that_it_has_in_common_with_an
                 assert max(lengths.get(row, 0), lengths.get(other, 0)) >= alike
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0, 1, 2]), st.booleans()), min_size=1, max_size=12),
@@ -91,6 +92,7 @@ def test_attention_over_packed_groups_of_any_rows_is_attention_of_each_row_alone
     assert torch.equal(attend(shared), attend([]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [150, 300, 520])
 def test_samples_of_a_long_prompt_are_what_each_would_be_alone(tmp_path: Path, prompt: int) -> None:
     shape = tiny.TinyShape(vocab=288, layers=2, width=32, mlp=32, context=1024)

@@ -87,6 +87,7 @@ async def test_a_request_that_kills_engines_is_refused_after_some_and_the_others
         await fleet.close()
 
 
+@pytest.mark.slow
 async def test_a_request_that_failed_on_an_engine_goes_to_another(folder: Path) -> None:
     """Its session was the engine's, so it came back until its attempts were used up."""
     fleet, made = touchy(folder, deadly=False, engines=2, max_attempts=2)
@@ -113,6 +114,7 @@ async def test_a_refused_prompt_may_be_tried_again_after_a_while(folder: Path, m
         await fleet.close()
 
 
+@pytest.mark.slow
 async def test_an_engine_that_fails_one_request_over_and_over_and_draws_nothing_for_us_is_started_anew(
     folder: Path,
 ) -> None:
@@ -147,5 +149,6 @@ async def test_an_engine_that_works_gets_its_restarts_back(folder: Path) -> None
         await fleet.close()
 
 
+@pytest.mark.slow
 def test_attempts_and_restarts_are_settings() -> None:
     assert (FleetConfig().max_attempts, FleetConfig().max_restarts) == (3, 5)

@@ -41,6 +41,7 @@ def test_a_run_records_what_its_engines_were_compared_with_also_where_they_are_s
     assert check.examined["compared with an engine that loaded a folder"] == 2
 
 
+@pytest.mark.slow
 async def test_the_first_publication_and_every_nth_after_it_are_proved(folder: Path, model: Any) -> None:
     reference = ReferenceEngine(EngineConfig(device="cpu"), FleetConfig(), WeightsConfig(prove_every=2), folder)
     engine = LocalEngine(folder, EngineConfig(device="cpu"))
@@ -61,6 +62,7 @@ def test_a_record_of_other_weights_than_the_folders_is_a_fault() -> None:
     assert not Published(3, 0, "sglang", "dropped", {"engine-0": "ab"}).undelivered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [

@@ -122,6 +122,7 @@ def test_weights_of_another_process_are_written_there_and_never_come_here(tmp_pa
     assert save(tmp_path / "out", tmp_path / "base", 8) == {"a": (2,), "b": (3, 4)}
 
 
+@pytest.mark.slow
 def test_only_floating_point_weights_are_cast() -> None:
     weights = [
         ("a", torch.ones(2)),

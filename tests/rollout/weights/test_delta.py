@@ -167,6 +167,7 @@ def test_a_replica_that_was_killed_while_patching_is_whole_once_opened(
     assert not (replica.folder / REDO).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [

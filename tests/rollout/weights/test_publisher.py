@@ -253,6 +253,7 @@ async def test_of_older_snapshots_only_the_last_lies_on_the_disk_while_the_next_
     await transport.close()
 
 
+@pytest.mark.slow
 async def test_a_trainer_elsewhere_writes_what_engines_load_and_its_tensors_are_checked_by_name_and_shape(
     base: Path,
 ) -> None:

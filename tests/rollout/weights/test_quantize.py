@@ -88,6 +88,7 @@ def test_only_linear_weights_are_quantised_and_scales_carry_the_checkpoints_name
     assert all(found[name].dtype == torch.bfloat16 for name in set(names) - quantised)
 
 
+@pytest.mark.slow
 def test_what_a_model_folder_requires_is_read(tmp_path: Path) -> None:
     def config(**quantisation: object) -> Fp8Blocks | None:
         (tmp_path / "config.json").write_text(json.dumps({"quantization_config": quantisation or None}))

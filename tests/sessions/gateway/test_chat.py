@@ -33,6 +33,7 @@ def engine_saw_what_is_stored(served: Served, id_: str) -> None:
     assert sorted(paths) == sorted(drawn)
 
 
+@pytest.mark.slow
 async def test_a_conversation_with_tools_is_one_clean_path_of_what_the_engine_saw(serve: Serve) -> None:
     engine = ScriptedEngine(
         in_turn(assistant("let me", "hm", [("add", '{"a": 1}'), ("add", '{"a": 2}')]), assistant("3", "so"))
@@ -58,6 +59,7 @@ async def test_a_conversation_with_tools_is_one_clean_path_of_what_the_engine_sa
         engine_saw_what_is_stored(served, access["id"])
 
 
+@pytest.mark.slow
 async def test_a_client_that_drops_the_reasoning_still_finds_its_node(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(assistant("a", "because"), assistant("b", "well")))) as served:
         access = await served.open()
@@ -71,6 +73,7 @@ async def test_a_client_that_drops_the_reasoning_still_finds_its_node(serve: Ser
         assert "because" in renderer().tokenizer.decode(served.engine.calls[1].input_ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("echoed", [True, False])
 async def test_stripping_leaves_earlier_reasoning_on_its_own_branch_whatever_the_client_echoes(
     serve: Serve, echoed: bool
@@ -111,6 +114,7 @@ async def test_stripping_leaves_earlier_reasoning_on_its_own_branch_whatever_the
         engine_saw_what_is_stored(served, access["id"])
 
 
+@pytest.mark.slow
 async def test_streams_carry_the_same_as_whole_replies(serve: Serve) -> None:
     words = assistant("hello there", "think", [("add", '{"a": 1}')])
     async with serve(ScriptedEngine(in_turn(words))) as served:
@@ -129,6 +133,7 @@ async def test_streams_carry_the_same_as_whole_replies(serve: Serve) -> None:
         assert served.session(access["id"]).counters == {"gateway/branches/resampled": 1}
 
 
+@pytest.mark.slow
 async def test_choices_are_siblings_with_dice_of_their_own(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(assistant("a"), assistant("b"), assistant("c")))) as served:
         access = await served.open()
@@ -158,6 +163,7 @@ async def test_streamed_choices_and_usage(serve: Serve) -> None:
         assert usage.completion_tokens == sum(len(call.turn.token_ids) for call in served.engine.calls)
 
 
+@pytest.mark.slow
 async def test_a_stop_string_ends_the_text_before_it_and_the_turn_with_it(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(assistant("one STOP two")))) as served:
         access = await served.open()
@@ -311,6 +317,7 @@ class Answer(BaseModel):
     number: int
 
 
+@pytest.mark.slow
 async def test_structured_outputs_work_where_the_engine_can_and_are_refused_where_it_cannot(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(assistant('{"number": 3}')), json_schema=True)) as served:
         access = await served.open()
@@ -374,6 +381,7 @@ async def test_narrowed_sampling_is_stored_untrainable_and_counted(serve: Serve)
         assert session.counters == {"gateway/untrainable": 1}
 
 
+@pytest.mark.slow
 async def test_a_full_context_is_refused_as_openai_does_and_the_session_ends_truncated(serve: Serve) -> None:
     async with serve(ScriptedEngine(max_context=20)) as served:
         access = await served.open()

@@ -121,6 +121,7 @@ async def test_a_program_with_tools_makes_one_clean_path(
         saw_what_is_stored(engine, session)
 
 
+@pytest.mark.slow
 def test_the_document_names_the_versions_that_are_tried() -> None:
     table = (ROOT / "docs" / "agents.md").read_text().partition("## Clients")[2]
     wanted = set(re.findall(r"\d+\.\d+\.\d+", (FOLDER / "package.json").read_text()))

@@ -44,6 +44,7 @@ def served(folder: Path) -> Iterator[str]:
         thread.join(30)
 
 
+@pytest.mark.slow
 def test_every_address_is_described_with_its_answers(tmp_path: Path) -> None:
     with served(tmp_path) as url:
         description = httpx.get(f"{url}/openapi.json").json()

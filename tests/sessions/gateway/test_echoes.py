@@ -190,6 +190,7 @@ async def test_tokens_that_an_echo_shares_with_its_turn_count_once_in_the_sessio
     assert tree.size(session) < 150 < sum(len(node.token_ids) for node in session.nodes)
 
 
+@pytest.mark.slow
 async def test_a_session_that_is_taken_up_again_knows_its_extended_turns(tmp_path: Path) -> None:
     chat = GatewaySession(tmp_path, assistant("a"), assistant("b"), assistant("c"))
     await chat(HI)

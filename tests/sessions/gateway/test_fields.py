@@ -66,6 +66,7 @@ def ignored(reply: httpx.Response) -> set[str]:
     return set(reply.headers["x-agentrl-ignored"].split(", "))
 
 
+@pytest.mark.slow
 async def test_a_coding_agents_response_request_is_served_and_ignored_fields_are_reported(serve: Serve) -> None:
     async with serve() as served:
         access = await served.open()
@@ -80,6 +81,7 @@ async def test_a_coding_agents_response_request_is_served_and_ignored_fields_are
         assert "web_search" not in prompt
 
 
+@pytest.mark.slow
 async def test_a_request_with_thousands_of_fields_is_refused_before_each_is_looked_up(serve: Serve) -> None:
     """A body may hold millions; comparing each with the known names kept the gateway from everybody for minutes."""
     async with serve() as served:
@@ -99,6 +101,7 @@ async def test_the_sdk_reads_a_reply_to_tools_of_which_some_were_left_out(serve:
         assert [tool.name for tool in reply.tools] == ["add"]
 
 
+@pytest.mark.slow
 async def test_cache_marks_that_move_from_turn_to_turn_keep_one_path(serve: Serve) -> None:
     async with serve(
         ScriptedEngine(in_turn(assistant("", None, [("add", '{"cache_control": 1}')]), assistant("done")))
@@ -154,6 +157,7 @@ FORMS: Any = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "name"),
     [("chat/completions", "response_format"), ("responses", "text.format"), ("messages", "output_config.format")],
@@ -174,6 +178,7 @@ async def test_a_form_for_text_says_nothing_of_a_call_that_is_demanded(serve: Se
 LATER: Any = {"name": "fetch", "description": "fetches", "input_schema": {"type": "object"}, "defer_loading": True}
 
 
+@pytest.mark.slow
 async def test_a_deferred_tool_is_described_where_a_result_refers_to_it_and_the_path_continues(serve: Serve) -> None:
     """Claude Code finds tools so; each search began the conversation anew, with every tool in its prompt."""
     words = (
@@ -214,6 +219,7 @@ async def test_a_reference_to_a_tool_that_is_not_declared_is_refused_by_name(ser
         assert "messages[2].content[0].content[0].tool_name='fetch'" in reply.json()["error"]["message"]
 
 
+@pytest.mark.slow
 async def test_counting_takes_what_a_turn_takes(serve: Serve) -> None:
     async with serve() as served:
         access = await served.open()
@@ -263,6 +269,7 @@ async def test_no_field_that_changes_the_text_anywhere_is_passed_over(serve: Ser
         assert served.engine.calls == []
 
 
+@pytest.mark.slow
 async def test_an_address_that_does_not_exist_answers_in_the_protocols_own_shape(serve: Serve) -> None:
     async with serve() as served:
         access = await served.open()

@@ -48,6 +48,7 @@ def call(arguments: str, id_: str = "c1") -> ToolCall:
     return ToolCall(id=id_, function=FunctionCall(name="f", arguments=arguments))
 
 
+@pytest.mark.slow
 @FEW
 @given(sessions(), st.data())
 def test_every_stored_path_finds_a_node_that_says_the_same(grown: Session, data: st.DataObject) -> None:
@@ -68,6 +69,7 @@ def test_every_stored_path_finds_a_node_that_says_the_same(grown: Session, data:
     assert found == meant
 
 
+@pytest.mark.slow
 @FEW
 @given(sessions(), st.data(), st.lists(st.text(max_size=5), max_size=3))
 def test_what_is_new_is_what_lies_beyond_the_deepest_match(
@@ -168,6 +170,7 @@ FLAG = {"type": "boolean", "default": False}
 DEFAULTS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"all": FLAG, "n": {}}}}}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("echoed", "same"),
     [

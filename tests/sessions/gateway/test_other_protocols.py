@@ -37,6 +37,7 @@ ROUND = (
 )
 
 
+@pytest.mark.slow
 async def test_responses_resent_item_by_item_make_one_path(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(*ROUND))) as served:
         access = await served.open()
@@ -108,6 +109,7 @@ async def test_a_custom_call_without_a_text_is_returned_as_it_was_written(serve:
             assert json.loads(item.input) == json.loads(arguments)
 
 
+@pytest.mark.slow
 async def test_a_response_is_followed_by_its_id_and_other_instructions_begin_a_new_root(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(assistant("a"), assistant("b"), assistant("c")))) as served:
         access = await served.open()
@@ -127,6 +129,7 @@ async def test_a_response_is_followed_by_its_id_and_other_instructions_begin_a_n
             await responses.create(model="m", input="x", previous_response_id="resp_lost")
 
 
+@pytest.mark.slow
 async def test_a_streamed_response_is_the_whole_one_in_events_that_the_sdk_accepts(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(ROUND[0]))) as served:
         access = await served.open()
@@ -154,6 +157,7 @@ def _plain(item: Any) -> Any:
     return item
 
 
+@pytest.mark.slow
 async def test_a_response_that_was_cut_is_incomplete(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(assistant("a long story without end")))) as served:
         access = await served.open()
@@ -194,6 +198,7 @@ async def test_responses_parameters_that_cannot_be_honoured_are_named(
 # ------------------------------------------------------------------------------------------- Anthropic
 
 
+@pytest.mark.slow
 async def test_anthropic_turns_with_tools_and_thinking_make_one_path(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(*ROUND))) as served:
         access = await served.open()
@@ -215,6 +220,7 @@ async def test_anthropic_turns_with_tools_and_thinking_make_one_path(serve: Serv
         assert served.session(access["id"]).counters == counted
 
 
+@pytest.mark.slow
 async def test_an_anthropic_stream_is_the_whole_reply_in_blocks(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(ROUND[0]))) as served:
         access = await served.open()
@@ -299,6 +305,7 @@ async def test_anthropic_parameters_that_cannot_be_honoured_are_named_in_anthrop
         assert caught.value.body["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.slow
 async def test_both_families_list_the_model_in_their_own_shape(serve: Serve) -> None:
     async with serve(model="tiny") as served:
         access = await served.open()
@@ -306,6 +313,7 @@ async def test_both_families_list_the_model_in_their_own_shape(serve: Serve) -> 
         assert [m.id async for m in claude(access).models.list()] == ["tiny"]
 
 
+@pytest.mark.slow
 async def test_two_protocols_may_be_used_in_one_session(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(assistant("a"), assistant("b")))) as served:
         access = await served.open()
@@ -361,6 +369,7 @@ async def test_completions_parameters_that_cannot_be_honoured_are_named(
             await client(access).completions.create(**{"model": "m", "prompt": "x", **fields})
 
 
+@pytest.mark.slow
 async def test_arguments_survive_anthropics_objects_byte_for_byte_where_they_are_plain(serve: Serve) -> None:
     words = assistant("", None, [("add", json.dumps({"text": 'ü "q" \n', "n": [1, 2.5, None]}, ensure_ascii=False))])
     async with serve(ScriptedEngine(in_turn(words, assistant("ok")))) as served:

@@ -25,6 +25,7 @@ def texts(replies: Any) -> list[str | None]:
     return [reply.choices[0].message.content for reply in replies]
 
 
+@pytest.mark.slow
 async def test_samples_requested_one_by_one_are_independent(serve: Serve) -> None:
     """dspy.LM(n=3) asks three times; it used to get three copies of one sample."""
     async with serve(ScriptedEngine(in_turn(*LETTERS))) as served:
@@ -46,6 +47,7 @@ async def test_samples_requested_one_by_one_are_independent(serve: Serve) -> Non
         assert session.counters == {"gateway/branches/resampled": 4}
 
 
+@pytest.mark.slow
 async def test_a_request_that_says_it_is_a_retry_gets_the_newest_stored_reply(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(*LETTERS)), retry_detection="marked") as served:
         access = await served.open()
@@ -57,6 +59,7 @@ async def test_a_request_that_says_it_is_a_retry_gets_the_newest_stored_reply(se
         assert served.session(access["id"]).counters == {"gateway/branches/resampled": 1, "gateway/retries": 1}
 
 
+@pytest.mark.slow
 async def test_the_same_seed_is_the_same_draw(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(*LETTERS))) as served:
         access = await served.open()
@@ -65,6 +68,7 @@ async def test_the_same_seed_is_the_same_draw(serve: Serve) -> None:
         assert len(served.engine.calls) == 1
 
 
+@pytest.mark.slow
 async def test_where_it_is_so_set_every_identical_request_is_a_retry(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(*LETTERS), latency=0.01), retry_detection="all") as served:
         access = await served.open()
@@ -114,6 +118,7 @@ async def until_lost(served: Served, id_: str) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_after_a_connection_that_broke_with_the_reply_unread_a_repeat_gets_that_reply_once(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(*LETTERS))) as served:
         access = await served.open()
@@ -125,6 +130,7 @@ async def test_after_a_connection_that_broke_with_the_reply_unread_a_repeat_gets
         assert served.session(access["id"]).counters["gateway/retries"] == 1
 
 
+@pytest.mark.slow
 async def test_a_repeat_while_the_reply_is_still_being_sent_ends_the_first(serve: Serve) -> None:
     """Between the draw and the last byte the client can't have the reply: it asks for the same sample again."""
     async with serve(ScriptedEngine(in_turn(*LETTERS))) as served:
@@ -146,6 +152,7 @@ async def test_a_repeat_while_the_reply_is_still_being_sent_ends_the_first(serve
         assert sum(n.sampled for n in served.session(access["id"]).nodes) == 1
 
 
+@pytest.mark.slow
 async def test_samples_that_nothing_was_built_on_get_no_credit_unless_they_were_rewarded_themselves(
     serve: Serve,
 ) -> None:

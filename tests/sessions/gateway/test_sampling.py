@@ -32,6 +32,7 @@ WANTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", SPOKEN)
 async def test_a_clients_sampling_is_ignored_counted_and_named_in_every_protocol(
@@ -53,6 +54,7 @@ async def test_a_clients_sampling_is_ignored_counted_and_named_in_every_protocol
     assert counted == {f"gateway/ignored/{name}": 1 for name in WANTED}
 
 
+@pytest.mark.slow
 async def test_the_sdks_clients_get_turns_that_are_trained_whatever_sampling_they_ask_for(serve: Serve) -> None:
     async with serve(limits=Limits(sampling="run")) as served:
         access = await served.open()
@@ -67,6 +69,7 @@ async def test_the_sdks_clients_get_turns_that_are_trained_whatever_sampling_the
     assert all(any(turn.trainable) for turn in turns)
 
 
+@pytest.mark.slow
 async def test_what_a_request_means_is_kept(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(assistant("one STOP two"), *LETTERS)), limits=RUNS) as served:
         access = await served.open()
@@ -98,6 +101,7 @@ async def test_fields_of_other_servers_are_still_refused_where_fields_are_strict
             await chat.create(model="m", messages=HI, extra_body={"min_p": 0.1})
 
 
+@pytest.mark.slow
 async def test_an_ignored_seed_makes_no_request_the_retry_of_another(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(*LETTERS)), limits=RUNS, retry_detection="marked") as served:
         chat = client(await served.open()).chat.completions
@@ -106,6 +110,7 @@ async def test_an_ignored_seed_makes_no_request_the_retry_of_another(serve: Serv
     assert len({call.sampling.seed for call in served.engine.calls}) == len(served.engine.calls) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decides", ["run", "mixed", "client"])
 async def test_sessions_that_send_the_same_seed_differ_unless_the_seed_is_taken_as_it_is(
     serve: Serve, decides: Any
@@ -162,6 +167,7 @@ def agent(tmp_path: Path) -> str:
     return f"{file}:agent"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:turns sampled with:UserWarning")
 @pytest.mark.parametrize("decides", ["run", "client"])
 async def test_a_program_has_the_sampling_of_training_in_training_and_of_evaluations_in_those(

@@ -57,6 +57,7 @@ def followed(nodes: Session) -> list[Any]:
     return [(node.parent, node.token_ids, node.sampling, node.arrival) for node in nodes.nodes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 async def test_a_session_whose_requests_arrive_in_another_order_is_the_recorded_one_again(
     serve: Serve, seed: int
@@ -85,6 +86,7 @@ async def test_attempts_at_a_request_are_numbered_in_the_order_of_their_arrival(
         assert [attempt for _, attempt in most] == [0, 1, 2]
 
 
+@pytest.mark.slow
 async def test_a_program_that_leaves_out_a_request_departs_at_its_turn(serve: Serve) -> None:
     failures: list[BaseException] = []
     async with serve(ScriptedEngine(words)) as served:
@@ -99,6 +101,7 @@ async def test_a_program_that_leaves_out_a_request_departs_at_its_turn(serve: Se
         assert len(failures) == 1
 
 
+@pytest.mark.slow
 async def test_a_session_with_a_request_that_got_no_turn_is_known_by_its_numbers(serve: Serve) -> None:
     async with serve(ScriptedEngine(words)) as served:
         session = Session("a", Task(id="t"))

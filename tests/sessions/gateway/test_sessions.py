@@ -68,6 +68,7 @@ def lay_out(path: Path, database: bytes, log: bytes) -> None:
 # --------------------------------------------------------------------------------------------- secrets
 
 
+@pytest.mark.slow
 async def test_no_key_but_its_own_opens_a_session(serve: Serve) -> None:
     async with serve() as served:
         mine, other = await served.open(), await served.open()
@@ -81,6 +82,7 @@ async def test_no_key_but_its_own_opens_a_session(serve: Serve) -> None:
         assert served.session(mine["id"]).nodes == []
 
 
+@pytest.mark.slow
 async def test_a_session_shows_its_tree_but_not_its_keys_hash(serve: Serve) -> None:
     async with serve() as served:
         access = await served.open(task={"id": "t7", "question": "?"}, group="g", sample=2, seed=3)
@@ -103,6 +105,7 @@ async def test_a_gateway_with_a_key_of_its_own_opens_sessions_for_its_holder_onl
 # -------------------------------------------------------------------------------------------- refusals
 
 
+@pytest.mark.slow
 async def test_an_oversized_body_is_refused_announced_or_not(serve: Serve) -> None:
     async with serve(limits=Limits(body_bytes=1000)) as served:
         access = await served.open()
@@ -119,6 +122,7 @@ async def test_an_oversized_body_is_refused_announced_or_not(serve: Serve) -> No
             assert (await http.post(url, content=pieces(), headers=headers)).status_code == 413
 
 
+@pytest.mark.slow
 async def test_a_body_that_never_comes_and_one_that_is_no_json_are_refused(serve: Serve) -> None:
     async with serve(limits=Limits(body_timeout=0.2)) as served:
         access = await served.open()
@@ -164,6 +168,7 @@ async def test_a_flood_is_refused_with_429_and_retry_after_and_the_rest_is_serve
         assert later.status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_client_that_leaves_aborts_its_generation_and_nothing_is_stored(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(assistant("a long reply " * 10)), latency=0.02)) as served:
         access = await served.open()
@@ -209,6 +214,7 @@ async def test_a_slow_reader_is_hung_up_on_and_nothing_is_stored(serve: Serve) -
         assert session.nodes == []
 
 
+@pytest.mark.slow
 async def test_stragglers_find_a_closed_session_closed_and_what_ran_is_ended(serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(assistant("slow " * 50)), latency=0.02)) as served:
         access = await served.open()
@@ -226,6 +232,7 @@ async def test_stragglers_find_a_closed_session_closed_and_what_ran_is_ended(ser
 # --------------------------------------------------------------------------------------------- rewards
 
 
+@pytest.mark.slow
 async def test_rewards_final_by_name_and_for_one_turn(serve: Serve) -> None:
     async with serve() as served:
         access = await served.open()
@@ -243,6 +250,7 @@ async def test_rewards_final_by_name_and_for_one_turn(serve: Serve) -> None:
         assert (stored.reward, stored.nodes[1].reward, stored.status) == (2.0, 0.25, Status.COMPLETED)
 
 
+@pytest.mark.slow
 async def test_a_reward_given_twice_is_a_retry_and_one_that_contradicts_is_refused(serve: Serve) -> None:
     async with serve() as served:
         access = await served.open()
@@ -254,6 +262,7 @@ async def test_a_reward_given_twice_is_a_retry_and_one_that_contradicts_is_refus
         assert served.session(access["id"]).reward == 1.0
 
 
+@pytest.mark.slow
 async def test_a_reward_that_never_comes_seals_the_session_unrewarded_which_is_not_zero(serve: Serve) -> None:
     async with serve(limits=Limits(reward_deadline=0.2)) as served:
         access = await served.open()
@@ -267,6 +276,7 @@ async def test_a_reward_that_never_comes_seals_the_session_unrewarded_which_is_n
         assert access["id"] not in served.gateway._entries
 
 
+@pytest.mark.slow
 async def test_rewards_are_computed_at_the_close_where_the_client_gives_none(serve: Serve) -> None:
     async def score(session: Session) -> None:
         if session.task["n"] == 2:
@@ -290,6 +300,7 @@ async def test_rewards_are_computed_at_the_close_where_the_client_gives_none(ser
         assert served.store.load(ended[0].id).reward == 0.5
 
 
+@pytest.mark.slow
 async def test_rewards_that_come_with_the_close_seal_at_once(serve: Serve) -> None:
     async with serve() as served:
         for body in ({"reward": 1.0}, {"rewards": {"a": 0.5, "b": 0.25}}):
@@ -318,6 +329,7 @@ async def test_wrong_rewards_and_ends_are_refused(serve: Serve, path: str, body:
         assert served.session(access["id"]).status is Status.OPEN
 
 
+@pytest.mark.slow
 async def test_a_session_that_nobody_closes_expires_as_aborted(serve: Serve) -> None:
     async with serve(limits=Limits(session_timeout=0.3, turn_timeout=0.2)) as served:
         access = await served.open()
@@ -325,6 +337,7 @@ async def test_a_session_that_nobody_closes_expires_as_aborted(serve: Serve) -> 
         assert (session.status, session.reward) == (Status.ABORTED, None)
 
 
+@pytest.mark.slow
 async def test_waiting_for_a_seal_has_a_deadline(serve: Serve) -> None:
     async with serve() as served:
         access = await served.open()
@@ -351,6 +364,7 @@ async def test_a_runs_own_sessions_are_opened_and_finished_in_process(serve: Ser
 # ------------------------------------------------------------------------------------------- reopening
 
 
+@pytest.mark.slow
 async def test_after_a_restart_sessions_keys_retries_and_deadlines_go_on(tmp_path: Path, serve: Serve) -> None:
     async with serve(ScriptedEngine(in_turn(assistant("one")))) as served:
         access, closed = await served.open(seed=4), await served.open()
@@ -416,6 +430,7 @@ async def test_a_gateway_reopens_a_log_that_was_cut_at_any_byte_of_the_last_turn
     store.close()
 
 
+@pytest.mark.slow
 async def test_a_store_that_fails_ends_the_session_as_our_own_fault(serve: Serve) -> None:
     async with serve() as served:
         access = await served.open()
@@ -472,6 +487,7 @@ async def test_a_gateway_without_the_secret_of_another_refuses_the_keys_that_it_
             Gateway(served.gateway.parts, served.store).entry("s", access.api_key)
 
 
+@pytest.mark.slow
 async def test_a_gateway_whose_engines_are_gone_says_so_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -500,6 +516,7 @@ async def test_a_gateway_whose_engines_are_gone_says_so_and_ends(
             await serving
 
 
+@pytest.mark.slow
 async def test_counters_are_in_the_store_after_each_request_whatever_became_of_it(serve: Serve) -> None:
     """A gateway that was killed had the turns, but had counted nothing."""
     from agentrl.errors import EngineError
@@ -549,6 +566,7 @@ async def test_a_second_head_on_a_kept_connection_has_its_time_from_its_first_by
         assert b"HTTP/1.1 408" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [[b"x-a: " + b"a" * 5000], [b"x-%d: %s" % (i, b"a" * 100) for i in range(50)]])
 async def test_a_head_is_bounded_in_size_whole_or_not(serve: Serve, fields: list[bytes]) -> None:
     async with serve(limits=Limits(head_bytes=4000)) as served:

@@ -74,6 +74,7 @@ async def test_a_large_text_that_may_fit_is_tokenised_in_a_thread_and_small_ones
         assert text in renderer().tokenizer.decode(first.input_ids)
 
 
+@pytest.mark.slow
 async def test_a_text_whose_beginning_alone_is_too_long_is_refused_by_it(
     serve: Serve, encoded: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +86,7 @@ async def test_a_text_whose_beginning_alone_is_too_long_is_refused_by_it(
         assert max(size for size, _ in encoded) < 10_000
 
 
+@pytest.mark.slow
 async def test_a_text_with_more_words_than_tokens_are_left_is_refused_without_being_tokenised(
     serve: Serve, encoded: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +101,7 @@ async def test_a_text_with_more_words_than_tokens_are_left_is_refused_without_be
         assert max((size for size, _ in encoded), default=0) < 1000
 
 
+@pytest.mark.slow
 async def test_counting_tokens_refuses_no_length(serve: Serve) -> None:
     async with serve(ScriptedEngine(max_context=100)) as served:
         access = await served.open()
@@ -106,6 +109,7 @@ async def test_counting_tokens_refuses_no_length(serve: Serve) -> None:
         assert reply.json()["input_tokens"] > 3000
 
 
+@pytest.mark.slow
 async def test_requests_are_answered_while_a_large_text_is_tokenised(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

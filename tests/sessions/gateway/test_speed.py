@@ -93,6 +93,7 @@ async def test_replies_and_the_pieces_of_streams_fit_the_clients_own_types(serve
                         TypeAdapter(PIECE[path]).validate_python(data)
 
 
+@pytest.mark.slow
 async def test_an_application_with_middleware_of_its_own_has_it_around_turns_too(serve: Serve) -> None:
     async with serve() as served:
         from agentrl.sessions.gateway.app import create_app
@@ -251,6 +252,7 @@ def test_no_text_has_fewer_tokens_than_its_gaps_say() -> None:
         assert gaps // tokenizer.most_gaps <= len(tokenizer.encode(text))
 
 
+@pytest.mark.slow
 async def test_heads_without_a_body_and_interim_ones_are_sent_though_heads_wait_for_their_body(serve: Serve) -> None:
     async with serve() as served:
         reader, writer = await asyncio.open_connection(*served.url.removeprefix("http://").split(":"))

@@ -123,6 +123,7 @@ async def test_at_all_interfaces_a_session_is_reached_under_the_address_that_its
     assert session["base_url"] == f"{reachable}/sessions/{session['id']}/v1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

@@ -62,6 +62,7 @@ def test_each_session_belongs_to_one_worker_and_new_ones_are_made_for_it() -> No
         assert not any(other.has(one) for one in made for other in shards if other is not shard)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -51,6 +51,7 @@ def test_an_extended_turn_reads_as_the_format_would_have_written_it(family: str)
             assert decode(ours) == theirs
 
 
+@pytest.mark.slow
 def test_an_addition_that_makes_a_call_of_the_text_is_refused() -> None:
     """Llama 3 writes calls as plain JSON: one that can't be read is handed over as text, and would be completed."""
     renderer = renderer_of("llama-3")

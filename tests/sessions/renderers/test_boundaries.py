@@ -52,6 +52,7 @@ def results(message: Message) -> list[Message]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_the_models_end_token_is_written_once_and_a_missing_one_opens_the_next_node(family: str) -> None:
     renderer = renderer_of(family)
@@ -154,6 +155,7 @@ def test_text_can_not_smuggle_in_any_special_token(family: str) -> None:
         assert counts[0] == counts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_a_model_that_spells_a_delimiter_in_plain_tokens_has_written_text(family: str) -> None:
     renderer = renderer_of(family)
@@ -394,6 +396,7 @@ def test_the_generic_renderer_serves_the_families_whose_templates_append(family:
     assert [c.function.name for c in read.tool_calls or []] == ["f"]
 
 
+@pytest.mark.slow
 def test_the_generic_renderer_warns_where_a_template_would_drop_reasoning(caplog: pytest.LogCaptureFixture) -> None:
     renderer = get_renderer(tokenizer("qwen3"), "generic")
     assert "drops earlier reasoning" in caplog.text
@@ -401,6 +404,7 @@ def test_the_generic_renderer_warns_where_a_template_would_drop_reasoning(caplog
     assert parse(renderer, renderer.turn(message)).message == message
 
 
+@pytest.mark.slow
 def test_a_check_says_what_appends_where_it_differs_and_which_parser_fits() -> None:
     rows = {row.question: row for row in check_renderer(tokenizer("qwen3"), count=10)}
     assert rows["renderer"].answer == "qwen3"
@@ -467,6 +471,7 @@ MOONLIGHT = (
 )
 
 
+@pytest.mark.slow
 def test_moonlight_which_has_no_tools_is_served_by_its_own_template() -> None:
     tokens = ("<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>")
     renderer = get_renderer(with_template(MOONLIGHT, tokens))

@@ -42,6 +42,7 @@ def test_a_refusal_names_what_was_tried_and_how_to_name_another() -> None:
     assert "model.renderer=" in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -83,6 +84,7 @@ def test_a_template_is_taken_only_if_all_its_parts_come_out_again(answer: str, o
         get_renderer(made)
 
 
+@pytest.mark.slow
 def test_qwen_35_whose_template_does_not_think_is_rendered_without_thoughts() -> None:
     """That of 0.8B and 2B: the prompt holds an empty thought, which no renderer wrote."""
     thinking = BY_NAME["Qwen 3.5"].tokenizer()
@@ -153,6 +155,7 @@ def test_a_check_in_which_every_conversation_is_refused_does_not_pass() -> None:
     assert {"chatml equals the template: chat", "compared with the template"} <= failed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "chatml"])
 def test_every_family_shows_the_model_its_system_message(family: str, caplog: pytest.LogCaptureFixture) -> None:
     renderer = get_renderer(tokenizer(family), family)
@@ -239,6 +242,7 @@ def test_a_renderer_or_grammar_that_is_not_known_is_refused_with_the_nearest_nam
 # -------------------------------------------------------------------------- white space at the front
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["\nyes", "\n\n  yes", " yes", "\n"])
 @pytest.mark.parametrize("line", ["\n", "\n\n"])
 def test_assistant_text_that_begins_with_white_space_is_written_behind_the_prompt(text: str, line: str) -> None:

@@ -55,6 +55,7 @@ def test_gemma_refuses_keys_that_its_notation_can_not_hold() -> None:
             renderer.turn(message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "arguments", "says"),
     [

@@ -77,6 +77,7 @@ def test_growing_sessions_hold_the_tokens_of_mistrals_own_encoder() -> None:
     assert len(ours) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_reasoning_and_calls_of_newer_mistrals_are_read_back(version: str) -> None:
     renderer = get_renderer(tokenizer(f"mistral-{version}"), f"mistral-{version}")

@@ -358,6 +358,7 @@ def test_content_that_begins_like_a_pythonic_call_stays_content(text: str) -> No
     assert (_pythonic(text).content, _pythonic(text).tool_calls) == (text, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", ["f(1)", "f(a=g())", "x = f()", "f(a=b)", "", "f(a=1", "import os", "f(**{})", "é("])
 def test_a_tagged_call_that_is_no_python_call_is_malformed_and_says_so(body: str) -> None:
     read = _pythonic(f"<function_calls>{body}</function_calls>")

@@ -28,6 +28,7 @@ def dockerfile(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 async def test_an_image_is_built_with_progress_and_serves_sandboxes(docker: None, dockerfile: Path, make: Make) -> None:
     lines: list[str] = []
     tag = "agentrl/test-build:latest"

@@ -54,6 +54,7 @@ async def test_an_image_is_there_again_once_all_of_its_pieces_have_arrived(image
         await host.load_image(image)
 
 
+@pytest.mark.slow
 async def test_a_host_sends_an_image_to_another_and_refuses_one_that_it_does_not_have(
     image: str, hosts: list[Worker]
 ) -> None:

@@ -32,6 +32,7 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
+@pytest.mark.slow
 def test_an_owner_is_alive_until_its_process_is_gone_and_unknown_ones_are_never_judged() -> None:
     other = python("from agentrl.tools.sandbox.owner import owner; print(owner().id, flush=True); input()")
     try:

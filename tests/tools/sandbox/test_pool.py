@@ -236,6 +236,7 @@ async def test_work_that_fails_by_itself_is_not_done_again(pool: Pool) -> None:
     assert calls == 1
 
 
+@pytest.mark.slow
 async def test_a_cancelled_acquire_keeps_no_sandbox(pool: Pool, backend: FakeBackend) -> None:
     backend.may_create.clear()
     tasks = [asyncio.ensure_future(pool.acquire(SPEC)) for _ in range(4)]

@@ -73,6 +73,7 @@ async def test_plain_exec_is_used_where_the_runner_can_not_start_and_a_warning_s
     assert any("plain docker exec is used" in record.message for record in caplog.records)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["a program of another machine", "a folder that the daemon does not see"])
 async def test_a_runner_that_can_not_be_executed_or_mounted_is_replaced_by_plain_exec(
     what: str, docker: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -157,6 +158,7 @@ async def test_sandboxes_serve_any_event_loop(shared: DockerSandbox) -> None:
     assert (await shared.exec("echo here")).stdout == b"here\n"
 
 
+@pytest.mark.slow
 async def test_what_the_caller_did_wrong_is_not_the_sandboxs_fault(shared: DockerSandbox) -> None:
     with pytest.raises(ToolArguments, match="empty"):
         await shared.exec("  ")
@@ -209,6 +211,7 @@ async def test_the_runner_ends_with_its_controllers_connection(make: Make) -> No
     raise AssertionError("it still runs")
 
 
+@pytest.mark.slow
 async def test_a_lifetime_ends_a_sandbox_in_any_state() -> None:
     from agentrl.tools.sandbox import SandboxDied
 

@@ -59,6 +59,7 @@ async def test_a_shell_carries_over(shell: Shell, commands: list[str], expected:
     assert result.stdout == expected, result
 
 
+@pytest.mark.slow
 async def test_a_shells_exit_codes_are_its_commands(shell: Shell) -> None:
     codes = [(await shell.run(c)).exit_code for c in ("true", "false", "exit 7", "kill -9 $$", "nonsense_", "if")]
     assert codes == [0, 1, 7, 137, 127, 2]
@@ -71,6 +72,7 @@ async def test_an_image_without_bash_has_a_stateful_shell_too(make: Make) -> Non
     assert (await shell.run("exit 4")).exit_code == 4
 
 
+@pytest.mark.slow
 async def test_cells_share_variables_show_values_and_report_errors(sandbox: ResidentSandbox) -> None:
     python = Interpreter(sandbox)
     assert (await python.run("x = 20\nprint('hi')\nx + 1")).stdout == b"hi\n21\n"
@@ -85,6 +87,7 @@ async def test_cells_share_variables_show_values_and_report_errors(sandbox: Resi
     await python.close()
 
 
+@pytest.mark.slow
 async def test_a_cell_that_takes_too_long_is_interrupted_and_variables_survive(sandbox: ResidentSandbox) -> None:
     python = Interpreter(sandbox)
     await python.run("x = 1")
@@ -96,6 +99,7 @@ async def test_a_cell_that_takes_too_long_is_interrupted_and_variables_survive(s
     await python.close()
 
 
+@pytest.mark.slow
 async def test_each_cells_output_is_bounded_by_itself(sandbox: ResidentSandbox) -> None:
     python = Interpreter(sandbox)
     long = await python.run("print('a' * 300_000, end='z')")
@@ -138,6 +142,7 @@ def tools(sandbox: ResidentSandbox) -> ToolCaller:
     return ToolCaller(sandbox)
 
 
+@pytest.mark.slow
 async def test_bash_shows_output_then_how_it_ended(tools: ToolCaller) -> None:
     assert await tools.call("bash", command="echo out; echo err >&2; false") == "out\nerr\n[exit code 1]"
     assert await tools.call("bash", command="kill -SEGV $$") == "[killed by signal 11]"
@@ -145,6 +150,7 @@ async def test_bash_shows_output_then_how_it_ended(tools: ToolCaller) -> None:
     assert await tools.call("bash", command="pwd") == "/usr"
 
 
+@pytest.mark.slow
 async def test_the_editor_creates_shows_and_changes_files(tools: ToolCaller) -> None:
     assert await tools.call("edit", command="create", path="d/a.py", text="one\ntwo\none\n") == "wrote d/a.py"
     assert "'old' occurs 2 times in d/a.py (lines 1, 3)" in await tools.call(
@@ -160,6 +166,7 @@ async def test_the_editor_creates_shows_and_changes_files(tools: ToolCaller) -> 
     assert await tools.call("edit", command="view", path="d") == "a.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -178,6 +185,7 @@ async def test_the_editor_says_what_is_wrong(tools: ToolCaller, arguments: dict[
     assert words in answer
 
 
+@pytest.mark.slow
 async def test_the_editor_leaves_bytes_that_are_not_text_as_they_are(
     tools: ToolCaller, sandbox: ResidentSandbox
 ) -> None:
@@ -186,11 +194,13 @@ async def test_the_editor_leaves_bytes_that_are_not_text_as_they_are(
     assert await sandbox.read("bin") == b"\xff\xfeB\xff"
 
 
+@pytest.mark.slow
 async def test_python_and_a_users_own_tool_share_the_sandbox(tools: ToolCaller) -> None:
     assert await tools.call("python", code="open('made', 'w').close(); 6 * 7") == "42"
     assert await tools.call("count_files", folder=".") == "1"
 
 
+@pytest.mark.slow
 async def test_submit_is_remembered(tools: ToolCaller) -> None:
     assert tools.toolkit.submitted is None
     await tools.call("submit", answer="done")

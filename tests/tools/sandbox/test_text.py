@@ -46,6 +46,7 @@ def plain() -> Sandbox:
     return PlainSandbox("nowhere", SandboxSpec(), None)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["local", "plain"])
 @pytest.mark.parametrize("where", [*ENTRANCES, *CONTENTS])
 def test_text_that_is_none_is_refused_in(where: str, backend: str, request: pytest.FixtureRequest) -> None:

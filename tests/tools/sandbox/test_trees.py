@@ -71,6 +71,7 @@ def test_a_tree_comes_out_of_a_sandbox_as_it_went_in(sandbox: ResidentSandbox, t
         assert seen(Path(scratch) / "out") == tree
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(TREES, st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=12), st.integers(0, 1 << 20))
 def test_a_damaged_archive_is_unpacked_or_refused_and_touches_nothing_else(
@@ -96,6 +97,7 @@ def test_a_damaged_archive_is_unpacked_or_refused_and_touches_nothing_else(
             assert path.resolve().is_relative_to(Path(scratch).resolve() / "a" / "out")
 
 
+@pytest.mark.slow
 def test_an_archive_is_never_unpacked_through_a_link(tmp_path: Path) -> None:
     """An agent's link and a file of ours below it, in one archive, would else be written wherever the link leads."""
     body = io.BytesIO()

@@ -70,6 +70,7 @@ def test_blocks_of_queries_equal_the_dense_square_forward_and_backward(seed: int
         assert torch.allclose(one, other, atol=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), block=st.sampled_from((8, 32, 128)), reach=st.sampled_from(reaches(1, 5, 12)))
 def test_the_block_mask_of_flex_attention_is_the_visibility_rule(seed: int, block: int, reach: Reach | None) -> None:

@@ -241,6 +241,7 @@ def seen(view: Sequence[float], name: str = "g") -> list[Group]:
     return [as_group(sessions, name)]
 
 
+@pytest.mark.slow
 def test_a_critic_that_sees_what_agents_do_not_explains_what_their_tokens_can_not(tiny_llama: Path) -> None:
     """MAPPO's centralised critic (arXiv:2103.01955): advantages come to the chance that is left, here none."""
     left = {}

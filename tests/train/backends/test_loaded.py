@@ -88,6 +88,7 @@ def test_a_weight_that_was_loaded_wrong_is_refused_and_its_layer_named(fault: An
         require_loaded(trainer, folder, "mine", config, "cpu")
 
 
+@pytest.mark.slow
 def test_what_passed_is_cached_until_the_weights_or_the_settings_change(folder: Path, tmp_path: Path) -> None:
     trainer = TorchTrainer(folder, CPU)
     first = require_loaded(trainer, folder, "mine", CPU, "cpu", ("bfloat16",))
@@ -101,6 +102,7 @@ def test_what_passed_is_cached_until_the_weights_or_the_settings_change(folder: 
         require_loaded(trainer, folder_of(tmp_path / "other", missing), "mine", CPU, "cpu", ("bfloat16",))
 
 
+@pytest.mark.slow
 def test_layers_that_are_read_one_at_a_time_give_what_the_whole_model_gives(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

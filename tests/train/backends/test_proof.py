@@ -125,6 +125,7 @@ def test_an_architecture_that_would_train_wrong_without_a_word_is_found_out(name
     assert found.logp > 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", ["torch", "local"])
 def test_longrope_is_exact_as_long_as_no_path_is_longer_than_the_original_context(subject: str, tmp_path: Path) -> None:
     """Beyond it all angles of a row are other ones: a tree's paths would ask for both."""
@@ -137,6 +138,7 @@ def test_longrope_is_exact_as_long_as_no_path_is_longer_than_the_original_contex
         require(tmp_path, "phi", subject=subject)
 
 
+@pytest.mark.slow
 def test_dynamic_scaling_is_exact_within_a_models_context(tmp_path: Path) -> None:
     config_of("llama", {"rope_parameters": DYNAMIC}).save_pretrained(tmp_path)
     assert prove(tmp_path).passed
@@ -170,6 +172,7 @@ def test_a_window_that_were_not_kept_would_be_found_out(name: str, monkeypatch: 
     assert compare(config_of(*EXACT[name])).logp > 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forgotten", [{"softcap": None}, {"s_aux": None}], ids=str)
 def test_caps_and_sinks_that_were_forgotten_would_be_found_out(
     forgotten: dict[str, None], monkeypatch: pytest.MonkeyPatch
@@ -239,6 +242,7 @@ def test_the_local_engine_computes_what_rows_mean(name: str) -> None:
     assert found.gradient is None
 
 
+@pytest.mark.slow
 def test_a_window_that_the_local_engine_forgot_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Layout._mask
     monkeypatch.setattr(Layout, "_mask", lambda layout, decoding, keys, window: whole(layout, decoding, keys, None))
@@ -277,6 +281,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "model"
 
 
+@pytest.mark.slow
 def test_a_run_with_such_a_model_is_refused_with_the_numbers_and_the_way_out(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"model='mine' \(bloom\).*nats.*trainer.proof=false"):
         require(folder, "mine")
@@ -296,6 +301,7 @@ def test_short_memory_is_said_and_refuses_no_model_for_ever(folder: Path, monkey
     assert not prove(folder).fault
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_folder_needs_no_proof_of_its_own(folder: Path, tmp_path: Path) -> None:
     one = prove(folder)
     shutil.copytree(folder, tmp_path / "copy")

@@ -92,6 +92,7 @@ def test_a_copy_of_a_model_computes_with_its_own_weights(trainer: TorchTrainer) 
     assert all(id(mixer.forward.__self__) in own for mixer in mixers_of(twin))  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_state_that_were_forgotten_at_a_branch_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     concatenate = State.concatenate
 

@@ -73,6 +73,7 @@ def test_a_model_type_names_its_family(model_type: str, family: str, world: Worl
     assert world.run(f"{WORK}:family_name", folder) == [family]
 
 
+@pytest.mark.slow
 def test_code_that_a_folder_brings_is_not_run(world: World, tmp_path: Path) -> None:
     trap = {"AutoConfig": "configuration.Config"}
     folder = folder_with(tmp_path, "deepseek_v3", model_type="kimi_k2", auto_map=trap)

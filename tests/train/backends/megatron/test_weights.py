@@ -65,6 +65,7 @@ def test_mixed_layouts_of_four_ranks_are_exported_bit_for_bit(
     assert world.run(f"{WORK}:round_trip", str(tiny(case)), size=4, **layout) == [[]] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", [0, 1])
 def test_a_single_consumer_gets_everything_and_the_others_nothing(
     to: int, world: World, tiny: Callable[[str], Path]
@@ -81,6 +82,7 @@ def test_an_export_in_bfloat16_rounds_weights_but_not_routing_corrections(
     assert world.run(f"{WORK}:half_precision", str(tiny(case)), size=2, tensor=2) == [[], []]
 
 
+@pytest.mark.slow
 def test_what_stands_beside_a_parameter_is_exported_in_its_place(world: World, tiny: Callable[[str], Path]) -> None:
     assert world.run(f"{WORK}:gradients_by_name", str(tiny("glm4_moe")), size=2, tensor=2) == [[], []]
 
