@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import shutil
 from collections.abc import Mapping
@@ -152,7 +153,7 @@ async def warm_start(
         forests = pack(batch, algorithm.credit(batch), token_budget, seed=derive(seed, "pack", step))
         metrics = await asyncio.to_thread(trainer.step, forests)
         display.step(metrics, metrics["loss"])
-        if (entropy := metrics["policy/entropy"]) < config.entropy_floor:
+        if (entropy := metrics.get("policy/entropy", math.inf)) < config.entropy_floor:  # not every trainer has it
             display.say(
                 f"the warm start ends after {step + 1} of {config.steps} steps: {entropy:.4f} nats a token are below "
                 f"warm_start.entropy_floor={config.entropy_floor:g}"
