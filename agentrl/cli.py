@@ -49,7 +49,7 @@ app.add_typer(search_r1, name="search-r1")
 
 EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "numpy", "tokenizers", "safetensors", "tensorboard"), "train"),
-    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "msgspec", "openai", "anthropic"), "gateway"),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "openai", "anthropic"), "gateway"),
     **dict.fromkeys(("bm25s", "faiss"), "retrieval"),
     "renderers": "renderers",
     "docker": "docker",

@@ -37,9 +37,20 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 WHEELS = ROOT / ".wheels"
-NEEDED = ("torch", "transformers", "safetensors", "numpy", "pydantic", "orjson", "yaml", "docstring_parser", "httpx")
+NEEDED = [
+    "torch",
+    "transformers",
+    "safetensors",
+    "numpy",
+    "pydantic",
+    "orjson",
+    "yaml",
+    "docstring_parser",
+    "httpx",
+    "msgspec",
+]
 """Modules without which no part runs."""
-CARRIED = ("pydantic", "orjson", "docstring-parser"), ("megatron-core==0.16.1",)
+CARRIED = ("pydantic", "orjson", "docstring-parser", "msgspec"), ("megatron-core==0.16.1",)
 """What a Python with torch and transformers often lacks: taken with what they depend on, and without."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
@@ -66,8 +77,8 @@ class Part:
 PARTS = (
     Part("forests", "forests equal paths, forward and backward", 110),
     Part("speed", "a forest against rows", 60),
-    Part("megatron", "Megatron-core on forests", 60, ("megatron.core",)),
-    Part("engine", "the local engine's tokens and speed", 60),
+    Part("megatron", "Megatron-core on forests", 100, ("megatron.core",)),
+    Part("engine", "the local engine's tokens and speed", 90),
     Part("learning", "calculator and a SmolLM2 shape learn", 120),
     Part("head", "the chunked language-model head", 30),
     Part("mfu", "MFU and memory of a 0.6 B and a 4 B shape", 120),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from agentrl.train.backends.head import CHUNK_ELEMENTS
+from agentrl.train.backends.head import chunk_on
 from benchmarks.gpu_parts.report import Report
 from benchmarks.head import Case
 
@@ -15,7 +15,7 @@ from benchmarks.head import Case
 def run(report: Report) -> None:
     """A vocabulary of 128 k, a width of 2,048 and 4,096 rows."""
     vocabulary, width, count = (1024, 32, 64) if report.small else (131072, 2048, 4096)
-    chunk = 1024 * 16 if report.small else CHUNK_ELEMENTS
+    chunk = 1024 * 16 if report.small else chunk_on(torch.device(report.device))
     case = Case(vocabulary, width, count, report.device, chunk)
 
     def backward(compute: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], None]:

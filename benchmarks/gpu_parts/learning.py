@@ -53,7 +53,7 @@ def digits(report: Report) -> None:
     )
     small = TinyShape(layers=2, width=48, heads=3, kv_heads=1, mlp=64)
     texts = [render([{"role": "user", "content": vs_trl.question(i, 0)}]) for i in range(50)]
-    steps = 1 if report.small else 12
+    steps = 1 if report.small else 8
     with TemporaryDirectory() as folder:
         path = build(Path(folder) / "model", texts, shape=small if report.small else shape)
         found = vs_trl.ours(str(path), steps, 0, 0, device=report.device)

@@ -3,8 +3,8 @@
 Only hidden states that predict a trained token go through the language-model head. Rows are computed in chunks; where
 there is more than one, a chunk's logits are freed after the forward and recomputed in the backward, so
 memory is bounded by one chunk and not by rows times vocabulary. A head that is a plain matrix has a backward of its own
-(`vocabulary_logps`), which adds to one gradient of the matrix; under autocast, or with a bias, autograd makes one for
-each chunk.
+(`vocabulary_logps`), which adds to one gradient of the matrix and, under autocast, casts the matrix once a pass; with a
+bias, autograd does both for each chunk.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from agentrl.train.forest import Rows
 
 CHUNK_ELEMENTS = 1 << 24
 """Logits of one chunk: 64 MB in float32, several times that with what softmax keeps."""
+GPU_CHUNK_ELEMENTS = 1 << 26
+"""The same on a GPU, where each chunk reads and writes the whole gradient of the head."""
 NEVER = -1e30
 """The logit of a padded vocabulary's entries: finite, so that 0 * logit is 0."""
 
@@ -66,31 +68,40 @@ def token_logps(
     head: nn.Module,
     hidden: Tensor,
     rows: Rows,
-    chunk_elements: int = CHUNK_ELEMENTS,
+    chunk_elements: int | None = None,
     shape: Logits = IDENTITY,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of each row's target at its temperature.
+
+    Under autocast the head is computed in its precision, and what follows in float32.
 
     Args:
         head: the language-model head, [*, d] -> [*, V].
         hidden: [T, d], the last hidden states of the whole forest.
         rows: P pairs.
-        chunk_elements: the most logits to hold at once.
+        chunk_elements: the most logits to hold at once; None chooses by the device.
         shape: transforms the head's outputs into logits.
 
     Returns:
         logp [P] and entropy [P] in nats, float32.
     """
     vocabulary = int(cast(Tensor, head.weight).shape[0])
-    size = max(1, chunk_elements // vocabulary)
+    size = max(1, (chunk_elements or chunk_on(hidden.device)) // vocabulary)
     states = hidden.index_select(0, rows.predictor)
     if len(rows) <= size:
         return _chunk(head, shape, states, rows.token_ids, rows.temperature)
-    if _is_matrix(head, states):
+    precision = _precision(head, states)
+    if precision is not None:
         weight = cast(Tensor, head.weight)
-        return vocabulary_logps(
-            states, weight, rows.token_ids, rows.temperature, chunk_elements=chunk_elements, shape=shape
-        )
+        with torch.autocast(states.device.type, enabled=False):
+            return vocabulary_logps(
+                states.to(precision),
+                weight,
+                rows.token_ids,
+                rows.temperature,
+                chunk_elements=chunk_elements,
+                shape=shape,
+            )
     parts = [
         checkpoint(
             _chunk,
@@ -106,9 +117,19 @@ def token_logps(
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
-def _is_matrix(head: Any, states: Tensor) -> bool:
-    plain = type(head) is nn.Linear and getattr(head, "bias", None) is None and head.weight.dtype == states.dtype
-    return bool(plain) and not torch.is_autocast_enabled(states.device.type)
+def chunk_on(device: torch.device) -> int:
+    """How many logits one chunk holds on a device."""
+    return GPU_CHUNK_ELEMENTS if device.type == "cuda" else CHUNK_ELEMENTS
+
+
+def _precision(head: Any, states: Tensor) -> torch.dtype | None:
+    """In which precision a head that is a plain matrix is computed; None: it is none, or of another precision."""
+    if type(head) is not nn.Linear or getattr(head, "bias", None) is not None:
+        return None
+    kind = states.device.type
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return states.dtype if head.weight.dtype == states.dtype else None
 
 
 def _chunk(
@@ -128,7 +149,7 @@ def vocabulary_logps(
     *,
     group: dist.ProcessGroup | None = None,
     vocabulary: int | None = None,
-    chunk_elements: int = CHUNK_ELEMENTS,
+    chunk_elements: int | None = None,
     shape: Logits = IDENTITY,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of each row's target, in chunks, with a head that may be vocabulary-parallel.
@@ -147,13 +168,13 @@ def vocabulary_logps(
     times the derivative of the transformation of the head's outputs (a factor, a cap).
 
     Args:
-        states: [P, d], the rows that predict.
-        weight: [V / n, d], this rank's part of the head.
+        states: [P, d], the rows that predict; their precision is that of the products.
+        weight: [V / n, d], this rank's part of the head; its gradient is summed in its own precision.
         targets: [P] token ids.
         temperature: [P].
         group: the n tensor-parallel ranks; None is one alone.
         vocabulary: its size without padding.
-        chunk_elements: the most logits to hold at once.
+        chunk_elements: the most logits to hold at once; None chooses by the device.
         shape: transforms the head's outputs into logits.
 
     Returns:
@@ -162,7 +183,7 @@ def vocabulary_logps(
     rank, ranks = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
     first = rank * weight.shape[0]
     real = (vocabulary or weight.shape[0] * ranks) - first
-    rows = max(1, chunk_elements // weight.shape[0])
+    rows = max(1, (chunk_elements or chunk_on(states.device)) // weight.shape[0])
     apply: Any = _Head.apply
     out = apply(states, weight, targets, temperature, first, real, rows, group if ranks > 1 else None, shape)
     return cast(tuple[Tensor, Tensor], out)
@@ -185,9 +206,9 @@ class _Head(torch.autograd.Function):
         shape: Logits,
     ) -> tuple[Tensor, Tensor]:
         logp, entropy, normaliser = (states.new_zeros(len(targets), dtype=torch.float32) for _ in range(3))
-        kept = None
+        kept, matrix = None, weight.to(states.dtype)
         for at in _chunks(len(targets), rows):
-            logits = _logits(states[at], weight, temperature[at], real, shape)
+            logits = _logits(states[at], matrix, temperature[at], real, shape)
             if len(targets) <= rows:
                 kept = logits.clone()
             logp[at], entropy[at], normaliser[at] = _reduce(logits, targets[at] - first, group)
@@ -199,10 +220,10 @@ class _Head(torch.autograd.Function):
     def backward(ctx: Any, logp_grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, targets, temperature, entropy, normaliser, kept = ctx.saved_tensors
         first, real, rows, shape = ctx.place
-        states_grad = torch.zeros_like(states)
+        states_grad, matrix = torch.zeros_like(states), weight.to(states.dtype)
         weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for at in _chunks(len(targets), rows):
-            logits = kept if kept is not None else _logits(states[at], weight, temperature[at], real, shape)
+            logits = kept if kept is not None else _logits(states[at], matrix, temperature[at], real, shape)
             slope = shape.slope(logits, temperature[at, None])
             logp = logits.sub_(normaliser[at, None]) if kept is None else logits - normaliser[at, None]
             p = logp.exp()
@@ -215,9 +236,13 @@ class _Head(torch.autograd.Function):
             if isinstance(slope, Tensor) or slope != 1.0:
                 grad.mul_(slope)
             grad = grad.to(states.dtype)
-            states_grad[at] = grad @ weight
-            if weight_grad is not None:
+            states_grad[at] = grad @ matrix
+            if weight_grad is None:
+                continue
+            if weight.dtype == states.dtype:
                 weight_grad.addmm_(grad.t(), states[at])
+            else:
+                weight_grad.add_(grad.t() @ states[at])
         return states_grad, weight_grad, *[None] * 7
 
 

@@ -274,6 +274,23 @@ def test_the_head_in_chunks_equals_the_head_at_once(tiny_llama: Path) -> None:
         assert torch.allclose(one, other, atol=1e-5)
 
 
+def test_under_autocast_the_head_in_chunks_is_as_near_as_at_once_and_sums_in_float32(tiny_llama: Path) -> None:
+    trainer = trainer_on(tiny_llama)
+    [forest] = forests_for(ALGO, budget=10_000)
+    rows = forest.rows()
+    head = trainer.model.get_output_embeddings()  # type: ignore[operator]
+    hidden = torch.randn(len(forest), 32, requires_grad=True)
+    results = []
+    for limit, autocast in ((1 << 24, False), (1 << 24, True), (48 * 7, True)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            logp, entropy = token_logps(head, hidden, rows, limit)
+        found = logp, entropy, *torch.autograd.grad((logp - 0.3 * entropy).sum(), (hidden, head.weight))
+        assert {one.dtype for one in found} == {torch.float32}
+        results.append(found)
+    for exact, whole, chunked in zip(*results, strict=True):
+        assert (chunked - exact).norm() <= 2 * (whole - exact).norm()
+
+
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
