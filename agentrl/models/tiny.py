@@ -40,6 +40,8 @@ SPECIAL_TOKENS = (
 )
 
 _MARKUP = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
+SEEN_IN = 10
+"""A token of more than a byte is seen in at least one place for each so many texts."""
 
 CHAT_TEMPLATE = """\
 {%- if tools %}
@@ -140,6 +142,9 @@ _ROLE_LINE = r"\A(?:system|user|assistant)\n"
 def build_tokenizer(texts: Iterable[str], vocab: int = 1024, context: int = 2048) -> Any:
     """A byte-level BPE tokenizer from texts, as a transformers fast tokenizer.
 
+    What is merged into one token has been seen in a tenth as many places as there are texts: what all tasks share is
+    short, and what one task has of its own (a name, a number) is spelled alike in tasks that were seen and in others.
+
     Raises:
         InvalidInput: `vocab` has no room for the 256 bytes and the special tokens.
     """
@@ -149,6 +154,7 @@ def build_tokenizer(texts: Iterable[str], vocab: int = 1024, context: int = 2048
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
+    texts = list(texts)
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -160,6 +166,7 @@ def build_tokenizer(texts: Iterable[str], vocab: int = 1024, context: int = 2048
     raw.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
+        min_frequency=max(2, len(texts) // SEEN_IN),
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         max_token_length=64,

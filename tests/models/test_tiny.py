@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
@@ -55,6 +57,22 @@ def test_no_token_reaches_from_the_generation_prompt_into_the_turn(tmp_path: Pat
     assert len(tokenizer.encode('x\n{"name": "tool ')) <= 3
     prompt, turn = "<|im_start|>assistant\n", '{"name": "tool 3"}<|im_end|>'
     assert tokenizer.encode(prompt + turn) == tokenizer.encode(prompt) + tokenizer.encode(turn)
+
+
+def test_what_one_text_has_of_its_own_is_spelled_as_in_texts_that_were_not_seen(tmp_path: Path) -> None:
+    """Whole prompts became one token each, and nothing that was learned of them held for others."""
+    draw = random.Random(0)
+    names = ["".join(draw.choices("abcdefghijklmnop", k=6)) for _ in range(400)]
+    texts = [
+        f"<|im_start|>user\n{name} asks for the same greeting again.<|im_end|>\n"
+        f"<|im_start|>assistant\nhello {name}<|im_end|>\n"
+        for name in names
+    ]
+    tokenizer = _tokenizer(tiny.build(tmp_path / "model", texts[:200]))
+    seen, other = ([len(tokenizer.encode(name)) for name in half] for half in (names[:200], names[200:]))
+    assert abs(fmean(seen) - fmean(other)) < 0.2
+    assert min(seen) > 2
+    assert len(tokenizer.encode(" asks for the same greeting again.")) <= 3
 
 
 @given(st.text())
