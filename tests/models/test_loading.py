@@ -160,7 +160,7 @@ def test_an_adapter_is_not_loaded_as_the_model_that_it_names(tmp_path: Path) -> 
 
 CUSTOM = {"model_type": "frob", "auto_map": {"AutoConfig": "configuration_frob.FrobConfig"}}
 UNLOADABLE: dict[str, tuple[dict[str, object], str]] = {
-    "code of its own": (CUSTOM, "code of its own.*not run"),
+    "code of its own": (CUSTOM, r"code of its own.*only with model\.trust_remote_code=true"),
     "an unknown type": ({"model_type": "frob"}, r"knows no model_type='frob'"),
     "no type": ({"model_type": None}, "config.json has no model_type"),
     "quantised": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quantised .*'gptq'.*bfloat16"),

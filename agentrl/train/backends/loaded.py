@@ -32,6 +32,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from agentrl import custom_code
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError, InvalidWeights
 from agentrl.models.loading import load_causal_lm, new_causal_lm, read_config
@@ -348,7 +349,7 @@ def free_memory(device: str) -> int:
 def _digest(folder: Path, files: Sequence[Path], depends: Sequence[str]) -> str:
     """What the comparison depends on."""
     digest = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=16)
-    for word in (transformers.__version__, torch.__version__, *depends):
+    for word in (transformers.__version__, torch.__version__, custom_code.digest(folder), *depends):
         digest.update(word.encode())
     for file in files:
         digest.update(f"{file.name} {file.stat().st_size} {manifest.digest(file)}".encode())
