@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 from agentrl import custom_code
 from agentrl.errors import InvalidInput, InvalidWeights
 from agentrl.models import tensors
+from agentrl.models.folders import refuse_adapter
 
 _one_at_a_time = threading.Lock()
 
@@ -57,7 +58,7 @@ def load_causal_lm(folder: Path, dtype: Any, attention: str, **placed: Any) -> A
         except Exception as error:  # of transformers and of hundreds of models
             if _out_of_memory(error):
                 raise
-            raise InvalidInput(f"can't load model={str(folder)!r}: {_reason(error, attention)}") from error
+            raise InvalidInput(f"can't load model={str(folder)!r}: {_reason(error, config, attention)}") from error
     if faults := found[0].faults(model):
         raise InvalidWeights(f"model={str(folder)!r}: its files don't hold the weights of its config.json: {faults}")
     return model
@@ -113,10 +114,7 @@ def read_config(folder: Path) -> Any:
     """
     from transformers import AutoConfig
 
-    if (folder / "adapter_config.json").is_file():  # transformers would load the model that it names
-        raise InvalidInput(
-            f"model={str(folder)!r} holds an adapter (adapter_config.json); merge it into its model first"
-        )
+    refuse_adapter(folder)
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=custom_code.allowed(folder))
     except Exception as error:  # of hundreds of kinds of configurations
@@ -136,6 +134,9 @@ def _config_fault(folder: Path, error: Exception) -> str:
         return f"its code (auto_map in config.json) raised {type(error).__name__}: {_in_short(error)}"
     if not kind:
         return "config.json has no model_type"
+    quantised = settings.get("quantization_config")
+    if quantised is not None and not isinstance(quantised, dict):
+        return f"config.json has quantization_config={quantised!r}, not an object"
     if "does not recognize this architecture" in str(error):
         import transformers
 
@@ -147,11 +148,30 @@ def _in_short(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _reason(error: Exception, attention: str) -> str:
+def _reason(error: Exception, config: Any, attention: str) -> str:
     """What transformers raised, as one sentence."""
     if isinstance(error, KeyError) and error.args == (attention,):
         return "its layers don't attend through transformers' attention interface"
-    return f"{type(error).__name__}: {_in_short(error)}"
+    return unknown_value(error, config) or f"{type(error).__name__}: {_in_short(error)}"
+
+
+def unknown_value(error: Exception, config: Any) -> str:
+    """Which field of a configuration has a value that transformers looked up in vain; '' for other errors."""
+    import transformers
+
+    sought = error.args[0] if isinstance(error, KeyError) and error.args else None
+    field = _field_of(config.to_dict(), sought) if isinstance(sought, str) else ""
+    return f"transformers {transformers.__version__} knows no {field}={sought!r} (config.json)" if field else ""
+
+
+def _field_of(settings: Mapping[str, Any], value: str) -> str:
+    """The dotted name of the first field with a value; '' where none has it."""
+    for name, found in settings.items():
+        if found == value or (isinstance(found, list) and value in found):
+            return name
+        if isinstance(found, Mapping) and (below := _field_of(found, value)):
+            return f"{name}.{below}"
+    return ""
 
 
 def _no_causal_lm(folder: Path, config: Any) -> str:
@@ -159,6 +179,8 @@ def _no_causal_lm(folder: Path, config: Any) -> str:
     from transformers import AutoModelForCausalLM
 
     kind = AutoModelForCausalLM.__name__
+    if config.is_encoder_decoder:
+        return f"model_type={config.model_type!r} is an encoder with a decoder, and no causal language model"
     if type(config) in AutoModelForCausalLM._model_mapping:
         return ""
     if custom_code.allowed(folder):
@@ -176,6 +198,11 @@ def _refuse_quantised(folder: Path, config: Any) -> None:
         raise InvalidInput(
             f"model={str(folder)!r} is quantised (quantization_config.quant_method={str(method)!r} in config.json), "
             "which is trained only by trainer=megatron, from fp8: use a copy in bfloat16"
+        )
+    if packed := tensors.packed(folder):
+        raise InvalidInput(
+            f"model={str(folder)!r} is quantised ({packed}), which is trained only by trainer=megatron, from fp8: "
+            "use a copy in bfloat16"
         )
 
 

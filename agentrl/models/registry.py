@@ -17,6 +17,7 @@ from agentrl import custom_code
 from agentrl.config import ModelConfig
 from agentrl.errors import InfraError, InvalidInput, unknown_name
 from agentrl.models import fetch, tokenizer_files
+from agentrl.models.folders import is_weights, refuse_adapter
 from agentrl.models.known import KNOWN, Progress
 
 TINY = "tiny"
@@ -108,8 +109,7 @@ def check(path: Path) -> Path:
         InvalidInput: something is missing or unreadable; the message names it.
     """
     config = path / "config.json"
-    if (path / "adapter_config.json").is_file():
-        raise InvalidInput(f"model={str(path)!r} holds an adapter (adapter_config.json); merge it into its model first")
+    refuse_adapter(path)
     if not config.is_file():
         raise InvalidInput(f"model={str(path)!r} is no Hugging Face folder: config.json is missing")
     try:
@@ -125,7 +125,12 @@ def check(path: Path) -> Path:
         raise InvalidInput(f"model={str(path)!r}: config.json names no causal language model, but {architectures}")
     missing = [file for file in _weight_files(path) if not (path / file).is_file()]
     if missing:
-        raise InvalidInput(f"model={str(path)!r} lacks {', '.join(missing)}")
+        others = sorted(file.name for file in path.iterdir() if is_weights(file))
+        instead = f"; of {others[0]}, no weights are read" if others else ""
+        raise InvalidInput(
+            f"model={str(path)!r} lacks {', '.join(missing)} (weights are read from safetensors, or from PyTorch's "
+            f"pytorch_model.bin){instead}"
+        )
     for file in _weight_files(path):
         if file.endswith(".safetensors") and (fault := _damage(path / file)):
             raise InvalidInput(f"model={str(path)!r}: {file} {fault}")

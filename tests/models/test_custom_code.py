@@ -22,7 +22,7 @@ from agentrl.cluster.base import Role
 from agentrl.config import AlgoConfig, EngineConfig, ModelConfig
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import tiny
-from agentrl.models.loading import load_causal_lm, new_causal_lm, read_config
+from agentrl.models.loading import load_causal_lm, loadable_config, new_causal_lm, read_config
 from agentrl.models.registry import model_folder
 from agentrl.rollout.engines import options, sglang_options, vllm_options
 from agentrl.rollout.engines.folder import ModelFacts
@@ -108,7 +108,7 @@ def load(path: Path) -> Any:
 def test_a_model_with_code_is_refused_by_the_setting_that_runs_it_and_nothing_runs(tmp_path: Path) -> None:
     path = odd(tmp_path / "model", "raise SystemExit('it ran')")
     says = r"needs code of its own \(auto_map: configuration_odd.py, modeling_odd.py\).*model\.trust_remote_code=true"
-    for use in (load, read_config, proof.loadable_config):
+    for use in (load, read_config, loadable_config):
         with pytest.raises(InvalidInput, match=says) as refused:
             use(path)
         assert "\n" not in str(refused.value)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import random
 import tempfile
@@ -121,6 +122,8 @@ class Loaded:
     def __str__(self) -> str:
         if self.not_compared:
             return f"the folder's weights were not compared: {self.not_compared}"
+        if math.isnan(self.logp):
+            return "the folder's weights, or the log-probabilities that they give, are no numbers (NaN)"
         how = "by up to" if self.dtype == "float32" else f"in {self.dtype} by (root mean square)"
         text = (
             f"with the folder's weights log-probabilities differ {how} {self.logp:.2g} nats (at most {self.bound:.2g})"
