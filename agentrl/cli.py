@@ -297,15 +297,21 @@ def models_check(
     trainer: Annotated[str | None, typer.Option(help="Try this trainer; it has to take it: torch, megatron.")] = None,
     engine: Annotated[str | None, typer.Option(help="Try this engine; it has to take it: local.")] = None,
     family: Annotated[str | None, typer.Option(help="A model family's name or import path, for Megatron.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let Python code in the folder run, with all rights of yours.")
+    ] = False,
 ) -> None:
     """Prove a model's architecture: trainer=torch, engine=local, and its family on Megatron where that is installed.
 
     Ends with 1 where numbers are wrong, where a trainer or engine that is named refuses the model, or where all do.
     """
+    from agentrl import custom_code
     from agentrl.models import resolve
     from agentrl.train.backends.report import report
 
     folder = Path(path) if Path(path).is_dir() else resolve(path)
+    if trust_remote_code:
+        custom_code.allow(folder)
     if not report(folder, out, trainer, engine, family):
         raise typer.Exit(1)
 

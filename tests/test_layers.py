@@ -17,6 +17,7 @@ LAYERS = (
         "concurrency",
         "errors",
         "config",
+        "custom_code",
         "overrides",
         "attachments",
         "imports",

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from agentrl import custom_code
 from agentrl.cluster.connection import Address, Calling, Connection
 from agentrl.concurrency import in_thread
 from agentrl.config.cluster import RoleResources
@@ -60,14 +61,17 @@ class PickledArguments:
     Attributes:
         data: the arguments, pickled.
         files: the plug-ins' files that this process has imported: classes of theirs may be among the arguments.
+        code: the code of model folders that may run (`custom_code.granted`).
     """
 
     data: bytes
     files: Mapping[str, str]
+    code: frozenset[str] = frozenset()
 
     def loaded(self) -> Sequence[Any]:
         """The arguments, in the role's process."""
         find_files(self.files)
+        custom_code.grant(self.code)
         found: Sequence[Any] = pickle.loads(self.data)
         return found
 
@@ -113,7 +117,8 @@ class Role:
         """The role as it is sent to its process."""
         if isinstance(self.arguments, PickledArguments):
             return self
-        return replace(self, arguments=PickledArguments(pickle.dumps(self.arguments, pickle.HIGHEST_PROTOCOL), files()))
+        data = pickle.dumps(self.arguments, pickle.HIGHEST_PROTOCOL)
+        return replace(self, arguments=PickledArguments(data, files(), custom_code.granted()))
 
 
 @dataclass(frozen=True)

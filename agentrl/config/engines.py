@@ -17,6 +17,9 @@ class ModelConfig(Section):
     renderer: str = "auto"
     """The conversation format: `auto` (a built-in renderer that matches the model's chat template, else the template
     itself), a renderer's name, or `generic:GRAMMAR`, the template with replies parsed by that grammar."""
+    trust_remote_code: bool = False
+    """Run the Python code in the model's folder (`auto_map` in its config.json), with all rights of yours: read it
+    first. A model that needs such code is refused otherwise."""
     stop: str = ""
     """A special token that ends a turn, needed where the chat template writes none; the format's own and those in
     `generation_config.json` do so anyway."""

@@ -8,10 +8,13 @@ which cost nothing and outlive the name that they were made from.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from agentrl.errors import InvalidInput
 
 _WEIGHTS = frozenset(
     (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ot", ".npz", ".ckpt", ".tflite")
@@ -26,6 +29,26 @@ def side_files(folder: Path) -> Iterator[Path]:
     for file in sorted((*folder.iterdir(), *(folder / _TEMPLATES).glob("*"))):
         if file.is_file() and not is_weights(file) and file.name not in _OF_A_CHECKPOINT:
             yield file
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Refuse a folder that holds an adapter: transformers would load the model that it names.
+
+    Raises:
+        InvalidInput: it does; the message says of which model, and what to do.
+    """
+    file = folder / "adapter_config.json"
+    if not file.is_file():
+        return
+    try:
+        base = json.loads(file.read_text()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        base = None
+    of = f" of {base!r}" if base else ""
+    raise InvalidInput(
+        f"model={str(folder)!r} holds an adapter{of} (adapter_config.json), and a run starts from a whole model: "
+        "merge it (peft's merge_and_unload, then save_pretrained) and name the merged folder"
+    )
 
 
 def is_weights(file: Path) -> bool:

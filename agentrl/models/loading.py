@@ -7,7 +7,8 @@ A fleet of local engines, their restarts and the trainer load in several threads
 
 transformers also loads a folder in part: tensors that the files lack get random values, those that the model lacks are
 dropped. So the names and shapes in the files are compared with the model's (`agentrl.models.tensors`). Whatever
-transformers raises for a folder becomes one sentence that names it, and code that a folder brings is never run.
+transformers raises for a folder becomes one sentence that names it. Code that a folder brings runs only where it is
+allowed (`agentrl.custom_code`), and nobody is ever asked.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from agentrl import custom_code
 from agentrl.errors import InvalidInput, InvalidWeights
 from agentrl.models import tensors
+from agentrl.models.folders import refuse_adapter
 
 _one_at_a_time = threading.Lock()
 
@@ -39,19 +42,16 @@ def load_causal_lm(folder: Path, dtype: Any, attention: str, **placed: Any) -> A
         InvalidWeights: a tensor is missing, belongs to another model, or has another shape; the message names it.
         InvalidInput: the folder holds no model that transformers can load, or one that can't be trained.
     """
-    from transformers import AutoModelForCausalLM
-
-    config = read_config(folder)
-    _refuse_quantised(folder, config)
+    config = loadable_config(folder)
     with _one_at_a_time, _found_tensors() as found:
         try:
-            model = AutoModelForCausalLM.from_pretrained(
+            model = _model_class(folder).from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
                 attn_implementation=attention,
                 local_files_only=True,
-                trust_remote_code=False,
+                trust_remote_code=False,  # code that may run was loaded by then
                 ignore_mismatched_sizes=True,  # they are refused below, by name
                 **placed,
             )
@@ -64,28 +64,59 @@ def load_causal_lm(folder: Path, dtype: Any, attention: str, **placed: Any) -> A
     return model
 
 
+def loadable_config(folder: Path) -> Any:
+    """`read_config` of a folder whose model `load_causal_lm` knows how to load, by its configuration.
+
+    Raises:
+        InvalidInput: there is no such configuration, its weights are quantised, or it is no causal language model's.
+    """
+    config = read_config(folder)
+    _refuse_quantised(folder, config)
+    if fault := _no_causal_lm(folder, config):
+        raise InvalidInput(f"can't load model={str(folder)!r}: {fault}")
+    return config
+
+
 def new_causal_lm(config: Any, dtype: Any, attention: str) -> Any:
     """A language model with the random weights of a transformers configuration."""
-    from transformers import AutoModelForCausalLM
+    from transformers import PreTrainedModel
 
+    model_class = _model_class(Path(config.name_or_path)) if getattr(config, "auto_map", None) else _model_class(None)
     with _one_at_a_time:
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+        if issubclass(model_class, PreTrainedModel):
+            return model_class._from_config(config, dtype=dtype, attn_implementation=attention)
+        return model_class.from_config(config, dtype=dtype, attn_implementation=attention, trust_remote_code=False)
+
+
+def _model_class(folder: Path | None) -> Any:
+    """What makes a folder's model: transformers' automatic class, or the folder's own where that may run.
+
+    transformers would register the folder's own for its configuration's class, and use it for other folders of that
+    class from then on.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    kind = AutoModelForCausalLM.__name__
+    named = custom_code.named_in(folder) if folder is not None and custom_code.allowed(folder) else {}
+    if kind not in named:
+        return AutoModelForCausalLM
+    found = get_class_from_dynamic_module(named[kind], str(folder), local_files_only=True)
+    found.register_for_auto_class(kind)  # so that what it saves has its code
+    return found
 
 
 def read_config(folder: Path) -> Any:
-    """The configuration of a Hugging Face folder, by transformers' own class and never by code in the folder.
+    """The configuration of a Hugging Face folder, by transformers' own class, or by code in the folder that may run.
 
     Raises:
         InvalidInput: there is none that transformers knows; the message says why.
     """
     from transformers import AutoConfig
 
-    if (folder / "adapter_config.json").is_file():  # transformers would load the model that it names
-        raise InvalidInput(
-            f"model={str(folder)!r} holds an adapter (adapter_config.json); merge it into its model first"
-        )
+    refuse_adapter(folder)
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=custom_code.allowed(folder))
     except Exception as error:  # of hundreds of kinds of configurations
         raise InvalidInput(f"can't load model={str(folder)!r}: {_config_fault(folder, error)}") from error
 
@@ -94,30 +125,70 @@ def _config_fault(folder: Path, error: Exception) -> str:
     """Why transformers can't read a folder's configuration."""
     try:
         settings = json.loads((folder / "config.json").read_text())
-        kind, custom = settings.get("model_type"), settings.get("auto_map")
+        kind = settings.get("model_type")
     except (OSError, ValueError, AttributeError) as unreadable:
         return f"config.json is unreadable: {unreadable}"
-    if custom:
-        return f"it needs code of its own (auto_map in config.json), which is not run: model_type={kind!r}"
+    if refused := custom_code.refusal(folder):
+        return refused
+    if custom_code.allowed(folder):
+        return f"its code (auto_map in config.json) raised {type(error).__name__}: {_in_short(error)}"
     if not kind:
         return "config.json has no model_type"
+    quantised = settings.get("quantization_config")
+    if quantised is not None and not isinstance(quantised, dict):
+        return f"config.json has quantization_config={quantised!r}, not an object"
     if "does not recognize this architecture" in str(error):
         import transformers
 
         return f"transformers {transformers.__version__} knows no model_type={kind!r} (config.json)"
-    return f"config.json is wrong: {' '.join(str(error).split())[:200]}"
+    return f"config.json is wrong: {_in_short(error)}"
+
+
+def _in_short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _reason(error: Exception, config: Any, attention: str) -> str:
     """What transformers raised, as one sentence."""
-    text = " ".join(str(error).split())
     if isinstance(error, KeyError) and error.args == (attention,):
         return "its layers don't attend through transformers' attention interface"
-    if "Unrecognized configuration class" in text:
-        if config.get_text_config() is not config:
-            return f"model_type={config.model_type!r} is a model of images or sound; only language models are trained"
-        return f"model_type={config.model_type!r} is no causal language model"
-    return f"{type(error).__name__}: {text[:200]}"
+    return unknown_value(error, config) or f"{type(error).__name__}: {_in_short(error)}"
+
+
+def unknown_value(error: Exception, config: Any) -> str:
+    """Which field of a configuration has a value that transformers looked up in vain; '' for other errors."""
+    import transformers
+
+    sought = error.args[0] if isinstance(error, KeyError) and error.args else None
+    field = _field_of(config.to_dict(), sought) if isinstance(sought, str) else ""
+    return f"transformers {transformers.__version__} knows no {field}={sought!r} (config.json)" if field else ""
+
+
+def _field_of(settings: Mapping[str, Any], value: str) -> str:
+    """The dotted name of the first field with a value; '' where none has it."""
+    for name, found in settings.items():
+        if found == value or (isinstance(found, list) and value in found):
+            return name
+        if isinstance(found, Mapping) and (below := _field_of(found, value)):
+            return f"{name}.{below}"
+    return ""
+
+
+def _no_causal_lm(folder: Path, config: Any) -> str:
+    """Why there is no causal language model of a configuration's kind; '' where there is one."""
+    from transformers import AutoModelForCausalLM
+
+    kind = AutoModelForCausalLM.__name__
+    if config.is_encoder_decoder:
+        return f"model_type={config.model_type!r} is an encoder with a decoder, and no causal language model"
+    if type(config) in AutoModelForCausalLM._model_mapping:
+        return ""
+    if custom_code.allowed(folder):
+        named = custom_code.named_in(folder)
+        return "" if kind in named else f"auto_map in config.json names no {kind}, but {', '.join(sorted(named))}"
+    if config.get_text_config() is not config:
+        return f"model_type={config.model_type!r} is a model of images or sound; only language models are trained"
+    return f"model_type={config.model_type!r} is no causal language model"
 
 
 def _refuse_quantised(folder: Path, config: Any) -> None:
@@ -127,6 +198,11 @@ def _refuse_quantised(folder: Path, config: Any) -> None:
         raise InvalidInput(
             f"model={str(folder)!r} is quantised (quantization_config.quant_method={str(method)!r} in config.json), "
             "which is trained only by trainer=megatron, from fp8: use a copy in bfloat16"
+        )
+    if packed := tensors.packed(folder):
+        raise InvalidInput(
+            f"model={str(folder)!r} is quantised ({packed}), which is trained only by trainer=megatron, from fp8: "
+            "use a copy in bfloat16"
         )
 
 

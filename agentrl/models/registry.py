@@ -13,8 +13,11 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from agentrl import custom_code
+from agentrl.config import ModelConfig
 from agentrl.errors import InfraError, InvalidInput, unknown_name
 from agentrl.models import fetch, tokenizer_files
+from agentrl.models.folders import is_weights, refuse_adapter
 from agentrl.models.known import KNOWN, Progress
 
 TINY = "tiny"
@@ -27,8 +30,20 @@ def cache_folder(cache_dir: str | Path | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agentrl" / "models"
 
 
-def resolve(name: str, cache_dir: str | Path | None = None, progress: Progress | None = None) -> Path:
+def resolve(
+    name: str,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+    *,
+    trust_remote_code: bool = False,
+) -> Path:
     """The Hugging Face folder that a name or path stands for; a known model is fetched if it is not there yet.
+
+    Args:
+        name: a known model's name, or a folder's path.
+        cache_dir: where fetched models are stored; None is `cache_folder()`.
+        progress: is called with what is being fetched.
+        trust_remote_code: let the code in a folder run (`agentrl.custom_code`).
 
     Raises:
         UnknownName: neither a known model nor a folder; the message lists what is known.
@@ -37,6 +52,8 @@ def resolve(name: str, cache_dir: str | Path | None = None, progress: Progress |
     """
     path = Path(name).expanduser()
     if name and path.is_dir():
+        if trust_remote_code:
+            custom_code.allow(path)
         return check(path)
     if path.is_file():
         raise InvalidInput(f"model={name!r} is a file; a model is a Hugging Face folder")
@@ -46,6 +63,11 @@ def resolve(name: str, cache_dir: str | Path | None = None, progress: Progress |
         raise InvalidInput("model='tiny' has no folder: a run builds it from its environment's texts (models.tiny)")
     known = unknown_name("model", name, [*KNOWN, TINY])
     raise type(known)(f"{known}; a local Hugging Face folder works as well")
+
+
+def model_folder(config: ModelConfig) -> Path:
+    """`resolve` for a run's setting `model`, or a policy's."""
+    return resolve(config.name, trust_remote_code=config.trust_remote_code)
 
 
 def get(name: str, cache_dir: str | Path | None = None, progress: Progress | None = None) -> Path:
@@ -87,8 +109,7 @@ def check(path: Path) -> Path:
         InvalidInput: something is missing or unreadable; the message names it.
     """
     config = path / "config.json"
-    if (path / "adapter_config.json").is_file():
-        raise InvalidInput(f"model={str(path)!r} holds an adapter (adapter_config.json); merge it into its model first")
+    refuse_adapter(path)
     if not config.is_file():
         raise InvalidInput(f"model={str(path)!r} is no Hugging Face folder: config.json is missing")
     try:
@@ -104,7 +125,12 @@ def check(path: Path) -> Path:
         raise InvalidInput(f"model={str(path)!r}: config.json names no causal language model, but {architectures}")
     missing = [file for file in _weight_files(path) if not (path / file).is_file()]
     if missing:
-        raise InvalidInput(f"model={str(path)!r} lacks {', '.join(missing)}")
+        others = sorted(file.name for file in path.iterdir() if is_weights(file))
+        instead = f"; of {others[0]}, no weights are read" if others else ""
+        raise InvalidInput(
+            f"model={str(path)!r} lacks {', '.join(missing)} (weights are read from safetensors, or from PyTorch's "
+            f"pytorch_model.bin){instead}"
+        )
     for file in _weight_files(path):
         if file.endswith(".safetensors") and (fault := _damage(path / file)):
             raise InvalidInput(f"model={str(path)!r}: {file} {fault}")

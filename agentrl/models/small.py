@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from agentrl.models.loading import new_causal_lm
+from agentrl.models.loading import new_causal_lm, unknown_value
 from agentrl.models.sizes import OTHER_NAMES
 
 VOCABULARY, LAYERS, WIDTH, NEAR, CAP = 64, 6, 16, 12, 0.5
@@ -69,7 +69,7 @@ def small_model(config: Any, shares: Shares = Shares()) -> tuple[Any, str]:
                 _randomise(model)
             return model, ""
         except Exception as error:  # transformers has hundreds of kinds, with errors of their own
-            why = why or f"no small model of its kind can be made: {error_text(error)}"
+            why = why or f"no small model of its kind can be made: {unknown_value(error, config) or error_text(error)}"
     return None, why
 
 

@@ -7,9 +7,11 @@ once, so transformers counts them as found.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 REBUILT = (
@@ -26,8 +28,24 @@ DROPPED_BY_ITS_CLASS = (
     r"(^|\.)(attn|attention)\.(bias|masked_bias|causal_mask)$",  # masks in old checkpoints of GPT's kind
 )
 """Tensors that files may hold where the model's class in transformers says that it has none."""
+FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
+"""Types of weights, as safetensors calls them."""
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _SHOWN = 4
+
+
+def packed(folder: Path) -> str:
+    """The first weight in a folder's safetensors files that is no floating-point number of 16 bits or more, in words.
+
+    transformers would widen such numbers, without the scales that give them their meaning.
+    """
+    for file in sorted(folder.glob("*.safetensors")):
+        with open(file, "rb") as opened:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        for name, entry in header.items():
+            if name.endswith("weight") and entry["dtype"] not in FLOATS and not _matches(DROPPED_BY_ITS_CLASS, name):
+                return f"{name} has the type {entry['dtype']}"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

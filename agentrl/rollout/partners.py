@@ -19,7 +19,7 @@ from agentrl.envs.episode import EXPERT, NOOP, Actor, ScriptedActor
 from agentrl.envs.state import resolved
 from agentrl.errors import AgentRLError, ConfigError, unknown_name
 from agentrl.imports import load
-from agentrl.models import resolve
+from agentrl.models.registry import model_folder
 from agentrl.rollout.actors import ModelActor
 from agentrl.rollout.fleet import make_engines
 from agentrl.rollout.past import PastVersions
@@ -88,7 +88,7 @@ async def _open(
         )
         stack.push_async_callback(versions.close)
         return versions
-    model = start if own.model.name == START else resolve(own.model.name)
+    model = start if own.model.name == START else model_folder(own.model)
     if model is None:
         raise ConfigError(f"policies.{name}.model={START}: policy={config.policy} has no weights to start from")
     policy = _frozen(own, name, model)
@@ -174,4 +174,4 @@ def check_partner(name: str, own: PolicyConfig, env: Env) -> None:
     elif own.name not in (MODEL, PAST):
         script(name, own.name)
     elif own.model.name != START:
-        get_renderer(resolve(own.model.name), own.model.renderer, own.model.stop)
+        get_renderer(model_folder(own.model), own.model.renderer, own.model.stop)

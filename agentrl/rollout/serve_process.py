@@ -21,7 +21,7 @@ from agentrl.envs.base import Env
 from agentrl.envs.results import give_rewards
 from agentrl.envs.rewards import rewarded
 from agentrl.errors import AgentRLError, ConfigError, StoreError
-from agentrl.models import resolve
+from agentrl.models.registry import model_folder
 from agentrl.rollout.engines import check_engine
 from agentrl.rollout.fleet import make_engines, started
 from agentrl.sessions.renderers import get_renderer
@@ -99,7 +99,7 @@ def checked(config: ServeConfig) -> Path:
     if config.workers > 1:
         _check_workers(config)
     check_engine(config.engine, config.fleet)
-    path = resolve(config.model.name)
+    path = model_folder(config.model)
     get_renderer(path, config.model.renderer, config.model.stop)
     try:
         Store(Path(config.store)).close()

@@ -15,7 +15,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -23,7 +22,7 @@ from rich.console import Console
 
 from agentrl import cores
 from agentrl.errors import InfraError
-from agentrl.models import resolve
+from agentrl.models.registry import model_folder
 from agentrl.overrides import validate
 from agentrl.rollout.serve_process import ServeConfig, checked, serve_config, tls_of, worker_ports
 
@@ -183,7 +182,7 @@ async def _serve_share(given: dict[str, Any]) -> None:
     loop.add_reader(0, watch)
     await serve_config(
         config,
-        Path(resolve(config.model.name)),
+        model_folder(config.model),
         lambda text: None,
         admin_key=given["admin_key"],
         bound=socket.socket(fileno=given["socket"]),

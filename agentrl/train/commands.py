@@ -23,6 +23,9 @@ def verify(
     weights: Annotated[
         bool, typer.Option("--weights", help="Also load the checkpoints into an engine, and compare its checksums.")
     ] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="With --weights: let Python code in the checkpoints run.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Check a run's record: what was trained, under which weights, with what credit; 1 where it breaks."""
@@ -30,7 +33,7 @@ def verify(
         from agentrl.train.verify import verify as verified
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "torch", "train") from error
-    report = verified(run, weights=weights)
+    report = verified(run, weights=weights, trust_remote_code=trust_remote_code)
     if as_json:
         typer.echo(json.dumps(report.json(), indent=1))
     else:

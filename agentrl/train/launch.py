@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from agentrl import cluster, cores, faults, garbage, logs, tracing, watchdog
+from agentrl import cluster, cores, custom_code, faults, garbage, logs, tracing, watchdog
 from agentrl.config import MODEL, START, RolloutConfig, RunConfig
 from agentrl.config.secrets import secret_values
 from agentrl.envs import identity, sandboxes
@@ -105,6 +105,8 @@ async def _train(
 ) -> TrainResult:
     with display.part("loading the model"):
         base = await _own_model(config, make_env, folder, display)
+    if config.model.trust_remote_code:
+        custom_code.allow(base)
     prove_architecture(config, base, display, trains=True)
     splits = ("train", held_out_split(config, make_env()))
     async with player(config, make_env, base, store, trains=True, splits=splits) as (rollouts, act):
@@ -223,6 +225,7 @@ def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
             named.add_note(f"once that is fixed, {folder.resume_hint()}")
         elif not config.resume and not (folder.has_saved() or disk):
             folder.discard()
+            setup.name_as_given(named, folder.path.resolve() / "model", config)
         if named is error:
             raise
         raise named from error

@@ -8,8 +8,9 @@ from pathlib import Path
 from agentrl.attachments import routed_experts
 from agentrl.config import MODEL, START, EngineConfig, RunConfig
 from agentrl.errors import ConfigError, InvalidInput
-from agentrl.models import resolve, untrained
+from agentrl.models import untrained
 from agentrl.models.devices import torch_device
+from agentrl.models.registry import model_folder
 from agentrl.rollout.engines import ENGINES
 from agentrl.train import setup
 from agentrl.train.backends import TRAINERS, Trainer, proof
@@ -28,7 +29,7 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
     """
     for policy in config.policies.values():
         if policy.name == MODEL and policy.model.name != START:
-            _prove_engine(policy.engine, resolve(policy.model.name), policy.model.name, display)
+            _prove_engine(policy.engine, model_folder(policy.model), policy.model.name, display)
     if config.model.name == setup.TINY:
         return
     if trains:

@@ -15,6 +15,7 @@ from agentrl.envs.base import Env, has_demonstrator, has_expert
 from agentrl.envs.episode import DEMONSTRATOR, EXPERT, play
 from agentrl.envs.registry import find
 from agentrl.errors import ConfigError, EnvError, InfraError, InvalidReward
+from agentrl.models.registry import model_folder
 from agentrl.overrides import applicable, merge, spread, validate
 from agentrl.rollout.evaluation import SCRIPTED, held_out_split
 from agentrl.sessions.renderers.writer import text_of
@@ -185,12 +186,15 @@ def session_messages(session: Session) -> list[dict[str, Any]]:
     ]
 
 
+def name_as_given(error: Exception, own: Path, config: RunConfig) -> None:
+    """Have an error name the model as the user did, where it names a run's copy that is removed."""
+    error.args = tuple(one.replace(str(own), config.model.name) if isinstance(one, str) else one for one in error.args)
+
+
 def resolve_model(config: RunConfig) -> Path:
     """The folder of the model that a run starts from.
 
     Raises:
         UnknownName: no such model; the message lists what is known.
     """
-    from agentrl import models
-
-    return models.resolve(config.model.name)
+    return model_folder(config.model)

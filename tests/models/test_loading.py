@@ -23,6 +23,7 @@ from agentrl.errors import InvalidInput, InvalidWeights
 from agentrl.models.loading import load_causal_lm, new_causal_lm
 from agentrl.rollout.engines.local import LocalEngine
 from agentrl.train.backends import make_trainer
+from agentrl.train.backends.loaded import Loaded
 from agentrl.train.backends.torch_settings import TorchConfig
 from tests.rollout.engines.conftest import folder
 
@@ -153,20 +154,44 @@ def test_what_a_class_of_transformers_drops_in_silence_is_refused_all_the_same(t
 
 def test_an_adapter_is_not_loaded_as_the_model_that_it_names(tmp_path: Path) -> None:
     qwen(tmp_path)
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(InvalidInput, match="holds an adapter"):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    with pytest.raises(InvalidInput, match=r"holds an adapter of 'org/base' .*merge it"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.uint8])
+def test_weights_that_are_packed_are_refused_though_no_configuration_says_so(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """int8 weights were widened without their scales, and a run trained what came of it to the end."""
+
+    def pack(tensors: dict[str, torch.Tensor]) -> None:
+        name = "model.layers.0.mlp.down_proj.weight"
+        tensors[name] = tensors[name].to(dtype)
+
+    with pytest.raises(InvalidInput, match=r"is quantised \(model\.layers\.0\.mlp\.down_proj\.weight has the type"):
+        load(rewritten(qwen(tmp_path), pack))
+
+
+def test_weights_that_are_no_numbers_are_refused_as_such() -> None:
+    assert "no numbers (NaN)" in str(Loaded(float("nan")))
+    assert not Loaded(float("nan")).passed
 
 
 CUSTOM = {"model_type": "frob", "auto_map": {"AutoConfig": "configuration_frob.FrobConfig"}}
 UNLOADABLE: dict[str, tuple[dict[str, object], str]] = {
-    "code of its own": (CUSTOM, "code of its own.*not run"),
+    "code of its own": (CUSTOM, r"code of its own.*only with model\.trust_remote_code=true"),
     "an unknown type": ({"model_type": "frob"}, r"knows no model_type='frob'"),
     "no type": ({"model_type": None}, "config.json has no model_type"),
     "quantised": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quantised .*'gptq'.*bfloat16"),
+    "quantised by a word": ({"quantization_config": "gptq"}, "quantization_config='gptq', not an object"),
     "of images": ({"model_type": "qwen2_5_vl"}, "a model of images or sound"),
-    "no causal language model": ({"model_type": "t5"}, "no causal language model"),
+    "an encoder with a decoder": ({"model_type": "t5"}, "an encoder with a decoder, and no causal language model"),
+    "of speech": ({"model_type": "whisper"}, "an encoder with a decoder"),
+    "no causal language model": ({"model_type": "vit"}, "no causal language model"),
     "a field of another type": ({"hidden_size": "x"}, "'hidden_size' expected int"),
+    "an unknown activation": ({"hidden_act": "frob"}, r"knows no hidden_act='frob' \(config.json\)"),
+    "unknown angles": ({"rope_parameters": {"rope_type": "frob"}}, "knows no rope_parameters.rope_type='frob'"),
 }
 
 

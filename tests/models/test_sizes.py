@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
+from agentrl.errors import InvalidInput
 from agentrl.models.sizes import longest_path, with_usual_names
 from agentrl.rollout.engines.folder import ModelFacts
 
@@ -29,3 +30,12 @@ def test_an_engine_knows_the_limits_of_a_model_of_gpt_2s_kind(tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps(config))
     facts = ModelFacts.read(tmp_path)
     assert (facts.context, facts.vocab_size, facts.kv_values) == (1024, 50257, 2 * 12 * 768)
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "max_position_embeddings"])
+@pytest.mark.parametrize("value", [None, 0, "many"])
+def test_a_size_that_is_missing_or_none_is_named(tmp_path: Path, name: str, value: object) -> None:
+    settings = {"vocab_size": 64, "max_position_embeddings": 128, name: value}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(InvalidInput, match=rf"config\.json has .*{name}.*positive integer"):
+        ModelFacts.read(tmp_path)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import EngineError, nearest
+from agentrl.errors import EngineError, InvalidInput, nearest
 from agentrl.models.sizes import with_usual_names
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -57,6 +57,14 @@ def _is_sparse(config: Mapping[str, Any], layer: int) -> bool:
     )
 
 
+def _size(path: Path, config: Mapping[str, Any], name: str) -> int:
+    found = config.get(name)
+    if isinstance(found, int) and found > 0:
+        return found
+    what = f"config.json has no {name}" if found is None else f"config.json has {name}={found!r}"
+    raise InvalidInput(f"model={str(path)!r}: {what}; it is a positive integer")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What a folder's `config.json` says.
@@ -82,17 +90,15 @@ class ModelFacts:
         """Read a folder.
 
         Raises:
-            EngineError: there is no readable `config.json`, or it lacks the vocabulary or the context.
+            EngineError: there is no readable `config.json`.
+            InvalidInput: it lacks the vocabulary or the context.
         """
         try:
             whole: dict[str, Any] = json.loads((path / "config.json").read_text())
         except (OSError, ValueError) as error:
             raise EngineError(f"can't load a model from {str(path)!r}: {error}") from None
         config = with_usual_names(whole)
-        try:
-            vocab, context = int(config["vocab_size"]), int(config["max_position_embeddings"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise EngineError(f"{path}/config.json gives no vocab_size or max_position_embeddings: {error}") from None
+        vocab, context = (_size(path, config, name) for name in ("vocab_size", "max_position_embeddings"))
         heads = config.get("num_attention_heads") or 1
         width = config.get("head_dim") or (config.get("hidden_size") or 0) // heads
         layers, kv_heads = config.get("num_hidden_layers") or 0, config.get("num_key_value_heads") or heads

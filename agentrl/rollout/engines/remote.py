@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl import custom_code
 from agentrl.cluster.server import Server
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError
 from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature
@@ -137,7 +138,12 @@ class RemoteEngine(ManagedEngine, ABC):
             if self._started:
                 return
             if self.server is not None:
-                await self.server.wait_ready(self._probe, self.config.start_timeout)
+                try:
+                    await self.server.wait_ready(self._probe, self.config.start_timeout)
+                except EngineError as error:
+                    if refused := custom_code.refusal(self.path):
+                        error.add_note(f"model={str(self.path)!r}: {refused}")
+                    raise
             else:
                 await self._attach()
             await self._check_server()

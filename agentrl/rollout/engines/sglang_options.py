@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from agentrl import custom_code
 from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.engines.options import Platform
 from agentrl.rollout.engines.server_settings import OptionValue, ServerConfig
@@ -22,6 +23,7 @@ OWNED = {
     "port": "agentrl itself (engine.url attaches to a server of yours)",
     "device": "engine.device",
     "dtype": "engine.dtype",
+    "trust_remote_code": "model.trust_remote_code",
     "context_length": "engine.max_context",
     "weight_version": "agentrl itself",
     "api_key": "engine.api_key",
@@ -75,6 +77,7 @@ def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) 
         "log_level_http": "warning",
         "api_key": config.api_key,
         "enable_return_routed_experts": config.routed_experts or None,
+        "trust_remote_code": custom_code.allowed(facts.path) or None,
     }
     context = facts.context
     if config.max_context is not None and config.max_context + KEPT < context:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from agentrl import custom_code
 from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.engines.options import Platform
 from agentrl.rollout.engines.server_settings import OptionValue, ServerConfig
@@ -16,6 +17,7 @@ OWNED = {
     "host": "agentrl itself",
     "port": "agentrl itself (engine.url attaches to a server of yours)",
     "dtype": "engine.dtype",
+    "trust_remote_code": "model.trust_remote_code",
     "max_model_len": "engine.max_context",
     "api_key": "engine.api_key",
     "logprobs_mode": "agentrl itself",
@@ -71,6 +73,7 @@ def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) 
         "disable_uvicorn_access_log": True,
         "api_key": config.api_key,
         "enable_return_routed_experts": config.routed_experts or None,
+        "trust_remote_code": custom_code.allowed(facts.path) or None,
         "enforce_eager": True if platform == "cpu" else None,
         "worker_extension_cls": "agentrl_vllm.Worker" if platform == "cpu" else None,
     }

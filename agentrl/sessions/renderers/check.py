@@ -14,12 +14,11 @@ from agentrl.errors import AgentRLError
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
 from agentrl.sessions.renderers.agreement import TRIALS, Verdict, agreements, both, judged
 from agentrl.sessions.renderers.base import Renderer
-from agentrl.sessions.renderers.families import FAMILIES, Expresses
-from agentrl.sessions.renderers.generic import UNREADABLE, GenericRenderer, expresses, unproven
+from agentrl.sessions.renderers.families import FAMILIES
+from agentrl.sessions.renderers.generic import UNREADABLE, expresses, unproven
 from agentrl.sessions.renderers.grammars import GRAMMARS
 from agentrl.sessions.renderers.known_differences import missing
-from agentrl.sessions.renderers.markers import lost
-from agentrl.sessions.renderers.probe import ProbeRenderer
+from agentrl.sessions.renderers.markers import WARNED, read_back
 from agentrl.sessions.renderers.proof import prove
 from agentrl.sessions.renderers.reading import fitting, misread
 from agentrl.sessions.renderers.registry import check_name, get_renderer
@@ -67,9 +66,7 @@ def check_renderer(model: Any, name: str = "auto", count: int = 50, *, stop: str
     if renderer is not None:
         rows += _renderer_rows(renderer, tokenizer, count)
         rows.append(_reads_back(renderer))
-        if isinstance(renderer, ProbeRenderer):
-            rows.append(_comes_out_again(renderer))
-    return rows
+    return [*rows, *_comes_out_again(renderer, tokenizer, stop)]
 
 
 def as_table(rows: Sequence[Row], title: str = "") -> Table:
@@ -124,12 +121,16 @@ def _renderer_rows(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> It
         yield Row("compared with the template", "nothing", False, "none of the conversations could be compared")
 
 
-def _comes_out_again(renderer: ProbeRenderer) -> Row:
-    family = FAMILIES.get(renderer.name)
-    able = renderer.able if isinstance(renderer, GenericRenderer) else family.expresses if family else Expresses()
-    what = lost(renderer, able)
-    question = f"{renderer.name}: user, results, reasoning and answers come out again, and one stop token at the end"
-    return Row(question, "no" if what else "yes", not what, what)
+def _comes_out_again(renderer: Renderer | None, tokenizer: HFTokenizer, stop: str) -> Iterator[Row]:
+    """What of a conversation is read back, by the renderer or, where none serves, by the refused template."""
+    try:
+        tried = renderer or unproven(tokenizer, stop=stop)
+    except AgentRLError:  # there is a row that says so
+        return
+    for found in read_back(tried):
+        ok = None if not found.placed or (found.lost and found.part in WARNED) else not found.lost
+        answer = "no" if found.lost else "yes" if found.placed else "no place"
+        yield Row(f"{tried.name} gives back: {found.part}", answer, ok, found.lost)
 
 
 def _reads_back(renderer: Renderer) -> Row:

@@ -187,7 +187,7 @@ def _proven(tokenizer: HFTokenizer, grammar: str, stop: str, *, with_tools: bool
             every = f"none of {proof.refused} generated conversations could be rendered: {proof.refusal}"
             raise ConfigError(f"renderer='generic': {every}; {_REMEDY}")
         raise ConfigError(f"renderer='generic': the chat template is not append-only: {proof.difference}; {_REMEDY}")
-    if what := lost(renderer, renderer.able):
+    if what := lost(renderer):
         raise ConfigError(f"renderer='generic': the chat template can't be read back: {what}; {_REMEDY}")
     return renderer
 

@@ -1,23 +1,25 @@
-"""Does what goes into a chat template come out again, of the prompt's tokens and of the parser?
+"""Does what goes into a conversation format come out again, of the prompt's tokens and of the parser?
 
 A template that only appends can still leave out the user's text, or write a turn that no grammar of ours reads as it
 was meant: thoughts in the answer, a channel's name before it, a stop token within it. So every part of a conversation
-is a text of its own, and is looked for.
+is a text of its own, and is looked for. The generic renderer is refused by what is lost, `agentrl check renderer=` and
+the table in docs/renderers.md show all of it, for any renderer.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
-from agentrl.errors import RenderError
-from agentrl.sessions.renderers.base import ToolSchema
-from agentrl.sessions.renderers.families import Expresses
-from agentrl.sessions.renderers.probe import ProbeRenderer
-from agentrl.types import FunctionCall, Message, ToolCall
+from agentrl.errors import AgentRLError, RenderError
+from agentrl.sessions.renderers.base import Renderer, ToolSchema, parse
+from agentrl.sessions.renderers.proof import nodes
+from agentrl.sessions.renderers.reading import same_calls
+from agentrl.types import FunctionCall, Message, Node, ToolCall
 
-_USER, _RESULT, _TOOL = "ruby topaz", "amber onyx", "opal_jade"
+_SYSTEM, _USER, _RESULT, _TOOL, _PARAMETER = "coral beryl", "ruby topaz", "amber onyx", "opal_jade", "agate_depth"
 _ANSWERS, _THOUGHT = ("42", "Pearl, then."), "I count."
 _TOOLS: tuple[ToolSchema, ...] = (
     {
@@ -25,70 +27,206 @@ _TOOLS: tuple[ToolSchema, ...] = (
         "function": {
             "name": _TOOL,
             "description": "Find stones.",
-            "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+            "parameters": {
+                "type": "object",
+                "properties": {_PARAMETER: {"type": "string", "description": "how deep"}},
+                "required": [_PARAMETER],
+            },
         },
     },
 )
-_CALL = ToolCall(id="call00000", function=FunctionCall(name=_TOOL, arguments=json.dumps({"query": "tea"})))
+_ASKS = Message(role="user", content=_USER)
 
 
-def lost(renderer: ProbeRenderer, able: Expresses) -> str:
-    """What of a conversation does not come out again, as a clause; "" where all does.
+class Part(StrEnum):
+    """What is looked for."""
 
-    System messages are not among it: a template without a place for them is served with a warning.
+    SYSTEM = "system"
+    USER = "user"
+    TOOLS = "tool list"
+    CALL = "call"
+    RESULT = "result"
+    REASONING = "reasoning"
+    ANSWER = "answer"
+    STOP = "one stop token, at the end"
 
-    Args:
-        renderer: a chat template with a grammar.
-        able: what they can express.
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Whether a part comes out again.
+
+    Attributes:
+        part: it.
+        placed: whether the format has a place for it.
+        lost: how it does not come out again, as a clause; "" where it does, or there is no place.
     """
-    return next(itertools.chain(_lost_of_prompts(renderer, able), _lost_of_turns(renderer, able)), "")
+
+    part: Part
+    placed: bool
+    lost: str = ""
 
 
-def _lost_of_prompts(renderer: ProbeRenderer, able: Expresses) -> Iterator[str]:
-    user = Message(role="user", content=_USER)
-    if not _shows(renderer, [user], (), _USER):
-        yield "the user's text is not in the prompt"
-    if not able.tools:
-        return
-    calling = Message(role="assistant", content="", tool_calls=[_CALL])
-    result = Message(role="tool", content=_RESULT, tool_call_id=_CALL.id, name=_TOOL)
-    if not _shows(renderer, [user, calling, result], _TOOLS, _RESULT):
-        yield "a tool's result is not in the prompt"
-    if not _shows(renderer, [user, calling, result], _TOOLS, _TOOL):
-        yield "a tool's name is not in the prompt"
+def read_back(renderer: Renderer) -> list[Found]:
+    """Look for every part of a conversation in a renderer's tokens, or in what its parser makes of them."""
+    return [look_for(part, renderer) for part in Part]
 
 
-def _shows(renderer: ProbeRenderer, messages: Sequence[Message], tools: Sequence[ToolSchema], text: str) -> bool:
-    """Whether a prompt has a text, or is refused, which shows as well."""
+def look_for(part: Part, renderer: Renderer) -> Found:
+    """`read_back` for one part."""
     try:
-        return text in renderer.tokenizer.decode(renderer.whole(messages, tools, True))
+        return Found(part, True, _TRIALS[part](renderer))
     except RenderError:
-        return True
+        return Found(part, False)
+    except AgentRLError as error:
+        return Found(part, True, str(error))
 
 
-def _lost_of_turns(renderer: ProbeRenderer, able: Expresses) -> Iterator[str]:
-    thoughts = [None] if not able.reasoning else [_THOUGHT] if renderer.thinks_in_prompt else [None, _THOUGHT]
-    turns = [Message(role="assistant", content=text, reasoning_content=one) for text in _ANSWERS for one in thoughts]
-    for written in turns:
+WARNED: Mapping[Part, str] = {
+    Part.SYSTEM: "the chat template drops system messages: the model won't see them; put their text in a user message",
+    Part.TOOLS: "the chat template does not list the tools on offer: the model won't see them; describe them in the "
+    "system message",
+}
+"""Parts without which a format is served, with a warning."""
+
+
+def lost(renderer: Renderer) -> str:
+    """What of a conversation does not come out again, so that the format can't be used; "" where it can.
+
+    What is only warned of is not among it, nor are calls: tools alone are refused where they aren't read.
+    """
+    trials = (look_for(part, renderer) for part in Part if part not in WARNED and part is not Part.CALL)
+    return next((found.lost for found in trials if found.lost), "")
+
+
+def in_short(found: Iterable[Found]) -> str:
+    """What comes out again, in a table's cell."""
+    each = list(found)
+    missing = {
+        "lost": [one.part for one in each if one.lost],
+        "no place": [one.part for one in each if not one.placed],
+    }
+    return "; ".join(f"{how}: {', '.join(parts)}" for how, parts in missing.items() if parts) or "all"
+
+
+# ------------------------------------------------------------------------------------------------ prompts
+
+
+def _prompt(renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> str:
+    """The text of a conversation's tokens, rendered as a session grows, with the prompt of the next turn."""
+    path: list[int] = []
+    after: Node | None = None
+    for _, after in nodes(renderer, messages, tools):
+        path += after.token_ids
+    return renderer.tokenizer.decode(path + renderer.generation_prompt(after))
+
+
+def _system(renderer: Renderer) -> str:
+    shown = _prompt(renderer, [Message(role="system", content=_SYSTEM), _ASKS])
+    return "" if _SYSTEM in shown else "a system message's text is not in the prompt"
+
+
+def _user(renderer: Renderer) -> str:
+    try:
+        shown = _prompt(renderer, [_ASKS])
+    except RenderError as error:
+        return f"a user's message can't be written: {error}"
+    return "" if _USER in shown else "the user's text is not in the prompt"
+
+
+def _tools(renderer: Renderer) -> str:
+    shown = _prompt(renderer, [_ASKS], _TOOLS)
+    missing = [name for name in (_TOOL, _PARAMETER) if name not in shown]
+    return f"of a tool on offer, {' and '.join(missing)} is not in the prompt" if missing else ""
+
+
+def _result(renderer: Renderer) -> str:
+    result = Message(role="tool", content=_RESULT, tool_call_id=_call(renderer).id, name=_TOOL)
+    shown = _prompt(renderer, [_ASKS, _calling(renderer), result], _TOOLS)
+    return "" if _RESULT in shown else "a tool's result is not in the prompt"
+
+
+# -------------------------------------------------------------------------------------------------- turns
+
+
+def _call(renderer: Renderer) -> ToolCall:
+    named = f"functions.{_TOOL}:0" if renderer.name.startswith("kimi") else "call00000"
+    return ToolCall(id=named, function=FunctionCall(name=_TOOL, arguments=json.dumps({_PARAMETER: "tea"})))
+
+
+def _calling(renderer: Renderer) -> Message:
+    return Message(role="assistant", content="", tool_calls=[_call(renderer)])
+
+
+def _answers(renderer: Renderer) -> Iterator[Message]:
+    """Answers with and without reasoning, as far as the format has a place for it.
+
+    Raises:
+        RenderError: it has none for an answer.
+    """
+    thinking = Message(role="assistant", content=_ANSWERS[0], reasoning_content=_THOUGHT)
+    placed = _writes(renderer, thinking)
+    bare = not (placed and getattr(renderer, "thinks_in_prompt", False))
+    for text in _ANSWERS:
+        for thought in ([None] if bare else []) + ([_THOUGHT] if placed else []):
+            yield Message(role="assistant", content=text, reasoning_content=thought)
+
+
+def _writes(renderer: Renderer, message: Message) -> bool:
+    try:
+        renderer.turn(message)
+    except RenderError:
+        return False
+    return True
+
+
+def _read_call(renderer: Renderer) -> str:
+    written = _calling(renderer)
+    read = parse(renderer, renderer.turn(written), _TOOLS).message
+    return "" if same_calls(read, written) else f"a call is read as {read.text or read.tool_calls!r}"
+
+
+def _reasoning(renderer: Renderer) -> str:
+    """What is read where it was not written counts as well, whether or not the format has a place for it."""
+    placed = False
+    for written in _answers(renderer):
+        read = parse(renderer, renderer.turn(written)).message.reasoning_content
+        if (read or "").strip() != (written.reasoning_content or ""):
+            return f"the reasoning {written.reasoning_content!r} is read as {read!r}"
+        placed = placed or bool(written.reasoning_content)
+    if not placed:
+        raise RenderError("no place for reasoning")
+    return ""
+
+
+def _answer(renderer: Renderer) -> str:
+    for written in _answers(renderer):
         try:
-            ids = renderer.turn(written)
+            read = parse(renderer, renderer.turn(written)).message
         except RenderError as error:
-            yield f"an answer can't be written: {error}"
-            continue
-        parser = renderer.parser()
-        parser.feed(ids)
-        read = parser.finish()[1].message
-        if (read.reasoning_content or "").strip() != (written.reasoning_content or ""):
-            yield f"the reasoning {written.reasoning_content!r} is read as {read.reasoning_content!r}"
+            return f"an answer can't be written: {error}"
         if read.text.strip() != written.text:
-            yield f"the answer {written.text!r} is read as {read.text!r}"
-    if able.tools:
-        turns.append(Message(role="assistant", content="", tool_calls=[_CALL]))
-    for written in turns:
+            return f"the answer {written.text!r} is read as {read.text!r}"
+    return ""
+
+
+def _stop(renderer: Renderer) -> str:
+    for written in (*_answers(renderer), _calling(renderer)):
         try:
             ids = renderer.turn(written)
         except RenderError:
             continue
-        stops = [place for place, index in enumerate(ids) if index in renderer.stop_token_ids]
-        if stops != [len(ids) - 1]:
-            yield f"a turn does not end with the only stop token in it: {renderer.tokenizer.decode(ids)!r}"
+        if [place for place, index in enumerate(ids) if index in renderer.stop_token_ids] != [len(ids) - 1]:
+            return f"a turn does not end with the only stop token in it: {renderer.tokenizer.decode(ids)!r}"
+    return ""
+
+
+_TRIALS: Mapping[Part, Callable[[Renderer], str]] = {
+    Part.SYSTEM: _system,
+    Part.USER: _user,
+    Part.TOOLS: _tools,
+    Part.CALL: _read_call,
+    Part.RESULT: _result,
+    Part.REASONING: _reasoning,
+    Part.ANSWER: _answer,
+    Part.STOP: _stop,
+}

@@ -41,7 +41,7 @@ def misread(renderer: Renderer, parser: Callable[[], Parser]) -> Message | None:
         trial = parser()
         trial.feed(renderer.turn(written))
         read = trial.finish()[1].message
-        if not _same(read, written):
+        if not same_calls(read, written):
             return read
     return None
 
@@ -51,7 +51,7 @@ def _calling(arguments: object, call_id: str) -> Message:
     return Message(role="assistant", content=None, tool_calls=[ToolCall(id=call_id, function=function)])
 
 
-def _same(one: Message, other: Message) -> bool:
+def same_calls(one: Message, other: Message) -> bool:
     """Whether two messages make the same calls, whatever their ids, the spelling of their arguments and white space."""
     if one.text.strip() != other.text.strip() or any(call.error for call in one.tool_calls or ()):
         return False

@@ -14,7 +14,7 @@ from agentrl.sessions.renderers.ends import extend_ends, stop_token
 from agentrl.sessions.renderers.families import FAMILIES, Family
 from agentrl.sessions.renderers.generic import generic
 from agentrl.sessions.renderers.grammars import GRAMMARS
-from agentrl.types import Message
+from agentrl.sessions.renderers.markers import WARNED, look_for
 
 _log = logging.getLogger(__name__)
 
@@ -60,10 +60,9 @@ def get_renderer(tokenizer: Any, name: str = "auto", stop: str = "") -> Renderer
         stop_token(loaded, stop)
     renderer = detect(loaded, stop) if name == "auto" else _make(loaded, name, stop)
     extend_ends(renderer, loaded, stop)
-    if not _shows_system(renderer):
-        _log.warning(
-            "the chat template drops system messages: the model won't see them; put their text in a user message"
-        )
+    for part, warning in WARNED.items():
+        if look_for(part, renderer).lost:
+            _log.warning(warning)
     return renderer
 
 
@@ -147,13 +146,3 @@ def _make(tokenizer: HFTokenizer, name: str, stop: str = "") -> Renderer:
     if not isinstance(made, Renderer):
         raise ConfigError(f"model.renderer={name!r} built {type(made).__name__}, which is no renderer")
     return made
-
-
-def _shows_system(renderer: Renderer) -> bool:
-    """Whether a system message's text makes a difference, or is refused, which shows as well."""
-    user = Message(role="user", content="u")
-    try:
-        one, other = (renderer.render([Message(role="system", content=text), user]) for text in ("s", "t"))
-    except RenderError:
-        return True
-    return one != other

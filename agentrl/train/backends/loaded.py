@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import random
 import tempfile
@@ -32,6 +33,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from agentrl import custom_code
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError, InvalidWeights
 from agentrl.models.loading import load_causal_lm, new_causal_lm, read_config
@@ -120,6 +122,8 @@ class Loaded:
     def __str__(self) -> str:
         if self.not_compared:
             return f"the folder's weights were not compared: {self.not_compared}"
+        if math.isnan(self.logp):
+            return "the folder's weights, or the log-probabilities that they give, are no numbers (NaN)"
         how = "by up to" if self.dtype == "float32" else f"in {self.dtype} by (root mean square)"
         text = (
             f"with the folder's weights log-probabilities differ {how} {self.logp:.2g} nats (at most {self.bound:.2g})"
@@ -348,7 +352,7 @@ def free_memory(device: str) -> int:
 def _digest(folder: Path, files: Sequence[Path], depends: Sequence[str]) -> str:
     """What the comparison depends on."""
     digest = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=16)
-    for word in (transformers.__version__, torch.__version__, *depends):
+    for word in (transformers.__version__, torch.__version__, custom_code.digest(folder), *depends):
         digest.update(word.encode())
     for file in files:
         digest.update(f"{file.name} {file.stat().st_size} {manifest.digest(file)}".encode())

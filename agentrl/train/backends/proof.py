@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
+from agentrl import custom_code
 from agentrl.errors import ConfigError, InvalidInput, UnknownName
-from agentrl.models.loading import read_config
+from agentrl.models.loading import loadable_config
 from agentrl.models.registry import cache_folder
 from agentrl.models.rope import too_long, with_short_row_angles
 from agentrl.train.backends.megatron.settings import MegatronConfig
@@ -139,7 +140,7 @@ def prove(
 
 def _config(path: Path, subject: str, family: str | None) -> Any:
     if subject != "megatron":
-        return read_config(path)
+        return loadable_config(path)
     from agentrl.train.backends.megatron.models import family as families
 
     return families.read_config(path, family)
@@ -155,7 +156,9 @@ def _digest(config: Any, device: str, subject: str, *settings: str) -> str:
     """A digest of what the result depends on."""
     fields = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
     digest = hashlib.blake2b(json.dumps(fields, sort_keys=True, default=str).encode(), digest_size=16)
-    for word in (transformers.__version__, torch.__version__, device, subject, *settings):
+    source = getattr(config, "name_or_path", "")
+    code = custom_code.digest(Path(source)) if source else ""
+    for word in (transformers.__version__, torch.__version__, device, subject, code, *settings):
         digest.update(word.encode())
     for name in (*ALWAYS, *SUBJECTS[subject].sources):
         digest.update((PACKAGE / name).read_bytes())

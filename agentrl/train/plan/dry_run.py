@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from agentrl import cluster
+from agentrl import cluster, custom_code
 from agentrl.cluster.base import Node
 from agentrl.cluster.gpus import installed
 from agentrl.cluster.inventory import on_gpus
@@ -64,6 +64,8 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
     by_gpu = any(each.numbers for each in devices if each.trainers)
     yield f"dry run of env={config.env.name} model={config.model.name}: nothing is started"
     yield f"model: {shape.parameters:,} parameters, {shape.num_hidden_layers} layers of {shape.hidden_size}"
+    if config.model.trust_remote_code and (code := custom_code.files(Path(config.model.name).expanduser())):
+        yield f"Python code of the model's folder runs (model.trust_remote_code=true): {', '.join(code)}"
     yield from _where(assignment, nodes, config)
     yield from _memory(trainer, engine, config)
     yield from (f"memory of {each.name}: {_on_device(each, trainer, engine)}" for each in devices)

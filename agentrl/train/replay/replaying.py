@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 
 from pydantic import Field, PositiveInt
 
+from agentrl import custom_code
 from agentrl.config import RunConfig
 from agentrl.config.sections import Section
 from agentrl.envs import sandboxes
@@ -132,6 +133,8 @@ async def replay(
         settings = _settings(recorded.settings((session.step or 0) + 1), session)
         if lacking := sorted(name for name in recorded.secrets if name.startswith(USED)):
             raise ConfigError(f"{run}: {lacking[0]} is a secret, which is not recorded: the session can't be replayed")
+        if settings.model.trust_remote_code:
+            custom_code.allow(run / "model")
         if config.model is None:
             base, how = weights_of(recorded, store, node.versions[0], Path(scratch) / "weights")
         else:

@@ -18,13 +18,14 @@ from agentrl.train.verify.recorded import Recorded, Row
 from agentrl.train.verify.report import Check, Fault, Report
 
 
-def verify(run: Path, *, weights: bool = False) -> Report:
+def verify(run: Path, *, weights: bool = False, trust_remote_code: bool = False) -> Report:
     """Check a run's record, or an evaluation's folder, against itself.
 
     Args:
         run: its folder; another process may be training in it.
         weights: also load each checkpoint that is there into an engine of the run's kind, and compare the checksum with
             that of the run's engines.
+        trust_remote_code: let code in the checkpoints run for that, whatever the record says.
 
     Raises:
         ConfigError: there is no run, or a file of it is damaged so that nothing can be checked.
@@ -54,7 +55,7 @@ def verify(run: Path, *, weights: bool = False) -> Report:
         seal_checks.check_files(sealed, folders, written)
     _check_weights(recorded, weight)
     if weights:
-        check_checkpoints(recorded, weight)
+        check_checkpoints(recorded, weight, trust_remote_code=trust_remote_code)
     data = Check("data", "the tasks are those that the run began with; a number is one task")
     first: dict[str, int] = {}
     tasks = StoredTasks()

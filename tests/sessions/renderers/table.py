@@ -18,7 +18,8 @@ from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.agreement import Verdict, agreements
 from agentrl.sessions.renderers.base import Renderer
-from agentrl.sessions.renderers.generic import NO_TOOLS, UNREADABLE, GenericRenderer
+from agentrl.sessions.renderers.generic import NO_TOOLS, UNREADABLE, GenericRenderer, unproven
+from agentrl.sessions.renderers.markers import in_short, read_back
 from agentrl.sessions.renderers.reading import misread
 from tests.sessions.renderers import minimal
 from tests.sessions.renderers.published import published
@@ -168,17 +169,24 @@ class Row:
     renderer: str
     exact: str
     tools: str
+    markers: str
     notes: str
     tokens: str
 
     def line(self) -> str:
         """The row as Markdown."""
-        cells = (self.name, self.renderer, self.exact, self.tools, self.notes, self.tokens)
+        cells = (self.name, self.renderer, self.exact, self.tools, self.markers, self.notes, self.tokens)
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 HEAD = Row(
-    "family", "`auto` takes", "exact", "tools read back", "what differs on purpose, or why it is refused", "tokenizer"
+    "family",
+    "`auto` takes",
+    "exact",
+    "tools read back",
+    "markers that come out",
+    "what differs on purpose, or why it is refused",
+    "tokenizer",
 )
 
 
@@ -190,12 +198,20 @@ def row(model: Model) -> Row:
     try:
         renderer = get_renderer(plain)
     except ConfigError as error:
-        return Row(model.name, "refused", "", "", _reason(str(error)), tokens)
+        return Row(model.name, "refused", "", "", _markers_of_refused(plain), _reason(str(error)), tokens)
     found = list(agreements(renderer, plain, 8))
     wanted = [one for one in found if one.verdict is Verdict.ON_PURPOSE]
     notes = "; ".join(dict.fromkeys(reason for one in wanted for reason in one.detail.split("; ")[:-1]))
     exact = "no" if any(one.verdict is Verdict.DIFFERS for one in found) else "but for" if wanted else "yes"
-    return Row(model.name, f"`{renderer.name}`", exact, _tools(renderer), notes, tokens)
+    return Row(model.name, f"`{renderer.name}`", exact, _tools(renderer), in_short(read_back(renderer)), notes, tokens)
+
+
+def _markers_of_refused(plain: HFTokenizer) -> str:
+    """What comes out of a template that is refused, where it can be tried at all."""
+    try:
+        return in_short(read_back(unproven(plain)))
+    except AgentRLError:
+        return ""
 
 
 def _tools(renderer: Renderer) -> str:
@@ -232,7 +248,7 @@ def _reason(error: str) -> str:
 
 def table(models: Sequence[Model] = MODELS) -> list[str]:
     """The table's lines."""
-    return [HEAD.line(), "|---|---|---|---|---|---|", *(row(model).line() for model in models)]
+    return [HEAD.line(), "|---|---|---|---|---|---|---|", *(row(model).line() for model in models)]
 
 
 def main() -> None:

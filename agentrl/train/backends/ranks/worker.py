@@ -20,12 +20,13 @@ import traceback
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl import custom_code
 from agentrl.errors import AgentRLError
 from agentrl.imports import load
 from agentrl.train.backends.ranks import heartbeat
@@ -46,6 +47,7 @@ class Role:
         layout: what the builder needs to know of the parallel layout.
         timeout: seconds that a collective may take.
         seed: of its generators.
+        code: the code of model folders that may run, as in the process that makes this.
     """
 
     rank: int
@@ -55,6 +57,7 @@ class Role:
     layout: Any
     timeout: float
     seed: int
+    code: frozenset[str] = field(default_factory=custom_code.granted)
 
 
 class Builder(ABC):
@@ -84,6 +87,7 @@ def main(descriptor: int) -> None:
             try:
                 if isinstance(call, Role):
                     warnings.simplefilter("ignore")
+                    custom_code.grant(call.code)
                     builder, answer = load(call.builder, "a builder of ranks")(call), None
                     heartbeat.beat(heartbeat_file(Path(call.store), call.rank))  # imports may hold the GIL long
                 elif call[0] == "build":

@@ -121,6 +121,7 @@ GATE = "model.layers.2.mlp.gate_proj.weight"
         (lambda tensors: tensors.update({GATE: tensors[GATE][:40].clone()}), f"{GATE} has shape (40, 48)"),
         (lambda tensors: tensors.update({GATE: tensors[GATE].repeat(2, 1)}), f"{GATE} has shape (128, 48)"),
         (lambda tensors: tensors.update({GATE: tensors[GATE][:, :1].clone()}), f"{GATE} has shape (64, 1)"),
+        (lambda tensors: tensors.update({GATE: tensors[GATE].to(torch.int8)}), "has the type int8 and no scales"),
         (
             lambda tensors: tensors.update({"model.layers.1.self_attn.sinks": tensors[GATE].clone()}),
             "does not know: model.layers.1.self_attn.sinks",
@@ -131,7 +132,7 @@ GATE = "model.layers.2.mlp.gate_proj.weight"
             f"does not know: {GATE.replace('2', '9')}",
         ),
     ],
-    ids=["missing", "too short", "too long", "too narrow", "unknown", "outside the layers", "behind the layers"],
+    ids=["missing", "short", "long", "narrow", "packed", "unknown", "outside the layers", "behind the layers"],
 )
 def test_a_folder_that_does_not_fit_its_family_is_refused(
     change: Callable[[dict[str, Any]], None], words: str, world: World, tiny: Callable[[str], Path], tmp_path: Path

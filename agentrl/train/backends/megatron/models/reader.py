@@ -83,7 +83,14 @@ class Reader:
             raise InvalidWeights(f"{self.folder}: {name} has shape {found}; the configuration asks for {shape}")
         interval = slice(piece.start, piece.stop)
         part = cast(Tensor, entry[interval] if piece.dim == 0 else entry[:, interval])
-        return self._widened(name, part, piece) if name + _SCALE in self._where else part
+        if name + _SCALE in self._where:
+            return self._widened(name, part, piece)
+        if not part.is_floating_point() or part.element_size() < 2:
+            raise InvalidWeights(
+                f"{self.folder}: {name} has the type {str(part.dtype).removeprefix('torch.')} and no scales "
+                f"({name}{_SCALE}): it is quantised in a way that is not read; use a copy in bfloat16"
+            )
+        return part
 
     def _widened(self, name: str, part: Tensor, piece: Piece) -> Tensor:
         """A part of a weight times the scale of its block, [rows, columns] -> float32."""

@@ -1,0 +1,113 @@
+"""What goes into a conversation format is looked for in what comes out, part by part."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.models.tokenizers import HFTokenizer
+from agentrl.sessions.renderers import get_renderer
+from agentrl.sessions.renderers.check import check_renderer
+from agentrl.sessions.renderers.generic import unproven
+from agentrl.sessions.renderers.markers import WARNED, Found, Part, in_short, lost, read_back
+from tests.sessions.renderers.support import trained, with_template
+
+WHOLE = """
+{%- if tools %}<|im_start|>system
+{% if messages[0].role == 'system' %}{{ messages[0].content }}
+{% endif %}{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% elif messages[0].role == 'system' %}<|im_start|>system
+{{ messages[0].content }}<|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}<|im_start|>user
+{{ message.content }}<|im_end|>
+{% elif message.role == 'tool' %}<|im_start|>tool
+{{ message.content }}<|im_end|>
+{% elif message.role == 'assistant' %}<|im_start|>assistant
+{% if message.reasoning_content %}<think>
+{{ message.reasoning_content }}
+</think>
+{% endif %}{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+MARKS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+FAULTS: dict[Part, tuple[str, str]] = {
+    Part.SYSTEM: ("{{ messages[0].content }}<|im_end|>", "<|im_end|>"),
+    Part.USER: ("user\n{{ message.content }}", "user\n{{ message.content | replace('ruby', '') }}"),
+    Part.TOOLS: ("{{ tool | tojson }}", ""),
+    Part.CALL: ('"arguments": {{ call.function.arguments | tojson }}', '"arguments": {}'),
+    Part.RESULT: ("tool\n{{ message.content }}", "tool\n{{ message.content | replace('onyx', '') }}"),
+    Part.REASONING: ("{{ message.reasoning_content }}", "{{ message.reasoning_content | upper }}"),
+    Part.ANSWER: (
+        "{% endif %}{{ message.content }}",
+        "{% endif %}{{ 'to all: ' if message.content }}{{ message.content }}",
+    ),
+    Part.STOP: (
+        "{% endif %}{{ message.content }}",
+        "{% endif %}{{ message.content ~ '<|im_end|>' if message.content }}",
+    ),
+}
+
+
+def served(template: str = WHOLE) -> HFTokenizer:
+    return with_template(trained(MARKS), template, eos="<|im_end|>")
+
+
+def not_read(tokenizer: HFTokenizer, grammar: str = "hermes") -> dict[Part, Found]:
+    return {found.part: found for found in read_back(unproven(tokenizer, grammar=grammar)) if found.lost}
+
+
+def test_all_parts_of_a_template_that_keeps_them_come_out_again() -> None:
+    found = read_back(get_renderer(served(), "generic"))
+    assert found == [Found(part, True) for part in Part]
+    assert in_short(found) == "all"
+
+
+@pytest.mark.parametrize("part", Part)
+def test_a_part_that_a_template_loses_is_named_and_no_other(part: Part) -> None:
+    old, new = FAULTS[part]
+    assert old in WHOLE
+    assert list(not_read(served(WHOLE.replace(old, new)))) == [part]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [part for part in Part if part not in (*WARNED, Part.CALL)])
+def test_what_the_check_finds_is_what_the_run_refuses(part: Part) -> None:
+    tokenizer = served(WHOLE.replace(*FAULTS[part]))
+    why = not_read(tokenizer)[part].lost
+    with pytest.raises(ConfigError) as refused:
+        get_renderer(tokenizer, "generic")
+    rows = {row.question: row for row in check_renderer(tokenizer, "generic", count=3)}
+    assert rows[f"generic gives back: {part}"].answer == "no"
+    assert rows[f"generic gives back: {part}"].ok is False
+    assert f"can't be read back: {why}" in str(refused.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", WARNED)
+def test_tools_and_system_messages_that_a_template_does_not_show_are_warned_of(
+    part: Part, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The templates of DeepSeek V3 and R1 leave out the tools on offer, and nothing said so."""
+    tokenizer = served(WHOLE.replace(*FAULTS[part]))
+    with caplog.at_level(logging.WARNING):
+        renderer = get_renderer(tokenizer, "generic")
+    assert WARNED[part] in caplog.text
+    assert not lost(renderer)
+    rows = {row.question: row for row in check_renderer(tokenizer, "generic", count=3)}
+    assert rows[f"generic gives back: {part}"].ok is None
+
+
+def test_a_part_without_a_place_is_not_lost() -> None:
+    bare = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    bare += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    found = read_back(get_renderer(served(bare), "generic"))
+    assert in_short(found) == "no place: tool list, call, result, reasoning"
