@@ -27,7 +27,8 @@ from agentrl.train.backends.fsdp.trainer import FsdpTrainer
 from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.forest import Forest
+from agentrl.train.credit import Credit
+from agentrl.train.minibatches import updates_of
 from agentrl.train.packing import pack_credited
 from agentrl.train.values import compute_values
 from agentrl.types import Group, VersionSpan
@@ -124,12 +125,16 @@ def sample(groups: Sequence[Group], policy: NaiveRun, seed: int) -> None:
                 node.logprobs = [0.0] * (len(node.logprobs) - len(told)) + told
 
 
-def order_of(groups: Sequence[Group], forests: Sequence[Forest], epochs: int) -> list[list[list[str]]]:
-    """For each epoch and update the sessions in it, as the forests say."""
-    if not any(forest.updates for forest in forests):
-        return [[[s.id for g in groups for s in g.sessions]]] * epochs
-    names = {forest.updates: list(forest.sessions) for forest in forests}
-    return [[names[key] for key in sorted(names, key=lambda key: key[epoch])] for epoch in range(epochs)]
+def order_of(groups: Sequence[Group], credit: Credit, algo: AlgoConfig, seed: int) -> list[list[list[str]]]:
+    """For each epoch and update the sessions in it."""
+    if algo.minibatches == 1:
+        return [[[s.id for g in groups for s in g.sessions]]] * algo.epochs
+    places = updates_of(groups, credit, algo, seed)
+    order: list[list[list[str]]] = [[[] for _ in range(algo.minibatches)] for _ in range(algo.epochs)]
+    for group in groups:
+        for updates, member in zip(order, places[group.id], strict=True):
+            updates[member.place] += [session.id for session in group.sessions]
+    return order
 
 
 def distance(ours: dict[str, Tensor], theirs: NaiveRun, before: dict[str, Tensor]) -> float:
@@ -151,10 +156,10 @@ def compare(trainer: Trainer, model: Any, algo: AlgoConfig, budget: int) -> None
         sample(groups, naive, step)
         before = {name: tensor.detach().clone() for name, tensor in naive.parameters()}
         values = compute_values(trainer, groups, algorithm.critic_config, budget) if critic else None
-        _, forests = pack_credited(algorithm, groups, values, budget, seed=step)
+        credit, forests = pack_credited(algorithm, groups, values, budget, seed=step)
         metrics = trainer.step(forests, algorithm.snapshot())
         algorithm.learned(metrics)
-        naive.step(groups, order_of(groups, forests, algo.epochs))
+        naive.step(groups, order_of(groups, credit, algo, step))
         assert trainer.version == naive.version
         ours = dict(trainer.weights())
         apart = distance(ours, naive, before)
