@@ -70,7 +70,7 @@ def make_origin(folder: Path) -> None:
     make_base(folder)
     code = Path(digits.__file__).read_text().replace('agentrl.register("digits", Digits)\n', "")
     (folder / "own.py").write_text(code)
-    train(folder, **{"env": f"{folder / 'own.py'}:Digits", "eval.every": 1, "steps": 2})
+    train(folder, **{"env": f"{folder / 'own.py'}:Digits", "eval.every": 1, "steps": 2, "record_logprobs": True})
     train(folder, resume=str(folder / "run"), steps=3)
     evaluated("measured")(folder)
 
@@ -231,6 +231,19 @@ def still_training(folder: Path) -> Path:
     return run
 
 
+def asynchronous(folder: Path) -> Path:
+    """On two engines; a step whose checkpoint was lost was taken again."""
+    shutil.rmtree(folder / "run")
+    fleet = {"weights.mode": "abort", "fleet.engines": 2, "require_provenance": True}
+    run = train(folder, **{"rollout.staleness": 1, "rollout.order": "ready", "steps": 3, **fleet})
+    return resumed_after_a_loss(run)
+
+
+def resumed_after_a_loss(run: Path) -> Path:
+    shutil.rmtree(whole_checkpoints(run)[-1])
+    return train(run.parent, resume=str(run), steps=4)
+
+
 def given_another_trainer_amid(folder: Path) -> Path:
     shutil.rmtree(folder / "run")
 
@@ -280,7 +293,7 @@ def by_an_agent_program(folder: Path) -> Path:
 
 
 KINDS: dict[str, Callable[[Path], Path]] = {
-    "asynchronous": trained(**{"rollout.staleness": 1, "rollout.order": "ready", "steps": 3}),
+    "asynchronous": asynchronous,
     "a critic": trained(algo="ppo"),
     "forks": trained(**{"rollout.branch": "every", "rollout.branch.continuations": 1}),
     "groups trained twice": trained(**{"rollout.replay": 0.5, "steps": 2}),
