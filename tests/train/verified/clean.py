@@ -17,10 +17,13 @@ from starlette.testclient import TestClient
 
 import agentrl
 from agentrl.models import tiny
+from agentrl.overrides import spread
 from agentrl.train.display import Display
 from agentrl.train.replay import ReplayConfig
 from agentrl.train.replay import replay as play_again
 from agentrl.train.resuming import whole_checkpoints
+from agentrl.train.suite.parts import read_suite
+from agentrl.train.suite.play import run_suite
 from agentrl.train.verify import verify
 from agentrl.viewer.app import create_app
 from tests.records import digits
@@ -287,6 +290,17 @@ def evaluated(name: str, **settings: Any) -> Callable[[Path], Path]:
     return evaluate
 
 
+def of_a_suite(folder: Path) -> Path:
+    """Two parts with an environment each, of which each has a folder; both are verified."""
+    (folder / "two.yaml").write_text("parts: {one: {env: digits}, sums: {env: calculator}}\n")
+    words = {"policy": "noop", "eval.tasks": 2, "run_dir": str(folder / "suite")}
+    asyncio.run(run_suite(read_suite(folder / "two.yaml", spread(words)), Watched()))
+    parts = sorted(found.parent for found in (folder / "suite").glob("*/result.json"))
+    assert len(parts) == 2
+    assert verify(parts[0]).passed, list(verify(parts[0]).lines())
+    return parts[1]
+
+
 def by_an_agent_program(folder: Path) -> Path:
     (folder / "agent.py").write_text(AGENT)
     return train(folder, agent=f"{folder / 'agent.py'}:play", run_dir=str(folder / "other"))
@@ -318,4 +332,5 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     **{f"of an older agentrl: {name}": of_an_older_agentrl(name) for name in ("sync", "async", "fsdp", "eval")},
     "an evaluation": lambda folder: folder / "measured",
     "an evaluation of a script": evaluated("script", policy="noop"),
+    "a suite": of_a_suite,
 }
