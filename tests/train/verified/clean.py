@@ -156,8 +156,10 @@ def replayed(folder: Path) -> Path:
 
 
 def run_again(folder: Path) -> Path:
+    """A run that was extended: step 1 was its last one, after which there was no evaluation amid."""
     shutil.rmtree(folder / "run")
-    train(folder)
+    train(folder, **{"eval.every": 1})
+    train(folder, resume=str(folder / "run"), steps=2)
     return agentrl.train(rerun=str(folder / "run"), run_dir=str(folder / "again"), display=Watched()).path
 
 
