@@ -387,6 +387,14 @@ PLANTED: dict[str, tuple[Plant, str]] = {
         in_session("train-0.0-0", say("42", 1)),
         "session train-0.0-0: the text of its messages",
     ),
+    "text of a turn, by its tokens": (
+        in_session("train-0.0-0", say("zebra", 1)),
+        "session train-0.0-0, message 1: its text has 'zebra', and its tokens don't",
+    ),
+    "text of a prompt, by its tokens": (
+        in_session("train-0.0-0", say("zebra", 0)),
+        "session train-0.0-0, message 0: its text has 'zebra', and its tokens don't",
+    ),
     "text of a prompt": (in_session("train-0.0-0", say("1?", 0)), "session train-0.0-0: the text of its messages"),
     "data of a task": (in_session("train-0.0-0", with_task_data), "step 1, session train-0.0-0: its task: not as"),
     "seed of a session": (
