@@ -13,7 +13,8 @@
     │   └── RenderError                         messages that the model's format cannot express
     ├── TokenBudgetExceeded (RuntimeError)      a token budget is used up: the session ends TRUNCATED
     ├── EnvError            (RuntimeError)      the environment's own code failed
-    │   ├── InvalidReward                       a reward is no finite number in its range: its session has none
+    │   ├── InvalidNumber                       what it gave is no finite number: its session does not count
+    │   │   └── InvalidReward                   a reward is none, or out of its range
     │   └── StateUnsupported (NotImplementedError) it can't save, restore or fork its episode
     ├── AgentError          (RuntimeError)      the model or the user's agent program failed
     │   ├── ToolError                           a tool refused; the model gets the reason
@@ -111,10 +112,14 @@ class EnvError(AgentRLError, RuntimeError):
     """The environment's own code failed, or broke its contract."""
 
 
-class InvalidReward(EnvError):
-    """A reward that is no finite number in its range: its session is not trained on, and not played again."""
+class InvalidNumber(EnvError):
+    """What an environment gave is no finite number: its session is not trained on, and not played again."""
 
     blame = Blame.INFRA
+
+
+class InvalidReward(InvalidNumber):
+    """A reward that is no finite number in its range."""
 
 
 class StateUnsupported(EnvError, NotImplementedError):

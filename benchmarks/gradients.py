@@ -10,6 +10,10 @@ over groups are exact, and so is the policy gradient of the mean reward.
 
 Where the denominator is a constant, it is 1 token for each session.
 
+`vine` has one session a group, with one continuation from the state before each turn; both are enumerated. The values
+of `ppo` are exact. The reward model of `prime` is the policy times exp(advantage / reward_beta), which is best where
+that weighs the distance from the reference, the policy itself. What has no such gradient is named under the table.
+
 `size` is the part of the expected gradient along the true one, over its norm. `bias` is the norm of the rest, and
 `deviation` that of the standard deviation, both over the norm of the part along it: a scale is the learning rate's
 business, a direction is not.
@@ -18,6 +22,7 @@ business, a direction is not.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import math
 from collections import Counter
@@ -34,7 +39,19 @@ from agentrl.train.credit import NodeKey
 from agentrl.train.forest import sequence_count
 from agentrl.train.objective import empty_sums, objective
 from agentrl.train.packing import pack_credited
-from agentrl.types import GREEDY, FinishReason, Group, Message, Node, Sampling, Session, Status, Task, VersionSpan
+from agentrl.types import (
+    GREEDY,
+    Branch,
+    FinishReason,
+    Group,
+    Message,
+    Node,
+    Sampling,
+    Session,
+    Status,
+    Task,
+    VersionSpan,
+)
 
 TURNS = 3
 ACTIONS = ("ask", "wrong", "right")
@@ -86,6 +103,12 @@ def logp(logits: Tensor, episode: Episode) -> Tensor:
     return torch.stack([every[turn, action] for turn, action in enumerate(episode)])
 
 
+@functools.cache
+def probability(episode: Episode, start: int = 0) -> float:
+    """That of an episode's turns from one on."""
+    return float(logp(policy().detach(), episode)[start:].sum().exp())
+
+
 def true_gradient() -> Tensor:
     """The gradient of the mean reward."""
     logits = policy()
@@ -96,12 +119,20 @@ def true_gradient() -> Tensor:
 
 def state_values() -> list[float]:
     """The expected reward before each turn: an exact critic."""
-    logits = policy().detach()
     found = []
     for turn in range(TURNS):
         ahead = [each for each in EPISODES if len(each) > turn]
-        weights = [float(logp(logits, each)[turn:].sum().exp()) for each in ahead]
+        weights = [probability(each, turn) for each in ahead]
         found.append(math.fsum(w * reward(each) for w, each in zip(weights, ahead, strict=True)))
+    return found
+
+
+def process_rewards(beta: float) -> list[list[float]]:
+    """What `prime` sees of each action of each turn; see the module."""
+    values, every = [*state_values(), 0.0], torch.log_softmax(policy().detach(), -1)
+    worth = [[values[turn + 1], WRONG, WORTH[turn]] for turn in range(TURNS)]
+    best = torch.log_softmax(every + torch.tensor(worth, dtype=torch.float64) / beta, -1)
+    found: list[list[float]] = (beta * (best - every)).tolist()
     return found
 
 
@@ -109,12 +140,27 @@ def session(name: str, episode: Episode) -> Session:
     """An episode as it would be stored."""
     made = Session(name, Task(id="t"), group="g", status=Status.COMPLETED, rewards=parts(episode))
     made.reward = reward(episode)
+    _play(made, _node(made, None, [1, 2], sampled=False), episode, 0)
+    return made
+
+
+def forked(name: str, episode: Episode, continuations: Sequence[Episode]) -> Session:
+    """An episode with a continuation from the state before each of its turns."""
+    made = session(name, episode)
+    made.branches = [Branch(None, 0, len(made.nodes), made.status, made.rewards, made.reward)]
+    for turn, other in enumerate(continuations):
+        head, start = 2 * turn, len(made.nodes)
+        _play(made, head, other, turn)
+        ended = (made.status, parts(other), reward(other))
+        made.branches.append(Branch(head, start, len(made.nodes), *ended, trained=False))
+    return made
+
+
+def _play(made: Session, parent: int, episode: Episode, start: int) -> None:
     known = logp(policy().detach(), episode).tolist()
-    parent = _node(made, None, [1, 2], sampled=False)
-    for turn, action in enumerate(episode):
+    for turn, action in list(enumerate(episode))[start:]:
         parent = _node(made, parent, [FIRST + turn * len(ACTIONS) + action], sampled=True, logprob=known[turn])
         parent = _node(made, parent, [3], sampled=False)
-    return made
 
 
 def _node(made: Session, parent: int | None, ids: list[int], *, sampled: bool, logprob: float = 0.0) -> int:
@@ -130,24 +176,44 @@ def _node(made: Session, parent: int | None, ids: list[int], *, sampled: bool, l
 
 def groups(sessions: int) -> Iterator[tuple[tuple[Episode, ...], float]]:
     """Every group, whatever the order of its sessions, with its probability."""
-    chance = {each: float(logp(policy().detach(), each).sum().exp()) for each in EPISODES}
     for chosen in itertools.combinations_with_replacement(EPISODES, sessions):
         orders = math.factorial(sessions) / math.prod(map(math.factorial, Counter(chosen).values()))
-        yield chosen, orders * math.prod(chance[each] for each in chosen)
+        yield chosen, orders * math.prod(map(probability, chosen))
 
 
-def gradient(algorithm: Algorithm, episodes: Sequence[Episode]) -> Tensor:
+def samples(algorithm: Algorithm, sessions: int) -> Iterator[tuple[list[Session], float]]:
+    """Every group that an algorithm may get, with its probability."""
+    if not algorithm.needs.branches:
+        for episodes, chance in groups(sessions):
+            yield [session(f"s{i}", episode) for i, episode in enumerate(episodes)], chance
+        return
+    for episode in EPISODES:
+        ahead = [[each for each in EPISODES if len(each) > turn] for turn in range(len(episode))]
+        for others in itertools.product(*ahead):
+            chance = math.prod(probability(each, turn) for turn, each in enumerate(others))
+            yield [forked("s0", episode, others)], probability(episode) * chance
+
+
+def values_of(algorithm: Algorithm, members: Sequence[Session]) -> dict[NodeKey, list[float]] | None:
+    """What a critic or a reward model says of the sessions' tokens, where the algorithm has one."""
+    nodes = [((s.id, n.id), n) for s in members for n in s.nodes]
+    if algorithm.needs.critic:
+        known = state_values()
+        return {key: [known[(n.id - 1) // 2]] * len(n.token_ids) for key, n in nodes}
+    if algorithm.needs.reward_model:
+        every = [each for turn in process_rewards(algorithm.reward_config.reward_beta) for each in turn]
+        return {key: [every[i - FIRST] if n.sampled else 0.0 for i in n.token_ids] for key, n in nodes}
+    return None
+
+
+def gradient(algorithm: Algorithm, members: list[Session]) -> Tensor:
     """The direction in which a step with one group moves the logits: less the gradient of its loss."""
-    members = [session(f"s{i}", episode) for i, episode in enumerate(episodes)]
     if algorithm.needs.greedy:
         likeliest = [int(row.argmax()) for row in policy()]
         length = next((turn + 1 for turn, action in enumerate(likeliest) if action), TURNS)
         members.append(session("greedy", tuple(likeliest[:length])))
         members[-1].phase = GREEDY
-    values: dict[NodeKey, list[float]] | None = None
-    if algorithm.needs.critic:
-        known = state_values()
-        values = {(s.id, n.id): [known[(n.id - 1) // 2]] * len(n.token_ids) for s in members for n in s.nodes}
+    values = values_of(algorithm, members)
     _, forests = pack_credited(algorithm, [Group("g", Task(id="t"), members)], values, 1000, 0)
     logits, total = policy(), torch.zeros((), dtype=torch.float64)
     every = torch.log_softmax(logits, -1).flatten()
@@ -163,11 +229,11 @@ def gradient(algorithm: Algorithm, episodes: Sequence[Episode]) -> Tensor:
 
 
 def measure(settings: dict[str, Any], sessions: int) -> Estimate:
-    """An algorithm's gradient over all groups of so many sessions; each is the run's first step."""
-    truth = true_gradient()
+    """An algorithm's gradient over all groups, which have so many sessions; each is the run's first step."""
+    truth, config = true_gradient(), algorithm_settings(settings)
     mean, square = torch.zeros_like(truth), 0.0
-    for episodes, chance in groups(sessions):
-        found = gradient(make_algorithm(algorithm_settings(settings)), episodes)
+    for members, chance in samples(make_algorithm(config), sessions):
+        found = gradient(make_algorithm(config), members)
         mean += chance * found
         square += chance * float(found.square().sum())
     along = float((mean * truth).sum() / truth.square().sum())
@@ -177,13 +243,13 @@ def measure(settings: dict[str, Any], sessions: int) -> Estimate:
 
 
 def names() -> list[str]:
-    """The algorithms that need no forks, no second model and no demonstrations."""
-    found = []
-    for name in sorted(built_in(ALGORITHMS, "agentrl.")):
-        needs = make_algorithm(algorithm_settings({"name": name})).needs
-        if needs.engine and not (needs.branches or needs.reward_model):
-            found.append(name)
-    return found
+    """The algorithms that follow the gradient of a reward."""
+    return [name for name in sorted(built_in(ALGORITHMS, "agentrl.")) if rewarded(name)]
+
+
+def rewarded(name: str) -> bool:
+    """Whether an algorithm follows the gradient of a reward: others have demonstrations."""
+    return make_algorithm(algorithm_settings({"name": name})).needs.engine
 
 
 def main() -> None:
@@ -195,10 +261,14 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     print("| `algo` | `normalize` | size | bias | deviation |\n|---|---|---|---|---|")
-    for name in asked.names or names():
+    for name in filter(rewarded, asked.names or names()):
         own = {"name": name, "constant_tokens": 1} | ({"normalize": asked.normalize} if asked.normalize else {})
         found, normalize = measure(own, asked.sessions), algorithm_settings(own).normalize
         print(f"| `{name}` | `{normalize}` | {found.size:.3f} | {found.bias:.3f} | {found.deviation:.2f} |")
+    for name in itertools.filterfalse(rewarded, asked.names or built_in(ALGORITHMS, "agentrl.")):
+        print(
+            f"\n`{name}` is left out: it imitates demonstrations, and follows no reward whose gradient it could miss."
+        )
 
 
 if __name__ == "__main__":

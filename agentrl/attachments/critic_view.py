@@ -14,6 +14,8 @@ from agentrl.attachments import Kind
 from agentrl.errors import InvalidInput
 
 NAME = "critic_view"
+LARGEST = 3.4e38
+"""Numbers beyond it are none in float32."""
 _BYTES = 4
 
 

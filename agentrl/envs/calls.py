@@ -6,7 +6,6 @@ Whose fault a failure is, is in `attribution`; how episodes are saved and forked
 from __future__ import annotations
 
 import logging
-import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from agentrl.envs.saving import restore_data as restore_data
 from agentrl.envs.saving import state as state
 from agentrl.envs.saving import state_data as state_data
 from agentrl.envs.state import resolved
-from agentrl.errors import EnvError, InfraError, nearest
+from agentrl.errors import EnvError, InfraError, InvalidNumber, nearest
 from agentrl.plain import missing, plain
 from agentrl.tools.schema import shown
 from agentrl.types import Message, Session, StepResult, Task, as_messages
@@ -252,12 +251,15 @@ async def critic_view(env: Env, agent: str) -> bytes:
     """What a critic sees before a turn of `agent`, as an attachment of the turn.
 
     Raises:
-        EnvError: its code failed, or gave something else than finite numbers.
+        EnvError: its code failed.
+        InvalidNumber: it gave numbers that are not finite, or beyond float32.
     """
     with blamed(env, "critic_view"):
         numbers = [float(number) for number in await resolved(env.critic_view(agent))]
-        if not all(map(math.isfinite, numbers)):
-            raise EnvError(f"{type(env.unwrapped).__name__}.critic_view gave numbers that are not finite: {numbers}")
+        if not all(abs(number) <= attached_view.LARGEST for number in numbers):
+            given = ", ".join(f"{number:g}" for number in numbers)
+            name = f"{type(env.unwrapped).__name__}.critic_view"
+            raise InvalidNumber(f"{name} gave numbers that are not finite, or too large: {given}")
         return attached_view.pack(numbers)
 
 

@@ -11,12 +11,14 @@ from types import TracebackType
 from agentrl import tracing
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.errors import AgentRLError, Blame, EnvError, InvalidReward
+from agentrl.errors import AgentRLError, Blame, EnvError, InvalidNumber, InvalidReward
 from agentrl.types import AGENT, Session, Status
 from agentrl.untrusted import safe_text
 
-INVALID_REWARDS = "invalid_rewards"
-"""Counts, in a session, that a reward was no finite number in its range."""
+INVALID_REWARDS, INVALID_VIEWS = "invalid_rewards", "invalid_views"
+"""Count, in a session, that a reward was no finite number in its range, and that a critic's view was none."""
+INVALID = {INVALID_REWARDS: "with an invalid reward", INVALID_VIEWS: "with an invalid critic_view"}
+"""In words. Such a session ends as INFRA_ERROR, and is not played again: it would be given the same numbers."""
 
 
 async def give_rewards(
@@ -66,10 +68,17 @@ def failed(session: Session, error: AgentRLError) -> None:
     """Set the session's status and error by the error's blame; an error of the user is raised again."""
     if error.blame is Blame.USER:
         raise error
-    if isinstance(error, InvalidReward):
-        session.count(INVALID_REWARDS)
+    if isinstance(error, InvalidNumber):
+        session.count(INVALID_REWARDS if isinstance(error, InvalidReward) else INVALID_VIEWS)
     session.status = Status.AGENT_ERROR if error.blame is Blame.AGENT else Status.INFRA_ERROR
     session.error = safe_text(f"{type(error).__name__}: {error}")
+
+
+def invalid(session: Session) -> str:
+    """The counter in `INVALID` of what ended a session; '' where nothing of the kind did."""
+    if session.status is not Status.INFRA_ERROR:
+        return ""
+    return next((name for name in INVALID if name in session.counters), "")
 
 
 def count_tools(env: Env, session: Session) -> None:

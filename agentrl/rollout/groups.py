@@ -20,7 +20,7 @@ from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor, Player, ScriptedActor, episode_state, nothing_to_record, run_episode
-from agentrl.envs.results import INVALID_REWARDS
+from agentrl.envs.results import invalid
 from agentrl.errors import EngineError
 from agentrl.rollout.branching import play_forked
 from agentrl.rollout.fork_rules import ForkRule, make_rule
@@ -258,8 +258,8 @@ class Rollouts:
                 )
                 left = None
                 late = deadline is not None and deadline.left() <= 0
-                if session.status is not Status.INFRA_ERROR or INVALID_REWARDS in session.counters or late:
-                    break  # the same session would get the same reward
+                if session.status is not Status.INFRA_ERROR or invalid(session) or late:
+                    break  # the same session would get the same numbers
                 await self._check_engine()
             await faults.async_point("session.ended")
             await ended(session)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from agentrl.envs.results import INVALID_REWARDS
+from agentrl.envs.results import INVALID, invalid
 from agentrl.errors import AgentError, EnvError, InfraError, brief
 from agentrl.sessions.gateway.wire.fields import SAMPLING
 from agentrl.types import Group, Session, Status
@@ -57,13 +57,13 @@ async def with_retries(
 
     Raises:
         InfraError: `MAX_ATTEMPTS` of them failed.
-        EnvError: every session had a reward that is no finite number in its range.
+        EnvError: every session had a reward, or a critic's view, that is no finite number in its range.
     """
     for attempt in range(1, MAX_ATTEMPTS + 1):
         groups = await generate()
         if not all_failed(groups):
             break
-        if all(INVALID_REWARDS in session.counters for session in sessions_of(groups)):
+        if all(map(invalid, sessions_of(groups))):
             raise EnvError(f"{name}: {finding(sessions_of(groups))}")
         message = f"{name}, attempt {attempt} of {MAX_ATTEMPTS}: {finding(sessions_of(groups))}"
         if attempt == MAX_ATTEMPTS:
@@ -80,9 +80,8 @@ def finding(sessions: Sequence[Session]) -> str:
     if not count:
         return ""
     if sum(ends[status] for status in FAILURES) == count:
-        kinds = ", ".join(f"{ends[status]} {status.name}" for status in FAILURES if ends[status])
         beside = f", {silent} without a turn" if silent else ""
-        return f"all {count} sessions failed ({kinds}{beside})" + _first(sessions)
+        return f"all {count} sessions failed ({_kinds(sessions)}{beside})" + _first(sessions)
     if silent == count:
         return f"all {count} sessions had 0 turns" + _first(sessions)
     if ends[Status.TRUNCATED] == count:
@@ -97,9 +96,13 @@ def finding(sessions: Sequence[Session]) -> str:
 def failures(sessions: Sequence[Session]) -> str:
     """How many sessions failed, and how the first of them did; '' where none."""
     failed = [session for session in sessions if session.status in FAILURES]
-    ends = Counter(session.status for session in failed)
-    counts = ", ".join(f"{number} {status.name}" for status, number in sorted(ends.items()))
-    return f"{len(failed)} of {len(sessions)} sessions failed ({counts}){_first(failed)}" if failed else ""
+    return f"{len(failed)} of {len(sessions)} sessions failed ({_kinds(failed)}){_first(failed)}" if failed else ""
+
+
+def _kinds(failed: Sequence[Session]) -> str:
+    """How many sessions failed in which way."""
+    kinds = Counter(INVALID.get(invalid(session)) or session.status.name for session in failed)
+    return ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
 
 
 def overlong(sessions: Sequence[Session]) -> str:
@@ -119,11 +122,12 @@ def sampling_notes(sessions: Sequence[Session], *, trained: bool) -> list[str]:
         for field in SAMPLING
         if f"gateway/ignored/{field}" in counted
     ]
-    if INVALID_REWARDS in counted:
-        notes.append(
-            "sessions with a reward that is no finite number in its range are left out, as those that the "
-            f"infrastructure failed (count/{INVALID_REWARDS}); their errors say which"
-        )
+    notes += [
+        f"sessions {words} (no finite number in its range) are left out, and not played again: the environment's code "
+        f"gives it (count/{name}); their errors say which"
+        for name, words in INVALID.items()
+        if name in counted
+    ]
     if trained and "gateway/untrainable/schema" in counted:
         notes.append(
             "turns whose text has to fit a schema (response_format) are not trained on: the support that they were "

@@ -7,10 +7,11 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
 from agentrl.config import EvalConfig
+from agentrl.envs.results import INVALID, invalid
 from agentrl.rollout.health import sessions_of, worked
 from agentrl.rollout.held import sizes_of, usage
 from agentrl.rollout.statistics import ROUNDING, caution, in_unit_range, interval, pass_at_k, pass_hat_k
@@ -146,10 +147,11 @@ class TaskScores:
 class Evaluation:
     """A policy's results on a split.
 
-    `mean` is over tasks; `low` and `high` bound it with 95 % confidence. `pass_at[k]` estimates the chance that
-    at least one of k sessions solves a task, `pass_hat[k]` the chance that all of them do. Of `generated` sessions
-    `sessions` count. `worked`: one had a turn and did not fail, or earned something; otherwise the numbers say nothing
-    about the policy. `usage`, `cost` (None without a price) and `errors` are of all that were generated.
+    `mean` is over tasks; `low` and `high` bound it with 95 % confidence. `pass_at[k]` estimates the chance that at
+    least one of k sessions solves a task, `pass_hat[k]` the chance that all of them do. Of `generated` sessions
+    `sessions` count; `invalid` counts those whose rewards, or critic's views, are no numbers. `worked`: one had a turn
+    and did not fail, or earned something; otherwise the numbers say nothing about the policy. `usage`, `cost` (None
+    without a price) and `errors` are of all that were generated.
     """
 
     tasks: int
@@ -167,6 +169,7 @@ class Evaluation:
     errors: Mapping[str, int]
     scores: Sequence[TaskScores]
     metrics: Mapping[str, float]
+    invalid: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         passes = "  ".join(
@@ -189,8 +192,9 @@ class Evaluation:
 
     def _lost(self) -> str:
         """Why fewer sessions count than were generated."""
-        unrewarded = self.generated - self.sessions - self.infra_errors
+        unrewarded = self.generated - self.sessions - self.infra_errors - sum(self.invalid.values())
         kinds = {"lost to infrastructure": self.infra_errors, "without a reward": unrewarded}
+        kinds |= {INVALID[name]: number for name, number in self.invalid.items()}
         reasons = ", ".join(f"{number} {kind}" for kind, number in kinds.items() if number)
         return f" of {self.generated} ({reasons})" if reasons else ""
 
@@ -220,7 +224,7 @@ def evaluate_groups(groups: Sequence[Group], config: EvalConfig) -> Evaluation:
         high=high,
         pass_at={k: fmean(pass_at_k(n, c, k) for n, c in solved) for k in ks},
         pass_hat={k: fmean(pass_hat_k(n, c, k) for n, c in solved) for k in ks},
-        infra_errors=sum(s.status is Status.INFRA_ERROR for s in sessions),
+        infra_errors=sum(s.status is Status.INFRA_ERROR and not invalid(s) for s in sessions),
         generated=len(sessions),
         worked=any(map(worked, sessions)),
         usage=spent,
@@ -228,13 +232,17 @@ def evaluate_groups(groups: Sequence[Group], config: EvalConfig) -> Evaluation:
         errors=errors_by_blame(sessions),
         scores=[TaskScores.of(group) for group in groups],
         metrics=rollout_metrics(groups),
+        invalid=Counter(filter(None, map(invalid, sessions))),
     )
 
 
 def errors_by_blame(sessions: Sequence[Session]) -> dict[str, int]:
-    """How many sessions the agent and the infrastructure failed, and a limit cut; and tool calls that failed."""
-    ends = Counter(session.status for session in sessions)
-    return {
+    """How many sessions the agent and the infrastructure failed, and a limit cut; and tool calls that failed.
+
+    Where there are some, sessions whose rewards, or critic's views, are no numbers have counts of their own.
+    """
+    ends = Counter(session.status for session in sessions if not invalid(session))
+    return Counter(filter(None, map(invalid, sessions))) | {
         "agent": ends[Status.AGENT_ERROR],
         "infra": ends[Status.INFRA_ERROR],
         "truncated": ends[Status.TRUNCATED],

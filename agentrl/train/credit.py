@@ -69,16 +69,14 @@ class Credit:
     `pairs` is for algorithms with `needs.pairs`; the nodes of their sequences need shares, see
     `agentrl.train.pairs.pair_credit`.
 
-    `counts` and `targets_weighted` are for `algo.minibatches`: what each group, by id, adds to the denominator that
-    weights hold (`denominators`; None: groups add what their tokens, or pairs, weigh), and whether `returns` times the
-    weight is what is learned, so that it stays as it is where weights are multiplied.
+    `counts` is for `algo.minibatches`: what each group, by id, adds to the denominator that weights hold
+    (`denominators`; None: groups add what their tokens, or pairs, weigh).
     """
 
     shares: dict[NodeKey, tuple[NodeAdvantage, ...]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     pairs: Sequence[Pair] | None = None
     counts: Mapping[str, float] | None = None
-    targets_weighted: bool = False
 
 
 def trained_tokens(node: Node, end: int | None = None) -> int:

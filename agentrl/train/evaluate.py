@@ -199,7 +199,7 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
         with display.part("loading the model"):
             base = await launch.base_model(config, _factory(config), Path(scratch))
         model_checks.prove_architecture(config, base, display, trains=False)
-        async with launch.loaded(config, played, base, folder) as policy:
+        async with launch.loaded(config, played, base, folder, say=display.say) as policy:
 
             @asynccontextmanager
             async def rollouts_of(own: RunConfig, store: Store) -> AsyncIterator[tuple[Rollouts, Actor | Program]]:

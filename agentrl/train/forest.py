@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,18 @@ PAIRS = ("predictor", "target")
 """The fields that hold pairs; all other tensors hold one entry per token."""
 WIDE = ("critic_view", "routed_experts")
 """Those whose entries are arrays of numbers."""
+
+
+class Membership(NamedTuple):
+    """The update that a forest is a part of, in one epoch (`agentrl.train.minibatches`).
+
+    Attributes:
+        place: the update's, among the epoch's; -1 where the forest is in none.
+        scale: what the forest's weights are multiplied by there: the batch's denominator over the update's.
+    """
+
+    place: int
+    scale: float = 1.0
 
 
 @dataclass(slots=True)
@@ -61,7 +73,7 @@ class Rows:
     marked: Tensor | None = None
     critic_view: Tensor | None = None
     sequences: Sequences | None = None
-    updates: tuple[int, ...] = ()
+    updates: tuple[Membership, ...] = ()
 
     def __len__(self) -> int:
         return int(self.target.numel())
@@ -114,8 +126,7 @@ class Forest:
         routed_experts: int16, [T, layers, k], the experts that the engine sent the token to in each layer that has
             some; -1 where they were not recorded.
         sequences: what the trained tokens belong to, for a sequence-level term.
-        updates: of each epoch, the place of the update that the forest is a part of; forests of one update have the
-            same (`agentrl.train.minibatches`). Empty: each epoch has one update.
+        updates: of each epoch, which update the forest is a part of. Empty: each epoch has one update.
     """
 
     token_ids: Tensor
@@ -142,7 +153,7 @@ class Forest:
     critic_view: Tensor | None = None
     routed_experts: Tensor | None = None
     sequences: Sequences | None = None
-    updates: tuple[int, ...] = ()
+    updates: tuple[Membership, ...] = ()
 
     def __len__(self) -> int:
         return int(self.token_ids.numel())
@@ -283,19 +294,6 @@ def _require(field: str, holds: Tensor, problem: str) -> None:
 def sequence_count(forests: Sequence[Forest]) -> int:
     """How many sequences a batch has, where it was packed with them."""
     return next((len(f.sequences.length) for f in forests if f.sequences is not None), 0)
-
-
-def by_update(forests: Sequence[Forest]) -> dict[tuple[int, ...], list[Forest]]:
-    """A batch's forests by `Forest.updates`, in the order of the first epoch's updates."""
-    found: dict[tuple[int, ...], list[Forest]] = {}
-    for forest in forests:
-        found.setdefault(forest.updates, []).append(forest)
-    return dict(sorted(found.items()))
-
-
-def sequence_counts(forests: Sequence[Forest]) -> dict[tuple[int, ...], int]:
-    """How many sequences the forests of each update have; see `sequence_count`."""
-    return {updates: sequence_count(part) for updates, part in by_update(forests).items()}
 
 
 def token_counts(forests: Sequence[Forest]) -> dict[str, float]:

@@ -109,7 +109,7 @@ async def _train(
         custom_code.allow(base)
     prove_architecture(config, base, display, trains=True)
     splits = ("train", held_out_split(config, make_env()))
-    async with player(config, make_env, base, store, trains=True, splits=splits) as (rollouts, act):
+    async with player(config, make_env, base, store, trains=True, splits=splits, say=display.say) as (rollouts, act):
         loop, loaded = make_loop(config, make_env, base, rollouts, act, folder, store, display)
         try:
             start = await prepare(loop, rollouts, make_env, base, loaded)
@@ -271,15 +271,17 @@ async def player(
     *,
     trains: bool = False,
     splits: Sequence[str] = (),
+    say: Callable[[str], object] = lambda line: None,
 ) -> AsyncIterator[tuple[Rollouts, Callable[[RolloutConfig], Actor | Program]]]:
     """Rollouts on the run's cluster, and a function from limits to what acts in them: the model, or a program.
 
     `trains`: finished sessions may be held by a process beside this one (`cluster.sessions`). `splits`: those played.
+    `say`: tells lines about them.
     """
     folder = Path(store.path).parent
     config = shared(config, folder)
     async with (
-        loaded(config, [(config, make_env)], base, folder, splits) as policy,
+        loaded(config, [(config, make_env)], base, folder, splits, say) as policy,
         playing(policy, config, make_env, store, trains=trains) as made,
     ):
         yield made
@@ -307,6 +309,7 @@ async def loaded(
     base: Path,
     folder: Path,
     splits: Sequence[str] = (),
+    say: Callable[[str], object] = lambda line: None,
 ) -> AsyncIterator[LoadedPolicy]:
     """The policy of a configuration, on its cluster; its engines are closed in the end.
 
@@ -316,6 +319,7 @@ async def loaded(
         base: the folder of its model.
         folder: where logs go.
         splits: which are played; none is the one that is evaluated.
+        say: is called with lines about them.
     """
     with cluster.opened(config.cluster, folder / "logs") as opened:
         await asyncio.to_thread(reserve, opened, config, base)
@@ -323,7 +327,8 @@ async def loaded(
             renderer = get_renderer(base, config.model.renderer, config.model.stop)
             for own, make_env in played:
                 chosen = splits or (held_out_split(own, make_env()),)
-                await check_room(own, make_env, renderer, base, chosen)
+                for line in await check_room(own, make_env, renderer, base, chosen):
+                    say(line)
             engine: Engine = make_engines(engine_settings(config), config.fleet, config.weights, base)
             try:
                 require_recording(config, engine)

@@ -277,6 +277,7 @@ class Loop:
         async def keep() -> None:
             oldest = next(map(step_of, self.folder.checkpoints()), 0)
             await past.keep(step, self.trainer.export, oldest=oldest)
+            await asyncio.to_thread(self.folder.seal_version, step, past.path(step))
 
         with self.clock("past"), self.display.part("keeping a version"):
             await self.recovering(step, keep)

@@ -19,6 +19,7 @@ from enum import StrEnum
 from agentrl.config import AlgoConfig
 from agentrl.envs.base import Env
 from agentrl.envs.mixture import Mixture
+from agentrl.envs.results import invalid
 from agentrl.envs.reward_marks import reward_methods
 from agentrl.rollout.held import sampled_tokens
 from agentrl.train.credit import Credit, NodeAdvantage, trained_tokens
@@ -124,7 +125,7 @@ def _lost(session: Session, node: Node) -> Cause | None:
     if not any(node.trainable):
         return Cause.MASKED if node.sampling is None or node.sampling.full_support else Cause.SAMPLING
     if session.status is Status.INFRA_ERROR:
-        return Cause.FAILED
+        return Cause.UNREWARDED if invalid(session) else Cause.FAILED
     if session.score is not None:
         return None
     ends = {Status.AGENT_ERROR: Cause.FAILED, Status.TRUNCATED: Cause.TRUNCATED}

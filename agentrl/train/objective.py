@@ -14,7 +14,7 @@ from torch import Tensor
 
 from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.corrections import importance
-from agentrl.train.forest import Forest, Rows
+from agentrl.train.forest import Rows
 from agentrl.train.kl import kl_loss
 from agentrl.train.losses import k3, value_error
 from agentrl.train.tokens import Tokens, is_stale, old_policy
@@ -114,16 +114,16 @@ def sums_change(algorithm: Algorithm) -> bool:
     return algorithm.needs.sequence is not None or algorithm.config.correction.mask_negative is not None
 
 
-def known_sums(algorithm: Algorithm, forests: Sequence[Forest], version: int) -> bool:
+def known_sums(algorithm: Algorithm, forests: Sequence[Rows], version: int) -> bool:
     """Whether all sums are 0 before a batch's first update.
 
     Log-ratios of the current to the proximal policy are, where no token is of an older version or all are recomputed.
     """
     correction = algorithm.config.correction
 
-    def current(forest: Forest) -> bool:
-        stale = (forest.weight > 0) & is_stale(forest.version, version)
-        return forest.old_logp is None and (correction.proximal == "recomputed" or not bool(stale.any()))
+    def current(rows: Rows) -> bool:
+        stale = is_stale(rows.version, version)
+        return rows.old_logp is None and (correction.proximal == "recomputed" or not bool(stale.any()))
 
     return not algorithm.needs.pairs and not correction.over_sequences and all(map(current, forests))
 

@@ -12,16 +12,15 @@ Parts are placed largest first into the first forest with enough free tokens; th
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentrl.errors import InvalidInput
 from agentrl.train.credit import Credit, NodeKey, SequenceKind, passed_to_helpers
-from agentrl.train.forest import Forest
+from agentrl.train.forest import Forest, Membership
 from agentrl.train.layout import Merge, Part, build_forest
-from agentrl.train.minibatches import joined, parts_of
+from agentrl.train.minibatches import updates_of
 from agentrl.train.recorded_experts import experts_by_node, experts_of_segments
 from agentrl.train.sequences import SequenceIndex, Sequences
 from agentrl.train.trie import Segment, Stamp, Stamps, merge_sessions
@@ -51,6 +50,7 @@ def pack(
     merge: Merge = "mean",
     sequence: SequenceKind | None = None,
     view: int = 0,
+    updates: Mapping[str, tuple[Membership, ...]] | None = None,
 ) -> list[Forest]:
     """Pack the sessions that have credit into forests of at most `token_budget` tokens (see the exception above).
 
@@ -62,18 +62,21 @@ def pack(
         merge: how several advantages at one token are combined.
         sequence: also list which sequences the trained tokens belong to; see `agentrl.train.sequences`.
         view: how many numbers of `Env.critic_view` forests have; tokens before which they differ are not merged.
+        updates: of groups, by id, which updates they are a part of; groups with others are never in one forest.
 
     Raises:
         InvalidInput: the budget is not positive, two sessions have one id, or recorded experts don't fit their nodes.
     """
-    found = pack_with_spans(groups, credit, token_budget, seed=seed, merge=merge, sequence=sequence, view=view)
+    found = pack_with_spans(
+        groups, credit, token_budget, seed=seed, merge=merge, sequence=sequence, view=view, updates=updates
+    )
     return [forest for forest, _ in found]
 
 
 def pack_credited(
     algorithm: Algorithm, groups: Sequence[Group], values: Values | None, token_budget: int, seed: int
 ) -> tuple[Credit, list[Forest]]:
-    """A step's credit, and the forests that its trainer gets; those of a minibatch are one after the other.
+    """A step's credit, and the forests that its trainer gets.
 
     Args:
         algorithm: gives credit, and says how advantages are merged.
@@ -85,13 +88,9 @@ def pack_credited(
     config = algorithm.config
     credit = passed_to_helpers(algorithm.credit(groups, values), groups, config.helper_credit)
     view, merge = algorithm.critic_config.value_view if algorithm.needs.critic else 0, config.merge
-    packed = partial(pack, token_budget=token_budget, seed=seed, merge=merge, sequence=algorithm.sequence, view=view)
-    if config.minibatches == 1:
-        return credit, packed(groups, credit)
-    parts, forests = parts_of(groups, credit, config, seed), list[Forest]()
-    for part in parts:
-        forests += [replace(forest, updates=part.updates) for forest in packed(part.groups, part.credit)]
-    return joined(credit, parts), forests
+    updates = updates_of(groups, credit, config, seed) if config.minibatches > 1 else None
+    kind = algorithm.sequence
+    return credit, pack(groups, credit, token_budget, seed=seed, merge=merge, sequence=kind, view=view, updates=updates)
 
 
 def pack_with_spans(
@@ -103,6 +102,7 @@ def pack_with_spans(
     merge: Merge = "mean",
     sequence: SequenceKind | None = None,
     view: int = 0,
+    updates: Mapping[str, tuple[Membership, ...]] | None = None,
 ) -> Iterator[tuple[Forest, Iterator[NodeSpan]]]:
     """`pack`, with each forest's node spans; tokens that several sessions share have a span for each of them."""
     if token_budget < 1:
@@ -111,10 +111,12 @@ def pack_with_spans(
     if len({s.id for s in sessions}) < len(sessions):
         raise InvalidInput("session ids must be unique within a batch")
     stamps = Stamps(view)
-    parts: list[Part] = []
-    for members in _by_group(groups).values():
-        parts += _split(merge_sessions(members, credit, stamps), token_budget)
-    bins = _fill(parts, token_budget, seed)
+    parts: dict[tuple[Membership, ...], list[Part]] = {}
+    for group, members in _by_group(groups).items():
+        own = parts.setdefault((updates or {}).get(group, ()), [])
+        own += _split(merge_sessions(members, credit, stamps), token_budget)
+    placed = [(which, bin_) for which in sorted(parts) for bin_ in _fill(parts[which], token_budget, seed)]
+    bins = [bin_ for _, bin_ in placed]
     table = [Stamp(view=(0.0,) * view), *stamps.known]
     names = tuple(session.id for session in sessions)
     agents = tuple(sorted({node.agent for session in sessions for node in session.nodes}))
@@ -123,11 +125,11 @@ def pack_with_spans(
     pairs: Sequence[Sequences | None] = [None] * len(bins)
     if sequence is not None:
         pairs = SequenceIndex(sessions, credit, sequence).pairs([list(_trained(parts)) for parts in bins])
-    for bin_, together in zip(bins, pairs, strict=True):
+    for (which, bin_), together in zip(placed, pairs, strict=True):
         forest = build_forest(bin_, table, names, agents, merge, critic)
         segments = (pair for part in bin_ for pair in zip(part.segments, part.lengths, strict=True))
         forest.routed_experts = experts_of_segments(segments, experts)
-        forest.sequences = together
+        forest.sequences, forest.updates = together, which
         yield forest, _node_spans(bin_, names)
 
 

@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.envs.results import INVALID_REWARDS, INVALID_VIEWS
 from agentrl.train import lost_tokens
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -26,13 +27,16 @@ BORDER = 4
 """Columns of the panel's border and padding."""
 PHASES = ("rollout", "reference", "values", "pack", "logprobs", "train", "publish", "prove", "publish_average", "eval")
 """What a step's time is spent on, as the loop's clock calls it."""
+INFRA = "infra errors"
 FAILURES = {
-    "status/infra_error": "infra errors",
+    "status/infra_error": INFRA,
     "status/agent_error": "agent errors",
     "status/truncated": "truncated",
     "status/aborted": "aborted",
 }
 """Shares of a step's sessions that did not complete, by who or what ended them; shown where they are not 0."""
+INVALID_NUMBERS = {INVALID_REWARDS: "invalid rewards", INVALID_VIEWS: "invalid views"}
+"""Counts of those whose environment gave no numbers."""
 
 
 @dataclass
@@ -143,8 +147,22 @@ def cells(row: Mapping[str, float]) -> dict[str, list[str]]:
         "sessions": list(_sessions(row)),
         "policy": list(_policy(row)),
         "lost": list(_lost(row)),
-        "failures": [f"{label} {share(row[name])}" for name, label in FAILURES.items() if row.get(name)],
+        "failures": [f"{label} {share(number)}" for label, number in failures(row).items() if number],
     }
+
+
+def failures(row: Mapping[str, float]) -> dict[str, float]:
+    """Shares of a step's sessions that did not complete, by who or what ended them.
+
+    Those with invalid rewards, or critic's views, have the status of sessions that the infrastructure failed.
+    """
+    found = {label: row.get(name, 0.0) for name, label in FAILURES.items()}
+    count = max(row.get("sessions/count", 0.0), 1.0)
+    odd = {label: row.get(f"count/{name}", 0.0) / count for name, label in INVALID_NUMBERS.items()}
+    found[INFRA] = max(0.0, found[INFRA] - sum(odd.values()))
+    if found[INFRA] < 1e-9:  # what rounding left
+        found[INFRA] = 0.0
+    return found | odd
 
 
 def _time(row: Mapping[str, float]) -> Iterator[str]:

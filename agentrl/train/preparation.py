@@ -146,6 +146,8 @@ async def prepare(
 
 async def _begin_past(loop: Loop, past: PastVersions, start: int) -> None:
     await past.begin(start, loop.trainer.export)
+    if start == 0:
+        await asyncio.to_thread(loop.folder.seal_version, 0, past.path(0))
 
 
 def make_learner(config: RunConfig, rollouts: Rollouts, folder: RunFolder, display: Display) -> Learner:

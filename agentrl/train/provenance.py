@@ -200,7 +200,8 @@ def forest_hash(forests: Sequence[Forest]) -> str:
     """A digest of what forests say about their tokens, 32 hexadecimal digits."""
     digest = hashlib.blake2b(digest_size=16)
     for forest in forests:
-        digest.update(orjson.dumps([len(forest), forest.sessions, *([forest.updates] if forest.updates else [])]))
+        updates = [list(map(list, forest.updates))] if forest.updates else []
+        digest.update(orjson.dumps([len(forest), forest.sessions, *updates]))
         for tensor in (
             *(forest.token_ids, forest.position, forest.end, forest.weight, forest.advantage, forest.advantage_minus),
             *(forest.temperature, forest.behaviour_logp, forest.version, forest.predictor, forest.target),

@@ -1,16 +1,18 @@
 """Do prompts fit? The opening messages of tasks are compared with the token budgets before anything is generated.
 
-Only some tasks are opened, evenly spread over a split, and only while that is quick: opening one may start a sandbox.
-What is found later is `rollout.overlong`'s (`envs.episode`).
+Only some tasks are opened, and only while that is quick: opening one may start a sandbox. Half of them are those whose
+data is largest, which costs no more than reading the data, and half are evenly spread over the split. What is found
+later is `rollout.overlong`'s (`envs.episode`).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from agentrl.config import RolloutConfig, RunConfig
 from agentrl.envs import calls
@@ -26,6 +28,8 @@ EXAMINED = 16
 """Tasks of a split that are opened."""
 SECONDS = 1.0
 """After so long no further one is."""
+MEASURED = 10_000
+"""Tasks whose data is measured, evenly spread."""
 _log = logging.getLogger(__name__)
 
 
@@ -41,7 +45,7 @@ def context(config: RunConfig, limits: RolloutConfig, model: Path) -> dict[str, 
 
 async def check_room(
     config: RunConfig, make_env: Callable[[], Env], renderer: Renderer, model: Path, splits: Sequence[str] = ()
-) -> None:
+) -> list[str]:
     """Refuse token budgets that leave no space for a first turn, by tasks' opening messages and the tools.
 
     Where some tasks of a split leave space there is a warning, but for `rollout.overlong=refuse`. An infrastructure
@@ -54,20 +58,25 @@ async def check_room(
         model: its folder.
         splits: which are played; none is the environment's first one.
 
+    Returns:
+        A line for each split of which not all tasks were opened: how many were, and what the longest takes.
+
     Raises:
         ConfigError: the smallest budget is used up by the openings.
         RenderError: the model's format has no place for a message of one, an image for example.
     """
     if config.agent is not None:  # a program writes its own prompts
-        return
-    env = make_env()
+        return []
+    env, lines = make_env(), list[str]()
     for split in dict.fromkeys(splits or env.splits[:1]):
         evaluated = split != "train" and config.eval.session_tokens is not None
         limits = config.eval.limits(config.rollout) if evaluated else config.rollout
         own = f"{'eval' if evaluated else 'rollout'}.session_tokens={limits.session_tokens}"
         known = context(config, limits, model) | {own: limits.session_tokens}
         setting = min(known, key=known.__getitem__)
-        opened = await _opened(config, make_env, env, split, renderer)
+        source = env.tasks(split)
+        count = len(source) if isinstance(source, Sequence) else None
+        opened = await _opened(config, make_env, _chosen(env, split, source), renderer)
         over = [(task, tokens) for task, tokens in opened if tokens >= known[setting]]
         if over and len(over) == len(opened):
             task, tokens = over[0]
@@ -76,6 +85,14 @@ async def check_room(
             )
         if over:
             _some(over, len(opened), split, setting, limits)
+        if opened and (count is None or len(opened) < count):
+            most = max(tokens for _, tokens in opened)
+            of = f"of {count:,} tasks" if count is not None else "tasks"
+            lines.append(
+                f"lengths: {len(opened)} {of} of the split {split!r} were opened, those with most data among them; "
+                f"the longest takes {most:,} tokens of {setting} (longer ones: rollout.overlong={limits.overlong})"
+            )
+    return lines
 
 
 def _some(over: Sequence[tuple[Task, int]], examined: int, split: str, setting: str, limits: RolloutConfig) -> None:
@@ -91,12 +108,12 @@ def _some(over: Sequence[tuple[Task, int]], examined: int, split: str, setting: 
 
 
 async def _opened(
-    config: RunConfig, make_env: Callable[[], Env], env: Env, split: str, renderer: Renderer
+    config: RunConfig, make_env: Callable[[], Env], tasks: Iterator[Task], renderer: Renderer
 ) -> list[tuple[Task, int]]:
-    """Some tasks of a split, and how many tokens the longest opening of each has."""
+    """Some tasks, and how many tokens the longest opening of each has."""
     found: list[tuple[Task, int]] = []
     began = time.monotonic()
-    for task in _chosen(env, split):
+    for task in tasks:
         try:
             found.append((task, await _tokens(config, make_env().for_task(task), task, renderer)))
         except RenderError:
@@ -110,15 +127,31 @@ async def _opened(
     return found
 
 
-def _chosen(env: Env, split: str) -> Iterator[Task]:
-    source = env.tasks(split)
+def _chosen(env: Env, split: str, source: Iterable[Any]) -> Iterator[Task]:
     if not isinstance(source, Sequence):
         yield from islice(calls.tasks(env, split), EXAMINED)
         return
-    count = min(len(source), EXAMINED)
-    for place in range(count):
-        index = place * (len(source) - 1) // max(count - 1, 1)
+    for index in _places(source):
         yield calls.task(env, split, index, source[index])
+
+
+def _places(source: Sequence[Any]) -> list[int]:
+    """Which tasks are opened: those with most data first."""
+    if len(source) <= EXAMINED:
+        return [*range(len(source))]
+    began, sizes = time.monotonic(), dict[int, int]()
+    for index in _spread(len(source), MEASURED):
+        sizes[index] = len(repr(source[index]))
+        if time.monotonic() - began > SECONDS:
+            break
+    largest = sorted(sizes, key=lambda index: (-sizes[index], index))[: EXAMINED // 2]
+    return [*dict.fromkeys([*largest, *_spread(len(source), EXAMINED - len(largest))])]
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """So many numbers below `count` at most, evenly spread."""
+    most = min(count, most)
+    return [place * (count - 1) // max(most - 1, 1) for place in range(most)]
 
 
 async def _tokens(config: RunConfig, env: Env, task: Task, renderer: Renderer) -> int:

@@ -269,8 +269,9 @@ class RunFolder:
         self.check_row(row)
         line = orjson.dumps(row) + b"\n"
         ledger.write(self.path, step, outcomes)
-        of_stream = digest(stream) if stream else ""
-        self.seals.add(step, lines={METRICS: line}, sessions=sessions or {}, stream=of_stream)
+        of_stream, of_logprobs = digest(stream) if stream else "", trainer_logprobs.digest(self.path, step)
+        files = {trainer_logprobs.NAME: of_logprobs} if of_logprobs else {}
+        self.seals.add(step, lines={METRICS: line}, sessions=sessions or {}, stream=of_stream, files=files)
         faults.point("metrics.write")
         append(self.path / METRICS, line)
         self.trackers.log(row)
@@ -306,6 +307,12 @@ class RunFolder:
         self.trackers.rewrite(self.metrics())
 
     # --------------------------------------------------------------------------------- checkpoints
+
+    def seal_version(self, step: int, folder: Path) -> None:
+        """Seal weights that were kept after `step` steps for later groups to play against."""
+        (folder / manifest.NAME).unlink(missing_ok=True)
+        manifest.write(folder)
+        self.seals.add(step, files={folder.relative_to(self.path).as_posix(): manifest.digests(folder)[0]})
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], keep: int) -> Path:
         """Write a checkpoint of the state after `step` steps, and remove all but the newest `keep`.

@@ -9,6 +9,7 @@ Written by one process, a transaction for each step, while others read. A step t
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 import sys
 from array import array
@@ -17,6 +18,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
+
+import orjson
 
 from agentrl import formats
 from agentrl.errors import StoreError
@@ -91,6 +94,26 @@ def last_of(run: Path, session: str, node: int) -> TurnLogprobs | None:
     except sqlite3.Error as error:
         raise StoreError(f"{run / NAME}: {error}") from error
     return None if row is None else TurnLogprobs(row[0], row[1], _unpacked(row[2]))
+
+
+def digest(run: Path, step: int) -> str:
+    """A digest of a step's rows, 32 hexadecimal digits; '' where it has none.
+
+    Raises:
+        StoreError: reading failed.
+    """
+    if not (run / NAME).is_file():
+        return ""
+    found = hashlib.blake2b(digest_size=16)
+    select = "SELECT session, node, version, data FROM logprobs WHERE step = ? ORDER BY session, node"
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(run / NAME))}?mode=ro", WAIT, uri=True)) as db:
+            rows = db.execute(select, (step,)).fetchall()
+    except sqlite3.Error as error:
+        raise StoreError(f"{run / NAME}: {error}") from error
+    for session, node, version, data in rows:
+        found.update(orjson.dumps((session, node, version, len(data))) + data)
+    return found.hexdigest() if rows else ""
 
 
 def drop_after(run: Path, step: int) -> None:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from statistics import fmean
 from typing import Any
 
-from agentrl.train import lost_tokens
+from agentrl.train import lost_tokens, panel
 from agentrl.viewer.series import WINDOW, Row, mean
 
 EARLY = 5
@@ -149,8 +149,20 @@ def lost(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
 
 
 def failures(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
-    """Sessions that the infrastructure, or the agent, failed."""
-    infra, agent = _last(rows, "status/infra_error") or 0.0, _last(rows, "status/agent_error") or 0.0
+    """Sessions that the infrastructure, the agent, or numbers that the environment gave, failed."""
+    ended = [panel.failures(row) for row in rows[-WINDOW:]]
+    infra, agent = fmean(row[panel.INFRA] for row in ended), _last(rows, "status/agent_error") or 0.0
+    for name, label in panel.INVALID_NUMBERS.items():
+        if odd := fmean(row[label] for row in ended):
+            yield Alarm(
+                Level.ALARM if odd > 0.2 else Level.WARNING,
+                label.capitalize(),
+                f"In {_span(rows)} {odd:.1%} of the sessions had {label}: no finite numbers in their range. They are "
+                "not played again, and never trained on.",
+                "Mend the environment, which gives NaN, infinity, text or numbers out of range; errors say which.",
+                f"count/{name}",
+                {"blame": "infra"},
+            )
     if infra > 0.02:
         yield Alarm(
             Level.ALARM if infra > 0.2 else Level.WARNING,

@@ -21,13 +21,15 @@ from agentrl.errors import EnvError, InvalidInput, InvalidReward
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.health import failures, sampling_notes, with_retries
 from agentrl.rollout.policies import Policy
-from agentrl.rollout.stats import evaluate_groups
+from agentrl.rollout.stats import evaluate_groups, rollout_metrics
 from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.http_requests import validated
 from agentrl.sessions.gateway.rewards import CloseBody, RewardBody
 from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.tools.tool import tool
+from agentrl.train import panel
 from agentrl.types import Group, Message, Session, Status, StepResult, Task
+from agentrl.viewer import health
 
 
 class Giver(Env):
@@ -171,7 +173,32 @@ async def test_a_reward_that_is_none_now_and_then_costs_its_session_and_is_told_
     result = evaluate_groups(groups, EvalConfig())
     assert (result.mean, result.sessions, result.generated) == (0.5, 7, 8)
     assert "gave nan, which is not a finite number" in failures(sessions)
+    assert "1 of 8 sessions failed (1 with an invalid reward)" in failures(sessions)
     assert any("count/invalid_rewards" in note for note in sampling_notes(sessions, trained=True))
+    assert str(result).endswith("n=7 of 8 (1 with an invalid reward)"), "the infrastructure lost none"
+    assert (result.infra_errors, result.errors["infra"], result.errors["invalid_rewards"]) == (0, 0, 1)
+    row = rollout_metrics(groups)
+    assert {name: share for name, share in panel.failures(row).items() if share} == {"invalid rewards": 1 / 8}
+    [alarm] = health.failures([{**row, "step": 1}], {})
+    assert (alarm.title, alarm.metric) == ("Invalid rewards", "count/invalid_rewards")
+
+
+@pytest.mark.parametrize("given", [math.nan, math.inf, 1e39, "nan"])
+async def test_a_critics_view_that_is_no_number_costs_its_session_and_is_told_and_counted(given: Any) -> None:
+    """It ended the run, after however many steps."""
+
+    class Viewed(giving(Final, lambda self: 0.5)):  # type: ignore[misc]
+        def critic_view(self, agent: str) -> list[Any]:
+            return [0.0, given if self.n == 3 else 1.0]
+
+    rollouts = Rollouts(Viewed, Policy(NullRenderer()), RolloutConfig(retries=2), seed=5, views=True)
+    tasks = list(calls.tasks(Viewed()))[:8]
+    groups = await rollouts.collect(tasks, EXPERT, phase="eval", n=1)
+    sessions = [session for group in groups for session in group.sessions]
+    assert [session.counters.get("invalid_views", 0) for session in sessions] == [int(n == 3) for n in range(8)]
+    assert "1 of 8 sessions failed (1 with an invalid critic_view); the first: InvalidNumber: " in failures(sessions)
+    assert any("count/invalid_views" in note for note in sampling_notes(sessions, trained=True))
+    assert panel.failures(rollout_metrics(groups))["invalid views"] == 1 / 8
 
 
 async def test_where_no_session_has_a_reward_that_is_one_the_run_ends_at_once_and_says_so() -> None:

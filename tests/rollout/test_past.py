@@ -19,8 +19,10 @@ from agentrl.rollout.past import PastVersions
 from agentrl.rollout.policies import Policy
 from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.sessions.store import Store
+from agentrl.train import manifest
 from agentrl.train.api import configure
 from agentrl.train.preflight import check_evaluation
+from agentrl.train.verify import verify
 from agentrl.types import MAIN, Session, Task
 from tests.rollout.self_play import self_play
 
@@ -161,6 +163,14 @@ def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_games_metrics_and_wei
     for version in ("step-000003", "step-000004"):
         weights = f"past/{version}/model.safetensors"
         assert (cut / weights).read_bytes() == (whole / weights).read_bytes()
+    report = verify(cut)
+    assert report.passed, list(report.lines())
+    assert {check.examined["versions"] for check in report.checks if check.name == "seals"} == {3}
+    version = cut / "past" / "step-000003"
+    shutil.copyfile(cut / "past" / "step-000000" / "model.safetensors", version / "model.safetensors")
+    (version / manifest.NAME).unlink()
+    manifest.write(version)
+    assert any("past/step-000003/: is not what was written" in line for line in verify(cut).lines())
 
 
 def _settled(run: Path) -> list[dict[str, float]]:

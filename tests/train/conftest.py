@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.suite.shared import Once
 from tests.train.trees import VOCABULARY
+from tests.train.verified import clean
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -18,6 +20,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def origin(once: Once) -> Path:
+    """A folder with a run, an evaluation, and the model and the environment that they had; it is to be read only."""
+    return once("verified", clean.make_origin)
 
 
 @pytest.fixture(scope="session")

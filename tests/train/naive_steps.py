@@ -232,7 +232,7 @@ class NaivePpo(NaiveRun):
         self.judged: dict[Key, Tensor] = {}
 
     def step(self, groups: Sequence[Group], order: Sequence[Sequence[Iterable[str]]]) -> None:
-        """See `NaiveRun`; after it the critic is updated on the parts of the first epoch, `value_epochs` times."""
+        """See `NaiveRun`; after it the critic is updated on the parts of the epochs in turn, `value_epochs` times."""
         rows = [row for group in groups for session in group.sessions for row in rows_of(session)]
         keys = [(row.session, node.id, sum(node.trainable)) for row in rows for node, _, _ in row.turns()]
         divisor = denominators(groups, self.algo)
@@ -249,8 +249,8 @@ class NaivePpo(NaiveRun):
         rate = self.rate() * self.algo.value_lr / self.algo.lr
         super().step(groups, order)
         states = {row.session.id: (row, each) for row, each in zip(rows, self.states(rows), strict=True)}
-        for _ in range(self.algo.value_epochs or 0):
-            for sessions in order[0]:
+        for epoch in range(self.algo.value_epochs or 0):
+            for sessions in order[epoch % len(order)]:
                 chosen = [states[name] for name in sessions]
                 part = [Group(g.id, g.task, [s for s in g.sessions if s.id in {*sessions}]) for g in groups]
                 self.move_head([row for row, _ in chosen], [each for _, each in chosen], part, rate)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,12 @@ from agentrl.train.algorithms.table import built_in
 from agentrl.train.backends import TRAINERS, check_trainer
 from agentrl.train.backends.plugin import FactoryPlugin
 from agentrl.train.backends.ranks.balance import Division
+from agentrl.train.backends.ranks.balance import updates_of as places_of
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.backends.torch_settings import TorchConfig
 from agentrl.train.credit import Credit, NodeKey, Pair
-from agentrl.train.forest import Forest
-from agentrl.train.minibatches import parts_of, told
+from agentrl.train.forest import Forest, sequence_count
+from agentrl.train.minibatches import told, updates_of
 from agentrl.train.packing import pack_credited
 from agentrl.train.pairs import pair_credit, sequence_keys
 from agentrl.train.provenance import forest_hash
@@ -65,12 +68,20 @@ def values_of(algo: AlgoConfig, groups: Sequence[Group]) -> dict[NodeKey, list[f
     return {(s.id, n.id): [0.1 * n.id] * len(n.token_ids) for g in groups for s in g.sessions for n in s.nodes}
 
 
-def trained(forests: Sequence[Forest]) -> dict[tuple[int, ...], int]:
-    """The trained tokens of each part."""
-    found: dict[tuple[int, ...], int] = {}
+def trained(forests: Sequence[Forest], epoch: int = 0) -> list[int]:
+    """The trained tokens of each part of an epoch, in order."""
+    found = Counter[int]()
     for forest in forests:
-        found[forest.updates] = found.get(forest.updates, 0) + forest.trained
-    return found
+        found[forest.updates[epoch].place] += forest.trained
+    assert sorted(found) == [*range(len(found))]
+    return [found[place] for place in sorted(found)]
+
+
+def parts_of(groups: Sequence[Group], credit: Credit, algo: AlgoConfig, epoch: int = 0) -> list[list[Group]]:
+    """The groups of each part of an epoch, in order."""
+    places = updates_of(groups, credit, algo, 0)
+    count = 1 + max(members[epoch].place for members in places.values())
+    return [[group for group in groups if places[group.id][epoch].place == place] for place in range(count)]
 
 
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 9), parts=st.integers(2, 5), epochs=st.integers(1, 3))
@@ -79,22 +90,19 @@ def test_groups_are_dealt_whole_to_parts_that_differ_by_no_more_than_the_largest
     seed: int, count: int, parts: int, epochs: int
 ) -> None:
     groups = ragged(seed, count)
-    credit, forests = packed(grpo(minibatches=parts, epochs=epochs), groups, seed)
-    tokens = trained(forests)
-    by_part: dict[tuple[int, ...], set[str]] = {}
+    algo = grpo(minibatches=parts, epochs=epochs)
+    credit, forests = packed(algo, groups, seed)
+    places = updates_of(groups, credit, algo, seed)
+    assert places.keys() == {group.id for group in groups}, "all groups are in denominators"
     for forest in forests:
-        by_part.setdefault(forest.updates, set()).update(name.split("-")[0] for name in forest.sessions)
-    names = [name for part in by_part.values() for name in part]
-    assert len(names) == len(set(names)), "a group is in two parts"
+        names = {forest.sessions[number].split("-")[0] for number in forest.session_id[forest.weight > 0].tolist()}
+        assert {places[name] for name in names} == {forest.updates}
     with_tokens = [sum(1 for key in credit.shares if key[0].startswith(f"{g.id}-")) > 0 for g in groups]
-    assert len(tokens) == min(parts, sum(with_tokens))
+    largest = max(sum(sum(n.trainable) for s in g.sessions for n in s.nodes) for g in groups)
     for epoch in range(epochs):
-        assert sorted(key[epoch] for key in tokens) == list(range(len(tokens)))
-    if tokens:
-        largest = max(sum(sum(n.trainable) for s in g.sessions for n in s.nodes) for g in groups)
-        assert max(tokens.values()) - min(tokens.values()) <= largest
-        assert set(names) == {group.id for group in groups}, "all groups are in denominators"
-    assert packed(grpo(minibatches=parts, epochs=epochs), groups, seed)[0].shares == credit.shares
+        tokens = trained(forests, epoch)
+        assert len(tokens) == min(parts, sum(with_tokens))
+        assert not tokens or max(tokens) - min(tokens) <= largest
 
 
 @pytest.mark.slow
@@ -104,6 +112,7 @@ def test_a_part_has_the_advantages_of_the_step_and_the_denominators_of_a_step_of
     name: str, normalize: str
 ) -> None:
     """With an entropy bonus every session is trained, so the part by itself has the same tokens."""
+    seen = set()
     tree = {"name": name, "normalize": normalize, "entropy_coef": 0.01}
     groups = ragged(4, 6)
     for group in groups:
@@ -111,38 +120,36 @@ def test_a_part_has_the_advantages_of_the_step_and_the_denominators_of_a_step_of
         beside.phase = GREEDY
         group.sessions += [beside] if name == "remax" else []
     whole, _ = packed(algorithm_settings(tree), groups)
-    algo = algorithm_settings(tree | {"minibatches": 3})
-    parts = parts_of(groups, make_algorithm(algo).credit(groups, values_of(algo, groups)), algo, 0)
-    assert len(parts) == 3
-    for part in parts:
-        alone, _ = packed(algorithm_settings(tree), part.groups)
-        for key, shares in part.credit.shares.items():
-            assert [s.advantage for s in shares] == [s.advantage for s in whole.shares[key]]
-            weight = math.fsum(share.weight for share in shares)
-            assert weight == pytest.approx(math.fsum(share.weight for share in alone.shares[key]))
+    algo = algorithm_settings(tree | {"minibatches": 3, "epochs": 2})
+    credit, _ = packed(algo, groups)
+    assert credit.shares == whole.shares
+    places = updates_of(groups, credit, algo, 0)
+    for epoch, part in ((number, part) for number in (0, 1) for part in parts_of(groups, credit, algo, number)):
+        [scale] = {places[group.id][epoch].scale for group in part}
+        alone, _ = packed(algorithm_settings(tree), part)
+        for key, shares in alone.shares.items():
+            seen.add((epoch, key))
+            weight = scale * math.fsum(share.weight for share in credit.shares[key])
+            assert weight == pytest.approx(math.fsum(share.weight for share in shares))
+    assert len(seen) == 2 * len(credit.shares)
 
 
-def test_what_a_reward_model_learns_is_not_divided_by_parts() -> None:
-    """It makes one update with all of a step; its targets are a share of the loss, and not a weight's."""
-    groups = ragged(4, 6)
-    sums = []
-    for parts in (1, 3):
-        credit, _ = packed(algorithm_settings({"name": "prime", "minibatches": parts}), groups)
-        sums.append({key: [s.weight * s.returns[0] for s in shares] for key, shares in credit.shares.items()})  # type: ignore[index]
-    for key, each in sums[0].items():
-        assert sums[1][key] == pytest.approx(each)
-
-
-def test_the_order_is_drawn_anew_for_each_epoch_and_by_the_seed() -> None:
+def test_parts_and_their_order_are_drawn_anew_for_each_epoch_and_by_the_seed() -> None:
     groups = ragged(1, 8)
-    orders = set()
+    drawn, apart = set(), set()
+    algo = grpo(minibatches=4, epochs=12)
     for seed in range(4):
-        _, forests = packed(grpo(minibatches=4, epochs=6), groups, seed)
-        parts = sorted(trained(forests))
-        places = [tuple(part[epoch] for part in parts) for epoch in range(6)]
-        assert len(set(places)) > 1, "all epochs have one order"
-        orders.add(tuple(places))
-    assert len(orders) == 4
+        credit, _ = packed(algo, groups, seed)
+        places = {
+            name: tuple(m.place for m in members) for name, members in updates_of(groups, credit, algo, seed).items()
+        }
+        drawn.add(tuple(sorted(places.items())))
+        trained_groups = {key[0].split("-")[0] for key in credit.shares}
+        for one, other in itertools.combinations(sorted(trained_groups), 2):
+            apart |= {(one, other, a == b) for a, b in zip(places[one], places[other], strict=True)}
+    assert len(drawn) == 4
+    pairs = {(one, other) for one, other, _ in apart}
+    assert len(apart) > 1.5 * len(pairs), "most pairs of groups are together in some epochs and apart in others"
 
 
 def test_pairs_and_agents_of_one_group_stay_together() -> None:
@@ -152,12 +159,16 @@ def test_pairs_and_agents_of_one_group_stay_together() -> None:
     keys = [sequence_keys(session, "session")[0] for session in sessions]
     pairs = [Pair(keys[0], keys[5], 0.25), Pair(keys[2], keys[7], 0.25), Pair(keys[4], keys[1], 0.5)]
     credit = pair_credit(sessions, pairs, "session")
-    parts = parts_of(groups, credit, dpo(minibatches=4), 0)
-    assert [sorted(group.id for group in part.groups) for part in parts] in (
-        [["g0", "g2"], ["g1", "g3"]],
-        [["g1", "g3"], ["g0", "g2"]],
-    )
-    assert all(math.fsum(pair.weight for pair in part.credit.pairs or ()) == pytest.approx(1) for part in parts)
+    algo = dpo(minibatches=4, epochs=3)
+    for epoch in range(3):
+        parts = parts_of(groups, credit, algo, epoch)
+        assert sorted([group.id for group in part] for part in parts) == [["g0", "g2"], ["g1", "g3"]]
+    weights = {
+        name: math.fsum(pair.weight for pair in pairs if pair.chosen[0][:2] in name) for name in ("g0g2", "g1g3")
+    }
+    for name, members in updates_of(groups, credit, algo, 0).items():
+        [own] = (weight for names, weight in weights.items() if name in names)
+        assert own * members[0].scale == pytest.approx(1)
 
     views = []
     for group in ragged(3, 3, "h"):
@@ -168,8 +179,8 @@ def test_pairs_and_agents_of_one_group_stay_together() -> None:
                 node.agent, node.parent = ("main", node.parent)
         views += group.by_agent()
     assert {view.view_of for view in views} == {"h0", "h1", "h2"}
-    for part in parts_of(views, make_algorithm(grpo()).credit(views), grpo(minibatches=3, entropy_coef=1.0), 0):
-        together = [group.view_of for group in part.groups]
+    for part in parts_of(views, make_algorithm(grpo()).credit(views), grpo(minibatches=3, entropy_coef=1.0)):
+        together = [group.view_of for group in part]
         assert all(together.count(name) == 2 for name in together)
 
 
@@ -190,17 +201,25 @@ def test_one_minibatch_is_the_step_as_it_was_and_others_are_other_trained_tokens
     assert twice[0] == twice[1] != twice[2]
 
 
-@pytest.mark.parametrize("copies", [1, 2, 3])
-def test_every_rank_has_as_many_micro_batches_of_each_update(copies: int) -> None:
-    _, forests = packed(algorithm_settings({"name": "gspo", "minibatches": 3}), ragged(6, 7))
-    shares = Division(tuple(range(copies)), width=8).shares(forests)
-    assert len({tuple(forest.updates for forest in share.forests) for share in shares}) == 1
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+@pytest.mark.parametrize(("copies", "multiple"), [(1, 1), (2, 1), (3, 1), (2, 2)])
+def test_every_rank_has_as_many_micro_batches_of_each_update(copies: int, multiple: int, epochs: int) -> None:
+    _, forests = packed(algorithm_settings({"name": "gspo", "minibatches": 3, "epochs": epochs}), ragged(6, 7))
+    shares = Division(tuple(range(copies)), 8, multiple).shares(forests)
+    counts = [Counter(each for forest in share.forests for each in places_of(forest)) for share in shares]
+    assert all(count == counts[0] for count in counts)
+    assert all(number % multiple == 0 for number in counts[0].values())
+    assert len({len(share.works) for share in shares}) == 1
+    assert len(shares[0].works) % multiple == 0
+    scales = {each: m.scale for f in forests for each, m in zip(places_of(f), f.updates, strict=True)}
+    for forest in (forest for share in shares for forest in share.forests):
+        assert all(forest.updates[epoch].scale == scales[epoch, place] for epoch, place in places_of(forest))
     placed = {(w.origin, w.offset): w.forest for share in shares for w in share.works if w.origin >= 0}
     for (origin, _), forest in placed.items():
         assert forest.updates == forests[origin].updates
         assert set(forest.token_ids.tolist()) <= set(forests[origin].token_ids.tolist())
     assert sum(forest.trained for forest in placed.values()) == sum(forest.trained for forest in forests)
-    assert all(len(counts) == 3 for share in shares for counts in [share.sequences])
+    assert {share.sequences for share in shares} == {sequence_count(forests)}
 
 
 def learn(folder: Path, algo: AlgoConfig, groups: Sequence[Group], steps: int = 1) -> tuple[TorchTrainer, list[Any]]:
@@ -240,7 +259,8 @@ def test_old_log_probabilities_are_taken_once_before_the_first_update(
     algo = grpo(lr=1e-2, minibatches=3, epochs=epochs)
     _, forests = packed(algo, ragged(7, 6), budget=1000)
     TorchTrainer(tiny_llama, TorchConfig(device="cpu", threads=1), algo).step(forests)
-    assert passes == [0, 0]
+    assert passes == [0] * len([f for f in forests if f.updates[0].place])
+    assert passes
 
 
 def test_a_part_that_is_masked_moves_no_weight_and_the_others_do(tiny_llama: Path) -> None:
@@ -248,7 +268,7 @@ def test_a_part_that_is_masked_moves_no_weight_and_the_others_do(tiny_llama: Pat
     trainer = TorchTrainer(tiny_llama, TorchConfig(device="cpu", threads=1), algo)
     _, forests = packed(algo, ragged(8, 4), budget=1000)
     for forest, logp in zip(forests, trainer.logprobs(forests), strict=True):
-        forest.behaviour_logp = logp if forest.updates == (0,) else logp - 9
+        forest.behaviour_logp = logp if forest.updates[0].place == 0 else logp - 9
     metrics = trainer.step(forests)
     assert {int(state["step"]) for state in trainer.optimizer.adam.state.values()} == {1}
     assert metrics["grad_norm"] > 0

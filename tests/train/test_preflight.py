@@ -131,6 +131,23 @@ def test_a_gpu_that_is_not_there_is_refused_in_one_line(setting: str, monkeypatc
     assert devices.torch_device("auto", setting) == "cpu"
 
 
+class OneLong(Greeting):
+    """One of its tasks has much data, and a prompt to match."""
+
+    def tasks(self, split: str = "train") -> list[dict[str, str]]:
+        return [{"id": str(n), "text": "hello " * (200 if n == 77 else 1)} for n in range(300)]
+
+    def reset(self, task: Task, *, seed: int | None = None) -> Any:
+        return f"Say {task['text']}"
+
+
+async def test_the_tasks_with_the_most_data_are_opened(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One in three hundred prompts did not fit, and was found in the step that drew it."""
+    words = ["env=x", "rollout.session_tokens=90", "rollout.turn_tokens=10", "trainer.token_budget=4096"]
+    await room.check_room(validate(typed(words), RunConfig), OneLong, get_renderer(model), model)
+    assert "in 1 of 16 tasks of the split 'train' that were opened; '77' opens with" in caplog.text
+
+
 class Sizes(Greeting):
     """A third of its prompts are long."""
 
@@ -151,12 +168,19 @@ async def test_prompts_that_do_not_fit_are_found_before_the_run_wherever_they_ar
     renderer = get_renderer(model)
 
     async def check(*words: str) -> None:
-        await room.check_room(validate(typed([*base, *words]), RunConfig), Sizes, renderer, model, (split,))
+        lines.extend(
+            await room.check_room(validate(typed([*base, *words]), RunConfig), Sizes, renderer, model, (split,))
+        )
 
+    lines: list[str] = []
     await check()
-    assert f"in 5 of 16 tasks of the split {split!r} that were opened" in caplog.text
+    assert f"in 6 of 16 tasks of the split {split!r} that were opened" in caplog.text
+    assert lines == [
+        f"lengths: 16 of 300 tasks of the split {split!r} were opened, those with most data among them; the longest "
+        "takes 140 tokens of rollout.session_tokens=90 (longer ones: rollout.overlong=skip)"
+    ]
     assert "rollout.session_tokens=90 leaves no room" in caplog.text
-    with pytest.raises(ConfigError, match=r"5 of 16 tasks .* opens with \d+ tokens \(rollout\.overlong=refuse\)"):
+    with pytest.raises(ConfigError, match=r"6 of 16 tasks .* opens with \d+ tokens \(rollout\.overlong=refuse\)"):
         await check("rollout.overlong=refuse")
     own = "eval.session_tokens=95 leaves" if split == "eval" else "rollout.session_tokens=90 leaves"
     caplog.clear()

@@ -19,21 +19,23 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig
-from agentrl.train.algorithms import algorithm_settings, make_algorithm
-from agentrl.train.algorithms.ppo import PpoConfig
+from agentrl.train.algorithms import Algorithm, Needs, algorithm_settings, make_algorithm
 from agentrl.train.backends import Trainer, make_trainer
 from agentrl.train.backends.fsdp.settings import FsdpConfig
 from agentrl.train.backends.fsdp.trainer import FsdpTrainer
 from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.forest import Forest
+from agentrl.train.credit import Credit
+from agentrl.train.minibatches import updates_of
 from agentrl.train.packing import pack_credited
-from agentrl.train.values import compute_values
-from agentrl.types import Group, VersionSpan
+from agentrl.train.values import Values, compute_values, per_token
+from agentrl.types import GREEDY, Group, Session, VersionSpan
 from tests.suite.pairs import of, pairs
+from tests.train.forked import Segment, Turn, session_of
 from tests.train.loss_references import SETTINGS
 from tests.train.naive_steps import NaivePpo, NaiveRun, rows_of
+from tests.train.naive_turns import NaiveGigpo, NaivePrime, NaiveRae, NaiveRemax, NaiveVine
 from tests.train.test_advantages import FORMULAS
 from tests.train.trees import as_group, environment_node, linear_session, sampled_node
 
@@ -56,8 +58,13 @@ TRAINING: dict[str, dict[str, Any]] = {
     "kl": {"kl_coef": 0.3, "kl_target": 0.01, "weight_decay": 0.1},
     "bonus": {"entropy_coef": 0.02, "schedule": "cosine", "warmup_steps": 1, "max_grad_norm": 0.05},
 }
-ALGORITHMS = sorted({*FORMULAS} - {"gigpo", "gspo", "rae"})
-"""Those of a session's reward alone; `rae` carries a baseline from step to step, and `gspo` is grpo with a loss."""
+ALGORITHMS = sorted({*FORMULAS} - {"gigpo", "gspo"} | {"remax"})
+"""Those whose turns all have their session's advantage; `gspo` is grpo with a loss."""
+RUNS: dict[str, type[NaiveRun]] = {
+    **{"ppo": NaivePpo, "rae": NaiveRae, "remax": NaiveRemax},
+    **{"gigpo": NaiveGigpo, "vine": NaiveVine, "prime": NaivePrime},
+}
+"""Those that are more than a session's formula."""
 NORMALIZE = ("rollout", "token", "turn", "group", "constant")
 MATRIX = [
     case | {"algo": ALGORITHMS[i % len(ALGORITHMS)], "normalize": NORMALIZE[i % 5], "budget": (25, 10_000)[i % 2]}
@@ -80,11 +87,12 @@ def settings_of(case: dict[str, Any]) -> AlgoConfig:
     return algorithm_settings(tree | more | TRAINING[case["training"]])
 
 
-def batch(seed: int, number: int, *, forks: bool = True) -> list[Group]:
-    """Groups of two or three sessions of one to three turns, some forked; one group has no signal.
+def batch(seed: int, number: int, needs: Needs) -> list[Group]:
+    """Groups of two or three sessions of one to three turns, some in several ways; one group has no signal.
 
     No two sessions share a sampled token: a session's paths are rows of their own.
     """
+    forks = not (needs.critic or needs.reward_model)
     rng, groups = random.Random(seed), []
     for g in range(4):
         members = []
@@ -92,13 +100,32 @@ def batch(seed: int, number: int, *, forks: bool = True) -> list[Group]:
             name = f"{number}-{g}-{i}"
             reward = 0.5 if g == 3 else float(i % 2 if i < 2 else rng.choice((0.0, 0.5, 1.0)))
             turns = [turn(rng, 8 + i) for _ in range(rng.randint(1, 3))]
+            if needs.branches:
+                members.append(continued(rng, name, turns, reward, g))
+                continue
             session = linear_session(name, [8, 9, 10 + g], turns, reward=reward, group=f"{number}-{g}")
             if forks and rng.random() < 0.3:
                 sampled_node(session, environment_node(session, 1, [4]).id, turn(rng, 20))
             session.rewards = {"right": reward, "short": 1 / sum(map(len, turns))}
             members.append(session)
+        if needs.greedy:
+            beside = linear_session(f"{number}-{g}-x", [8, 9, 10 + g], [turn(rng, 30)], reward=rng.choice((0.0, 0.25)))
+            beside.phase = GREEDY
+            members.append(beside)
         groups.append(as_group(members, f"{number}-{g}"))
     return groups
+
+
+def continued(rng: random.Random, name: str, turns: Sequence[list[int]], reward: float, number: int) -> Session:
+    """A session with two continuations from the state before each turn, which are not trained."""
+    below: list[Segment] = []
+    for ids in reversed(turns):
+        others = [[Turn(turn(rng, 20 + i), [], 0.0)] for i in range(2)]
+        below = [
+            Segment([Turn(ids, [-3.5] * len(ids), 0.0)], outcome=reward, below=below),
+            *(Segment([Turn(t.ids, [-3.5] * len(t.ids), 0.0)], outcome=rng.random()) for [t] in others),
+        ]
+    return session_of(name, Segment([], below=below), [8, 9, 10 + number], trained=False)
 
 
 def turn(rng: random.Random, first: int) -> list[int]:
@@ -124,12 +151,16 @@ def sample(groups: Sequence[Group], policy: NaiveRun, seed: int) -> None:
                 node.logprobs = [0.0] * (len(node.logprobs) - len(told)) + told
 
 
-def order_of(groups: Sequence[Group], forests: Sequence[Forest], epochs: int) -> list[list[list[str]]]:
-    """For each epoch and update the sessions in it, as the forests say."""
-    if not any(forest.updates for forest in forests):
-        return [[[s.id for g in groups for s in g.sessions]]] * epochs
-    names = {forest.updates: list(forest.sessions) for forest in forests}
-    return [[names[key] for key in sorted(names, key=lambda key: key[epoch])] for epoch in range(epochs)]
+def order_of(groups: Sequence[Group], credit: Credit, algo: AlgoConfig, seed: int) -> list[list[list[str]]]:
+    """For each epoch and update the sessions in it."""
+    if algo.minibatches == 1:
+        return [[[s.id for g in groups for s in g.scored]]] * algo.epochs
+    places = updates_of(groups, credit, algo, seed)
+    order: list[list[list[str]]] = [[[] for _ in range(algo.minibatches)] for _ in range(algo.epochs)]
+    for group in groups:
+        for updates, member in zip(order, places[group.id], strict=True):
+            updates[member.place] += [session.id for session in group.scored]
+    return order
 
 
 def distance(ours: dict[str, Tensor], theirs: NaiveRun, before: dict[str, Tensor]) -> float:
@@ -142,19 +173,26 @@ def distance(ours: dict[str, Tensor], theirs: NaiveRun, before: dict[str, Tensor
     return (apart / moved) ** 0.5 if moved else float(apart > 0)
 
 
+def values_of(trainer: Any, algorithm: Algorithm, groups: Sequence[Group], budget: int) -> Values | None:
+    """What a run would compute before credit."""
+    if algorithm.needs.reward_model:
+        return per_token(groups, trainer.token_rewards, budget)
+    return compute_values(trainer, groups, algorithm.critic_config, budget) if algorithm.needs.critic else None
+
+
 def compare(trainer: Trainer, model: Any, algo: AlgoConfig, budget: int) -> None:
     """Take steps on both sides, each on what the policy of that moment sampled; the second has older turns besides."""
-    algorithm, critic = make_algorithm(algo), isinstance(algo, PpoConfig)
-    naive = (NaivePpo if critic else NaiveRun)(copy.deepcopy(model), algo, STEPS)
+    algorithm = make_algorithm(algo)
+    naive = RUNS.get(algo.name, NaiveRun)(copy.deepcopy(model), algo, STEPS)
     for step in range(STEPS):
-        groups = batch(10 * step + 1, step, forks=not critic)
+        groups = batch(10 * step + 1, step, algorithm.needs)
         sample(groups, naive, step)
         before = {name: tensor.detach().clone() for name, tensor in naive.parameters()}
-        values = compute_values(trainer, groups, algorithm.critic_config, budget) if critic else None
-        _, forests = pack_credited(algorithm, groups, values, budget, seed=step)
+        values = values_of(trainer, algorithm, groups, budget)
+        credit, forests = pack_credited(algorithm, groups, values, budget, seed=step)
         metrics = trainer.step(forests, algorithm.snapshot())
         algorithm.learned(metrics)
-        naive.step(groups, order_of(groups, forests, algo.epochs))
+        naive.step(groups, order_of(groups, credit, algo, step))
         assert trainer.version == naive.version
         ours = dict(trainer.weights())
         apart = distance(ours, naive, before)
@@ -209,6 +247,23 @@ def test_steps_with_a_critic_are_those_of_a_loop_over_rows(
     """
     tree = {"name": "ppo", "minibatches": minibatches, "epochs": epochs, "normalize": normalize, "lr": 3e-3}
     algo = algorithm_settings(tree | {"value_epochs": 3, "warmup_steps": 1, "schedule": "linear", "value_coef": 0.5})
+    trainer.model.load_state_dict(model.state_dict())
+    trainer.begin(algo, STEPS)
+    trainer.version = 0
+    compare(trainer, model, algo, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "minibatches", "epochs", "correction"),
+    [("gigpo", 2, 2, "icepop"), ("vine", 1, 2, "none"), ("vine", 2, 1, "decoupled"), ("prime", 2, 2, "mis")],
+)
+def test_steps_that_judge_turns_and_tokens_are_those_of_a_loop_over_rows(
+    name: str, minibatches: int, epochs: int, correction: str, trainer: TorchTrainer, model: Any
+) -> None:
+    """In the second step the reward model of `prime` has learned, and differs from the reference."""
+    case = {"algo": name, "loss": "clipped", "correction": correction, "training": "plain", "normalize": "rollout"}
+    algo = settings_of(case | {"minibatches": minibatches, "epochs": epochs})
     trainer.model.load_state_dict(model.state_dict())
     trainer.begin(algo, STEPS)
     trainer.version = 0

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.train.verify import verify
-from tests.suite.shared import Once
-from tests.train.verified import clean, planted
+from tests.train.verified import clean, planted, planted_steps
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="session")
-def origin(once: Once) -> Path:
-    """A folder with a run, an evaluation, and the model and the environment that they had; it is to be read only."""
-    return once("verified", clean.make_origin)
 
 
 @pytest.fixture
@@ -45,6 +39,16 @@ def test_a_planted_change_is_found_and_named(name: str, folder: Path) -> None:
     check(plant, words, folder / "run")
 
 
+@pytest.mark.parametrize("corruption", planted_steps.PLANTED, ids=lambda each: each.__name__)
+def test_a_change_of_what_a_step_was_trained_on_is_found_and_named(
+    corruption: Callable[[Path], None], folder: Path
+) -> None:
+    session = planted_steps.trained_session(folder / "run")
+    name, words = planted_steps.PLANTED[corruption]
+    words = words.format(session=session, group=session.rpartition("-")[0])
+    check(corruption, words, folder / "run", only=name)
+
+
 @pytest.mark.parametrize("name", planted.IN_EVALUATIONS)
 def test_a_change_planted_in_an_evaluation_is_found_and_named(name: str, folder: Path) -> None:
     plant, words = planted.IN_EVALUATIONS[name]
@@ -57,8 +61,9 @@ def test_a_run_whose_seals_are_gone_is_not_resumed(folder: Path) -> None:
         clean.train(folder, resume=str(folder / "run"), steps=4)
 
 
-def check(plant: planted.Plant, words: str, run: Path) -> None:
+def check(plant: planted.Plant, words: str, run: Path, only: str = "") -> None:
+    """A change is named in these words, by the check of that name, if one is given."""
     plant(run)
     report = verify(run)
-    found = [str(fault) for each in report.checks for fault in each.faults]
+    found = [str(fault) for each in report.checks if only in ("", each.name) for fault in each.faults]
     assert any(re.search(words, fault) for fault in found), found

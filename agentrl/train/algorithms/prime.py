@@ -71,7 +71,7 @@ class Prime(PolicyGradient):
         scored = ids_by_group(groups)
         found = {key: each for sessions in scored.values() for key, each in self._judge(sessions, values).items()}
         counts = denominators(scored, found, self.config)
-        credit = Credit(weigh(scored, found, self.config), counts=counts, targets_weighted=True)
+        credit = Credit(weigh(scored, found, self.config), counts=counts)
         sessions = [session for members in scored.values() for session in members]
         errors = {session.id: _error(session, values) for session in sessions}
         for key, shares in credit.shares.items():

@@ -32,8 +32,8 @@ class Computing(Protocol):
     def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Learn from a batch: `epochs` optimizer steps over all of its forests; returns flat metrics.
 
-        With `algo.minibatches` above 1 each epoch has an optimizer step for each of the parts that `Forest.updates`
-        tells apart, in its order; a trainer that has no such steps leaves `TrainerPlugin.takes_minibatches` false.
+        With `algo.minibatches` above 1 each epoch has an optimizer step for each place in `Forest.updates`, in order;
+        a trainer that has no such steps leaves `TrainerPlugin.takes_minibatches` false.
 
         The learning rate's schedule follows the calls. A batch without trained tokens changes no weight but counts.
 

@@ -8,9 +8,9 @@ give hidden states a length of about √d; divided by it, a step of Adam changes
 learning rate, and not by d times.
 
 The critic is updated apart from the policy: `CriticConfig.value_epochs` times on each minibatch, after the policy, by
-optimizers of its own with their own rates and their own clipping. On the policy's trunk the hidden states don't change
-meanwhile, so they are computed once; the value loss reaches that trunk only through the policy's own passes
-(`CriticConfig.value_coef`), which don't update the head.
+optimizers of its own with their own rates and their own clipping; its epochs have the policy's minibatches in turn. On
+the policy's trunk the hidden states don't change meanwhile, so they are computed once; the value loss reaches that
+trunk only through the policy's own passes (`CriticConfig.value_coef`), which don't update the head.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from agentrl.train.forest import Rows
 from agentrl.train.losses import value_error
 from agentrl.train.objective import Meter
 
-Pass = Callable[[], Iterable[tuple[Tensor, Rows]]]
-"""Iterates over a minibatch: each forest's hidden states [P, d] with the rows that they predict."""
+ValueUpdates = Callable[[int], Iterable[Iterable[tuple[Tensor, Rows]]]]
+"""Iterates over an epoch's minibatches: of each the forests' hidden states [P, d] with the rows that they predict."""
 
 SHARED_EPOCHS = 32
 """Updates on a batch with fixed hidden states: they are cheap, and a few steps of Adam don't fit the head
@@ -100,15 +100,15 @@ class ValueModel:
             self.head.bias.fill_(mean)
             self.started = True
 
-    def fit(self, passes: Sequence[Pass]) -> Meter:
+    def fit(self, updates: ValueUpdates) -> Meter:
         """Take the updates of one batch. Metrics are those before each update.
 
         Args:
-            passes: over each minibatch; each is called for every update on it.
+            updates: of each epoch.
         """
         meter = Meter()
-        for minibatch in (each for _ in range(self.epochs) for each in passes):
-            for states, rows in minibatch():
+        for minibatch in (each for epoch in range(self.epochs) for each in updates(epoch)):
+            for states, rows in minibatch:
                 values = self.head(states.to(self.head.weight.device), rows.critic_view)
                 meter.add_values(values, rows, self.algo.value_clip)
                 (rows.weight * value_error(values, rows, self.algo.value_clip)).sum().backward()  # type: ignore[no-untyped-call]

@@ -10,27 +10,27 @@
     the reference follows the policy, where it does
     the critic's updates
 
-The normalisers of a loss are inside the forests' weights, so gradients of forests add up. A batch is one minibatch
-unless `algo.minibatches` says otherwise. `old_logp` costs the first minibatch no pass of its own: its first gradient is
-computed under the old policy. Sums over sequences are complete, over all forests and ranks, before the gradient of any
-token is computed, so no split of a batch changes them. Before the first update log-ratios are all 0, which needs no
-pass, unless tokens are stale.
+The normalisers of a loss are inside the forests' weights, so gradients of forests add up; a minibatch's own denominator
+is a factor of its loss. A batch is one minibatch unless `algo.minibatches` says otherwise. `old_logp` costs the first
+minibatch no pass of its own: its first gradient is computed under the old policy. Sums over sequences are complete,
+over all forests and ranks, before the gradient of any token is computed, so no split of a batch changes them. Before
+the first update log-ratios are all 0, which needs no pass, unless tokens are stale.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
 from agentrl.config import AlgoConfig
 from agentrl.train.algorithms import Algorithm, make_algorithm
-from agentrl.train.backends.critic import ValueModel
-from agentrl.train.forest import Forest, Rows
+from agentrl.train.backends.critic import ValueModel, ValueUpdates
+from agentrl.train.forest import Membership, Rows
 from agentrl.train.objective import Meter, empty_sums, known_sums, objective, sums_change
 from agentrl.train.tokens import old_policy
 
@@ -64,36 +64,27 @@ class Minibatch(Generic[B]):
     """What one update is made from, on this rank.
 
     Attributes:
-        updates: its forests' `Forest.updates`.
-        batches: its forests as they are computed.
-        forests: the same before they were prepared.
-        sequences: how many sequences it has, on all ranks.
-        sums: of its sequences, once they were computed; see `empty_sums`.
+        batches: forests as they are computed.
+        scale: what their weights are multiplied by; see `Membership`.
     """
 
-    updates: tuple[int, ...]
-    batches: Sequence[B]
-    forests: Sequence[Forest]
-    sequences: int
-    sums: Tensor | None = None
+    batches: list[B]
+    scale: float
+
+    def scaled(self, rows: Rows) -> Rows:
+        """Rows with their weights in this update."""
+        return replace(rows, weight=rows.weight * self.scale)
 
 
-def minibatches(
-    batches: Sequence[B], forests: Sequence[Forest], sequences: Mapping[tuple[int, ...], int]
-) -> list[Minibatch[B]]:
-    """A batch's minibatches, in the order of the first epoch; see `Learner.learn`."""
-    return [
-        Minibatch(updates, part, [f for f in forests if f.updates == updates], sequences[updates])
-        for updates, part in split(batches).items()
-    ]
-
-
-def split(batches: Sequence[B]) -> dict[tuple[int, ...], list[B]]:
-    """Prepared forests by `Forest.updates`, in the order of the first epoch's updates."""
-    found: dict[tuple[int, ...], list[B]] = {}
+def minibatches(batches: Sequence[B], epoch: int) -> list[Minibatch[B]]:
+    """An epoch's minibatches, in order: one, where forests don't say; behind the last epoch, those of the first."""
+    found: dict[int, Minibatch[B]] = {}
     for batch in batches:
-        found.setdefault(batch.rows.updates, []).append(batch)
-    return dict(sorted(found.items()))
+        updates = batch.rows.updates or (Membership(0),)
+        place, scale = updates[epoch % len(updates)]
+        if place >= 0:
+            found.setdefault(place, Minibatch([], scale)).batches.append(batch)
+    return [found[place] for place in sorted(found)]
 
 
 @dataclass
@@ -142,7 +133,9 @@ class Learner(ABC, Generic[B]):
         optimizer: of the policy.
         critic: where the algorithm needs one.
         version: the policy version that the weights are.
-        sums: of the sequences of the minibatch under way, while they are needed; see `empty_sums`.
+        sums: of the batch's sequences, those of the minibatch under way among them, while they are needed; see
+            `empty_sums`.
+        scale: of the minibatch under way.
         takes_minibatches: see `agentrl.train.backends.plugin.TrainerPlugin`.
     """
 
@@ -152,6 +145,7 @@ class Learner(ABC, Generic[B]):
     critic: ValueModel | None = None
     version: int = 0
     sums: Tensor | None = None
+    scale: float = 1.0
 
     def start_phase(self, algo: AlgoConfig) -> None:
         """Set the phase's algorithm."""
@@ -162,9 +156,9 @@ class Learner(ABC, Generic[B]):
         if state is not None:
             self.algorithm.load_snapshot(state)
 
-    def known_sums(self, forests: Sequence[Forest]) -> bool:
+    def known_sums(self, batches: Sequence[B]) -> bool:
         """Whether all sums over sequences are 0 before a batch's first update; ranks ask all of them."""
-        return known_sums(self.algorithm, forests, self.version)
+        return known_sums(self.algorithm, [batch.rows for batch in batches], self.version)
 
     @property
     def algo(self) -> AlgoConfig:
@@ -211,29 +205,28 @@ class Learner(ABC, Generic[B]):
     def fit(self, critic: ValueModel, batches: Sequence[B]) -> Meter:
         """The critic's updates on a batch."""
 
-    def learn(
-        self, batches: Sequence[B], forests: Sequence[Forest], sequences: Mapping[tuple[int, ...], int]
-    ) -> Learned:
+    def learn(self, batches: Sequence[B], sequences: int) -> Learned:
         """Take a training step; without any batch no weight changes, but the schedule and the version advance.
 
         Args:
             batches: the step's forests as they are computed, or this rank's share of them.
-            forests: the same before they were prepared.
-            sequences: how many sequences each minibatch has, on all ranks; see `sequence_counts`.
+            sequences: how many sequences the batch has, on all ranks; see `sequence_count`.
         """
         skipped, epochs = self.optimizer.skipped, self.algo.epochs if batches and not self.warming_critic else 0
-        parts = minibatches(batches, forests, sequences)
-        learned = Learned(rate=self.optimizer.rate(), epochs=epochs)
-        learned.minibatches = len(parts) if self.algo.minibatches > 1 else None
+        learned, later = Learned(rate=self.optimizer.rate(), epochs=epochs), minibatches(batches, 0)[1:]
+        if self.algo.minibatches > 1:
+            learned.minibatches = len(minibatches(batches, 0))
         if epochs and self.scores_reference:
             self.score_reference(batches)
-        if epochs and len(parts) > 1 and self.algorithm.needs.engine:
-            self.score_old([batch for part in parts[1:] for batch in part.batches], learned.meter)
+        if epochs and later and self.algorithm.needs.engine:
+            self.score_old([batch for part in later for batch in part.batches], learned.meter)
         for epoch in range(epochs):
-            order = sorted(parts, key=lambda part: part.updates[epoch:])
-            norms = [self._update(part, learned, first=not epoch and part is parts[0]) for part in order]
+            norms = [
+                self._update(part, learned, sequences, epoch=epoch, first=epoch == number == 0)
+                for number, part in enumerate(minibatches(batches, epoch))
+            ]
             learned.norm = max(norms, key=lambda norm: (math.isnan(norm), norm))
-        self.sums = None
+        self.sums, self.scale = None, 1.0
         if epochs and self.keeps_reference and self.algo.reference_decay is not None:
             self.average_reference(self.algo.reference_decay)
         if self.critic is not None and batches:
@@ -245,15 +238,30 @@ class Learner(ABC, Generic[B]):
         learned.skipped = self.optimizer.skipped - skipped
         return learned
 
-    def _update(self, part: Minibatch[B], learned: Learned, *, first: bool) -> float:
+    def _update(self, part: Minibatch[B], learned: Learned, sequences: int, *, epoch: int, first: bool) -> float:
         """Make one update, the step's first one or a later one; returns the gradient's norm before clipping."""
-        if self.algorithm.sequence is not None and (part.sums is None or sums_change(self.algorithm)):
-            part.sums = empty_sums(self.algorithm, part.sequences)
-            if not (first and self.known_sums(part.forests)):
-                self.sum_sequences(part.batches, part.sums)
-        self.sums = part.sums
+        changing = sums_change(self.algorithm)
+        if self.algorithm.sequence is not None and (changing or epoch == 0):
+            sums = empty_sums(self.algorithm, sequences)
+            if not (first and self.known_sums(part.batches)):
+                self.sum_sequences(part.batches, sums)
+            self.sums = sums if changing or self.sums is None else self.sums + sums
+        self.scale = part.scale
         learned.loss += self.accumulate(part.batches, learned.meter, first=first)
         return self.optimizer.step()
+
+    def value_updates(self, batches: Sequence[B], read: Callable[[B], Iterable[tuple[Tensor, Rows]]]) -> ValueUpdates:
+        """A critic's updates on a batch.
+
+        Args:
+            batches: the batch's.
+            read: a forest's hidden states with the rows that they predict; nothing, where another rank has them.
+        """
+
+        def weighed(part: Minibatch[B]) -> Iterator[tuple[Tensor, Rows]]:
+            return ((states, part.scaled(rows)) for batch in part.batches for states, rows in read(batch))
+
+        return lambda epoch: map(weighed, minibatches(batches, epoch))
 
     def keep_old(self, logp: Tensor, rows: Rows, meter: Meter) -> None:
         """Set `rows.old_logp` before the step's first update, and compare with the engine, as `loss` does then.
@@ -292,4 +300,4 @@ class Learner(ABC, Generic[B]):
         loss, tokens = objective(self.algorithm, logp, entropy, rows, version=self.version, values=values, sums=sums)
         if meter is not None:
             meter.add(tokens, rows, engine=self.algorithm.needs.engine, first=first)
-        return loss
+        return loss * self.scale

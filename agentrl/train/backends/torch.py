@@ -37,7 +37,7 @@ from agentrl.train.backends.attention import NAME
 from agentrl.train.backends.copies import WeightCopy
 from agentrl.train.backends.critic import ValueModel
 from agentrl.train.backends.head import Logits, token_logps
-from agentrl.train.backends.learner import Learned, Learner, split
+from agentrl.train.backends.learner import Learned, Learner
 from agentrl.train.backends.optimizer import Optimizer
 from agentrl.train.backends.parameters import trained
 from agentrl.train.backends.recompute import recompute_layers
@@ -45,7 +45,7 @@ from agentrl.train.backends.reference import record_layer_outputs
 from agentrl.train.backends.reward_model import RewardModel
 from agentrl.train.backends.torch_batch import Batch, prepared, trunk_of
 from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.forest import Forest, Rows, sequence_counts, token_counts
+from agentrl.train.forest import Forest, Rows, sequence_count, token_counts
 from agentrl.train.objective import Meter, add_sums
 
 T = TypeVar("T")
@@ -144,13 +144,11 @@ class TorchTrainer(Learner[Batch]):
         self.begin_step(state)
         self.algorithm.mark(forests)
         batches = [batch for batch in map(self.prepare, forests) if len(batch.rows)]
-        return self.metrics_of(batches, forests, sequence_counts(forests)) | token_counts(forests)
+        return self.metrics_of(batches, sequence_count(forests)) | token_counts(forests)
 
-    def metrics_of(
-        self, batches: Sequence[Batch], forests: Sequence[Forest], sequences: Mapping[tuple[int, ...], int]
-    ) -> dict[str, float]:
+    def metrics_of(self, batches: Sequence[Batch], sequences: int) -> dict[str, float]:
         """The metrics of `learn`, and of what follows the policy: a reward model, an average."""
-        metrics = self.joined(self.learn(batches, forests, sequences)).metrics()
+        metrics = self.joined(self.learn(batches, sequences)).metrics()
         if self.reward_model is not None:
             metrics |= self._fit_rewards(self.reward_model, batches)
         if self.average is not None and self.config.average_decay is not None:
@@ -257,17 +255,12 @@ class TorchTrainer(Learner[Batch]):
 
     def fit(self, critic: ValueModel, batches: Sequence[Batch]) -> Meter:
         """See `Learner`: a trunk of the critic's own is trained with it; the policy's is only read, once."""
-        parts = split(batches).values()
-        if critic.trunk is not None:
-            trunk = critic.trunk
-
-            def computed(part: Sequence[Batch]) -> Iterator[tuple[Tensor, Rows]]:
-                return ((self._states(trunk, batch), batch.rows) for batch in part)
-
-            return critic.fit([functools.partial(computed, part) for part in parts])
+        trunk = critic.trunk
+        if trunk is not None:
+            return critic.fit(self.value_updates(batches, lambda batch: [(self._states(trunk, batch), batch.rows)]))
         with torch.no_grad():  # in the CPU's memory: a batch's hidden states may be many
-            read = [[(self._states(trunk_of(self.model), b).cpu(), b.rows) for b in part] for part in parts]
-        return critic.fit([part.__iter__ for part in read])
+            known = {id(batch): self._states(trunk_of(self.model), batch).cpu() for batch in batches}
+        return critic.fit(self.value_updates(batches, lambda batch: [(known[id(batch)], batch.rows)]))
 
     @computing
     @torch.no_grad()

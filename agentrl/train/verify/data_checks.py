@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Protocol
 
 import orjson
 
@@ -40,15 +41,25 @@ class StoredTasks:
             self.evaluated.setdefault(session.group_number, []).append(found)
 
 
-def check_store(store: Store, check: Check, tasks: StoredTasks) -> None:
-    """Each session is as it was written, and a whole tree; `tasks` gets their tasks."""
+class Reader(Protocol):
+    """Is given each stored session once, so that all is read once."""
+
+    def add(self, session: Session) -> None:
+        """Another session."""
+        ...
+
+
+def check_store(store: Store, check: Check, *readers: Reader) -> None:
+    """Each session is as it was written, and a whole tree; `readers` get those that are."""
     for name in store.ids():
         check.examined["sessions"] += 1
         try:
             tree.check(session := store.load(name))
-            tasks.add(session)
         except AgentRLError as error:
             check.faults.append(Fault(f"session {name}", str(error)))
+            continue
+        for reader in readers:
+            reader.add(session)
 
 
 def check_data(recorded: Recorded, stored: StoredTasks, check: Check) -> None:

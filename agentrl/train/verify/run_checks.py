@@ -16,6 +16,7 @@ from agentrl.train.verify.data_checks import StoredTasks, check_data, check_stor
 from agentrl.train.verify.delivery import check_checkpoints
 from agentrl.train.verify.recorded import Recorded, Row
 from agentrl.train.verify.report import Check, Fault, Report
+from agentrl.train.verify.texts import Texts
 
 
 def verify(run: Path, *, weights: bool = False, trust_remote_code: bool = False) -> Report:
@@ -58,9 +59,9 @@ def verify(run: Path, *, weights: bool = False, trust_remote_code: bool = False)
         check_checkpoints(recorded, weight, trust_remote_code=trust_remote_code)
     data = Check("data", "the tasks are those that the run began with; a number is one task")
     first: dict[str, int] = {}
-    tasks = StoredTasks()
+    tasks, texts = StoredTasks(), Check("texts", "what turns and users say is what their tokens say")
     with Store(run / "sessions.db", read_only=True) as stored:
-        check_store(stored, store, tasks)
+        check_store(stored, store, tasks, Texts(run / "model", texts))
         if sealed is not None:
             evaluated = {step: set(stored.ids(phase="eval", step=step)) for step in sealed.evaluations}
             seal_checks.check_sessions(sealed, stored.digests(), evaluated, written)
@@ -73,7 +74,7 @@ def verify(run: Path, *, weights: bool = False, trust_remote_code: bool = False)
             step_checks.check_metrics(step, metrics)
             file_checks.check_seeds(step, sessions)
             file_checks.check_evaluation(step, stored, metrics)
-    checks = [files, written, store, data, groups, weight, sessions, versions, rewards, credit, tokens, metrics]
+    checks = [files, written, store, texts, data, groups, weight, sessions, versions, rewards, credit, tokens, metrics]
     return Report(run, recorded.last, checks)
 
 

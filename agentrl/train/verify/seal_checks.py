@@ -9,9 +9,10 @@ from pathlib import Path
 import orjson
 
 from agentrl import formats
-from agentrl.errors import ConfigError
+from agentrl.config.policies import PAST
+from agentrl.errors import ConfigError, StoreError
 from agentrl.sessions import digests
-from agentrl.train import manifest, seals
+from agentrl.train import manifest, seals, trainer_logprobs
 from agentrl.train.data_identity import STARTS
 from agentrl.train.resuming import step_of
 from agentrl.train.run_folder import LOSSES, STREAM
@@ -19,6 +20,7 @@ from agentrl.train.seals import FILES, NAME, SETTINGS, Checkpoint, Seal, digest
 from agentrl.train.verify.report import Check, Fault
 
 MODEL = "model"
+LOGPROBS = trainer_logprobs.NAME
 OTHER = "is not what was written"
 
 
@@ -121,6 +123,7 @@ def check_files(sealed: Sealed, folders: list[Path], check: Check) -> None:
     if sealed.seals and not _is(sealed.run / formats.NAME):
         check.faults.append(Fault(formats.NAME, "missing"))
     check.faults += [*_small(sealed, SETTINGS), *_small(sealed, LOSSES), *_model(sealed), *_stream(sealed, check)]
+    check.faults += [*_versions(sealed, check), *_logprobs(sealed)]
     for folder in folders:
         check.faults += [Fault(f"checkpoints/{folder.name}", what) for what in _checkpoint(sealed, folder, check)]
 
@@ -187,6 +190,35 @@ def _model(sealed: Sealed) -> Iterator[Fault]:
     if known and manifest.digests(folder)[0] != known:
         yield Fault(f"{MODEL}/", "its files are not those of the model that the run began with")
     yield from (Fault(f"{MODEL}/", what) for what in _unlisted(folder))
+
+
+def _versions(sealed: Sealed, check: Check) -> Iterator[Fault]:
+    """Faults of versions that are kept to be played against; those that nothing meets any more were removed."""
+    known = {name: found for seal in sealed.seals for name, found in seal.files.items() if name.startswith(f"{PAST}/")}
+    for folder in sorted((sealed.run / PAST).glob("step-??????")):
+        name = folder.relative_to(sealed.run).as_posix()
+        if step_of(folder) > sealed.last:
+            continue
+        if name not in known:
+            check.unknown["versions of an agentrl that did not seal them"] += 1
+            continue
+        check.examined["versions"] += 1
+        if (found := manifest.damage(folder)) or manifest.digests(folder)[0] != known[name]:
+            yield Fault(f"{name}/", found or f"{OTHER} after step {step_of(folder)}")
+        yield from (Fault(f"{name}/", what) for what in _unlisted(folder))
+
+
+def _logprobs(sealed: Sealed) -> Iterator[Fault]:
+    """Faults of the trainer's log-probabilities."""
+    known = {seal.step: seal.files[LOGPROBS] for seal in sealed.seals if LOGPROBS in seal.files}
+    for step, digest_ in known.items():
+        try:
+            found = trainer_logprobs.digest(sealed.run, step)
+        except StoreError as error:
+            yield Fault(LOGPROBS, str(error))
+            return
+        if found != digest_:
+            yield Fault(f"{LOGPROBS}, step {step}", OTHER if found else "missing")
 
 
 def _unlisted(folder: Path) -> Iterator[str]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from agentrl.rollout.outcomes import REPLAYED
 from agentrl.rollout.stats import rollout_metrics
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.verify.recorded import Step
+from agentrl.train.algorithms.table import built_in
+from agentrl.train.backends import TRAINERS
+from agentrl.train.backends.optimizer import learning_rate
+from agentrl.train.verify.recorded import Row, Step
 from agentrl.train.verify.report import Check, Fault
 from agentrl.types import MAIN, Node, Session, Status
+
+NEEDS_WEIGHTS = "steps' losses and norms of gradients, which need the weights of then to be computed again"
+SEALED, UNSEALED = f"{NEEDS_WEIGHTS}; they are sealed", f"{NEEDS_WEIGHTS}; they have no seal"
 
 
 def check_sessions(step: Step, check: Check, first: dict[str, int]) -> None:
@@ -84,6 +91,17 @@ def _wrong_versions(step: Step, node: Node, version: int, bound: int, check: Che
             check.unknown[f"tokens of engine {new[0]}, which started after the publication"] += tokens
 
 
+def _wrong_rate(step: Step, row: Row, check: Check) -> Iterator[str]:
+    """What is wrong with a logged learning rate: it follows from the settings and the step."""
+    config = step.config
+    if config.trainer.name not in built_in(TRAINERS, "agentrl."):
+        check.unknown["learning rates of a trainer of one's own"] += 1
+        return
+    expected = learning_rate(config.algo, step.number - 1, config.steps)
+    if not math.isclose(row.get("lr", math.nan), expected, rel_tol=1e-9):
+        yield f"logged {row.get('lr')}, and algo.schedule={config.algo.schedule} gives {expected:.6g}"
+
+
 def check_metrics(step: Step, check: Check) -> None:
     """The row is that of the stored sessions, and engine and trainer agreed on their tokens."""
     if step.row is None:
@@ -100,6 +118,8 @@ def check_metrics(step: Step, check: Check) -> None:
                 f"mismatch_bound={step.config.mismatch_bound:g}",
             )
         )
+    check.faults += [Fault(f"{step.where}, lr", what) for what in _wrong_rate(step, step.row, check)]
+    check.unknown[SEALED if step.recorded.is_sealed(step.number) else UNSEALED] += 1
     if step.damaged:
         return
     check.examined["steps"] += 1

@@ -17,10 +17,13 @@ from starlette.testclient import TestClient
 
 import agentrl
 from agentrl.models import tiny
+from agentrl.overrides import spread
 from agentrl.train.display import Display
 from agentrl.train.replay import ReplayConfig
 from agentrl.train.replay import replay as play_again
 from agentrl.train.resuming import whole_checkpoints
+from agentrl.train.suite.parts import read_suite
+from agentrl.train.suite.play import run_suite
 from agentrl.train.verify import verify
 from agentrl.viewer.app import create_app
 from tests.records import digits
@@ -70,7 +73,7 @@ def make_origin(folder: Path) -> None:
     make_base(folder)
     code = Path(digits.__file__).read_text().replace('agentrl.register("digits", Digits)\n', "")
     (folder / "own.py").write_text(code)
-    train(folder, **{"env": f"{folder / 'own.py'}:Digits", "eval.every": 1, "steps": 2})
+    train(folder, **{"env": f"{folder / 'own.py'}:Digits", "eval.every": 1, "steps": 2, "record_logprobs": True})
     train(folder, resume=str(folder / "run"), steps=3)
     evaluated("measured")(folder)
 
@@ -153,8 +156,10 @@ def replayed(folder: Path) -> Path:
 
 
 def run_again(folder: Path) -> Path:
+    """A run that was extended: step 1 was its last one, after which there was no evaluation amid."""
     shutil.rmtree(folder / "run")
-    train(folder)
+    train(folder, **{"eval.every": 1})
+    train(folder, resume=str(folder / "run"), steps=2)
     return agentrl.train(rerun=str(folder / "run"), run_dir=str(folder / "again"), display=Watched()).path
 
 
@@ -231,6 +236,19 @@ def still_training(folder: Path) -> Path:
     return run
 
 
+def asynchronous(folder: Path) -> Path:
+    """On two engines; a step whose checkpoint was lost was taken again."""
+    shutil.rmtree(folder / "run")
+    fleet = {"weights.mode": "abort", "fleet.engines": 2, "require_provenance": True}
+    run = train(folder, **{"rollout.staleness": 1, "rollout.order": "ready", "steps": 3, **fleet})
+    return resumed_after_a_loss(run)
+
+
+def resumed_after_a_loss(run: Path) -> Path:
+    shutil.rmtree(whole_checkpoints(run)[-1])
+    return train(run.parent, resume=str(run), steps=4)
+
+
 def given_another_trainer_amid(folder: Path) -> Path:
     shutil.rmtree(folder / "run")
 
@@ -274,13 +292,24 @@ def evaluated(name: str, **settings: Any) -> Callable[[Path], Path]:
     return evaluate
 
 
+def of_a_suite(folder: Path) -> Path:
+    """Two parts with an environment each, of which each has a folder; both are verified."""
+    (folder / "two.yaml").write_text("parts: {one: {env: digits}, sums: {env: calculator}}\n")
+    words = {"policy": "noop", "eval.tasks": 2, "run_dir": str(folder / "suite")}
+    asyncio.run(run_suite(read_suite(folder / "two.yaml", spread(words)), Watched()))
+    parts = sorted(found.parent for found in (folder / "suite").glob("*/result.json"))
+    assert len(parts) == 2
+    assert verify(parts[0]).passed, list(verify(parts[0]).lines())
+    return parts[1]
+
+
 def by_an_agent_program(folder: Path) -> Path:
     (folder / "agent.py").write_text(AGENT)
     return train(folder, agent=f"{folder / 'agent.py'}:play", run_dir=str(folder / "other"))
 
 
 KINDS: dict[str, Callable[[Path], Path]] = {
-    "asynchronous": trained(**{"rollout.staleness": 1, "rollout.order": "ready", "steps": 3}),
+    "asynchronous": asynchronous,
     "a critic": trained(algo="ppo"),
     "forks": trained(**{"rollout.branch": "every", "rollout.branch.continuations": 1}),
     "groups trained twice": trained(**{"rollout.replay": 0.5, "steps": 2}),
@@ -305,4 +334,5 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     **{f"of an older agentrl: {name}": of_an_older_agentrl(name) for name in ("sync", "async", "fsdp", "eval")},
     "an evaluation": lambda folder: folder / "measured",
     "an evaluation of a script": evaluated("script", policy="noop"),
+    "a suite": of_a_suite,
 }

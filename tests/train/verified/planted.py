@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -226,6 +228,12 @@ def checksums(run: Path) -> None:
     in_lines("provenance.jsonl", of_step(1, change, "published"))(run)
 
 
+def sql(file: Path, statement: str) -> None:
+    """Change a database behind its back."""
+    with closing(sqlite3.connect(file)) as db, db:
+        db.execute(statement)
+
+
 def removed(name: str) -> Plant:
     return lambda run: (run / name).unlink()
 
@@ -342,6 +350,7 @@ PLANTED: dict[str, tuple[Plant, str]] = {
     "loss": (row(loss=0.5), "metrics.jsonl, step 2: line 2 is not what was written"),
     "norm of the gradient": (row(grad_norm=0.25), "metrics.jsonl, step 2: line 2 is not what was written"),
     "learning rate": (row(lr=1e-5), "metrics.jsonl, step 2: line 2 is not what was written"),
+    "learning rate by the schedule": (row(lr=1e-5), "step 2, lr: logged 1e-05, and algo.schedule=constant gives 0.001"),
     "time of a step": (row(**{"time/step": 0.5}), "metrics.jsonl, step 2: line 2"),
     "mean of an evaluation": (row(**{"eval/mean": 1.0}), "step 2: line 2 is not what was written"),
     "last row removed": (
@@ -377,6 +386,14 @@ PLANTED: dict[str, tuple[Plant, str]] = {
     "text of a turn": (
         in_session("train-0.0-0", say("42", 1)),
         "session train-0.0-0: the text of its messages",
+    ),
+    "text of a turn, by its tokens": (
+        in_session("train-0.0-0", say("zebra", 1)),
+        "session train-0.0-0, message 1: its text has 'zebra', and its tokens don't",
+    ),
+    "text of a prompt, by its tokens": (
+        in_session("train-0.0-0", say("zebra", 0)),
+        "session train-0.0-0, message 0: its text has 'zebra', and its tokens don't",
     ),
     "text of a prompt": (in_session("train-0.0-0", say("1?", 0)), "session train-0.0-0: the text of its messages"),
     "data of a task": (in_session("train-0.0-0", with_task_data), "step 1, session train-0.0-0: its task: not as"),
@@ -436,6 +453,11 @@ PLANTED: dict[str, tuple[Plant, str]] = {
         in_json("stream.json", lambda state: state["stream"].update(next=9)),
         "stream.json, step 3: is not what was written",
     ),
+    "trainer's log-probabilities": (
+        lambda run: sql(run / "logprobs.db", "UPDATE logprobs SET version = 9 WHERE step = 2"),
+        "logprobs.db, step 2: is not what was written",
+    ),
+    "trainer's log-probabilities removed": (removed("logprobs.db"), "logprobs.db, step 1: missing"),
     "losses invented": (lambda run: (run / "losses.json").write_text("[1]"), "losses.json: is not what"),
     "format removed": (removed("format.json"), "format.json: missing"),
     # -------------------------------------------------------------------------------------- seals

@@ -32,7 +32,6 @@ from agentrl.train.backends.ranks.joined import Entry, joined, summed
 from agentrl.train.backends.ranks.worker import Builder, Role, join
 from agentrl.train.backends.torch import TorchTrainer, computing
 from agentrl.train.backends.torch_batch import Batch
-from agentrl.train.forest import Forest
 
 T = TypeVar("T")
 
@@ -82,11 +81,11 @@ class FsdpRank(TorchTrainer):
     def step(self, share: Share, state: Mapping[str, Any] | None = None) -> dict[str, float]:
         """See `Trainer.step`; the sizes of the batch are not among the metrics."""
         self.begin_step(state)
-        return self.metrics_of([self.prepare(forest) for forest in share.forests], share.forests, share.sequences)
+        return self.metrics_of([self.prepare(forest) for forest in share.forests], share.sequences)
 
-    def known_sums(self, forests: Sequence[Forest]) -> bool:
+    def known_sums(self, batches: Sequence[Batch]) -> bool:
         """See `Learner`."""
-        return all(self.everyones(super().known_sums(forests)))
+        return all(self.everyones(super().known_sums(batches)))
 
     def joined(self, learned: Learned) -> Learned:
         """See `joined`."""

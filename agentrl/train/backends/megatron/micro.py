@@ -43,7 +43,9 @@ class Micro:
     routed_experts: dict[int, Tensor] = field(default_factory=dict)
 
 
-def lengths(plan: Sequence[Sequence[int]], layout: Layout, *, gpu: bool, together: bool) -> list[list[int]]:
+def lengths(
+    plan: Sequence[Sequence[int]], layout: Layout, *, gpu: bool, together: bool, updates: bool = False
+) -> list[list[int]]:
     """The padded length of each rank's micro-batches.
 
     Args:
@@ -51,13 +53,14 @@ def lengths(plan: Sequence[Sequence[int]], layout: Layout, *, gpu: bool, togethe
         layout: context and tensor parallelism decide what must divide.
         gpu: pad to one of a few lengths, for which kernels are compiled.
         together: pad micro-batches that run at the same time to the same length.
+        updates: batches are divided (`Forest.updates`): which micro-batches run at the same time changes by epochs.
 
     Interleaved stages must know lengths beforehand: with two of them, a length and its tensor would be sent between the
     same two ranks in both directions at once. So there all micro-batches are padded to the longest.
     """
     padded = [[_padded(tokens, layout, gpu) for tokens in rank] for rank in plan]
-    if layout.interleave > 1:
-        longest = max(max(rank) for rank in padded)
+    if layout.interleave > 1 or (together and updates):
+        longest = max(length for rank in padded for length in rank)
         return [[longest] * len(rank) for rank in padded]
     if together:
         padded = [list(map(max, zip(*padded, strict=True)))] * len(padded)

@@ -26,7 +26,7 @@ from agentrl.config import AlgoConfig
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms import algorithm_settings
 from agentrl.train.backends.critic import ValueModel
-from agentrl.train.backends.learner import Learner, split
+from agentrl.train.backends.learner import Learner
 from agentrl.train.backends.megatron import passes
 from agentrl.train.backends.megatron.checkpoint import Checkpoints
 from agentrl.train.backends.megatron.chunks import chunks_of, sparse_layers, wrapped
@@ -42,7 +42,7 @@ from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.backends.megatron.update import Update, device
 from agentrl.train.backends.ranks.balance import Division, Share
 from agentrl.train.backends.ranks.joined import Entry, joined, summed
-from agentrl.train.forest import Forest, Rows
+from agentrl.train.forest import Rows
 from agentrl.train.objective import Meter, add_sums
 
 
@@ -115,7 +115,7 @@ class Rank(Learner[Micro]):
         """Learn from a batch; see `Trainer.step`. The sizes of the batch are not among the metrics."""
         self.begin_step(state)
         micros = self.prepare(share)
-        learned = self.learn(micros, share.forests, share.sequences)
+        learned = self.learn(micros, share.sequences)
         if self.average is not None and self.config.average_decay is not None:
             self.average.move_towards(self.config.average_decay)
         counted = self.gathered((self.is_reporting_rank, learned, self.routers.counts()))
@@ -126,9 +126,9 @@ class Rank(Learner[Micro]):
         routed = [routers for _, _, routers in counted]
         return together.metrics() | metrics(routed, len(micros) * learned.epochs, self.layout.data, sharing)
 
-    def known_sums(self, forests: Sequence[Forest]) -> bool:
+    def known_sums(self, batches: Sequence[Micro]) -> bool:
         """See `Learner`."""
-        return all(self.shared(super().known_sums(forests)))
+        return all(self.shared(super().known_sums(batches)))
 
     def score_reference(self, batches: Sequence[Micro]) -> None:
         """See `Learner`."""
@@ -169,14 +169,14 @@ class Rank(Learner[Micro]):
 
     def fit(self, critic: ValueModel, batches: Sequence[Micro]) -> Meter:
         """See `Learner`; hidden states are computed once."""
-        read: dict[tuple[int, ...], list[tuple[Tensor, Rows]]] = {updates: [] for updates in split(batches)}
+        read: dict[int, list[tuple[Tensor, Rows]]] = {}
 
         def use(micro: Micro, heads: passes.Heads) -> Tensor:
-            read[micro.rows.updates].append(heads.states())
+            read[id(micro)] = [heads.states()]
             return heads.out.sum()
 
         passes.run(self.chunks, batches, use, learn=False, before=self.routers.before)
-        return critic.fit([part.__iter__ for part in read.values()])
+        return critic.fit(self.value_updates(batches, lambda micro: read.get(id(micro), [])))
 
     def division(self) -> Division:
         """How batches are divided."""
@@ -189,8 +189,9 @@ class Rank(Learner[Micro]):
             return []
         layout, gpu = self.layout, device().type == "cuda"
         together = layout.expert > 1 and self.models[0].config.moe_token_dispatcher_type == "allgather"
+        updates = any(work.forest.updates for work in share.works)
         mine, context = parallel_state.get_data_parallel_rank(), parallel_state.get_context_parallel_rank()
-        padded = lengths(share.lengths, layout, gpu=gpu, together=together)[mine]
+        padded = lengths(share.lengths, layout, gpu=gpu, together=together, updates=updates)[mine]
         micros = [micro_batch(w, n, layout, context, device()) for w, n in zip(share.works, padded, strict=True)]
         if self.config.moe.replay == "rollout":
             for micro in micros:

@@ -6,21 +6,23 @@ different loads. Most expensive first, each to the cheapest rank. Where that lea
 the costliest forest is split between its trees: a forest's loss is a sum, so this changes no gradient.
 
 The plan is made by the process that has the forests; a rank gets its share of them, and the lengths of the others'. All
-ranks get the same number of micro-batches, since experts and pipelines are collective; missing ones are filled with a
-forest of one token.
+ranks get the same number of micro-batches of each update, since experts and pipelines are collective; missing ones are
+filled with a forest of one token. A forest has one rank, which keeps what is known of its tokens, so where it is a part
+of other updates in other epochs all of these are balanced together.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from agentrl.train.forest import PAIRS, Forest, by_update, sequence_counts
+from agentrl.train.forest import PAIRS, Forest, Membership, sequence_count
 
 WIDTHS = 6
 """A token's matrix products cost as much as attending to this many tokens for each channel of the model's width.
@@ -53,12 +55,12 @@ class Share:
     Attributes:
         works: its micro-batches; none where the batch has no forest.
         lengths: the tokens of each data-parallel rank's micro-batches.
-        sequences: how many sequences the forests of each update have, on all ranks; see `sequence_counts`.
+        sequences: how many sequences the batch has, on all ranks; see `sequence_count`.
     """
 
     works: list[Work]
     lengths: list[list[int]]
-    sequences: Mapping[tuple[int, ...], int]
+    sequences: int
 
     @property
     def forests(self) -> list[Forest]:
@@ -81,17 +83,36 @@ class Division:
     multiple: int = 1
 
     def shares(self, forests: Sequence[Forest]) -> list[Share]:
-        """Each rank's share of a batch, of each update's forests; the same object for ranks that have the same."""
+        """Each rank's share of a batch; the same object for ranks that have the same."""
         copies = max(self.copies) + 1
-        plan: list[list[Work]] = [[] for _ in range(copies)]
-        for updates, part in by_update(forests).items():
-            places = [index for index, forest in enumerate(forests) if forest.updates == updates]
-            for works, more in zip(plan, assign(part, copies, self.width, self.multiple), strict=True):
-                works += [_placed(work, updates, places) for work in more]
+        plan = assign(forests, copies, self.width, self.multiple) if forests else [[] for _ in range(copies)]
         lengths = [[len(work.forest) for work in works] for works in plan]
-        counts = sequence_counts(forests)
-        own = [Share(works, lengths, counts) for works in plan]
+        own = [Share(works, lengths, sequence_count(forests)) for works in plan]
         return [own[copy] for copy in self.copies]
+
+
+Update = tuple[int, int]
+"""An epoch, and the place of one of its updates."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A work with what it costs, and the updates that it is a part of."""
+
+    work: Work
+    cost: float
+    updates: tuple[Update, ...]
+
+    @classmethod
+    def of(cls, work: Work, width: int) -> _Load:
+        """See the class."""
+        return cls(work, cost(work.forest, width), updates_of(work.forest))
+
+
+def updates_of(forest: Forest) -> tuple[Update, ...]:
+    """The updates that a forest is a part of; where it doesn't say, the only one."""
+    members = forest.updates or (Membership(0),)
+    return tuple((epoch, member.place) for epoch, member in enumerate(members) if member.place >= 0)
 
 
 def cost(forest: Forest, width: int) -> float:
@@ -100,7 +121,7 @@ def cost(forest: Forest, width: int) -> float:
 
 
 def assign(forests: Sequence[Forest], copies: int, width: int, multiple: int = 1) -> list[list[Work]]:
-    """Each data-parallel rank's micro-batches, as many for each.
+    """Each data-parallel rank's micro-batches: as many for each, and as many of each update.
 
     Args:
         forests: a step's.
@@ -108,38 +129,57 @@ def assign(forests: Sequence[Forest], copies: int, width: int, multiple: int = 1
         width: the model's hidden size.
         multiple: what the number of micro-batches must be a multiple of (pipelines that are interleaved).
     """
-    works = [Work(forest, index) for index, forest in enumerate(forests)]
-    plan = _assigned(works, copies, width)
-    for _ in range(4 * copies if copies > 1 else 0):
-        loads = [sum(cost(work.forest, width) for work in rank) for rank in plan]
-        if max(loads) <= TOLERANCE * sum(loads) / copies:
-            break
-        heaviest = max(plan[loads.index(max(loads))], key=lambda work: cost(work.forest, width))
-        parts = _split(heaviest, width)
-        if len(parts) == 1:
-            break
-        works = [work for work in works if work is not heaviest] + parts
-        plan = _assigned(works, copies, width)
-    count = max(1, *(len(rank) for rank in plan))
-    count = -(-count // multiple) * multiple
-    return [rank + [Work(idle_forest())] * (count - len(rank)) for rank in plan]
+    loads = [_Load.of(Work(forest, index), width) for index, forest in enumerate(forests)]
+    plan = _assigned(loads, copies)
+    for update in sorted({update for load in loads for update in load.updates}):
+        for _ in range(4 * copies if copies > 1 else 0):
+            heaviest = _overload(plan, update)
+            parts = [] if heaviest is None else _split(heaviest.work, width)
+            if len(parts) < 2:
+                break
+            loads = [load for load in loads if load is not heaviest] + [_Load.of(part, width) for part in parts]
+            plan = _assigned(loads, copies)
+    return _filled([[load.work for load in rank] for rank in plan], multiple)
 
 
-def _placed(work: Work, updates: tuple[int, ...], places: Sequence[int]) -> Work:
-    """The work with its forest's index in the batch; a filler keeps a rank busy in an update."""
-    if work.origin < 0:
-        return dataclasses.replace(work, forest=dataclasses.replace(work.forest, updates=updates))
-    return dataclasses.replace(work, origin=places[work.origin])
+def _assigned(loads: Sequence[_Load], copies: int) -> list[list[_Load]]:
+    """The costliest first, each to the rank that is cheapest in the costliest of its updates."""
+    plan: list[list[_Load]] = [[] for _ in range(copies)]
+    totals = [Counter[Update]() for _ in range(copies)]
+    for load in sorted(loads, key=lambda load: (-load.cost, load.work.origin, load.work.offset)):
+        own = [[total[update] for update in load.updates] for total in totals]
+        to = min(range(copies), key=lambda rank: (max(own[rank]), sum(own[rank])))
+        plan[to].append(load)
+        totals[to].update(dict.fromkeys(load.updates, load.cost))
+    return [sorted(rank, key=lambda load: (load.work.origin, load.work.offset)) for rank in plan]
 
 
-def _assigned(works: Sequence[Work], copies: int, width: int) -> list[list[Work]]:
-    plan: list[list[Work]] = [[] for _ in range(copies)]
-    loads = [0.0] * copies
-    for work in sorted(works, key=lambda work: (-cost(work.forest, width), work.origin, work.offset)):
-        to = loads.index(min(loads))
-        plan[to].append(work)
-        loads[to] += cost(work.forest, width)
-    return [sorted(rank, key=lambda work: (work.origin, work.offset)) for rank in plan]
+def _overload(plan: Sequence[Sequence[_Load]], update: Update) -> _Load | None:
+    """The costliest load of an update's costliest rank, where that one is far behind the others."""
+    ranks = [[load for load in rank if update in load.updates] for rank in plan]
+    costs = [sum(load.cost for load in rank) for rank in ranks]
+    if max(costs) <= TOLERANCE * sum(costs) / len(costs):
+        return None
+    return max(ranks[costs.index(max(costs))], key=lambda load: load.cost)
+
+
+def _filled(plan: Sequence[Sequence[Work]], multiple: int) -> list[list[Work]]:
+    """The plan with fillers: of each update, then of none."""
+    updates = [work.forest.updates for rank in plan for work in rank]
+    members = {(epoch, member.place): member for each in updates for epoch, member in enumerate(each)}
+    epochs = max(map(len, updates), default=0)
+    filled = [list(rank) for rank in plan]
+
+    def fill(counts: Sequence[int], updates: tuple[Membership, ...]) -> None:
+        most = -(-max(1, *counts) // multiple) * multiple
+        for works, count in zip(filled, counts, strict=True):
+            works += [Work(dataclasses.replace(idle_forest(), updates=updates))] * (most - count)
+
+    for update, member in sorted(members.items()):
+        counts = [sum(update in updates_of(work.forest) for work in rank) for rank in plan]
+        fill(counts, tuple(member if epoch == update[0] else Membership(-1) for epoch in range(epochs)))
+    fill([len(works) for works in filled], (Membership(-1),) * epochs)
+    return filled
 
 
 def _split(work: Work, width: int) -> list[Work]:

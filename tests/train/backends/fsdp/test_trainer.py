@@ -21,6 +21,7 @@ from agentrl.train.backends.fsdp.settings import FsdpConfig, ranks_of
 from agentrl.train.backends.fsdp.trainer import FsdpTrainer
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.backends.torch_settings import TorchConfig
+from agentrl.train.verify import verify
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.batches import random_forests
 
@@ -180,6 +181,8 @@ def test_a_run_whose_rank_is_killed_publishes_resumes_and_ends_as_one_process_do
     assert [row["version"] for row in run.metrics] == [4, 5]
     assert all(row["mismatch/abs_mean"] < 1e-4 for row in run.metrics), "the engine is not the trainer"
     assert (tmp_path / "run" / "checkpoints" / "step-000002" / "trainer" / "contents.json").is_file()
+    report = verify(run.path)
+    assert report.passed, list(report.lines())
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import agentrl
+from agentrl.train.verify import verify
 from agentrl.types import Message, Session, Task
 
 SMALL = {
@@ -64,6 +65,8 @@ def test_a_run_imitates_reinforces_publishes_and_resumes_under_another_layout(tm
     assert [row["version"] for row in second.metrics] == [11, 12]
     assert all(row["tokens/trained"] for row in second.metrics)
     assert all(row["mismatch/abs_mean"] < 1e-4 for row in second.metrics), "the engine is not the trainer"
+    report = verify(second.path)
+    assert report.passed, list(report.lines())
     one, two = second.metrics
     assert one["critic/return_mean"] > 0
     assert one["critic/value_mean"] == pytest.approx(one["critic/return_mean"], abs=1e-6), "a critic begins at the mean"

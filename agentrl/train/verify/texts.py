@@ -1,0 +1,90 @@
+"""Are the texts of turns, and of users' messages, what their tokens say?
+
+No parser runs again: it may have been mended since. A text has to be in what its node's tokens decode to, word by word
+and in order, whatever a format writes around it and between its parts. So an added, changed or exchanged word is found,
+and one that was left out is not. Calls are compared by their tools' names, and tools' results not at all: formats write
+JSON in ways of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from agentrl.errors import AgentRLError
+from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
+from agentrl.train.verify.report import Check, Fault
+from agentrl.types import MAIN, Message, Node, Session
+
+NO_TOKENIZER = "texts, since model/ has no tokenizer that can be loaded"
+OTHERWISE = "messages of users that the tokenizer writes otherwise"
+MARKUP = ("<", "[")
+"""How a format's own text begins, which is taken out of a message's."""
+LONGEST = 500
+"""Characters of a word before markup within it."""
+_BETWEEN = re.compile(r"[\s\ufffd]+")
+
+
+class Texts:
+    """Compares the texts of a run's sessions with their tokens.
+
+    Args:
+        model: the folder of the run's model.
+        check: gets what is wrong, and what is unknown.
+    """
+
+    def __init__(self, model: Path, check: Check) -> None:
+        self._check = check
+        self._tokenizer: HFTokenizer | None = None
+        try:
+            self._tokenizer = load_tokenizer(model)
+        except (AgentRLError, OSError, ValueError, ImportError):
+            check.unknown[NO_TOKENIZER] += 1
+
+    def add(self, session: Session) -> None:
+        """Another session."""
+        if self._tokenizer is None:
+            return
+        for node in session.nodes:
+            own = node.sampled and node.policy == MAIN
+            if own or (node.message.role == "user" and node.copy_of is None and self._written(node.message)):
+                self._check.examined["texts"] += 1
+                for what in _differences(node, _words(self._tokenizer.decode(node.token_ids))):
+                    self._check.faults.append(Fault(f"session {session.id}, message {node.id}", what))
+
+    def _written(self, message: Message) -> bool:
+        """Whether the tokenizer gives a message's text back."""
+        assert self._tokenizer is not None
+        same = _words(self._tokenizer.decode(self._tokenizer.encode(message.text))) == _words(message.text)
+        self._check.unknown.update({} if same else {OTHERWISE: 1})
+        return same
+
+
+def _words(text: str) -> str:
+    """A text without what is between its words."""
+    return _BETWEEN.sub("", text)
+
+
+def _differences(node: Node, written: str) -> Iterator[str]:
+    """What a message says that its tokens don't."""
+    message = node.message
+    names = " ".join(call.function.name for call in message.tool_calls or () if not call.error)
+    for kind, text in (("text", message.text), ("reasoning", message.reasoning_content or ""), ("calls", names)):
+        at = 0
+        for word in filter(None, _BETWEEN.split(text)):
+            if (at := _end(word, written, at)) < 0:
+                yield f"its {kind} has {word[:40]!r}, and its tokens don't"
+                break
+
+
+def _end(word: str, written: str, start: int) -> int:
+    """Where a word ends in what tokens say, from a place on; -1 where it isn't. Markup may be within it."""
+    if (place := written.find(word, start)) >= 0:
+        return place + len(word)
+    for length in reversed(range(1, min(len(word), LONGEST))):
+        for markup in MARKUP:
+            place = written.find(word[:length] + markup, start)
+            if place >= 0 and (end := _end(word[length:], written, place + length)) >= 0:
+                return end
+    return -1

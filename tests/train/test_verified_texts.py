@@ -1,0 +1,76 @@
+"""The texts of turns and users' messages are what their tokens say, whatever a format writes around them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.sessions.renderers import get_renderer
+from agentrl.sessions.renderers.base import Renderer, parse
+from agentrl.train.verify.report import Check
+from agentrl.train.verify.texts import NO_TOKENIZER, Texts
+from agentrl.types import MAIN, Message, Node, Sampling, Session, Task
+from tests.train.verified.clean import make_base
+
+PIECES = (
+    *("hello", "  ", "\n", "é", "日本語", "👩‍👩‍👧", "\u200b", "don't .", "x<|y", "ﬁ", "İ", "\ufffd", " .", "1 2"),
+    *("</think>", "<think>", "<tool_call>", "</tool_call>", '{"name": "look_up", "arguments": {"q": "a\\nb"}}'),
+)
+WORDS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=12).map("".join)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture(scope="module")
+def renderer(model: Path) -> Renderer:
+    return get_renderer(model)
+
+
+def sampled(message: Message, ids: list[int]) -> Node:
+    return Node(0, None, message, ids, [True] * len(ids), [0.0] * len(ids), sampling=Sampling(), policy=MAIN)
+
+
+def faults(model: Path, node: Node) -> list[str]:
+    check = Check("texts", "")
+    Texts(model, check).add(Session("s", Task(id="t"), nodes=[node]))
+    assert check.examined["texts"] == 1 or check.unknown
+    return [fault.what for fault in check.faults]
+
+
+@given(text=WORDS, seed=st.integers(0, 10**6))
+@settings(deadline=None, max_examples=60)
+def test_what_a_parser_reads_is_in_the_tokens_and_what_was_put_in_is_not(
+    text: str, seed: int, model: Path, renderer: Renderer
+) -> None:
+    rng = random.Random(seed)
+    noise = [rng.randrange(250) for _ in range(rng.randint(0, 20))]
+    ids = [*renderer.tokenizer.encode(text), *noise, renderer.stop_token_ids[0]]
+    message = parse(renderer, ids).message
+    assert not faults(model, sampled(message, ids))
+    changed = message.model_copy(update={"content": f"{message.text} zebra"})
+    [what] = faults(model, sampled(changed, ids))
+    assert "zebra" in what
+
+
+@given(text=WORDS)
+@settings(deadline=None, max_examples=60)
+def test_a_users_message_is_in_its_tokens(text: str, model: Path, renderer: Renderer) -> None:
+    message = Message(role="user", content=text)
+    [ids] = renderer.render([message])
+    node = Node(0, None, message, ids, [False] * len(ids), [0.0] * len(ids))
+    assert not faults(model, node)
+    node.message = Message(role="user", content="zebra")
+    assert faults(model, node) == ["its text has 'zebra', and its tokens don't"]
+
+
+def test_without_a_tokenizer_texts_are_unknown(tmp_path: Path) -> None:
+    check = Check("texts", "")
+    Texts(tmp_path, check).add(Session("s", Task(id="t")))
+    assert dict(check.unknown) == {NO_TOKENIZER: 1}
