@@ -28,6 +28,7 @@ LAYERS = (
         "processes",
         "prometheus",
         "faults",
+        "foreign_errors",
         "formats",
         "garbage",
         "scratch",

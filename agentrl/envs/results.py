@@ -11,12 +11,17 @@ from types import TracebackType
 from agentrl import tracing
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.errors import AgentRLError, Blame, EnvError, InvalidReward
+from agentrl.errors import AgentRLError, Blame, EngineError, EnvError, InfraError, InvalidReward
+from agentrl.foreign_errors import words
 from agentrl.types import AGENT, Session, Status
 from agentrl.untrusted import safe_text
 
 INVALID_REWARDS = "invalid_rewards"
 """Counts, in a session, that a reward was no finite number in its range."""
+IN_TOOLS = "infra_in_tools"
+"""Counts, in a session, that the infrastructure failed inside a tool call or another answer to a turn."""
+TOOL_FAULTS = "tool_faults"
+"""In a session: how many attempts before it failed so, while other groups' tools answered (`rollout.tool_faults`)."""
 
 
 async def give_rewards(
@@ -63,13 +68,23 @@ def add_rewards(session: Session, rewards: Mapping[str, float]) -> None:
 
 
 def failed(session: Session, error: AgentRLError) -> None:
-    """Set the session's status and error by the error's blame; an error of the user is raised again."""
+    """Set the session's status and error by the error's blame; an error of the user is raised again.
+
+    An infrastructure error inside a tool call is the agent's where `TOOL_FAULTS` says that it is so each time.
+    """
     if error.blame is Blame.USER:
         raise error
     if isinstance(error, InvalidReward):
         session.count(INVALID_REWARDS)
-    session.status = Status.AGENT_ERROR if error.blame is Blame.AGENT else Status.INFRA_ERROR
-    session.error = safe_text(f"{type(error).__name__}: {error}")
+    of_agent = error.blame is Blame.AGENT or {IN_TOOLS, TOOL_FAULTS} <= session.counters.keys()
+    session.status = Status.AGENT_ERROR if of_agent else Status.INFRA_ERROR
+    session.error = safe_text(words(error))
+
+
+def note_answer_failed(session: Session, error: AgentRLError) -> None:
+    """Note that the answer to a turn failed, where that is not an engine's fault."""
+    if isinstance(error, InfraError) and not isinstance(error, EngineError):
+        session.count(IN_TOOLS)
 
 
 def count_tools(env: Env, session: Session) -> None:

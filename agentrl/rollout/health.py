@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from agentrl.envs.results import INVALID_REWARDS
+from agentrl.envs.results import INVALID_REWARDS, TOOL_FAULTS
 from agentrl.errors import AgentError, EnvError, InfraError, brief
 from agentrl.sessions.gateway.wire.fields import SAMPLING
 from agentrl.types import Group, Session, Status
@@ -123,6 +123,11 @@ def sampling_notes(sessions: Sequence[Session], *, trained: bool) -> list[str]:
         notes.append(
             "sessions with a reward that is no finite number in its range are left out, as those that the "
             f"infrastructure failed (count/{INVALID_REWARDS}); their errors say which"
+        )
+    if TOOL_FAULTS in counted:
+        notes.append(
+            "sessions failed by the infrastructure inside a tool call in every attempt, while other groups' tools "
+            f"answered: they end as AGENT_ERROR, with the reward that they have (count/{TOOL_FAULTS})"
         )
     if trained and "gateway/untrainable/schema" in counted:
         notes.append(

@@ -249,7 +249,7 @@ def _bound(tool: Tool, connection: Connection) -> Tool:
     async def invoke(arguments: dict[str, Any], _: Any) -> str:
         return await connection.call(tool.name, arguments)
 
-    return replace(tool, invoke=invoke)
+    return replace(tool, invoke=invoke, model_errors=(ConnectionError, TimeoutError))
 
 
 async def _unopened(arguments: dict[str, Any], _: Any) -> Any:

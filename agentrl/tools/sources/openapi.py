@@ -108,7 +108,8 @@ class OpenApi(ToolSource):
                 raise ToolArguments(f"{', '.join(sorted(unknown))}: not known (allowed: {', '.join(operation.places)})")
             return arguments
 
-        return Tool(name, description, parameters, invoke, check)
+        of_model = (ConnectionError, TimeoutError)
+        return Tool(name, description, parameters, invoke, check, model_errors=of_model)
 
     async def _request(self, operation: Operation, arguments: Mapping[str, Any]) -> str:
         assert self._client is not None
