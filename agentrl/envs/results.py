@@ -9,6 +9,7 @@ from statistics import fmean
 from types import TracebackType
 
 from agentrl import tracing
+from agentrl.config.secrets import scrub
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.errors import AgentRLError, Blame, EngineError, EnvError, InfraError, InvalidReward
@@ -78,7 +79,12 @@ def failed(session: Session, error: AgentRLError) -> None:
         session.count(INVALID_REWARDS)
     of_agent = error.blame is Blame.AGENT or {IN_TOOLS, TOOL_FAULTS} <= session.counters.keys()
     session.status = Status.AGENT_ERROR if of_agent else Status.INFRA_ERROR
-    session.error = safe_text(words(error))
+    session.error = told(error)
+
+
+def told(error: BaseException) -> str:
+    """An error as a session keeps it: text that can be stored, without secrets."""
+    return safe_text(scrub(words(error)))
 
 
 def note_answer_failed(session: Session, error: AgentRLError) -> None:

@@ -20,7 +20,7 @@ from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor, Player, ScriptedActor, episode_state, nothing_to_record, run_episode
-from agentrl.envs.results import INVALID_REWARDS
+from agentrl.envs.results import INVALID_REWARDS, told
 from agentrl.errors import EngineError, EnvError
 from agentrl.rollout.branching import play_forked
 from agentrl.rollout.fork_rules import ForkRule, make_rule
@@ -35,7 +35,6 @@ from agentrl.sessions.codec import make_storable
 from agentrl.sessions.conversation import Conversation
 from agentrl.sessions.recorder import Records
 from agentrl.types import GREEDY, Engine, Group, Session, Status, Task
-from agentrl.untrusted import safe_text
 
 TRAIN = "train"
 """The phase of the groups that are trained on."""
@@ -299,7 +298,7 @@ class Rollouts:
             session = await self._play_until(session, actor, deadline, restored)
         except BaseException as error:
             if self.recorder is not None:
-                why = safe_text(f"{type(error).__name__}: {error}") if isinstance(error, Exception) else "cancelled"
+                why = told(error) if isinstance(error, Exception) else "cancelled"
                 session.status, session.error, session.ended = Status.ABORTED, why, time.time()
                 make_storable(session)
                 self.recorder.save_soon(session)

@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from agentrl import faults, tracing
+from agentrl.config.secrets import scrub
 from agentrl.errors import (
     EnvError,
     InfraError,
@@ -237,8 +238,8 @@ def _kind(call: ToolCall, error: Exception) -> ToolFailure:
 
 
 def _words(error: Exception) -> str:
-    text = text_of(error)
-    return _clean(text if isinstance(error, ToolError) and text else words(error))
+    text = scrub(text_of(error))
+    return _clean(text if isinstance(error, ToolError) and text else scrub(words(error)))
 
 
 def _report(name: str, error: Exception) -> None:
