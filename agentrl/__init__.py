@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agentrl.envs.base import Env, reward
     from agentrl.envs.check import check_env
     from agentrl.envs.registry import make, register
-    from agentrl.errors import ToolError
+    from agentrl.errors import InfraError, ToolError
     from agentrl.tools.tool import tool
     from agentrl.train.api import evaluate, train
     from agentrl.train.rollouts import rollouts
@@ -23,6 +23,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Env": "agentrl.envs.base",
+    "InfraError": "agentrl.errors",
     "Message": "agentrl.types",
     "StepResult": "agentrl.types",
     "Task": "agentrl.types",
@@ -38,6 +39,7 @@ _HOMES = {
 
 __all__ = [
     "Env",
+    "InfraError",
     "Message",
     "StepResult",
     "Task",

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from rich.markup import escape
 from rich.table import Column, Table
 
+from agentrl.config.secrets import scrub
 from agentrl.envs.commands import app as environments
 from agentrl.envs.search_r1.commands import app as search_r1
 from agentrl.envs.swe.commands import app as swe
@@ -329,9 +330,9 @@ def main() -> None:
     try:
         app()
     except AgentRLError as error:
-        err.print(f"[red]error:[/] {escape(visible_text(str(error)))}", highlight=False, soft_wrap=True)
+        err.print(f"[red]error:[/] {escape(visible_text(scrub(str(error))))}", highlight=False, soft_wrap=True)
         for note in getattr(error, "__notes__", ()):
-            err.print(note, highlight=False, markup=False, soft_wrap=True)
+            err.print(scrub(note), highlight=False, markup=False, soft_wrap=True)
         sys.exit(2 if error.blame is Blame.USER else 1)
     except ModuleNotFoundError as error:
         extra = EXTRAS.get((error.name or "").partition(".")[0])

@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 
 from agentrl import tracing
-from agentrl.config.secrets import HIDDEN
+from agentrl.config.secrets import scrub
 from agentrl.untrusted import safe_text
 
 NAME = "log.jsonl"
@@ -63,9 +63,7 @@ class _Lines(logging.FileHandler):
         return orjson.dumps(line).decode()
 
     def _safe(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, HIDDEN)
-        return safe_text(text)
+        return safe_text(scrub(text, self._secrets))
 
     def handleError(self, record: logging.LogRecord) -> None:
         """A line that can't be written is lost."""
@@ -80,4 +78,5 @@ class _Terminal(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name != shown.name and not logging.root.handlers and logging.lastResort is not None:
-            logging.lastResort.handle(record)
+            said = {"msg": scrub(logging.lastResort.format(record)), "args": None, "exc_info": None, "exc_text": None}
+            logging.lastResort.handle(logging.makeLogRecord({**record.__dict__, **said, "stack_info": None}))

@@ -76,7 +76,7 @@ def safe_json(value: Any, *, whole: bool = False, integers: bool = False, depth:
                 for key, item in value.items()
             }
         return [safe_json(item, whole=whole, integers=integers, depth=depth + 1) for item in value]
-    return _shown(value) if whole else value
+    return safe_repr(value)[:SHOWN] if whole else value
 
 
 def read_json(text: str | bytes) -> Any:
@@ -93,11 +93,12 @@ def read_json(text: str | bytes) -> Any:
 
 def _key(key: Any) -> str:
     key = plain(key)
-    return safe_text(key) if isinstance(key, str) else safe_text(str(key))[:SHOWN]
+    return safe_text(key) if isinstance(key, str) else safe_repr(key)[:SHOWN]
 
 
-def _shown(value: Any) -> str:
+def safe_repr(value: Any) -> str:
+    """The value's `repr`, or that it fails."""
     try:
-        return safe_text(repr(value))[:SHOWN]
-    except Exception as error:
+        return safe_text(repr(value))
+    except (Exception, SystemExit) as error:
         return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"

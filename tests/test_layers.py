@@ -29,6 +29,7 @@ LAYERS = (
         "processes",
         "prometheus",
         "faults",
+        "foreign_errors",
         "formats",
         "garbage",
         "scratch",

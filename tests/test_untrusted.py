@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import EXPERT
-from agentrl.errors import AgentError, SandboxError
+from agentrl.errors import AgentError, EnvError, SandboxError
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.policies import Policy
+from agentrl.sessions.recorder import Recorder
 from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.sessions.store import Store
 from agentrl.tools.tool import tool
@@ -167,15 +169,15 @@ class Thing:
         return "a thing"
 
 
-@pytest.mark.slow
-async def test_a_session_whose_info_can_not_be_stored_is_an_infrastructure_error_that_keeps_what_it_was() -> None:
+async def test_a_session_whose_info_can_not_be_stored_is_the_authors_error_and_is_stored_with_its_text(
+    tmp_path: Path,
+) -> None:
     limits = RolloutConfig(tool_timeout=5, turn_timeout=10, timeout=20, retries=0)
-    rollouts = Rollouts(lambda: Hostile("info", Thing()), Policy(NullRenderer()), limits, seed=5)
-    groups = await rollouts.collect([Task(id="t")], EXPERT, phase="test", n=1)
-    (session,) = groups[0].sessions
-    assert session.status is Status.INFRA_ERROR
-    assert session.reward is None
-    assert "JSON can't express" in (session.error or "")
-    with Store(":memory:") as store:
-        store.save(session)
-        assert store.load(session.id).info["note"] == "a thing"
+    policy = Policy(NullRenderer())
+    with Store(tmp_path / "s.db") as store:
+        with Recorder(store) as recorder:
+            rollouts = Rollouts(lambda: Hostile("info", Thing()), policy, limits, seed=5, recorder=recorder)
+            with pytest.raises(EnvError, match=r"reward 'noted' of Hostile left info\['note'\] = a thing"):
+                await rollouts.collect([Task(id="t")], EXPERT, phase="test", n=1)
+        (session,) = store.sessions()
+    assert (session.status, session.info["note"]) == (Status.ABORTED, "a thing")

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from agentrl import cores, processes
 from agentrl.cluster import forking, guard, prefork
-from agentrl.config.secrets import HIDDEN, is_secret
+from agentrl.config.secrets import is_secret, scrub
 from agentrl.errors import EngineError
 
 TAIL_LINES = 30
@@ -141,10 +141,8 @@ class Server:
 
     def _safe(self, text: str) -> str:
         """The text without the secrets that the command line has: servers write their options into their logs."""
-        for option, value in pairwise(self.command):
-            if option.startswith("--") and is_secret(option, value):
-                text = text.replace(value, HIDDEN)
-        return text
+        options = ((name, value) for name, value in pairwise(self.command) if name.startswith("--"))
+        return scrub(text, (value for name, value in options if is_secret(name, value)))
 
     def exit_error(self) -> EngineError:
         """The error of a server that has ended."""

@@ -12,6 +12,7 @@ from agentrl.config.engines import EngineSection, FleetConfig, ModelConfig, Weig
 from agentrl.config.gateway import GatewayConfig
 from agentrl.config.policies import PAST, PolicyConfig
 from agentrl.config.rollout import EnvConfig, EvalConfig, RewardSections, RolloutConfig, SandboxConfig
+from agentrl.config.secrets import Command
 from agentrl.config.sections import NAMED, Section
 from agentrl.config.tools import ToolSections
 from agentrl.config.training import ALGORITHMS, AlgoSection, TrainerSection, WarmStartConfig
@@ -61,7 +62,7 @@ class RunConfig(Section):
     """Reuse of sandboxes; an environment's own `env.sandbox` chooses their kind."""
     watchdog: WatchdogConfig = WatchdogConfig()
     """What is done about a run that makes no progress at all."""
-    agent: str | None = None
+    agent: Command | None = None
     """A program that acts in the model's place: path/to/file.py:function or a command line; see docs/agents.md."""
     gateway: GatewayConfig = GatewayConfig()
     """Where such programs reach the model."""

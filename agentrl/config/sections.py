@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args, get_origin
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import core_schema
 
+from agentrl.config.secrets import know, own_values, public
 from agentrl.imports import load
 
 if TYPE_CHECKING:
@@ -24,6 +25,20 @@ class Section(BaseModel):
     """A frozen part of the configuration; unknown keys are errors, and so are numbers that are not finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def model_post_init(self, context: Any) -> None:
+        """Let this process know the secrets, to keep them out of what others write (`secrets.scrub`)."""
+        know(own_values(self))
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        """Do so also where the section came from another process."""
+        super().__setstate__(state)
+        know(own_values(self))
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """The fields without secrets."""
+        shown = public(self)
+        yield from ((name, shown.get(name, value)) for name, value in super().__repr_args__() if name is not None)
 
     @model_validator(mode="before")
     @classmethod

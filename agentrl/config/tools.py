@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, SerializeAsAny
 
@@ -22,6 +22,9 @@ class ToolConfig(Section):
     """Seconds that the source may take to start and to list its tools."""
     max_chars: PositiveInt = 20_000
     """Characters of a result; the middle of a longer one is left out."""
+    model_errors: tuple[Literal["ConnectionError", "TimeoutError", "OSError"], ...] = ()
+    """Errors that the model causes by the address, the path, the size or the time that it asks for: it gets them as
+    answers, besides those that a tool itself declares. Others of these kinds are the infrastructure's."""
 
 
 ToolSection = Annotated[SerializeAsAny[ToolConfig], OfPlugin("agentrl.tools.sources:SOURCES")]

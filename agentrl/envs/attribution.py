@@ -1,8 +1,9 @@
 """Whose fault it is that a call of an environment failed.
 
-Whatever an environment's own code raises becomes an EnvError that says which method of which class it was,
-with the original as its cause; our named errors pass as they are. So an episode runner has three outcomes
-to tell apart (the model's fault, the environment's, ours) and never an anonymous exception.
+Whatever an environment's own code raises becomes an EnvError that says which method of which class it was, with the
+original as its cause; connections that fail and resources that are used up (`foreign_errors`) become an InfraError, and
+our named errors pass as they are. So an episode runner has three outcomes to tell apart (the model's fault, the
+environment's, the infrastructure's) and never an anonymous exception.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from types import TracebackType
 from pydantic import ValidationError
 
 from agentrl.envs.base import Env
-from agentrl.errors import AgentRLError, EnvError
+from agentrl.errors import AgentRLError, EnvError, InfraError
+from agentrl.foreign_errors import is_infrastructure, text_of, words
 
 watch: ContextVar[Callable[[Env, str], AbstractContextManager[None]] | None] = ContextVar("watch", default=None)
 """Entered around every call of an environment's method, with the method's name, where it is set: `check_env` does."""
 
 
 class blamed(AbstractContextManager[None]):
-    """The block is a call of an environment's method: what it raises is the environment's fault.
+    """The block is a call of an environment's method: what it raises gets a name that says whose fault it is.
 
     Args:
         env: the environment, perhaps wrapped.
@@ -30,6 +32,7 @@ class blamed(AbstractContextManager[None]):
 
     Raises:
         EnvError: in place of everything that is no `AgentRLError`.
+        InfraError: in place of what says by its kind that the infrastructure failed.
     """
 
     def __init__(self, env: Env, method: str) -> None:
@@ -50,9 +53,10 @@ class blamed(AbstractContextManager[None]):
             return
         where = f"{type(self._env.unwrapped).__name__}.{self._method}"
         if isinstance(error, ValidationError):
-            words = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             what = "task" if self._method in ("tasks", "brief", "fixtures") else "message"
-            raise EnvError(f"{where} gave something that is not a {what}: {words}") from error
+            raise EnvError(f"{where} gave something that is not a {what}: {problems}") from error
         if isinstance(error, NotImplementedError):
-            raise EnvError(str(error) or f"{where} is not implemented") from error
-        raise EnvError(f"{where} raised {type(error).__name__}: {error}") from error  # exit() would end the run
+            raise EnvError(text_of(error) or f"{where} is not implemented") from error
+        fault = InfraError if is_infrastructure(error) else EnvError
+        raise fault(f"{where} raised {words(error)}") from error  # exit() would end the run

@@ -5,11 +5,12 @@ Whose fault a failure is, is in `attribution`; how episodes are saved and forked
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import signature
 from itertools import islice
 from statistics import fmean
 from typing import Any
@@ -25,12 +26,15 @@ from agentrl.envs.saving import restore_data as restore_data
 from agentrl.envs.saving import state as state
 from agentrl.envs.saving import state_data as state_data
 from agentrl.envs.state import resolved
-from agentrl.errors import EnvError, InfraError, InvalidNumber, nearest
+from agentrl.errors import DeadlineExceeded, EnvError, InfraError, InvalidNumber, nearest
 from agentrl.plain import missing, plain
+from agentrl.sessions.codec import odd_place
 from agentrl.tools.schema import shown
 from agentrl.types import Message, Session, StepResult, Task, as_messages
 
 logger = logging.getLogger(__name__)
+CLOSE_SECONDS = 60.0
+"""How long each part of an episode (the environment, its sandbox, added tools) may take to close."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +212,7 @@ async def step(env: Env, message: Message) -> StepResult:
             raise EnvError(f"{name}.step gave next={shown(result.next)}; expected an agent, or several different ones")
         if not isinstance(result.info, Mapping):
             raise EnvError(f"{name}.step gave info={shown(result.info)}; expected a mapping")
+        _check_info(result.info, f"{name}.step gave")
         for agent in (*result.rewards, *(result.next or ())):
             _known(env, agent, f"{name}.step")
     given = f"{name}.step, as the reward,"
@@ -224,6 +229,11 @@ async def step(env: Env, message: Message) -> StepResult:
     if len(env.agents) == 1 and not (goes_on or result.terminated or result.truncated):
         raise EnvError(f"{name}.step gave no messages and did not end: the agent has nothing to answer")
     return result
+
+
+def _check_info(info: Mapping[str, Any], where: str) -> None:
+    if info and (odd := odd_place({"info": dict(info)})):
+        raise EnvError(f"{where} {odd}, which can't be stored: JSON's values, and what stands for one, are allowed")
 
 
 async def expert(env: Env, messages: Sequence[Message]) -> Message:
@@ -243,7 +253,7 @@ async def demonstrate(env: Env, messages: Sequence[Message], rng: random.Random)
         EnvError: see `expert`.
     """
     with blamed(env, "demonstrate"):
-        drawn = {"rng": rng} if "rng" in signature(env.demonstrate).parameters else {}
+        drawn = {"rng": rng} if "rng" in inspect.signature(env.demonstrate).parameters else {}
         return _assistant(env, "demonstrate", await resolved(env.demonstrate(list(messages), **drawn)))
 
 
@@ -273,7 +283,8 @@ def _assistant(env: Env, method: str, value: Any) -> Message:
 async def close(env: Env) -> None:
     """Close an environment and the sandbox that its tools used; may be called again.
 
-    Where the infrastructure fails at that there is a warning: the episode is what it was.
+    Where the infrastructure fails at that, or a part of it has not ended after `CLOSE_SECONDS`, there is a warning: the
+    episode is what it was.
 
     Raises:
         EnvError: its code failed.
@@ -283,14 +294,35 @@ async def close(env: Env) -> None:
     try:
         with blamed(env, "close"):
             try:
-                await resolved(env.close())
+                await _closed(env)
             finally:
                 if sandbox is not None and hasattr(sandbox, "close"):
-                    await resolved(sandbox.close())
+                    await _closed(sandbox)
                 if inner._added_tools is not None:
-                    await inner._added_tools.close()
+                    await _closed(inner._added_tools)
     except InfraError as error:
         logger.warning("%s.close: %s", type(inner).__name__, error)
+
+
+async def _closed(what: Any) -> None:
+    """Close something; a coroutine that has not ended in time is cancelled, and not awaited.
+
+    Raises:
+        DeadlineExceeded: it has not.
+    """
+    closing = what.close()
+    if not inspect.isawaitable(closing):
+        return
+    task = asyncio.ensure_future(resolved(closing))
+    try:
+        done, _ = await asyncio.wait({task}, timeout=CLOSE_SECONDS)
+    finally:
+        if not task.done():
+            task.cancel()
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    if not done:
+        raise DeadlineExceeded(f"{type(what).__name__}.close() has not ended after {CLOSE_SECONDS:g} s")
+    task.result()
 
 
 async def compute_rewards(env: Env, session: Session) -> Rewards:
@@ -311,6 +343,7 @@ async def compute_rewards(env: Env, session: Session) -> Rewards:
         with blamed(env, mark.name), tracing.span("reward", reward=mark.name):
             given = await resolved(method(session))
             await faults.async_point("env.reward")
+            _check_info(session.info, f"{where} left")
             each: dict[str, tuple[Any, tuple[str, ...]]]
             if isinstance(given, Mapping) and len(env.agents) > 1:
                 each = {f"{mark.name}/{who}": (value, _members(env, who, where)) for who, value in given.items()}

@@ -11,11 +11,12 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import docstring_parser
 from pydantic import ValidationError
 
+from agentrl.config.secrets import declare
 from agentrl.envs.base import Env, has_expert, reward_methods
 from agentrl.errors import AgentRLError, ConfigError, EnvError, InvalidInput, UnknownName
 from agentrl.registry import Registry
@@ -148,6 +149,14 @@ def make(name: str | EnvFactory, **kwargs: Any) -> Env:
     return factory(name, **kwargs)()
 
 
+def _types(target: EnvFactory) -> dict[str, Any]:
+    """The types of a constructor's or a function's arguments, as far as they can be told."""
+    try:
+        return get_type_hints(target.__init__ if isinstance(target, type) else target, include_extras=True)  # type: ignore[misc]
+    except Exception:  # a name that is defined nowhere, say
+        return {}
+
+
 def factory(name: str | EnvFactory, **kwargs: Any) -> Callable[[], Env]:
     """Like `make`, for many instances: options are checked once, and each call constructs a new one."""
     target = find(name)
@@ -160,6 +169,8 @@ def factory(name: str | EnvFactory, **kwargs: Any) -> Callable[[], Env]:
         checked = signature.check(_switched(signature, {**given, **kwargs}))
     except ValidationError as error:
         raise ConfigError(f"environment {label!r}: {signature.describe(error, 'env.')}") from None
+
+    declare(label, _types(target), given | kwargs)
 
     def build() -> Env:
         try:

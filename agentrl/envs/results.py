@@ -9,9 +9,11 @@ from statistics import fmean
 from types import TracebackType
 
 from agentrl import tracing
+from agentrl.config.secrets import scrub
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.errors import AgentRLError, Blame, EnvError, InvalidNumber, InvalidReward
+from agentrl.errors import AgentRLError, Blame, EngineError, EnvError, InfraError, InvalidNumber, InvalidReward
+from agentrl.foreign_errors import words
 from agentrl.types import AGENT, Session, Status
 from agentrl.untrusted import safe_text
 
@@ -19,6 +21,10 @@ INVALID_REWARDS, INVALID_VIEWS = "invalid_rewards", "invalid_views"
 """Count, in a session, that a reward was no finite number in its range, and that a critic's view was none."""
 INVALID = {INVALID_REWARDS: "with an invalid reward", INVALID_VIEWS: "with an invalid critic_view"}
 """In words. Such a session ends as INFRA_ERROR, and is not played again: it would be given the same numbers."""
+IN_TOOLS = "infra_in_tools"
+"""Counts, in a session, that the infrastructure failed inside a tool call or another answer to a turn."""
+TOOL_FAULTS = "tool_faults"
+"""In a session: how many attempts before it failed so, while other groups' tools answered (`rollout.tool_faults`)."""
 
 
 async def give_rewards(
@@ -65,13 +71,28 @@ def add_rewards(session: Session, rewards: Mapping[str, float]) -> None:
 
 
 def failed(session: Session, error: AgentRLError) -> None:
-    """Set the session's status and error by the error's blame; an error of the user is raised again."""
+    """Set the session's status and error by the error's blame; an error of the user is raised again.
+
+    An infrastructure error inside a tool call is the agent's where `TOOL_FAULTS` says that it is so each time.
+    """
     if error.blame is Blame.USER:
         raise error
     if isinstance(error, InvalidNumber):
         session.count(INVALID_REWARDS if isinstance(error, InvalidReward) else INVALID_VIEWS)
-    session.status = Status.AGENT_ERROR if error.blame is Blame.AGENT else Status.INFRA_ERROR
-    session.error = safe_text(f"{type(error).__name__}: {error}")
+    of_agent = error.blame is Blame.AGENT or {IN_TOOLS, TOOL_FAULTS} <= session.counters.keys()
+    session.status = Status.AGENT_ERROR if of_agent else Status.INFRA_ERROR
+    session.error = told(error)
+
+
+def told(error: BaseException) -> str:
+    """An error as a session keeps it: text that can be stored, without secrets."""
+    return safe_text(scrub(words(error)))
+
+
+def note_answer_failed(session: Session, error: AgentRLError) -> None:
+    """Note that the answer to a turn failed, where that is not an engine's fault."""
+    if isinstance(error, InfraError) and not isinstance(error, EngineError):
+        session.count(IN_TOOLS)
 
 
 def invalid(session: Session) -> str:

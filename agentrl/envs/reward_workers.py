@@ -27,7 +27,9 @@ from agentrl.config import RewardConfig, RunConfig, SandboxConfig
 from agentrl.envs import sandboxes
 from agentrl.envs.base import Env, RewardMark
 from agentrl.envs.rewards import Value, adding, make_rewards, rewarded
-from agentrl.errors import AgentRLError, Blame, DeadlineExceeded, InfraError, WorkerLost, WorkerTimeout
+from agentrl.errors import AgentRLError, Blame, DeadlineExceeded, EnvError, InfraError, WorkerLost, WorkerTimeout
+from agentrl.foreign_errors import words
+from agentrl.sessions.codec import odd_place
 from agentrl.types import Session
 
 CPUS = 1.0
@@ -74,7 +76,8 @@ class RewardRole:
         try:
             return value, None if pickle.dumps(notes) == before else notes
         except Exception as error:
-            return InfraError(f"rewards.{name}: what it left in the session's info can't be sent back: {error}")
+            odd = odd_place({"info": session.info}) or words(error)
+            return EnvError(f"rewards.{name}: what it left in the session can't be sent back: {odd}")
 
     async def close(self) -> None:
         """Close the rewards."""

@@ -22,6 +22,7 @@ from agentrl.config import RewardConfig, RewardSections, Section
 from agentrl.envs.base import Env, FinalReward, RewardMark, reward_value
 from agentrl.envs.state import resolved
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError
+from agentrl.foreign_errors import words
 from agentrl.overrides import validate
 from agentrl.plain import missing
 from agentrl.registry import Registry
@@ -107,12 +108,12 @@ class NamedReward:
         except AgentRLError:
             raise
         except (NameError, ImportError, SyntaxError, NotImplementedError, SystemExit) as error:
-            raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{where}: {words(error)}") from error
         except Exception as error:
             if isinstance(error, TimeoutError) and limit.expired():
-                words = f"{where} took longer than {config.timeout:g} s (rewards.{self.name}.timeout)"
-                raise DeadlineExceeded(words) from None
-            raise InfraError(f"{where} raised {type(error).__name__}: {error}") from error
+                late = f"{where} took longer than {config.timeout:g} s (rewards.{self.name}.timeout)"
+                raise DeadlineExceeded(late) from None
+            raise InfraError(f"{where} raised {words(error)}") from error
         if isinstance(value, Mapping):
             given = {agent: each for agent, each in value.items() if not missing(each)}
             return {
@@ -125,7 +126,7 @@ class NamedReward:
         try:
             await resolved(self.reward.close())
         except Exception as error:
-            _log.warning("rewards.%s: closing it raised %s: %s", self.name, type(error).__name__, error)
+            _log.warning("rewards.%s: closing it raised %s", self.name, words(error))
 
     async def _compute(self, session: Session) -> Value:
         if inspect.iscoroutinefunction(self.reward.compute):
@@ -160,7 +161,7 @@ def make_rewards(configs: Mapping[str, Any]) -> tuple[NamedReward, ...]:
         except AgentRLError:
             raise
         except (Exception, SystemExit) as error:
-            raise ConfigError(f"rewards.{name}={config.name!r}: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"rewards.{name}={config.name!r}: {words(error)}") from error
     return tuple(made)
 
 

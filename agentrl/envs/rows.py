@@ -19,7 +19,7 @@ from agentrl.errors import ConfigError, missing_extra
 from agentrl.plain import plain
 from agentrl.types import Task
 
-MakeTask = Callable[[Mapping[str, Any], int], Task]
+MakeTask = Callable[[Mapping[str, Any], int], Task | None]
 """Makes a task of a row and the number of its line; ValueError, TypeError or KeyError say that the row is none."""
 TEXTS = (".jsonl", ".json", ".csv", ".tsv")
 ENDINGS = (*TEXTS, ".parquet", *(f"{ending}.gz" for ending in TEXTS))
@@ -207,7 +207,8 @@ def read_tasks(
 
     Args:
         path: JSONL or Parquet.
-        task: makes a task of a row; a function of a module, so that the result can be kept.
+        task: makes a task of a row, or None where its answer can't be compared with another; a function of a module, so
+            that the result can be kept.
         what: what the file's rows are, in the plural, for messages.
         layout: names a row's layout, where there are several; a function of a module too.
 
@@ -221,19 +222,22 @@ def read_tasks(
 @lru_cache(maxsize=16)
 def _read(path: Path, stamp: int, task: MakeTask, what: str, layout: Callable[[Mapping[str, Any]], str]) -> TaskList:
     """`stamp`, the file's modification time, is part of the cache's key."""
-    tasks, unit = [], "row" if path.suffix == ".parquet" else "line"
+    tasks, left_out, unit = list[Task](), 0, "row" if path.suffix == ".parquet" else "line"
     layouts, read, columns = Counter[str](), set[str](), dict[str, None]()
     for number, values in read_rows(path):
         row = Row(values, read)
         columns |= dict.fromkeys(values)
         try:
-            tasks.append(task(row, number))
+            made = task(row, number)
+            tasks += [] if made is None else [made]
+            left_out += made is None
             layouts[layout(values)] += 1
         except KeyError as error:
             raise ConfigError(f"{path}, {unit} {number}: it has no field {error}") from None
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{path}, {unit} {number}: {error}") from None
+    without = f"; without an answer that can be compared, left out: {left_out:,}" if left_out else ""
     if not tasks:
-        raise ConfigError(f"{path}: the file holds no {what}")
+        raise ConfigError(f"{path}: the file holds no {what}{without}")
     layouts.pop("", None)
-    return TaskList(tasks, [described(str(path), len(tasks), what, layouts, columns.keys() - read)])
+    return TaskList(tasks, [described(str(path), len(tasks), what, layouts, columns.keys() - read) + without])

@@ -17,7 +17,7 @@ from agentrl.concurrency import concurrently
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_critic_view
 from agentrl.envs.deadlines import within
-from agentrl.envs.results import add_rewards, environment_call
+from agentrl.envs.results import add_rewards, environment_call, note_answer_failed
 from agentrl.envs.sub_agents import SubAgents
 from agentrl.errors import AgentRLError, DeadlineExceeded, EnvError
 from agentrl.types import Message, Node, Session, StepResult
@@ -93,7 +93,11 @@ async def _step(
     player = players[node.agent]
     sub_agents = SubAgents(env, player.conversation, player.act, turn, deadline)
     with tracing.scope(turn=turn + 1), environment_call(session, "step") as seconds, sub_agents:
-        result = await _answer(env, _named(node, several=len(players) > 1), deadline)
+        try:
+            result = await _answer(env, _named(node, several=len(players) > 1), deadline)
+        except AgentRLError as error:
+            note_answer_failed(session, error)
+            raise
     if result.reward is not None:
         node.reward = result.reward
     add_rewards(session, result.rewards)

@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 
 from agentrl.cluster.keeper import Keeper
 from agentrl.errors import AgentError, ConfigError, missing_extra
+from agentrl.foreign_errors import words
 from agentrl.imports import load
 from agentrl.sessions.codec import whole_json
 from agentrl.types import Sampling, Session, Status, Task
@@ -150,11 +151,9 @@ class FunctionAgent:
         except ConfigError:
             raise
         except (NameError, ImportError, SyntaxError) as error:  # an error in its code, the same in every session
-            raise ConfigError(
-                f"agent={getattr(self.function, '__name__', self.function)}: {type(error).__name__}: {error}"
-            ) from error
+            raise ConfigError(f"agent={getattr(self.function, '__name__', self.function)}: {words(error)}") from error
         except Exception as error:
-            raise AgentError(f"{type(error).__name__}: {error}") from error
+            raise AgentError(words(error)) from error
 
 
 @dataclass(frozen=True)

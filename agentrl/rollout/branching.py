@@ -25,6 +25,7 @@ from agentrl.envs import calls
 from agentrl.envs.base import Env, has_state
 from agentrl.envs.episode import Middle, Player, run_episode
 from agentrl.envs.mixture import Mixture
+from agentrl.envs.results import TOOL_FAULTS
 from agentrl.envs.state import EnvState
 from agentrl.errors import AgentRLError, ConfigError, StateUnsupported
 from agentrl.rollout.fork_rules import ForkPoint, ForkRule, make_rule
@@ -163,7 +164,8 @@ async def continue_from(
     Raises:
         AgentRLError: a failure that the user must fix.
     """
-    part = replace(session, status=Status.OPEN, rewards={}, reward=None, error=None, counters={}, timings={})
+    counters = {name: number for name, number in session.counters.items() if name == TOOL_FAULTS}
+    part = replace(session, status=Status.OPEN, rewards={}, reward=None, error=None, counters=counters, timings={})
     part.info = copy.deepcopy(saved.info)
     branch = Branch(saved.head, len(session.nodes), len(session.nodes), Status.OPEN, trained=trained)
     own = player(part, saved.head)
@@ -262,6 +264,7 @@ def _add(session: Session, part: Session, before: dict[str, Any]) -> None:
     known = Counter({"tool_calls": before["calls"], "tool_errors": sum(before["failures"].values())})
     known.update({f"tool_errors/{kind}": number for kind, number in before["failures"].items()})
     known["tool_silent"] = before.get("silent", 0)
+    known[TOOL_FAULTS] = session.counters.get(TOOL_FAULTS, 0)
     for name, number in part.counters.items():
         session.count(name, number - known[name])
     for name, seconds in part.timings.items():

@@ -20,21 +20,21 @@ from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor, Player, ScriptedActor, episode_state, nothing_to_record, run_episode
-from agentrl.envs.results import invalid
-from agentrl.errors import EngineError
+from agentrl.envs.results import invalid, told
+from agentrl.errors import EngineError, EnvError
 from agentrl.rollout.branching import play_forked
 from agentrl.rollout.fork_rules import ForkRule, make_rule
 from agentrl.rollout.policies import Partners, Policy
 from agentrl.rollout.programs import Program, ServedProgram
 from agentrl.rollout.seeds import derive
 from agentrl.rollout.slots import Slots
+from agentrl.rollout.tool_faults import ToolFaults
 from agentrl.rollout.unfinished import Left, LeftSessions, Restored, StateSaver, restored
 from agentrl.sessions import tree
 from agentrl.sessions.codec import make_storable
 from agentrl.sessions.conversation import Conversation
 from agentrl.sessions.recorder import Records
 from agentrl.types import GREEDY, Engine, Group, Session, Status, Task
-from agentrl.untrusted import safe_text
 
 TRAIN = "train"
 """The phase of the groups that are trained on."""
@@ -119,11 +119,13 @@ class Rollouts:
     slots: Slots = field(init=False, repr=False, compare=False)
     rule: ForkRule = field(init=False, repr=False, compare=False)
     states: StateSaver = field(init=False, repr=False, compare=False)
+    tool_faults: ToolFaults = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "slots", Slots(self.limits.concurrency))
         object.__setattr__(self, "rule", make_rule(self.limits.branch))
         object.__setattr__(self, "states", StateSaver(self.limits.save_states))
+        object.__setattr__(self, "tool_faults", ToolFaults())
 
     def limited(self, limits: RolloutConfig, *, apart: bool, policy: Policy | None = None) -> Rollouts:
         """The same under other limits, and by another policy if one is given.
@@ -251,19 +253,25 @@ class Rollouts:
             await ended(left.session)
             return left.session
         begin = left.attempt if left is not None and left.attempt <= self.limits.retries else 0
-        async with self.slots.slot(place, deadline.at if deadline else None):
+        with self.tool_faults.playing() as attempts:
             for attempt in range(begin, self.limits.retries + 1):
-                session = await self._continue(left, actor, deadline) or await self._play_recorded(
-                    new(attempt), actor, deadline
-                )
-                left = None
-                late = deadline is not None and deadline.left() <= 0
-                if session.status is not Status.INFRA_ERROR or invalid(session) or late:
-                    break  # the same session would get the same numbers
-                await self._check_engine()
-            await faults.async_point("session.ended")
-            await ended(session)
-            return session
+                session = new(attempt)
+                await attempts.judge(session, self.limits.retries, self._limits(deadline).timeout)
+                async with self.slots.slot(place, deadline.at if deadline else None):
+                    session = await self._continue(left, actor, deadline) or await self._play_recorded(
+                        session, actor, deadline
+                    )
+                    self.tool_faults.ended(session)
+                    left, late = None, deadline is not None and deadline.left() <= 0
+                    over = session.status is not Status.INFRA_ERROR or bool(invalid(session)) or late
+                    if not over:  # an invalid number would be the same again
+                        attempts.lost(session)
+                        await self._check_engine()
+                    if over or attempt == self.limits.retries:
+                        await faults.async_point("session.ended")
+                        await ended(session)
+                        break
+        return session
 
     async def _continue(self, left: Left | None, actor: Actor | Program, deadline: Deadline | None) -> Session | None:
         """Play a session that an earlier process left; None where there is none, or it can't be continued."""
@@ -290,18 +298,20 @@ class Rollouts:
             session = await self._play_until(session, actor, deadline, restored)
         except BaseException as error:
             if self.recorder is not None:
-                why = safe_text(f"{type(error).__name__}: {error}") if isinstance(error, Exception) else "cancelled"
+                why = told(error) if isinstance(error, Exception) else "cancelled"
                 session.status, session.error, session.ended = Status.ABORTED, why, time.time()
                 make_storable(session)
                 self.recorder.save_soon(session)
             raise
         session.ended = time.time()
         if wrong := make_storable(session):
-            session.status, session.reward, session.error = Status.INFRA_ERROR, None, wrong
+            session.status, session.reward, session.error = Status.ABORTED, None, wrong
         if session.attempt:
             session.count("infra_retries", session.attempt)
         if self.recorder is not None:
             await self.recorder.end(session)
+        if wrong:
+            raise EnvError(wrong)
         return session
 
     async def _check_engine(self) -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from agentrl.envs.results import INVALID, invalid
+from agentrl.envs.results import INVALID, TOOL_FAULTS, invalid
 from agentrl.errors import AgentError, EnvError, InfraError, brief
 from agentrl.sessions.gateway.wire.fields import SAMPLING
 from agentrl.types import Group, Session, Status
@@ -128,6 +128,11 @@ def sampling_notes(sessions: Sequence[Session], *, trained: bool) -> list[str]:
         for name, words in INVALID.items()
         if name in counted
     ]
+    if TOOL_FAULTS in counted:
+        notes.append(
+            "sessions failed by the infrastructure inside a tool call in every attempt, while other groups' tools "
+            f"answered: they end as AGENT_ERROR, with the reward that they have (count/{TOOL_FAULTS})"
+        )
     if trained and "gateway/untrainable/schema" in counted:
         notes.append(
             "turns whose text has to fit a schema (response_format) are not trained on: the support that they were "

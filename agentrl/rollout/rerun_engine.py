@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentrl.envs.results import IN_TOOLS
 from agentrl.errors import Departed, EngineError
 from agentrl.rollout.departures import same, same_prompt
 from agentrl.rollout.engines.managed import ManagedEngine, managed
@@ -56,7 +57,7 @@ class Recording:
         ends = [(session.status, session.error), *((branch.status, branch.error) for branch in session.branches)]
         late = any(status is Status.TRUNCATED and "took longer than" in (error or "") for status, error in ends)
         late = late or session.counters.get("branch/late", 0) > 0 or not answered(session)
-        failed = session.status in (Status.INFRA_ERROR, Status.ABORTED, Status.OPEN)
+        failed = session.status in (Status.INFRA_ERROR, Status.ABORTED, Status.OPEN) or IN_TOOLS in session.counters
         return not self.play or late or failed or session.counters.get("tool_errors/timeout", 0) > 0
 
 

@@ -18,7 +18,7 @@ from agentrl import logs, tracing
 from agentrl.config import NAMED, EngineSection, FleetConfig, ModelConfig, RewardSections, Section, WeightsConfig
 from agentrl.config.secrets import secret_values
 from agentrl.envs.base import Env
-from agentrl.envs.results import give_rewards
+from agentrl.envs.results import give_rewards, told
 from agentrl.envs.rewards import rewarded
 from agentrl.errors import AgentRLError, ConfigError, StoreError
 from agentrl.models.registry import model_folder
@@ -27,7 +27,6 @@ from agentrl.rollout.fleet import make_engines, started
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store import Store
 from agentrl.types import Session, Status
-from agentrl.untrusted import safe_text
 
 if TYPE_CHECKING:
     from agentrl.sessions.gateway.tls import Tls
@@ -146,7 +145,7 @@ def _check_workers(config: ServeConfig) -> None:
 def _observed(config: ServeConfig, *keys: str | None) -> Iterator[None]:
     """Send the spans and the log of the block where the settings say, without their secrets and these keys."""
     name = Path(config.store).stem
-    secrets = {*secret_values(config.model_dump()), *filter(None, keys)}
+    secrets = {*secret_values(config), *filter(None, keys)}
     logged = nullcontext() if config.log is None else logs.written(Path(config.log), name, secrets)
     with logged, tracing.exported(config.tracing, {"agentrl.run": name}, logger.warning):
         yield
@@ -217,4 +216,4 @@ async def _score(make_env: Callable[[], Env], session: Session) -> None:
     try:
         await give_rewards(make_env(), session)
     except AgentRLError as error:
-        session.status, session.error = Status.INFRA_ERROR, safe_text(f"{type(error).__name__}: {error}")
+        session.status, session.error = Status.INFRA_ERROR, told(error)

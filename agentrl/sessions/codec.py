@@ -11,12 +11,13 @@ import hashlib
 import json
 import sys
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from agentrl.errors import InvalidInput, StoreError
+from agentrl.foreign_errors import words
 from agentrl.types import (
     Arrival,
     Branch,
@@ -30,7 +31,7 @@ from agentrl.types import (
     Task,
     VersionSpan,
 )
-from agentrl.untrusted import safe_json
+from agentrl.untrusted import SHOWN, safe_json, safe_repr
 
 Row = tuple[Any, ...]
 
@@ -153,7 +154,23 @@ def _json(session: Session, value: Any, write: Callable[[Any], str] | None = Non
     try:
         return (write or dumps)(value)
     except TypeError as error:
-        raise InvalidInput(f"session {session.id!r} holds what JSON can't express: {error}") from None
+        where = odd_place(value) or str(error)
+        raise InvalidInput(f"session {session.id!r} holds what JSON can't express: {where}") from None
+
+
+def odd_place(value: Any, path: str = "") -> str:
+    """Where in a value is what JSON can't express, and what is there; '' where all of it can be stored."""
+    try:
+        dumps(value)
+    except Exception as error:  # whatever its own methods raise
+        items: Iterable[tuple[Any, Any]] = ()
+        if isinstance(value, Mapping):
+            items = ((f"{path}[{safe_repr(key)}]" if path else str(key), item) for key, item in value.items())
+        elif isinstance(value, list | tuple):
+            items = ((f"{path}[{place}]", item) for place, item in enumerate(value))
+        found = next((odd for place, item in items if (odd := odd_place(item, place))), "")
+        return found or f"{path or 'it'} = {safe_repr(value)[:SHOWN]} ({words(error)})"
+    return ""
 
 
 def make_storable(session: Session) -> str | None:

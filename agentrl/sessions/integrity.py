@@ -12,6 +12,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,12 @@ class Counts:
 
     commits: int = 0
     sessions: int = 0
+
+
+def make_private(path: str) -> None:
+    """Make a new store's file one that its user alone reads; the files that SQLite puts beside it have its mode."""
+    with suppress(OSError):  # it is there, or can't be made, which opening it says
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 class CountFile:

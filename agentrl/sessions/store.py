@@ -62,6 +62,8 @@ class Store:
         self._open_totals: dict[str, tuple[int, Totals]] = {}
         self.losses: Sequence[int] = ()
         name = f"file:{quote(self.path)}?mode=ro" if read_only else self.path
+        if not read_only and self.path != ":memory:":
+            integrity.make_private(self.path)
         try:
             self._db = sqlite3.connect(name, timeout, isolation_level=None, check_same_thread=False, uri=read_only)
         except sqlite3.Error as error:

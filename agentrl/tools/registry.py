@@ -2,7 +2,9 @@
 
 A mistake of a model or a tool must never stop a run, and an infrastructure failure must never look like a
 model's mistake. So a call that is malformed, unknown, has wrong arguments, times out or raises becomes a message
-that begins with "Error:", while InfraError, EnvError and MissingExtra pass through to the caller.
+that begins with "Error:", while InfraError, EnvError and MissingExtra pass through to the caller. What a library
+raises where a connection fails or a resource is used up (`foreign_errors`) becomes an InfraError, unless the tool
+declares that the model chose the address, the path, the size or the time (`@tool(model_errors=…)`).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from agentrl import faults, tracing
+from agentrl.config.secrets import scrub
 from agentrl.errors import (
     EnvError,
     InfraError,
@@ -31,6 +34,7 @@ from agentrl.errors import (
     UnknownTool,
     nearest,
 )
+from agentrl.foreign_errors import is_infrastructure, is_one_of, text_of, words
 from agentrl.plain import plain
 from agentrl.tools.effects import Effects
 from agentrl.tools.tool import SandboxProvider, Tool
@@ -140,6 +144,7 @@ class ToolRegistry:
         except (InfraError, EnvError, MissingExtra):
             raise
         except Exception as error:
+            self._refuse_infrastructure(known, error)
             kind = _kind(call, error)
             self.failures[kind] += 1
             if kind is ToolFailure.RAISED:
@@ -147,6 +152,16 @@ class ToolRegistry:
             content = f"Error: {_words(error)}"
         name = call.function.name or None
         return Message(role="tool", content=content, tool_call_id=call.id, name=name)
+
+    def _refuse_infrastructure(self, name: str, error: Exception) -> None:
+        """Raise an InfraError where a tool failed for a reason that is the infrastructure's."""
+        if isinstance(error, ToolError) or not is_infrastructure(error, own_deadlines=True):
+            return
+        if not is_one_of(error, self._tools[name].model_errors if name in self._tools else ()):
+            raise InfraError(
+                f"the tool {name!r} raised {words(error)} (where what the model asks for can cause that, declare it: "
+                "@agentrl.tool(model_errors=…))"
+            ) from error
 
     async def _run(self, call: ToolCall, timeout: float | None) -> str | list[Part]:
         if call.error:
@@ -223,17 +238,15 @@ def _kind(call: ToolCall, error: Exception) -> ToolFailure:
 
 
 def _words(error: Exception) -> str:
-    text = str(error)
-    if isinstance(error, ToolError) and text:
-        return _clean(text)
-    return _clean(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    text = scrub(text_of(error))
+    return _clean(text if isinstance(error, ToolError) and text else scrub(words(error)))
 
 
 def _report(name: str, error: Exception) -> None:
     """Log a warning with a traceback the first time that a tool fails in this way."""
     first = (name, type(error)) not in _reported
     _reported.add((name, type(error)))
-    logger.log(logging.WARNING if first else logging.DEBUG, "tool %r raised %r", name, error, exc_info=error)
+    logger.log(logging.WARNING if first else logging.DEBUG, "tool %r raised %s", name, words(error), exc_info=error)
 
 
 def _content(result: Any) -> str | list[Part]:

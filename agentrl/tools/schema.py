@@ -19,6 +19,7 @@ from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
 from agentrl.errors import InvalidInput, nearest
+from agentrl.untrusted import safe_repr
 
 MAX_SHOWN = 60
 """Characters of a wrong value that an error message repeats."""
@@ -160,5 +161,5 @@ class Signature:
 
 def shown(value: Any) -> str:
     """A value's repr, cut for messages."""
-    text = repr(value)
+    text = safe_repr(value)
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"

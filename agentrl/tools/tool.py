@@ -27,6 +27,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 MARK = "__agentrl_tool__"
 SANDBOX = "sandbox"
 """The parameter that gets the sandbox; it is not in the schema."""
+ModelErrors = tuple[type[Exception], ...]
+"""Exceptions of a tool that a model causes by what it asks for."""
 
 
 class SandboxProvider(Protocol):
@@ -46,6 +48,7 @@ class ToolMark:
     timeout: float | None = None
     sandbox: bool = False
     quick: bool = False
+    model_errors: ModelErrors = ()
 
     @cached_property
     def description(self) -> str:
@@ -80,6 +83,7 @@ class Tool:
         check: turns the decoded JSON object into what `invoke` takes; raises ToolArguments where it does not fit.
         timeout: seconds a call may take, or None.
         sandbox: whether `invoke` needs one.
+        model_errors: what is the model's fault although by its kind it would be the infrastructure's; see `tool`.
     """
 
     name: str
@@ -89,6 +93,7 @@ class Tool:
     check: Callable[[dict[str, Any]], dict[str, Any]] = dict
     timeout: float | None = None
     sandbox: bool = False
+    model_errors: ModelErrors = ()
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -117,7 +122,8 @@ class Tool:
             return await result if inspect.isawaitable(result) else result
 
         invoke = here if mark.quick or inspect.iscoroutinefunction(function) else in_thread
-        return cls(mark.name, mark.description, mark.parameters, invoke, check, mark.timeout, mark.sandbox)
+        of_model = mark.model_errors
+        return cls(mark.name, mark.description, mark.parameters, invoke, check, mark.timeout, mark.sandbox, of_model)
 
 
 def mark_of(function: Any) -> ToolMark | None:
@@ -130,7 +136,12 @@ def mark_of(function: Any) -> ToolMark | None:
 def tool(function: F, /) -> F: ...
 @overload
 def tool(
-    *, name: str | None = None, timeout: float | None = None, sandbox: bool = False, quick: bool = False
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    sandbox: bool = False,
+    quick: bool = False,
+    model_errors: ModelErrors = (),
 ) -> Callable[[F], F]: ...
 def tool(
     function: F | None = None,
@@ -140,6 +151,7 @@ def tool(
     timeout: float | None = None,
     sandbox: bool = False,
     quick: bool = False,
+    model_errors: ModelErrors = (),
 ) -> F | Callable[[F], F]:
     """Let a model call this function or method.
 
@@ -154,9 +166,14 @@ def tool(
         sandbox: pass the episode's sandbox as the parameter `sandbox`, which is not in the schema.
         quick: it neither blocks nor computes for long, so call it on the event loop: a thread costs up to the
             interpreter's switch interval (5 ms) in a busy process.
+        model_errors: what the model causes by the address, the path, the size or the time that it asks for, such as
+            `(ConnectionError, TimeoutError)`: it gets these as error messages. Without that, a connection that fails
+            and a resource that is used up are the infrastructure's fault, and the session is generated again.
+            ConnectionError includes the transport errors of httpx, openai, anthropic, requests and aiohttp.
 
     Raises:
-        InvalidInput: a timeout that is not positive, or a sandbox tool without that parameter.
+        InvalidInput: a timeout that is not positive, a sandbox tool without that parameter, or `model_errors` that are
+            no exceptions.
     """
 
     def mark(target: F) -> F:
@@ -164,7 +181,9 @@ def tool(
             raise InvalidInput(f"@tool on {target.__qualname__}: timeout must be positive, not {timeout!r}")
         if sandbox and SANDBOX not in inspect.signature(target).parameters:
             raise InvalidInput(f"@tool(sandbox=True) on {target.__qualname__}: it needs a parameter {SANDBOX!r}")
-        setattr(target, MARK, ToolMark(target, name or target.__name__, timeout, sandbox, quick))
+        if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in model_errors):
+            raise InvalidInput(f"@tool on {target.__qualname__}: model_errors must be classes of exceptions")
+        setattr(target, MARK, ToolMark(target, name or target.__name__, timeout, sandbox, quick, tuple(model_errors)))
         return target
 
     return mark if function is None else mark(function)

@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from agentrl import logs, watchdog
+from agentrl.config.secrets import scrub
 from agentrl.train.panel import Panel, Progress, step_line
 from agentrl.untrusted import visible_text
 
@@ -68,7 +69,7 @@ class Display:
 
     def _print(self, text: str, style: str = "") -> None:
         drawn = self._live is not None and self._live.is_started  # what is drawn below it counts its lines
-        self.console.print(Text(visible_text(text), style), soft_wrap=not drawn)
+        self.console.print(Text(visible_text(scrub(text)), style), soft_wrap=not drawn)
 
     def warn(self, text: str) -> None:
         """Print a warning."""

@@ -80,7 +80,7 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
         Store(folder.path / "sessions.db") as store,
         display,
         watchdog.Watchdog(folder.path, config.watchdog.timeout, partial(_hung, config, display)),
-        logs.written(folder.path / logs.NAME, folder.path.name, secret_values(config.model_dump())),
+        logs.written(folder.path / logs.NAME, folder.path.name, secret_values(config)),
         tracing.exported(config.tracing, {"agentrl.run": folder.path.name}, display.warn),
     ):
         folder.data = data

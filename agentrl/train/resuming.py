@@ -16,7 +16,7 @@ import orjson
 
 from agentrl import formats
 from agentrl.config import RunConfig
-from agentrl.config.secrets import without_secrets
+from agentrl.config.secrets import public
 from agentrl.errors import ConfigError
 from agentrl.overrides import read_yaml, validate
 from agentrl.train import kept_code, manifest
@@ -64,7 +64,7 @@ def changes(run: Path, saved: RunConfig, requested: RunConfig) -> list[str]:
     Raises:
         ConfigError: one of them can't; the message names them all.
     """
-    old, new = (flat(without_secrets(config.model_dump(mode="json"))) for config in (saved, requested))
+    old, new = (flat(public(config)) for config in (saved, requested))
     changed = [name for name in {**old, **new} if name not in ONCE and old.get(name) != new.get(name)]
     fixed = [name for name in changed if any(name == part or name.startswith(f"{part}.") for part in FIXED)]
     if fixed:

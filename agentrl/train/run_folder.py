@@ -44,7 +44,7 @@ import orjson
 
 from agentrl import faults, formats, logs, yaml_settings
 from agentrl.config import PAST, RunConfig
-from agentrl.config.secrets import without_secrets
+from agentrl.config.secrets import public
 from agentrl.envs.identity import Identities
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
 from agentrl.rollout.outcomes import Outcome
@@ -111,7 +111,8 @@ class RunFolder:
         self.data: Identities = {}
         try:
             self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
-            path.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
         except FileExistsError:
             raise ConfigError(f"run_dir={str(path)!r} is a file; a run needs a folder") from None
         except OSError as error:
@@ -238,7 +239,7 @@ class RunFolder:
 
     def settings(self, config: RunConfig) -> dict[str, Any]:
         """Settings as they are recorded: without secrets; copies of the files that they name are kept."""
-        settings = kept_code.named(self.path, without_secrets(config.model_dump(mode="json")))
+        settings = kept_code.named(self.path, public(config))
         kept_code.keep(self.path, settings)
         return settings
 
@@ -280,7 +281,7 @@ class RunFolder:
 
     def track(self, config: RunConfig, warn: Callable[[str], None]) -> None:
         """Pass metrics on to the back ends that the settings name; `warn` displays what goes wrong with one."""
-        settings = resuming.flat(without_secrets(config.model_dump(mode="json")))
+        settings = resuming.flat(public(config))
         kinds = {name: TRACKERS.find(name) for name in config.metrics}
         about = About(self.path, config.metrics_project, settings, config.metrics_address)
         self.trackers = Trackers(about, kinds, warn)

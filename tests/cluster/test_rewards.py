@@ -17,7 +17,7 @@ from agentrl.envs import reward_workers
 from agentrl.envs.base import Env
 from agentrl.envs.results import give_rewards
 from agentrl.envs.reward_workers import RewardWorkers, scored, scored_in_worker
-from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError
+from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EnvError, InfraError
 from agentrl.overrides import typed, validate
 from agentrl.sessions.store import Store
 from agentrl.train import ledger
@@ -198,10 +198,10 @@ async def test_a_reward_that_can_not_be_built_ends_the_start_with_its_name() -> 
             pass
 
 
-async def test_what_can_not_be_sent_back_is_an_infrastructure_error_that_names_the_reward() -> None:
+async def test_what_can_not_be_sent_back_is_the_authors_error_that_names_the_reward_and_the_key() -> None:
     async with computing({"odd": odd("unpicklable")}, rewards=1) as (ours, _):
         error = await outcome(ours["odd"], session())
-        assert type(error) is InfraError
+        assert type(error) is EnvError
         assert str(error).startswith("rewards.odd: what it left in the session's info can't be sent back")
 
 

@@ -122,8 +122,12 @@ def test_a_server_that_dies_is_quoted_without_its_key(tmp_path: Path) -> None:
         ("hf_token", "x", True),
         ("--api-key", "x", True),
         ("X-API-Key", "x", True),
+        ("PGPASSWORD", "x", True),
+        ("openaiApiKey", "x", True),
+        ("Cookie", "x", True),
+        ("compass", "x", False),
         ("client.secret", "x", True),
-        ("url", "https://user:pass@host", True),
+        ("url", "https://user:pass@host", False),
         ("url", "https://host:80/a@b", False),
         ("model.tokenizer", "x", False),
         ("rollout.turn_tokens", "8", False),
@@ -132,7 +136,7 @@ def test_a_server_that_dies_is_quoted_without_its_key(tmp_path: Path) -> None:
         ("monkey", "x", False),
     ],
 )
-def test_a_setting_is_secret_by_its_name_or_by_a_password_in_a_url(name: str, value: Any, secret: bool) -> None:
+def test_a_setting_without_a_type_is_secret_by_its_name(name: str, value: Any, secret: bool) -> None:
     assert is_secret(name, value) is secret
 
 

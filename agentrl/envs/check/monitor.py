@@ -29,6 +29,7 @@ from typing import Any
 
 from agentrl.envs.base import Env
 from agentrl.envs.check import places
+from agentrl.foreign_errors import words
 
 LABEL_BYTES = 4000
 _HEAD = struct.Struct("dI")
@@ -131,9 +132,9 @@ class Monitor(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Record what a tool raised."""
-        name, error = record.args if isinstance(record.args, tuple) and len(record.args) == 2 else ("", None)
-        if isinstance(error, BaseException):
-            self.failures.append(Failure(str(name), f"{type(error).__name__}: {error}", places.of_error(error)))
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and isinstance(record.args, tuple):
+            self.failures.append(Failure(str(record.args[0]), words(error), places.of_error(error)))
 
     # ------------------------------------------------------------------ calls
 

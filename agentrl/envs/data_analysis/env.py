@@ -139,8 +139,13 @@ class DataAnalysis(Env):
 def same(said: str, answer: str) -> bool:
     """Whether the last line of a message, after "Answer:", is the answer: a number within a cent, or the same name."""
     lines = said.strip().splitlines()
-    given = lines[-1].rpartition("Answer:")[2].strip(" .$*`'\"") if lines else ""
+    given, answer = bare(lines[-1].rpartition("Answer:")[2] if lines else ""), bare(answer)
     if _NUMBER.fullmatch(answer):
         plain = given.replace(",", "")
         return bool(_NUMBER.fullmatch(plain)) and len(plain) < MAX_ANSWER and abs(float(plain) - float(answer)) < CENT
-    return given.casefold() == answer.casefold()
+    return bool(given) and given.casefold() == answer.casefold()
+
+
+def bare(answer: str) -> str:
+    """An answer without the marks around it."""
+    return answer.strip(" .$*`'\"")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from agentrl.envs.data_analysis.env import bare
 from agentrl.envs.document_search.document import Document, cut
 from agentrl.envs.rows import described
 from agentrl.envs.splits import TaskList, divide, held_out
@@ -78,6 +79,8 @@ def _row(line: str, where: str) -> dict[str, str]:
             raise ConfigError(
                 f"{where} needs {field!r}, a text; the fields are {', '.join(FIELDS)}, and split if wanted"
             )
+    if not bare(row["answer"]):
+        raise ConfigError(f"{where}: nothing is left of the answer {row['answer']!r} without the marks around it")
     return dict(row)
 
 

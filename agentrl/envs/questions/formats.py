@@ -38,7 +38,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from agentrl.envs.questions.latex import boxed, number
+from agentrl.envs.questions.latex import boxed, normalize, number
+from agentrl.envs.search_r1.scoring import normalize as words_of
 from agentrl.plain import plain
 
 COLUMNS = frozenset(
@@ -85,7 +86,7 @@ class Question:
 
 
 def question(row: Mapping[str, Any], grading: Grading | None = None) -> Question | None:
-    """The question in a row; None where its set says that it has no answer.
+    """The question in a row; None where its set says that it has no answer, or the comparison leaves nothing of it.
 
     Args:
         row: of a set in the table above.
@@ -106,11 +107,19 @@ def question(row: Mapping[str, Any], grading: Grading | None = None) -> Question
     answers, found = _answers(row)
     if not answers:
         raise ValueError("it has no answer; name the column: env.columns.answer=…")
+    answers = tuple(answer for answer in answers if comparable(answer, grading or found))
+    if not answers:
+        return None
     wrong = tuple(row.get("wrong_answers", ()))
     if grading is Grading.CLOSER and not wrong:
         raise ValueError("env.grading = 'closer' needs wrong answers, as TruthfulQA has them")
     text_alone = grading is None and found is Grading.EXACT and _given(row) == answers[0] and not _asks_facts(row)
     return Question(text.strip(), answers, grading or found, wrong, text_alone and number(answers[0]) is not None)
+
+
+def comparable(answer: str, grading: Grading) -> bool:
+    """Whether anything is left of a right answer by which another one is compared with it."""
+    return bool(normalize(answer) if grading is Grading.MATH else words_of(answer))
 
 
 def _of_trainers(row: dict[str, Any]) -> dict[str, Any]:

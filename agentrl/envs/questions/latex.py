@@ -15,6 +15,8 @@ MAX_DIGITS = 60
 _OPEN, _CLOSE = "([{", ")]}"
 _DROPPED = re.compile(r"\\(left|right|displaystyle|big|Big|limits|,|!|;|:|quad)(?![a-zA-Z])|\\[,!;: ]|\$|~|\s+|\\\$")
 _WORDS = re.compile(r"\\(?:text|mathrm|textbf|mbox|mathbf)\{([^{}]*)\}")
+_APART = re.compile(r"(?<=\d)(?:\s|~|\$|\\[,!;: ]|\\q?quad(?![a-zA-Z]))+(?=\d)")
+_IN_THREES = re.compile(r"(?<![\d.\x1f])\d{1,3}(?:\x1f\d{3})+(?![\d\x1f])")
 _SHORT_FRACTION = re.compile(r"\\frac(\d)(\d)")
 _FRACTION = re.compile(r"(-?)(\d*)\\frac\{(-?\d+)\}\{(-?\d+)\}")
 _PLAIN = re.compile(r"(-?\d+(?:\.\d+)?|-?\.\d+)(?:/(-?\d+(?:\.\d+)?))?")
@@ -84,7 +86,8 @@ def normalize(text: str) -> str:
     """An answer without what does not change its meaning: spacing, sizes of brackets, units, `x =`."""
     text = text.strip().strip("$").rstrip(".").replace("\\{", "{").replace("\\}", "}")
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cdot", "*").replace("\u2212", "-")
-    text = _WORDS.sub(r"\1", text)
+    text = _APART.sub("\x1f", _WORDS.sub(r"\1", text))  # numbers beside each other are not one, but for 1 000 000
+    text = _IN_THREES.sub(lambda found: found[0].replace("\x1f", ""), text).replace("\x1f", "&")
     text = _DROPPED.sub("", text).replace("\\infty", "oo").replace("\\pi", "pi")
     text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
     text = _MEMBER.sub("", _NAME.sub("", text))

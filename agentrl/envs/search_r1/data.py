@@ -17,6 +17,7 @@ from typing import Any
 
 from agentrl.envs.rows import read_tasks
 from agentrl.envs.search_r1.published import SETS
+from agentrl.envs.search_r1.scoring import normalize
 from agentrl.envs.splits import TaskList, divide, normalized
 from agentrl.errors import ConfigError
 from agentrl.types import Task
@@ -36,11 +37,13 @@ def load(path: Path) -> TaskList:
     return read_tasks(path, _task, "questions")
 
 
-def _task(row: Mapping[str, Any], number: int) -> Task:
+def _task(row: Mapping[str, Any], number: int) -> Task | None:
     question, answers = row["question"], row["golden_answers"]
     answers = [answers] if isinstance(answers, str) else answers
     if not isinstance(question, str) or not isinstance(answers, list) or not all(isinstance(a, str) for a in answers):
         raise ValueError("question must be text, golden_answers a list of texts")
+    if not (answers := [answer for answer in answers if normalize(answer)]):
+        return None
     question, source = question.strip(), str(row.get("data_source") or "")
     data: dict[str, Any] = {
         "question": question if question.endswith("?") else f"{question}?",

@@ -24,8 +24,9 @@ _FORMAT = re.compile(rf"\s*(?:{_ROUND})*<think>{_INSIDE}</think>\s*<answer>{_INS
 
 
 def normalize(text: str) -> str:
-    """An answer as it is compared."""
-    return " ".join(_ARTICLE.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    """An answer as it is compared; one of articles alone ("A", "The The") keeps them, or all such would be equal."""
+    words = text.lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLE.sub(" ", words).split() or words.split())
 
 
 def action(turn: str) -> tuple[str, str] | None:
@@ -73,8 +74,9 @@ def _without_information(text: str) -> str:
 
 
 def exact_match(answer: str | None, right: Sequence[str]) -> float:
-    """1 where the answer equals one of the right ones."""
-    return float(answer is not None and normalize(answer) in {normalize(each) for each in right})
+    """1 where the answer equals one of the right ones; what nothing is left of equals nothing."""
+    said = normalize(answer or "")
+    return float(bool(said) and said in {normalize(each) for each in right})
 
 
 def f1(answer: str | None, right: Sequence[str]) -> float:
@@ -86,8 +88,6 @@ def f1(answer: str | None, right: Sequence[str]) -> float:
 
 
 def _f1(words: list[str], right: list[str]) -> float:
-    if not words or not right:  # such as "The The", of which nothing is left
-        return float(words == right)
     common = (Counter(words) & Counter(right)).total()
     return 2 * common / (len(words) + len(right)) if common else 0.0
 

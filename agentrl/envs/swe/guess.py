@@ -7,6 +7,10 @@ of the test. `candidates` lists such guesses, the likeliest first; the place of 
 number of guesses that an attacker has for it, and its logarithm the bits that it is worth. Only what the broken program
 gets wrong counts. A truth value is worth nothing (it is the other one), an exception's type little; that is how tasks
 which rest on such forms alone are found, and refused.
+
+Some answers are right by whatever they are compared with: infinity is greater than every number, and a list of
+everything holds what is looked for (`universal`). Such an answer is worth one bit, and it counts once in a task,
+however many assertions it answers.
 """
 
 from __future__ import annotations
@@ -14,13 +18,16 @@ from __future__ import annotations
 import ast
 import builtins
 import math
+import string
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, permutations
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from itertools import islice, permutations, product
 from typing import Any
 
-from agentrl.envs.swe.expect import MISMATCH, as_shown, decode, fits
+from agentrl.envs.swe.expect import MISMATCH, TEXT, WIDEST, Thing, as_shown, decode, fits
 from agentrl.envs.swe.observe import Site
 
 MOST = 256
@@ -28,6 +35,18 @@ MOST = 256
 MISSING = object()
 """What the broken program shows where it doesn't get there."""
 BASIC: tuple[Any, ...] = (True, False, None, 0, 1, 2, -1, 3, "", [], {}, (), 0.0, 4, 5, 10)
+EXTREMES: tuple[Any, ...] = (math.inf, -math.inf, "", "\U0010ffff" * 9, b"", b"\xff" * 99, (), [])
+EXTREMES += tuple([one] for one in (math.inf, "\U0010ffff" * 9)) + tuple((one,) for one in (math.inf, "\U0010ffff" * 9))
+EXTREMES += (date.min, date.max, datetime.min, datetime.max, time.min, time.max, timedelta.min, timedelta.max)
+EXTREMES += (Decimal("Infinity"), Decimal("-Infinity"))
+"""The least and the greatest of each kind."""
+USUAL = "".join(
+    f"{sign}{n}{end}" for n in (0, 1, 12, 123, 1234, 1.5, 0.25) for sign in ("", "-", "$") for end in " ,%s\n"
+)
+USUAL += (
+    "\n2024-01-31T12:59:59Z 12:30 3 days, a@b.org http://a.org/b?c=d /a/b.txt v1.2.3 (a) [b] {c} <d> 'e' \"f\" G_h\n"
+)
+"""Forms that patterns look for."""
 SEPARATORS = (" ", "-", "_", "", ", ", ",", ".", "/", ":", "\n", "+", "%20")
 
 
@@ -56,8 +75,16 @@ class Open:
     right: Any = None
 
     @property
+    def universal(self) -> str:
+        """The first `universal` answer that is right here; '' for none."""
+        guesses = map(as_shown, universal(self.site, self.literals))
+        return next((repr(shown) for shown in guesses if fits(self.site, self.expected, shown)), "")
+
+    @property
     def rank(self) -> int:
         """The first guess that is right, counted from 1; MOST where none is."""
+        if self.universal:
+            return 2
         for place, (_, shown) in enumerate(islice(candidates(self.site, self.honest, self.literals), MOST), 1):
             if fits(self.site, self.expected, shown):
                 return place
@@ -70,9 +97,49 @@ class Open:
 
 
 def bits(found: Sequence[Open]) -> float:
-    """What all of them are worth together; two with the same values count once, since one guess answers both."""
-    distinct = {(one.site.kind, repr(one.honest), repr(one.expected)): one for one in found}
+    """What all of them are worth together; those that one guess answers count once."""
+    distinct = {one.universal or (one.site.kind, repr(one.honest), repr(one.expected)): one for one in found}
     return sum(one.bits for one in distinct.values())
+
+
+def universal(site: Site, literals: Sequence[Any] = ()) -> Iterator[Any]:
+    """Answers that fit everything that a comparison of this kind may expect, whatever is written in the test."""
+    if site.kind != "compare":
+        return
+    operator, swapped = site.options["operator"], site.options["swapped"]
+    if not site.options["holds"]:
+        yield from (math.nan, "", [], Thing())
+    if operator in ("Lt", "LtE", "Gt", "GtE"):
+        yield from EXTREMES
+        yield from (frozenset(), frozenset(_everything(literals)[:WIDEST]))
+    elif operator == "Regex":
+        texts = _texts(literals)
+        yield from (text[start : start + TEXT] for text in texts for start in range(0, min(len(text), 10 * TEXT), TEXT))
+    elif operator == "In" and swapped:
+        everything = _everything(literals)
+        yield from (everything, frozenset(everything[:WIDEST]), range(-WIDEST // 2, WIDEST // 2))
+        yield from _texts(literals)
+        yield from (text.encode("ascii", "ignore") for text in _texts(literals))
+    elif operator == "In":
+        yield ""
+        for literal in literals:
+            yield from literal if isinstance(literal, list | tuple | set | frozenset | dict | str) else ()
+
+
+def _everything(literals: Sequence[Any]) -> list[Any]:
+    """What is written in a test, its parts, and what is usual, each once."""
+    parts = [part for one in literals if isinstance(one, list | tuple | set | frozenset | dict) for part in one]
+    listed = [*literals, *parts, *BASIC, *range(-100, 800), *string.printable]
+    return list({repr(one): one for one in listed if _hashable(one)}.values())
+
+
+def _texts(literals: Sequence[Any]) -> Iterator[str]:
+    """Texts that hold what is written in a test, every short text, and the usual forms of numbers, times and names."""
+    yield " ".join(map(str, [*literals, *(literal.lower() for literal in literals if isinstance(literal, str))]))
+    yield string.printable
+    yield "".join(map("".join, product(string.printable, repeat=2)))
+    yield "".join(map("".join, product(string.ascii_lowercase + string.digits + " ", repeat=3)))
+    yield USUAL
 
 
 def can_fail(site: Site, expected: Any) -> bool:

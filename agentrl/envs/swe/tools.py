@@ -35,7 +35,7 @@ class SweTools:
         self.toolkit = Toolkit(("bash", "edit"), timeout=limits.command_seconds, limit=limits.output_bytes)
         self.tools = [Tool.of(self.bash)] if bash_only else [*self.toolkit.tools, Tool.of(self.submit)]
 
-    @tool(sandbox=True)
+    @tool(sandbox=True, model_errors=(ConnectionError, TimeoutError))
     async def bash(self, command: str, sandbox: Sandbox) -> str:
         """Run a command in a new shell in the repository. Directory and variables don't carry over.
 

@@ -55,7 +55,7 @@ class WebEnv(Env, Generic[S]):
         opening = f"{task['words']}\n\n{self.browser.page.text()}"
         return [Message(role="system", content=HELP), Message(role="user", content=opening)]
 
-    @tool
+    @tool(model_errors=(ConnectionError, TimeoutError))
     async def open(self, url: str) -> str:
         """Open an address of this site.
 
@@ -65,7 +65,7 @@ class WebEnv(Env, Generic[S]):
         await self.browser.open(url)
         return self._shown()
 
-    @tool
+    @tool(model_errors=(ConnectionError, TimeoutError))
     async def click(self, number: int) -> str:
         """Click a link or a button, or turn a box on or off.
 
@@ -75,7 +75,7 @@ class WebEnv(Env, Generic[S]):
         moved = await self.browser.click(number)
         return self._shown() if moved else self._line(number)
 
-    @tool
+    @tool(model_errors=(ConnectionError, TimeoutError))
     async def type(self, number: int, text: str, enter: bool = False) -> str:
         """Put text into a field in place of what is there, or choose from a list by its words.
 
@@ -87,7 +87,7 @@ class WebEnv(Env, Generic[S]):
         moved = await self.browser.type(number, text, enter)
         return self._shown() if moved else self._line(number)
 
-    @tool
+    @tool(model_errors=(ConnectionError, TimeoutError))
     async def back(self) -> str:
         """Go back to the page before this one."""
         await self.browser.back()

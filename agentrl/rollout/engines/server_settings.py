@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from agentrl.config import EngineConfig
+from agentrl.config.secrets import Secret
 
 OptionValue = bool | int | float | str | list[int | float | str] | dict[str, Any] | None
 """A server's option: true is a bare flag, false and null leave it out, a list repeats its values, a mapping is JSON."""
@@ -19,7 +20,7 @@ class ServerConfig(EngineConfig):
     """CPU cores of a server that binds its threads itself (SGLang with AMX or on ARM): 0-3, for two ranks 0-3|4-7."""
     url: str | None = None
     """A running server to attach to; None starts one, which ends with the run."""
-    api_key: str | None = None
+    api_key: Secret | None = None
     """The bearer token that a running server requires."""
     python: str | None = None
     """The interpreter that starts the server, where it is installed in an environment of its own; None is this one."""

@@ -80,7 +80,7 @@ class Toolkit:
         """Continue from what `state` returned, in a sandbox with the restored files."""
         self._shell_options, self.submitted = state["shell"], state["submitted"]
 
-    @tool(sandbox=True)
+    @tool(sandbox=True, model_errors=(ConnectionError, TimeoutError))
     async def bash(self, command: str, sandbox: Sandbox) -> str:
         """Run a command in a shell. The working directory and variables carry over from call to call.
 
@@ -94,7 +94,7 @@ class Toolkit:
             self._shell = sandbox.id, Shell(sandbox, **self._shell_options)
         return shown(await self._shell[1].run(command, timeout=self.timeout, limit=self._limit))
 
-    @tool(sandbox=True)
+    @tool(sandbox=True, model_errors=(ConnectionError, TimeoutError))
     async def python(self, code: str, sandbox: Sandbox) -> str:
         """Run Python code. Variables carry over from call to call; the value of a last expression is shown.
 
@@ -108,7 +108,7 @@ class Toolkit:
             self._python = sandbox.id, Interpreter(sandbox)
         return shown(await self._python[1].run(code, timeout=self.timeout))
 
-    @tool(sandbox=True)
+    @tool(sandbox=True, model_errors=(ConnectionError, TimeoutError))
     async def edit(
         self,
         command: Edit,
@@ -146,7 +146,7 @@ class Toolkit:
         await sandbox.write(path, after.encode(errors="surrogateescape"))
         return f"changed {path}:\n{_numbered(after, max(1, place - 3), place + (new or text or '').count(chr(10)) + 3)}"
 
-    @tool(sandbox=True)
+    @tool(sandbox=True, model_errors=(ConnectionError, TimeoutError))
     async def submit(self, sandbox: Sandbox, answer: str = "") -> str:
         """Hand in the work as it is now. Nothing can be done after it.
 

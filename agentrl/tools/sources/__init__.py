@@ -156,7 +156,16 @@ class NamedSource:
             return _bounded(await result if inspect.isawaitable(result) else result, config.max_chars)
 
         limits = [limit for limit in (tool.timeout, config.timeout) if limit is not None]
-        return replace(tool, name=self.names[tool.name], invoke=invoke, timeout=min(limits, default=None))
+        of_model = (*tool.model_errors, *(_MODEL_ERRORS[name] for name in config.model_errors))
+        name, timeout = self.names[tool.name], min(limits, default=None)
+        return replace(tool, name=name, invoke=invoke, timeout=timeout, model_errors=of_model)
+
+
+_MODEL_ERRORS: Mapping[str, type[Exception]] = {
+    "ConnectionError": ConnectionError,
+    "TimeoutError": TimeoutError,
+    "OSError": OSError,
+}
 
 
 class _Tools(Section):

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 
 from agentrl.config import ToolConfig
+from agentrl.config.secrets import Command, Secrets, address, command
 from agentrl.errors import ConfigError, DeadlineExceeded, InfraError, ToolError, missing_extra
 from agentrl.tools.sources import OpenTools, ToolSource
 from agentrl.tools.tool import Tool
@@ -38,17 +39,17 @@ FOLDER, SESSION = "{folder}", "{session}"
 class McpConfig(ToolConfig):
     """Settings of `tools.NAME=mcp`."""
 
-    command: str | None = None
+    command: Command | None = None
     """The server as a command line; it runs in no shell. Here and in `env` and `cwd`, {folder} is a folder that each
     episode has to itself, empty at first and removed in the end; here, in those and in `url` and `headers`, {session}
     is a name that no other episode has."""
     url: str | None = None
     """Or its address (streamable HTTP)."""
-    env: dict[str, str] = Field({})
+    env: Secrets = Field({})
     """Environment variables of the command, besides a few such as PATH and HOME."""
     cwd: str | None = None
     """The command's working directory."""
-    headers: dict[str, str] = Field({})
+    headers: Secrets = Field({})
     """Headers of each request to the URL, such as Authorization."""
     shared: bool = False
     """One connection for a whole run, not one for each episode."""
@@ -157,7 +158,8 @@ class Connection:
 
     @property
     def _where(self) -> str:
-        return f"the MCP server {self._config.command or self._config.url!r}"
+        shown = command(self._config.command) or address(str(self._config.url))
+        return f"the MCP server {shown!r}"
 
     async def _run(self) -> None:
         from mcp import Client
@@ -249,7 +251,7 @@ def _bound(tool: Tool, connection: Connection) -> Tool:
     async def invoke(arguments: dict[str, Any], _: Any) -> str:
         return await connection.call(tool.name, arguments)
 
-    return replace(tool, invoke=invoke)
+    return replace(tool, invoke=invoke, model_errors=(ConnectionError, TimeoutError))
 
 
 async def _unopened(arguments: dict[str, Any], _: Any) -> Any:

@@ -21,6 +21,7 @@ import yaml
 from pydantic import Field
 
 from agentrl.config import ToolConfig
+from agentrl.config.secrets import Secrets
 from agentrl.errors import ConfigError, InfraError, ToolArguments, ToolError
 from agentrl.tools.schema import shown
 from agentrl.tools.sources import ToolSource
@@ -46,7 +47,7 @@ class OpenApiConfig(ToolConfig):
     """The document: a file, or an http(s) URL."""
     url: str | None = None
     """The service's address; None is the first one of the document's `servers`."""
-    headers: dict[str, str] = Field({})
+    headers: Secrets = Field({})
     """Headers of each request, such as Authorization."""
 
 
@@ -108,7 +109,8 @@ class OpenApi(ToolSource):
                 raise ToolArguments(f"{', '.join(sorted(unknown))}: not known (allowed: {', '.join(operation.places)})")
             return arguments
 
-        return Tool(name, description, parameters, invoke, check)
+        of_model = (ConnectionError, TimeoutError)
+        return Tool(name, description, parameters, invoke, check, model_errors=of_model)
 
     async def _request(self, operation: Operation, arguments: Mapping[str, Any]) -> str:
         assert self._client is not None

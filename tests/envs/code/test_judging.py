@@ -311,6 +311,11 @@ assert len(other) == 1 and len(Stack()) == 0 and not Stack()
         "def f(x): raise ValueError",
         "try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    assert False",
     ),
+    "a named tuple with data in fields that are called like methods": (
+        "from collections import namedtuple\nP = namedtuple('P', 'count index apply')\n"
+        "def f(x): return P(x.count(1), x.index(1), lambda n: n + 1)",
+        "assert f([0, 1, 1]).count == 2 and f([0, 1]).index == 1 and f([1]).apply(2) == 3",
+    ),
     "keyword arguments": ("def f(a, *, b=2, **more): return a, b, more", "assert f(1, b=3, c=4) == (1, 3, {'c': 4})"),
 }
 
@@ -327,6 +332,11 @@ UNDER_COVER = {
     "calls itself as the tests' helper, which it redefines": (
         "def f(x): return None\ndef same(a, b): return True",
         "def same(a, b): return a == b\nassert same(f(1), 1)",
+    ),
+    "is a named tuple whose fields are the methods that decide": (
+        "from collections import namedtuple\nNAMES = 'startswith endswith count index issubset issuperset isdisjoint'\n"
+        "P = namedtuple('P', NAMES)\ndef f(x): return P(*[lambda *told: True] * 7)",
+        "assert f('abc').startswith('a') or f('q').endswith('z') or f(3).issuperset({1}) or f([1, 1]).count(1) == 2",
     ),
     "changes an argument that the test goes on with": (
         "def f(x):\n    x.clear()\n    return x",

@@ -190,6 +190,10 @@ EQUAL = [
     ("2.0", "2"),
     (r"[0,\infty)", r"\left[0, \infty\right)"),
     ("x^2+1", "x^2 + 1"),
+    ("1 000 000", "1000000"),
+    (r"12\,345", "12345"),
+    (r"1 \frac{1}{2}", "1.5"),
+    ("7 8", r"7\ 8"),
 ]
 UNEQUAL = [
     ("0.5", "0.25"),
@@ -200,6 +204,10 @@ UNEQUAL = [
     ("-3", "3"),
     ("x+1", "x-1"),
     ("(1,2,3)", "(1,2)"),
+    *[(said, "78") for said in ("7 8", "7~8", r"7\ 8", r"7\,8", r"7\quad 8", "$7$ $8$", r"7\text{ }8", "7\n8")],
+    ("1 23 456", "123456"),
+    ("1 0000", "10000"),
+    ("3 1/2", "31/2"),
 ]
 
 
@@ -421,3 +429,30 @@ def test_a_list_of_one_message_is_a_question_and_another_list_is_named(tmp_path:
         tasks([{"role": "system", "content": "Be short."}, user])
     with pytest.raises(ConfigError, match="it has neither `question` nor `problem`"):
         tasks(None)
+
+
+@pytest.mark.parametrize(
+    ("row", "settings"),
+    [
+        ({"question": "Who sang it?", "golden_answers": ["...", "!!!"]}, {}),
+        ({"question": "Which letter?", "answer": "(?)"}, {"grading": "exact"}),
+        ({"problem": "How many?", "answer": "$\\,$"}, {}),
+        ({"problem": "How many?", "answer": r"\left\right"}, {}),
+    ],
+)
+def test_a_right_answer_of_which_the_comparison_leaves_nothing_is_refused(
+    tmp_path: Path, row: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    """Every answer of which nothing is left either was right for it."""
+    rows = [row, {**row, "answer": "12", "golden_answers": ["Vienna"]}]
+    (tmp_path / "some.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    told = notes(tmp_path / "some.jsonl", eval_path=str(tmp_path / "some.jsonl"), **settings)
+    assert any("rows without an answer, left out: 1" in note for note in told)
+    (tmp_path / "none.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(ConfigError, match="holds no questions"):
+        list(env(tmp_path / "none.jsonl", eval_path=str(tmp_path / "none.jsonl"), **settings).tasks())
+
+
+def test_an_alias_of_which_nothing_is_left_is_no_right_answer(tmp_path: Path) -> None:
+    row = {"question": "Who sang it?", "golden_answers": ["!!!", "The The"]}
+    assert question(row) == Question("Who sang it?", ("The The",), Grading.EXACT)

@@ -404,3 +404,38 @@ def test_what_nothing_could_fail_is_no_expectation() -> None:
     assert can_fail(Site("approx"), as_shown((1000, None, 50)))
     everything = Site("compare", {"operator": "Eq", "holds": True, "swapped": False, "literal": "x"})
     assert not can_fail(everything, ["unknown"])
+
+
+COMPARISONS = [
+    ("assert f(0) > {}", [5, -3.5, 10**9]),
+    ("assert f(0) >= {}", [7]),
+    ("assert f(0) < {}", [-8, 2.5]),
+    ("assert not f(0) < {}", [41]),
+    ("assert {} in f(0)", [17, "k", 3.0]),
+    ("assert {} in str(f(0))", ["qx", "end", "7"]),
+    ("assert f(0) in {}", [[17, 18], ("no", "yes")]),
+    ("assert f(0) not in {}", [[17, 18]]),
+    ("unittest.TestCase().assertGreater(f(0), {})", [12]),
+    ("unittest.TestCase().assertIn({}, f(0))", [612]),
+    ("unittest.TestCase().assertRegex(f(0), {})", [r"\d+", r"^a", "[a-z]{3}", r"\d\d\d\d-\d\d-\d\d"]),
+]
+"""Assertions of which an answer that fits everything answers each."""
+
+
+@pytest.mark.parametrize(("form", "values"), COMPARISONS, ids=[form for form, _ in COMPARISONS])
+def test_a_comparison_that_one_answer_fits_whatever_is_expected_is_worth_a_bit(form: str, values: list[Any]) -> None:
+    for value in values:
+        source = f"def test_it():\n    {form.format(repr(value))}\n"
+        sites = rewritten(source).sites
+        literals = value if isinstance(value, list | tuple) else ()
+        assert sites[0].kind == "compare"
+        assert Open("t", sites[0], as_shown(value), MISSING, literals).bits <= 1, value
+
+
+def test_a_task_of_many_comparisons_is_worth_no_more_than_the_few_answers_that_fit_them_all() -> None:
+    """Such a task was accepted with 39.7 bits."""
+    more = [Site("compare", {"operator": kind, "holds": True, "swapped": False}) for kind in ("Gt", "GtE")]
+    less = [Site("compare", {"operator": kind, "holds": True, "swapped": False}) for kind in ("Lt", "LtE")]
+    found = [Open("t", site, as_shown(1000 + 17 * n), MISSING, ()) for n in range(20) for site in (*more, *less)]
+    assert bits(found) <= 2
+    assert bits([*found, opened("a text that nobody guesses", "x")]) >= 8

@@ -12,6 +12,9 @@ import numbers
 from typing import Any, BinaryIO, Callable  # noqa: UP035 (of collections.abc before Python 3.9)
 
 MAX_FRAME = 64 << 20
+DECIDING = {"count", "endswith", "find", "index", "rfind", "rindex", "startswith"}
+DECIDING |= {"isdisjoint", "issubset", "issuperset"}
+"""Methods of text, lists and sets that get an expected value and return whether it matches."""
 SEQUENCE_TYPES: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)
 PLAIN_TYPES: tuple[type, ...] = (
     int,
@@ -39,8 +42,14 @@ def named_tuple(name: str, *fields: str) -> Any:
     return collections.namedtuple(name, fields)
 
 
+def named(name: str, fields: Any, items: Any) -> Any:
+    """A named tuple; a field with the name of a deciding method has None in place of what can be called."""
+    pairs = zip(fields, items)  # noqa: B905 (Python 3.8)
+    return named_tuple(name, *fields)(*[None if field in DECIDING and callable(one) else one for field, one in pairs])
+
+
 MADE_OF: dict[str, Callable[..., Any]] = {
-    "namedtuple": lambda name, fields, items: named_tuple(name, *fields)(*items),
+    "namedtuple": named,
     "Counter": lambda items: collections.Counter(items),
     "OrderedDict": lambda items: collections.OrderedDict(items),
     "defaultdict": lambda kind, items: collections.defaultdict(kind, items),

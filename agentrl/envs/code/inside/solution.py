@@ -9,15 +9,12 @@ import subprocess
 import sys
 from typing import Any
 
-from agentrl.envs.code.inside.plain import pack, receive, send, unpack
+from agentrl.envs.code.inside.plain import DECIDING, pack, receive, send, unpack
 
 BOOT = "import sys; space = {'__name__': 'inside'}; exec(sys.argv[1], space); space['main'](*sys.argv[1:])"
 """Runs the program that is its first argument, as the role that is its second."""
 KEEPING = {"extent", "getattr", "bool", "str", "repr"}
 """Operations that do not change an object's items."""
-DECIDING = {"count", "endswith", "find", "index", "rfind", "rindex", "startswith"}
-DECIDING |= {"isdisjoint", "issubset", "issuperset"}
-"""Methods of text, lists and sets that get an expected value and return whether it matches."""
 
 
 class WorkerLost(BaseException):

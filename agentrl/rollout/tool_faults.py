@@ -1,0 +1,119 @@
+"""Sessions whose tools fail in every attempt, while other groups' tools answer.
+
+What fails by the infrastructure is generated again, and never trained on or scored. A policy could use that: no game is
+lost whose tools are broken before its end. So where all attempts but the last failed inside a tool call, the last one
+begins when it is known whether a session of another group got answers meanwhile. Where one did, and the last attempt
+fails in the same way, it ends as an AGENT_ERROR with the reward that it has so far (`envs.results.failed`).
+
+Where nothing else is under way, nothing tells that from tools that are down, and the infrastructure is blamed: except
+for as many sessions as were found to fail alone before, or a policy would gain by those games that end last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agentrl.envs.results import IN_TOOLS, TOOL_FAULTS
+from agentrl.types import Session, Status
+
+
+class ToolFaults:
+    """What the sessions of a run tell of each other's tools."""
+
+    def __init__(self) -> None:
+        self._playing: set[Attempts] = set()
+        self._alone = 0
+
+    @contextmanager
+    def playing(self) -> Iterator[Attempts]:
+        """The block plays a session, all its attempts."""
+        attempts = Attempts(self)
+        self._playing.add(attempts)
+        try:
+            yield attempts
+        finally:
+            self._playing.remove(attempts)
+            self.settle()
+
+    def ended(self, session: Session) -> None:
+        """Note how an attempt at any session ended."""
+        for attempts in self._playing:
+            attempts.compare(session)
+
+    def found_alone(self) -> None:
+        """Note a session that failed while others were answered."""
+        self._alone += 1
+
+    def presume_alone(self) -> bool:
+        """Whether a session of which nothing can be told is taken for one that fails alone."""
+        presumed = self._alone > 0
+        self._alone -= presumed
+        return presumed
+
+    def settle(self) -> None:
+        """Let nobody wait where all wait."""
+        if all(attempts.waiting is not None for attempts in self._playing):
+            for attempts in self._playing:
+                attempts.settle()
+
+
+class Attempts:
+    """The attempts at one session.
+
+    Attributes:
+        waiting: what it waits for before its last attempt; None where it does not wait.
+    """
+
+    def __init__(self, faults: ToolFaults) -> None:
+        self.waiting: asyncio.Future[None] | None = None
+        self._faults = faults
+        self._lost: list[Session] = []
+        self._others_answered = False
+
+    def lost(self, session: Session) -> None:
+        """Note an attempt that the infrastructure failed."""
+        self._lost.append(session)
+
+    def compare(self, session: Session) -> None:
+        """Note where another session shows that the infrastructure works which this one failed by."""
+        if self._lost and _clears(session, self._lost[0]):
+            self._others_answered = True
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait no longer."""
+        if self.waiting is not None and not self.waiting.done():
+            self.waiting.set_result(None)
+
+    async def judge(self, following: Session, retries: int, seconds: float) -> None:
+        """Count, in the last attempt, those before it that failed by what looks like the agent's fault.
+
+        Args:
+            following: the attempt that is to begin.
+            retries: how many attempts there are after the first.
+            seconds: how long to wait at most for other groups.
+        """
+        if not self._lost or len(self._lost) < retries or not all(IN_TOOLS in lost.counters for lost in self._lost):
+            return
+        if not self._others_answered:
+            self.waiting = asyncio.get_running_loop().create_future()
+            self._faults.settle()
+            await asyncio.wait({self.waiting}, timeout=max(seconds, 0.0))
+            self.waiting = None
+        if self._others_answered:
+            self._faults.found_alone()
+        if self._others_answered or self._faults.presume_alone():
+            following.count(TOOL_FAULTS, len(self._lost))
+
+
+def _clears(session: Session, suspect: Session) -> bool:
+    """Whether a session of another group was answered by its tools."""
+    if (session.phase, session.group_number) == (suspect.phase, suspect.group_number):
+        return False
+    if session.status in (Status.INFRA_ERROR, Status.ABORTED) or IN_TOOLS in session.counters:
+        return False
+    if not suspect.counters.get("tool_calls"):
+        return session.turns > 0
+    return session.counters.get("tool_calls", 0) > session.counters.get("tool_errors", 0)
