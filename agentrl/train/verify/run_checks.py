@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.errors import StoreError
+from agentrl.imports import names_only
 from agentrl.sessions.store import Store
 from agentrl.train import ledger, manifest, provenance
 from agentrl.train.provenance import Published
@@ -18,20 +20,25 @@ from agentrl.train.verify.recorded import Recorded, Row
 from agentrl.train.verify.report import Check, Fault, Report
 
 
-def verify(run: Path, *, weights: bool = False) -> Report:
+def verify(run: Path, *, weights: bool = False, trust: bool = False) -> Report:
     """Check a run's record, or an evaluation's folder, against itself.
 
     Args:
         run: its folder; another process may be training in it.
         weights: also load each checkpoint that is there into an engine of the run's kind, and compare the checksum with
             that of the run's engines.
+        trust: import what its settings name. Without it plug-ins that are import paths are known by name alone, and
+            what only they can compute is UNKNOWN.
 
     Raises:
         ConfigError: there is no run, or a file of it is damaged so that nothing can be checked.
         StoreError: the session store can't be read.
     """
-    if evaluation.is_evaluation(run):
-        return evaluation.verify(run)
+    with contextlib.nullcontext() if trust else names_only():
+        return evaluation.verify(run) if evaluation.is_evaluation(run) else _verify(run, weights)
+
+
+def _verify(run: Path, weights: bool) -> Report:
     recorded = Recorded.read(run)
     files = Check("files", "each step once; models are as they were written")
     store = Check("store", "sessions are as they were written, and whole trees")
