@@ -41,5 +41,5 @@ def test_a_rank_that_knows_the_groups_name_receives_and_a_stranger_finds_nothing
         group.send(joined, torch.tensor([1.0, 2.0, 3.0]), 120)
         assert receiver.communicate(timeout=120)[0] == "[1.0, 2.0, 3.0]\n"
     reached = group.store_at("127.0.0.1", store.port)
-    assert not torch.distributed.PrefixStore("agentrl", reached).check(["0"])
+    assert not reached.check(["agentrl/0", "0"])
     group.leave(joined)

@@ -222,11 +222,11 @@ class Exchange:
             async for item in stream:
                 if isinstance(item, Turn):
                     turn = item
-                    ids = item.token_ids[reading.read :]
+                    fed = item.token_ids[reading.read :]
                 else:
                     chunks.append(item)
-                    ids = item.token_ids
-                deltas, cut = await off_loop(reading.size(ids), partial(reading.feed, ids))
+                    fed = item.token_ids
+                deltas, cut = await off_loop(reading.size(fed), partial(reading.feed, fed))
                 for delta in deltas:
                     yield index, delta
                 if cut:
