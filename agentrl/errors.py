@@ -66,6 +66,10 @@ class ConfigError(AgentRLError, ValueError):
     """A setting is unknown, has the wrong type, or contradicts another."""
 
 
+class UntrustedCode(ConfigError):
+    """A record names a plug-in by an import path, and reading the record must not run it."""
+
+
 class NewerFormat(ConfigError):
     """A later agentrl wrote a run, a checkpoint or a store, in a format that this one does not know."""
 

@@ -1,4 +1,7 @@
-"""Load objects by import path: `package.module:NAME`, or `path/to/file.py:NAME`."""
+"""Load objects by import path: `package.module:NAME`, or `path/to/file.py:NAME`.
+
+Reading somebody's record must not run the code that it names: within `names_only` nothing but agentrl's own is loaded.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,33 @@ import importlib
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentrl.errors import AgentRLError, ConfigError, UnknownName, nearest
+from agentrl.errors import AgentRLError, ConfigError, UnknownName, UntrustedCode, nearest
 
+_names_only: ContextVar[set[str] | None] = ContextVar("names_only", default=None)
 _PREFIX = "agentrl_file_"
 """With it begin the names of modules that were imported from a file's path."""
+
+
+@contextmanager
+def names_only() -> Iterator[set[str]]:
+    """Refuse import paths outside agentrl within the block; it is given those that were refused, as they come.
+
+    It holds for this thread, its tasks, and threads that asyncio starts for them.
+    """
+    refused: set[str] = set()
+    token = _names_only.set(refused)
+    try:
+        yield refused
+    finally:
+        _names_only.reset(token)
 
 
 def load(path: str, where: str, error: type[AgentRLError] = ConfigError) -> Any:
@@ -29,12 +49,17 @@ def load(path: str, where: str, error: type[AgentRLError] = ConfigError) -> Any:
 
     Raises:
         UnknownName: no such module, file, or name in it.
+        UntrustedCode: it is outside agentrl, and only names are wanted (`names_only`).
         AgentRLError: importing it raised something (of the type `error`).
         ModuleNotFoundError: a module of agentrl's own lacks a library.
     """
     module, _, name = path.strip().rpartition(":")
     if not module or not name:
         raise UnknownName(f"{where} is no import path; it looks like package.module:NAME or path/to/file.py:NAME")
+    refused = _names_only.get()
+    if refused is not None and module != "agentrl" and not module.startswith("agentrl."):
+        refused.add(path)
+        raise UntrustedCode(f"{where}: reading a record runs no code that it names; --trust runs it")
     found = module_of(module, where, error)
     if name not in vars(found):
         own = [key for key, value in vars(found).items() if getattr(value, "__module__", "") == found.__name__]

@@ -40,7 +40,6 @@ import torch
 
 from agentrl import cluster, garbage
 from agentrl.cluster import frames
-from agentrl.cluster.server import free_port
 from agentrl.config import ClusterConfig, EngineConfig, FleetConfig, RunConfig, WeightsConfig
 from agentrl.config.cluster import ResourcesConfig, RoleResources
 from agentrl.envs.registry import factory
@@ -315,7 +314,7 @@ def ratio(base: Path, reward: str) -> float:
 
 def receive(port: int, rank: int, rounds: int, size: int) -> None:
     """The main of a process that takes broadcasts and forgets them."""
-    joined = group.join(HOST, port, rank, 3, "bare", "gloo", TIMEOUT)
+    joined = group.join(group.store_at(HOST, port), rank, 3, "bare", "gloo", TIMEOUT)
     for _ in range(rounds):
         torch.distributed.broadcast(torch.empty(size, dtype=torch.uint8), src=0, group=joined)
         torch.distributed.barrier(group=joined)
@@ -325,11 +324,11 @@ class Broadcast:
     """A bare broadcast to two processes."""
 
     def __init__(self, payload: torch.Tensor, rounds: int) -> None:
-        port, self.payload = free_port(HOST), payload
-        command = [sys.executable, "-m", "benchmarks.cluster", "--receive", str(port)]
+        store, self.payload = group.meeting_at(HOST), payload
+        command = [sys.executable, "-m", "benchmarks.cluster", "--receive", str(store.port)]
         words = [str(rounds), str(payload.numel())]
         self.processes = [subprocess.Popen([*command, str(rank), *words]) for rank in (1, 2)]
-        self.group = group.join(HOST, port, 0, 3, "bare", "gloo", TIMEOUT)
+        self.group = group.join(store, 0, 3, "bare", "gloo", TIMEOUT)
 
     def seconds(self) -> float:
         """How long one takes, until it has arrived."""

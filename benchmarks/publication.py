@@ -35,7 +35,6 @@ from typing import Any
 
 import torch
 
-from agentrl.cluster.server import free_port
 from agentrl.config import WEIGHTS, WeightsConfig
 from agentrl.models import resolve
 from agentrl.models.tiny import TinyShape, build
@@ -78,10 +77,10 @@ class BareReceiver:
     """A process that takes broadcasts and forgets them."""
 
     def __init__(self, sizes: list[int], rounds: int) -> None:
-        port = free_port(HOST)
-        arguments = [str(port), str(rounds), *map(str, sizes)]
+        store = group.meeting_at(HOST)
+        arguments = [str(store.port), str(rounds), *map(str, sizes)]
         self.process = subprocess.Popen([sys.executable, "-m", "benchmarks.publication", "--receive", *arguments])
-        self.group = group.join(HOST, port, 0, 2, "bare", "gloo", TIMEOUT)
+        self.group = group.join(store, 0, 2, "bare", "gloo", TIMEOUT)
         self.sizes = sizes
 
     def send(self, payload: list[torch.Tensor]) -> float:
@@ -95,7 +94,7 @@ class BareReceiver:
 
 def receive(port: int, rounds: int, sizes: list[int]) -> None:
     """The bare receiver's main."""
-    joined = group.join(HOST, port, 1, 2, "bare", "gloo", TIMEOUT)
+    joined = group.join(group.store_at(HOST, port), 1, 2, "bare", "gloo", TIMEOUT)
     for _ in range(rounds):
         for size in sizes:
             torch.distributed.broadcast(torch.empty(size, dtype=torch.uint8), src=0, group=joined)

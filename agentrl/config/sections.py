@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import UnionType
@@ -11,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchem
 from pydantic_core import core_schema
 
 from agentrl.config.secrets import know, own_values, public
+from agentrl.errors import UntrustedCode
 from agentrl.imports import load
 
 if TYPE_CHECKING:
@@ -78,6 +80,11 @@ def _by_name(value: Any) -> Any:
 NAMED = BeforeValidator(_by_name)
 
 
+@functools.cache
+def _by_name_only(base: type[BaseModel]) -> type[BaseModel]:
+    return type(f"{base.__name__}ByName", (base,), {"model_config": ConfigDict(extra="allow"), "__module__": __name__})
+
+
 @dataclass(frozen=True)
 class OfPlugin:
     """Marks a section that belongs to a plug-in: its class is the chosen plug-in's own `settings`.
@@ -116,9 +123,16 @@ class OfPlugin:
         return "" if field.is_required() else str(field.default)
 
     def settings(self, section: Any) -> type[BaseModel]:
-        """The class of the settings of the plug-in that a section chooses."""
+        """The class of the settings of the plug-in that a section chooses.
+
+        Where only names are wanted (`agentrl.imports.names_only`), a plug-in that is an import path has the settings of
+        its kind, and any others.
+        """
         registry, chosen = self.plugins(), self.chosen(section)
-        return registry.settings(chosen) if chosen else registry.base
+        try:
+            return registry.settings(chosen) if chosen else registry.base
+        except UntrustedCode:
+            return _by_name_only(registry.base)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         """Build the section by the plug-in's class, and write all of its fields out again."""

@@ -15,7 +15,6 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from agentrl import tracing
@@ -105,14 +104,7 @@ class Supplier:
     async def acquire(self, spec: SandboxSpec) -> tuple[Sandbox, float]:
         """A sandbox that was not used since it was created or emptied, and the seconds waited for it."""
         began = time.monotonic()
-        acquiring = asyncio.run_coroutine_threadsafe(self.pool.acquire(spec, WAIT), sandbox_loop())
-        waiting = asyncio.wrap_future(acquiring)
-        try:
-            sandbox = await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            acquiring.add_done_callback(self._release_late)
-            waiting.add_done_callback(_ignore_failure)
-            raise
+        sandbox = await self.pool.acquire(spec, WAIT)
         self.leased.add(sandbox.id)
         return sandbox, time.monotonic() - began
 
@@ -125,11 +117,6 @@ class Supplier:
             await asyncio.shield(self.release(sandbox))
             raise
         return sandbox, waited
-
-    def _release_late(self, acquiring: Future[Sandbox]) -> None:
-        """Release a sandbox that came after its episode had ended."""
-        if not acquiring.cancelled() and acquiring.exception() is None:
-            asyncio.run_coroutine_threadsafe(self.pool.release(acquiring.result()), sandbox_loop())
 
     async def release(self, sandbox: Sandbox) -> None:
         """Return one; it is emptied or removed in the background."""
@@ -273,9 +260,3 @@ def _close_at_exit() -> None:
     """Remove all sandboxes at the interpreter's exit, while threads still run."""
     with contextlib.suppress(Exception):
         asyncio.run_coroutine_threadsafe(close_all(), sandbox_loop()).result(EXIT_SECONDS)
-
-
-def _ignore_failure(waiting: asyncio.Future[Sandbox]) -> None:
-    """Take note of an error that nobody waits for any more; asyncio would print its traceback."""
-    if not waiting.cancelled():
-        waiting.exception()

@@ -48,6 +48,8 @@ class ServeConfig(Section):
     """Rewards by name, computed when a session is closed whose client gave none."""
     host: str = "127.0.0.1"
     """The address to bind to; any other than loopback gets a key for opening sessions."""
+    hosts: tuple[str, ...] = ()
+    """Names besides this machine's that a request's Host header may have, such as a service's."""
     port: int = Field(default=8000, ge=0, le=65535)
     """The port; 0 takes a free one."""
     admin_key: str | None = None
@@ -192,6 +194,7 @@ async def serve_config(
                     store,
                     host=config.host,
                     port=config.port,
+                    hosts=config.hosts,
                     admin_key=config.admin_key or admin_key,
                     model=config.model.name,
                     retry_detection=config.retry_detection,

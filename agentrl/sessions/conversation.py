@@ -7,6 +7,7 @@ parsing the reply. What an engine received or generated is never rendered or tok
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,9 @@ from agentrl.sessions.turn_generator import Budget, GeneratedTurn, Prompt, TurnG
 from agentrl.types import AGENT, Message, Node, Sampling, Session, Turn, as_messages
 
 __all__ = ["Conversation", "TokenBudgetExceeded"]
+
+LARGE_TURN = 4096
+"""Tokens from which on a turn is read in a thread: up to 20 ms of work."""
 
 
 class Conversation:
@@ -124,7 +128,8 @@ class Conversation:
         turn = await generator.generate_turn(self.session, prompt, sampling, deadline, request)
         if self.attached:
             turn = replace(turn, attachments={**turn.attachments, **self.attached})
-        message = self._read(turn)
+        large = len(turn.token_ids) >= LARGE_TURN
+        message = await asyncio.to_thread(self._read, turn) if large else self._read(turn)
         return self._advance(
             generator.add(self.session, self._parent, GeneratedTurn(opening, turn, sampling, message), self.agent)
         )

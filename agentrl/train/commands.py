@@ -15,6 +15,7 @@ from agentrl.errors import missing_extra
 from agentrl.terminal import out, print_lines
 
 app = typer.Typer()
+TRUST = typer.Option("--trust", help="Import the code that the run's settings name: it can do whatever you can.")
 
 
 @app.command()
@@ -23,17 +24,15 @@ def verify(
     weights: Annotated[
         bool, typer.Option("--weights", help="Also load the checkpoints into an engine, and compare its checksums.")
     ] = False,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="With --weights: let Python code in the checkpoints run.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Check a run's record: what was trained, under which weights, with what credit; 1 where it breaks."""
     try:
         from agentrl.train.verify import verify as verified
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "torch", "train") from error
-    report = verified(run, weights=weights, trust_remote_code=trust_remote_code)
+    report = verified(run, weights=weights, trust=trust)
     if as_json:
         typer.echo(json.dumps(report.json(), indent=1))
     else:
@@ -50,6 +49,7 @@ def verify(
 def replay(
     session: Annotated[Path, typer.Argument(help="A run's folder and a session's id: runs/NAME/SESSION.")],
     words: Annotated[list[str] | None, typer.Argument(help="Settings as key=value.", show_default=False)] = None,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Play a session again from a turn: agentrl replay runs/NAME/SESSION turn=2; n=, seed=, model= are settings."""
     from agentrl.overrides import parse_words, validate
@@ -60,7 +60,8 @@ def replay(
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "torch", "train") from error
     config = validate(parse_words(words or ()), ReplayConfig)
-    result = asyncio.run(replayed(session.parent, session.name, config, lambda line: print_lines([line])))
+    playing = replayed(session.parent, session.name, config, lambda line: print_lines([line]), trust=trust)
+    result = asyncio.run(playing)
     print_lines(result.lines())
     if config.seed is None and result.exact and not (result.replays[0].reproduced or result.replays[0].differences):
         raise typer.Exit(1)
@@ -71,10 +72,12 @@ def ratings(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> Non
     """Show how a run's policy did against its earlier versions (policies.NAME=past): Elo ratings and win rates."""
     from agentrl.config import PAST
     from agentrl.errors import ConfigError
+    from agentrl.imports import names_only
     from agentrl.train import ratings as rated
     from agentrl.train.resuming import saved_settings
 
-    policies = saved_settings(run, "").policies.items()
+    with names_only():
+        policies = saved_settings(run, "").policies.items()
     found = next(((name, policy.past.every) for name, policy in policies if policy.name == PAST), None)
     if found is None:
         raise ConfigError(f"{run} has no policies.NAME={PAST}: its policy plays against no earlier version of itself")

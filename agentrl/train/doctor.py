@@ -24,6 +24,7 @@ from agentrl import cluster, cores
 from agentrl.cluster import Address, Cluster, Node, Resources, Role, Worker, connect
 from agentrl.cluster.assignment import Assignment, Place
 from agentrl.cluster.gpus import queried
+from agentrl.cluster.open_ports import open_ports
 from agentrl.config import ClusterConfig, GatewayConfig
 from agentrl.config.sections import NAMED, Section
 from agentrl.errors import AgentRLError, ConfigError, InvalidInput, brief
@@ -31,6 +32,8 @@ from agentrl.train.gateway_probe import GatewayHost, links_of, problems_of_gatew
 from agentrl.train.plan.memory import GIB
 
 PROBE = "probe"
+RAY = ("gcs_server", "raylet", "ray.util.client.server", "dashboard/dashboard.py", "dashboard/agent.py")
+"""What the commands of Ray's own processes have in them; its workers' ports go with them."""
 MOST_PAIRS = 56
 """Links that are measured: all pairs of up to 8 nodes; of more, each node's to the next one."""
 
@@ -68,6 +71,7 @@ class Equipment:
         gpus: a line of `nvidia-smi` for each.
         docker: whether a daemon answers.
         free: bytes that are free where the folder is; None where the folder is not seen.
+        ray: the addresses at which Ray listens for other machines.
     """
 
     cpus: int
@@ -75,6 +79,7 @@ class Equipment:
     gpus: Sequence[str]
     docker: bool
     free: int | None
+    ray: Sequence[str] = ()
 
     def __str__(self) -> str:
         gpus = ", ".join(dict.fromkeys(f"{self.gpus.count(one)} x {one}" for one in self.gpus)) or "no GPU"
@@ -97,7 +102,8 @@ class Probe(GatewayHost):
             free = None
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         gpus = queried("name,memory.total,driver_version")
-        return Equipment(len(cores.allowed()), memory, gpus, daemon.available(), free)
+        ray = open_ports(RAY)
+        return Equipment(len(cores.allowed()), memory, gpus, daemon.available(), free, ray)
 
     def take(self, data: bytes) -> int:
         """Receive data."""
@@ -135,6 +141,8 @@ class Report:
         """It in words."""
         for name, equipment in self.nodes.items():
             yield f"{name}: {equipment}"
+            if equipment.ray:
+                yield f"{name}: Ray listens at {', '.join(equipment.ray)}: whoever reaches these can run commands"
         for (one, other), rate in self.links.items():
             yield f"{one} -> {other}: {rate / 1e9:.3g} GB/s"
         yield from self.sent

@@ -88,6 +88,11 @@ def named(run: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     return _mapped(settings, given) if names else dict(settings)
 
 
+def files(settings: Mapping[str, Any]) -> list[str]:
+    """The Python files that settings name, there or not."""
+    return list(_files(settings, there=False))
+
+
 def digests(run: Path) -> dict[str, str]:
     """The SHA-256 of the newest copy of each name."""
     return {name: known["sha256"] for name, known in _index(run).items()}

@@ -11,14 +11,14 @@ another site can't send.
 from __future__ import annotations
 
 import hmac
-import ipaddress
-import socket
 from collections.abc import Iterable
 from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agentrl.sessions.gateway.own_host import Hosts, is_own_origin
 
 METHODS = ("GET", "HEAD", "POST")
 COOKIE = "agentrl_view"
@@ -48,8 +48,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, token: str | None, hosts: Iterable[str] = ()) -> None:
         self._app, self._token = app, token
-        own = {"localhost", socket.gethostname(), socket.getfqdn()}
-        self._hosts = {name.lower().rstrip(".") for name in (*own, *hosts)}
+        self._hosts = Hosts(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -71,7 +70,7 @@ class Guard:
             allowed = ", ".join(METHODS)
             return JSONResponse({"error": f"{request.method} is not among {allowed}"}, 405, {"allow": allowed})
         host = request.headers.get("host", "")
-        if not self._is_here(host):
+        if not self._hosts.has(host):
             return PlainTextResponse(f"Host {host!r} is not this server; hosts=[NAME] allows another name\n", 421)
         if request.method == "POST" and not self._is_own_page(request):
             return JSONResponse({"error": "only the viewer's own page may change anything"}, 403)
@@ -95,9 +94,7 @@ class Guard:
 
     def _is_own_page(self, request: Request) -> bool:
         """Whether a page of this server asks, by headers that browsers set and no script can change."""
-        host, origin = request.headers["host"], request.headers.get("origin", "")
-        site = request.headers.get("sec-fetch-site", "same-origin")
-        return site == "same-origin" and origin in (f"http://{host}", f"https://{host}")
+        return request.headers.get("sec-fetch-site", "same-origin") == "same-origin" and is_own_origin(request)
 
     def _cookie(self, request: Request) -> str:
         """Cookies don't know ports: two viewers on one machine have names of their own."""
@@ -105,15 +102,3 @@ class Guard:
 
     def _fits(self, given: str) -> bool:
         return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
-
-    def _is_here(self, host: str) -> bool:
-        """Whether a Host header names this server: an IP address can't be pointed elsewhere, a name can."""
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-        name = name.lower().rstrip(".").removeprefix("[").removesuffix("]")
-        if name in self._hosts:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True

@@ -45,11 +45,15 @@ class ReplayRequest(Section):
     model: str | None = Field(default=None, min_length=1, max_length=1000)
     minutes: float = Field(default=15.0, gt=0, le=24 * 60)
     """The replay is ended after so long."""
+    trust: bool = False
+    """Run the code that the run's settings name."""
 
     def words(self) -> Iterator[str]:
         """The settings as the command takes them."""
-        for name, value in self.model_dump(exclude={"minutes"}, exclude_none=True).items():
+        for name, value in self.model_dump(exclude={"minutes", "trust"}, exclude_none=True).items():
             yield f"{name}={orjson.dumps(value).decode()}"  # in quotes, so that a name like 1e5 stays one
+        if self.trust:
+            yield "--trust"
 
 
 @dataclass

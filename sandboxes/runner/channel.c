@@ -84,7 +84,7 @@ void channel_start(uint32_t id, struct command *command) {
     if (ok && c->flags & F_STDIN) ok = pair(&c->in, &theirs[0], false);
     if (ok && !(c->flags & F_STDIN)) ok = (theirs[0] = noted(open("/dev/null", O_RDONLY | O_CLOEXEC))) >= 0;
     if (ok && c->flags & F_REPORT) ok = pair(&c->report, &theirs[3], true);
-    pid_t pid = ok ? fork() : -1;
+    pid_t pid = ok ? fork_expendable() : -1;
     if (pid == 0) supervise(command, status, theirs);
     int failure = errno;
     for (int i = 0; i < 4; i++) close_fd(&theirs[i]);

@@ -2,8 +2,8 @@
  *
  * It is the container's first process and runs as the sandboxed user, with nothing that user doesn't have. What
  * protects it: the kernel drops signals that a namespace's first process has no handler for (SIGKILL and SIGSTOP
- * too), being undumpable closes its memory and descriptors to everyone, and the seccomp profile refuses to change
- * other processes' limits and priorities. It reads no file, no environment and no output for what a command's end
+ * too), being undumpable closes its memory and descriptors to everyone, the seccomp profile refuses to change
+ * other processes' limits and priorities, and the kernel kills others first when memory is full (memory.c). It reads no file, no environment and no output for what a command's end
  * was: that comes from wait(2) alone. When the stream ends, or the controller stays silent for the lease, it ends,
  * and the container with it. */
 #include "runner.h"
@@ -197,6 +197,7 @@ static void serve(struct interest *i) {
 int main(void) {
     sigset_t child;
     alone = getpid() == 1;
+    protect_from_oom();
     prctl(PR_SET_DUMPABLE, 0);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     signal(SIGPIPE, SIG_IGN);

@@ -110,6 +110,10 @@ extern bool alone;               /* whether we are a container's first process, 
 void supervise(struct command *command, int status, const int stdio[4]);
 bool kill_strays(void);
 int other_processes(bool end);
+
+/* memory.c */
+void protect_from_oom(void);
+pid_t fork_expendable(void);
 uint64_t oom_kills(void);
 
 /* builtins.c, empty.c, tar.c: run in a child of the supervisor, as the sandboxed user; the result is an exit code (errno) */

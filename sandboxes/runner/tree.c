@@ -105,22 +105,6 @@ int other_processes(bool end) {
     return others;
 }
 
-/* How often the kernel has killed for memory in this container's cgroup (version 2 or 1). */
-uint64_t oom_kills(void) {
-    static int fd = -2;
-    if (fd == -2) {
-        fd = alone ? open("/sys/fs/cgroup/memory.events", O_RDONLY | O_CLOEXEC) : -1;
-        if (fd < 0 && alone) fd = open("/sys/fs/cgroup/memory/memory.oom_control", O_RDONLY | O_CLOEXEC);
-        if (fd >= 0) noted(fd);
-    }
-    char text[512];
-    ssize_t n = fd < 0 ? -1 : pread(fd, text, sizeof text - 1, 0);
-    if (n <= 0) return 0;
-    text[n] = 0;
-    char *at = strstr(text, "oom_kill ");
-    return at ? strtoull(at + 9, NULL, 10) : 0;
-}
-
 static void say(int status, int32_t what, int32_t a, int32_t b) {
     struct verdict v = {what, a, b};
     if (write(status, &v, sizeof v) < 0) _exit(1);

@@ -53,6 +53,8 @@ class LetterTokenizer:
 class LetterParser:
     """Everything before the end token is content."""
 
+    unread = 0
+
     def __init__(self, tokenizer: LetterTokenizer) -> None:
         self.tokenizer, self.ids = tokenizer, list[int]()
 

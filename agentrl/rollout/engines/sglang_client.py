@@ -22,6 +22,9 @@ class SGLangClient(Http):
     All of them raise `EngineError` where the server can't be reached or refuses.
     """
 
+    _group = GROUP
+    """The name of the group for broadcasts that it joined last."""
+
     # ------------------------------------------------------------------------------------- generating
 
     async def generate(
@@ -110,8 +113,11 @@ class SGLangClient(Http):
             },
         )
 
-    async def init_group(self, address: str, port: int, rank_offset: int, world_size: int, backend: str) -> None:
+    async def init_group(
+        self, address: str, port: int, rank_offset: int, world_size: int, backend: str, name: str
+    ) -> None:
         """Join a process group for broadcasts; answers when all of its members are there."""
+        self._group = name
         await self.do(
             "/init_weights_update_group",
             {
@@ -119,14 +125,14 @@ class SGLangClient(Http):
                 "master_port": port,
                 "rank_offset": rank_offset,
                 "world_size": world_size,
-                "group_name": GROUP,
+                "group_name": self._group,
                 "backend": backend,
             },
         )
 
     async def destroy_group(self) -> None:
         """Leave the process group."""
-        await self.do("/destroy_weights_update_group", {"group_name": GROUP})
+        await self.do("/destroy_weights_update_group", {"group_name": self._group})
 
     async def update_from_distributed(
         self,
@@ -145,7 +151,7 @@ class SGLangClient(Http):
                 "names": list(names),
                 "dtypes": list(dtypes),
                 "shapes": [list(shape) for shape in shapes],
-                "group_name": GROUP,
+                "group_name": self._group,
                 "flush_cache": flush,
                 "weight_version": None if version is None else str(version),
                 "load_format": load_format,

@@ -55,9 +55,9 @@ class SGLangReceiver:
         """`/update_weights_from_tensor`, one payload for each tensor-parallel rank."""
         await self.client.update_from_tensor(payloads, **_ending(commit))
 
-    async def join(self, host: str, port: int, rank: int, world: int, backend: str) -> None:
+    async def join(self, host: str, port: int, rank: int, world: int, backend: str, name: str) -> None:
         """`/init_weights_update_group`."""
-        await self.client.init_group(host, port, rank, world, backend)
+        await self.client.init_group(host, port, rank, world, backend, name)
 
     async def receive(self, bucket: Bucket, commit: LoadCommit | None) -> None:
         """`/update_weights_from_distributed` in its flat form: one broadcast for a bucket."""

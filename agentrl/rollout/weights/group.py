@@ -3,10 +3,14 @@
 Created beside the trainer's other groups, by the same steps as SGLang's `init_custom_process_group`, since both ends
 must use the same keys of the store: a TCP rendezvous, the group's name as a prefix, then torch's own helper with no
 ranks of the default group.
+
+The rendezvous listens on one address, not on all as torch's does, and its keys begin with the group's name, which is a
+secret: whoever reaches the port and was not given it finds no key to read, and none that a rank would read.
 """
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -15,18 +19,30 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def join(host: str, port: int, rank: int, world: int, name: str, backend: str, timeout: float) -> Any:
-    """Join the group at host:port and return it; blocks until all ranks have joined.
+def meeting_at(host: str) -> Any:
+    """A store that listens on one address of this machine, at its attribute `port`; it ends with its last reference."""
+    address = (host, 0)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    server = socket.create_server(address, family=family)
+    port = server.getsockname()[1]
+    made = dist.TCPStore  # type: ignore[attr-defined]
+    return made(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
+
+
+def store_at(host: str, port: int) -> Any:
+    """The store that another process keeps there (`meeting_at`)."""
+    return dist.TCPStore(host, port, is_master=False)  # type: ignore[attr-defined]
+
+
+def join(store: Any, rank: int, world: int, name: str, backend: str, timeout: float) -> Any:
+    """Join the group that meets at a store and return it; blocks until all ranks have joined.
 
     Raises:
         RuntimeError: not all of them joined within `timeout` seconds (torch's own errors).
     """
     from torch.distributed import distributed_c10d as c10d
-    from torch.distributed.rendezvous import rendezvous
 
     limit = timedelta(seconds=timeout)
-    address = f"[{host}]" if ":" in host else host
-    store, rank, world = next(rendezvous(f"tcp://{address}:{port}", rank, world, timeout=limit))
     store.set_timeout(limit)
     group, _ = c10d._new_process_group_helper(
         world,

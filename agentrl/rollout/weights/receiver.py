@@ -62,8 +62,11 @@ class Receiver(Protocol):
         """Load tensors that were serialised for each of the engine's ranks; `commit` comes with the last bucket."""
         ...
 
-    async def join(self, host: str, port: int, rank: int, world: int, backend: str) -> None:
-        """Join a process group as `rank` (the first of the engine's ranks); returns when all ranks have joined."""
+    async def join(self, host: str, port: int, rank: int, world: int, backend: str, name: str) -> None:
+        """Join a process group as `rank` (the first of the engine's ranks); returns when all ranks have joined.
+
+        Its name, which all of them use, is a secret of this group.
+        """
         ...
 
     async def receive(self, bucket: Bucket, commit: LoadCommit | None) -> None:
@@ -130,7 +133,7 @@ class EngineReceiver:
         """Not supported."""
         raise self._unsupported("ipc")
 
-    async def join(self, host: str, port: int, rank: int, world: int, backend: str) -> None:
+    async def join(self, host: str, port: int, rank: int, world: int, backend: str, name: str) -> None:
         """Not supported."""
         raise self._unsupported("distributed")
 

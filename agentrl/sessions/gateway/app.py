@@ -10,8 +10,10 @@ The session's key is in `Authorization: Bearer` or `x-api-key`, whichever the cl
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import orjson
@@ -35,7 +37,7 @@ from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.retries import RetryDetection
 from agentrl.sessions.gateway.rewards import CloseBody, OpenBody, RewardBody
 from agentrl.sessions.gateway.sizes import check_length, check_text
-from agentrl.sessions.gateway.turn_request import Read, TurnRequest, cached
+from agentrl.sessions.gateway.turn_request import MAX_TEXT, Read, TurnRequest, cached
 from agentrl.sessions.gateway.wire import chat, chat_replies, completions, messages, messages_replies, responses
 from agentrl.sessions.gateway.workers import Shard, new_session_id, redirect, session_in, style_of
 from agentrl.sessions.renderers.base import Renderer
@@ -194,7 +196,10 @@ def _protocols(app: GatewayApp, gateway: Gateway) -> None:
     def add_protocol(path: str, read: Read, reply: Reply, stream: Stream, style: Style, kind: type[Exchange]) -> None:
         async def handle(session_id: str, request: Request) -> Response:
             entry, body = await authorized_body(gateway, session_id, request, CONVERSATION_FIELD[path])
-            turn_request = read(body, entry.limits, retry_count(request), gateway.parts.engine.capabilities.json_schema)
+            can = gateway.parts.engine.capabilities.json_schema
+            reading = partial(read, body, entry.limits, retry_count(request), can)
+            large = sum(map(len, body.text)) > MAX_TEXT
+            turn_request = await asyncio.to_thread(reading) if large else reading()
             return Delivery(gateway, entry, kind(gateway.parts, entry.state, turn_request), reply, stream, style)
 
         name = path.replace("/", "_")

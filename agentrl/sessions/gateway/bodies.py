@@ -7,7 +7,7 @@ parsed only where no cached history has the same bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -23,7 +23,6 @@ class History:
     """A conversation as JSON text: an array."""
 
     raw: bytes
-    _read: dict[int, list[Any]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, items: list[Any]) -> History:
@@ -47,18 +46,8 @@ class History:
         Raises:
             ApiError: it is not valid JSON.
         """
-        if self._read and (read := self._read.pop(len(beginning), None)) is not None:
-            return read
         rest = self.raw[len(beginning) :].lstrip() if beginning else self.raw
         return list(loads(b"[" + rest.removeprefix(b",") if beginning else rest))
-
-    def parse_ahead(self, beginning: bytes = b"") -> None:
-        """Parse now what `items` will return.
-
-        Raises:
-            ApiError: it is not valid JSON.
-        """
-        self._read[len(beginning)] = self.items(beginning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +59,8 @@ class Body:
     text: tuple[bytes, ...] = ()
 
     @classmethod
-    def parse(cls, data: bytes, conversation_field: str) -> Body:
-        """Parse a body whose conversation is in `conversation_field`.
+    def parse(cls, data: bytes, conversation_field: str, depth: int = 1000) -> Body:
+        """Parse a body whose conversation is in `conversation_field`, and whose parameters nest no deeper than `depth`.
 
         Raises:
             ApiError: it is not a JSON object.
@@ -88,6 +77,9 @@ class Body:
                 history = History(value)
             else:
                 fields[name] = loads(value)
+                if nests_deeper(fields[name], depth):
+                    what = f"{name[:100]}: nested deeper than {depth}"
+                    raise ApiError(400, what, "invalid_value", name[:100])
                 text += name.encode(), value
         return cls(fields, history, tuple(text))
 
@@ -102,3 +94,18 @@ def loads(data: bytes) -> Any:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", "invalid_json") from None
+
+
+def nests_deeper(value: Any, depth: int) -> bool:
+    """Whether objects and arrays lie deeper within each other."""
+    level = [value]
+    for _ in range(depth + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True

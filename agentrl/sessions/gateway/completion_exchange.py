@@ -91,25 +91,37 @@ def _encoded(tokenizer: Tokenizer, text: str, remaining: int | None) -> list[int
     return tokenizer.encode(text)
 
 
+_CHARACTER = 8
+"""Tokens within which every character is complete: none has more than four bytes."""
+
+
 class _PlainParser:
     """Text without a format; stop tokens are left out."""
 
+    unread = 0
+
     def __init__(self, tokenizer: Any, stops: Sequence[int]) -> None:
         self._tokenizer, self._stops = tokenizer, frozenset(stops)
-        self._ids: list[int] = []
-        self._sent = ""
+        self._ids: list[int] = []  # those whose text may still change the next one's, and the next ones
+        self._settled = 0  # how many of them have been sent
+        self._sent: list[str] = []
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
         self._ids += [i for i in token_ids if i not in self._stops]
-        text = self._tokenizer.decode(self._ids)
-        if text.endswith("\ufffd"):
-            return []  # a character may still be incomplete
-        return self._new(text)
+        return self._new(whole=False)
 
     def finish(self) -> tuple[list[Delta], Parsed]:
-        text = self._tokenizer.decode(self._ids)
-        return self._new(text), Parsed(Message(role="assistant", content=text), ())
+        deltas = self._new(whole=True)
+        return deltas, Parsed(Message(role="assistant", content="".join(self._sent)), ())
 
-    def _new(self, text: str) -> list[Delta]:
-        new, self._sent = text[len(self._sent) :], text
+    def _new(self, *, whole: bool) -> list[Delta]:
+        """What is new, read behind the few tokens before it: decoding all of them each time takes their square."""
+        text = self._tokenizer.decode(self._ids)
+        waiting = len(self._ids) - self._settled
+        if not whole and text.endswith("\ufffd") and waiting < _CHARACTER:
+            return []  # a character may still be incomplete
+        new = text[len(self._tokenizer.decode(self._ids[: self._settled])) :]
+        self._ids = self._ids[-_CHARACTER:]
+        self._settled = len(self._ids)
+        self._sent.append(new)
         return [Delta(content=new)] if new else []

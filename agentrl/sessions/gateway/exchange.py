@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.attempts import Attempts
@@ -24,7 +25,7 @@ from agentrl.sessions.gateway.matching import extended_digest, tools_digest
 from agentrl.sessions.gateway.reading import Reading, forced_tokens
 from agentrl.sessions.gateway.retries import PendingRequest, RetryDetection
 from agentrl.sessions.gateway.session_state import SessionState
-from agentrl.sessions.gateway.sizes import LARGE, LARGE_BODY, characters, check_length, check_text, off_loop
+from agentrl.sessions.gateway.sizes import LARGE, LARGE_HISTORY, characters, check_length, check_text, off_loop
 from agentrl.sessions.gateway.turn_parts import Event, cut_turn, deltas_of, merged, turn_of
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.generation import aclose
@@ -124,9 +125,10 @@ class Exchange:
     async def _render(self, limit: int | None = None) -> Prompt:
         """Match the request to the tree and render what is new; `limit` is how many tokens the prompt may have."""
         request, state, generator = self.request, self.state, self.parts.generator
-        if request.history is not None and len(request.history.raw) >= LARGE_BODY:
-            await asyncio.to_thread(request.history.parse_ahead, state.known_beginning(request))
-        match, self.known = state.match(request)
+        new_bytes = 0 if request.history is None else len(request.history.raw) - len(state.known_beginning(request))
+        matching = partial(state.match, request, self.parts.limits.messages)
+        large = new_bytes >= LARGE_HISTORY
+        match, self.known = await asyncio.to_thread(matching) if large else matching()
         match, echo = await match_extended(state, generator.renderer, match, limit, request.callable)
         new = [] if echo is None else [echo]
         self.branch = generator.branch(state.session, match.parent, match.new, new)
@@ -220,10 +222,11 @@ class Exchange:
             async for item in stream:
                 if isinstance(item, Turn):
                     turn = item
-                    deltas, cut = reading.feed(item.token_ids[reading.read :])
+                    fed = item.token_ids[reading.read :]
                 else:
                     chunks.append(item)
-                    deltas, cut = reading.feed(item.token_ids)
+                    fed = item.token_ids
+                deltas, cut = await off_loop(reading.size(fed), partial(reading.feed, fed))
                 for delta in deltas:
                     yield index, delta
                 if cut:
@@ -232,7 +235,7 @@ class Exchange:
         finally:
             await aclose(stream)
         assert turn is not None
-        last, message = reading.finish(turn.finish_reason)
+        last, message = await off_loop(reading.size(), partial(reading.finish, turn.finish_reason))
         for delta in last:
             yield index, delta
         self.malformed += reading.malformed

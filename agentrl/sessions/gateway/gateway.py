@@ -115,19 +115,29 @@ class Gateway:
         session.started = session.started or time.time()
         self._add_entry(session, limits)
         await self.write(lambda: self.store.save(session, replace=True))
-        return Access(session.id, self._key(session))
+        return Access(session.id, self._key(session.id, session.nonce))
 
-    def _key(self, session: Session) -> str:
-        """The session's key, derived from the gateway's secret, so that the store need not keep it."""
-        text = f"{session.id} {session.nonce}"
-        return f"sk-{hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()}"
+    def _key(self, session_id: str, nonce: str) -> str:
+        """A session's key, derived from the gateway's secret, so that the store need not keep it.
 
-    def _is_key(self, session: Session, key: str) -> bool:
-        return hmac.compare_digest(self._key(session).encode(), key.encode())
+        It holds the session's nonce: a key is compared before anything is read from the store for it.
+        """
+        mac = hmac.new(self._secret, f"{session_id} {nonce}".encode(), hashlib.sha256)
+        return f"sk-{nonce}-{mac.hexdigest()}"
+
+    def _by_key(self, session_id: str, key: str) -> Session:
+        """The stored session of an id and its key."""
+        nonce = key.removeprefix("sk-").partition("-")[0]
+        if not hmac.compare_digest(self._key(session_id, nonce).encode(), key.encode()):
+            raise _no_such_session()
+        session = self._stored(session_id)
+        if session is None or session.nonce != nonce:
+            raise _no_such_session()
+        return session
 
     def _add_entry(self, session: Session, limits: Limits | None = None) -> SessionEntry:
         state = SessionState(session, schedule=self.schedules.pop(session.id, None))
-        entry = SessionEntry(state, limits or self.parts.limits, key=self._key(session).encode())
+        entry = SessionEntry(state, limits or self.parts.limits, key=self._key(session.id, session.nonce).encode())
         entry.state.stored = len(session.nodes)
         self._entries[session.id] = entry
         if session.status is Status.OPEN:
@@ -145,16 +155,14 @@ class Gateway:
         """
         entry = self._entries.get(session_id)
         if entry is None:
-            session = self._stored(session_id)
-            if session is None or not self._is_key(session, key):
-                raise ApiError(401, "no such session, or the key is not its own", "invalid_api_key")
+            session = self._by_key(session_id, key)
             if session.reward_state is RewardState.SEALED:
                 raise ApiError(410, f"session {session_id!r} is sealed", "session_sealed")
             entry = self._add_entry(session)
             entry.state.retries.reopened = time.monotonic()
             return entry
         if not hmac.compare_digest(entry.key, key.encode()):
-            raise ApiError(401, "no such session, or the key is not its own", "invalid_api_key")
+            raise _no_such_session()
         return entry
 
     def read(self, session_id: str, key: str) -> Session:
@@ -164,10 +172,11 @@ class Gateway:
             ApiError: the key is not this session's.
         """
         entry = self._entries.get(session_id)
-        session = entry.state.session if entry else self._stored(session_id)
-        if session is None or not self._is_key(session, key):
-            raise ApiError(401, "no such session, or the key is not its own", "invalid_api_key")
-        return session
+        if entry is None:
+            return self._by_key(session_id, key)
+        if not hmac.compare_digest(entry.key, key.encode()):
+            raise _no_such_session()
+        return entry.state.session
 
     def _stored(self, session_id: str) -> Session | None:
         try:
@@ -339,6 +348,10 @@ class Gateway:
             await self.write(_saving(self.store, entry.state))
         self._entries.clear()
         self._writer.close()
+
+
+def _no_such_session() -> ApiError:
+    return ApiError(401, "no such session, or the key is not its own", "invalid_api_key")
 
 
 def _saving(store: Store, state: SessionState) -> Callable[[], None]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.bodies import Body as RequestBody
-from agentrl.sessions.gateway.bodies import loads
+from agentrl.sessions.gateway.bodies import loads, nests_deeper
 from agentrl.sessions.gateway.delivery import CLIENT, Client
 from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
 from agentrl.sessions.gateway.limits import Limits
@@ -28,7 +28,7 @@ async def authorized_body(
     """The session and the body of a request for one of its turns."""
     entry = gateway.entry(session_id, key_of(request))
     data = await _bytes(request, gateway.parts.limits)
-    parse = functools.partial(RequestBody.parse, data, conversation_field)
+    parse = functools.partial(RequestBody.parse, data, conversation_field, gateway.parts.limits.depth)
     body = parse() if len(data) < LARGE_BODY else await asyncio.to_thread(parse)
     if entry.state.session.status is not Status.OPEN:
         raise ApiError(410, f"session {session_id!r} is closed", "session_closed")
@@ -40,7 +40,12 @@ async def authorized_body(
 async def json_body(request: Request, limits: Limits, empty: Any = None) -> Any:
     """The parsed body, or `empty` if there is none."""
     data = await _bytes(request, limits)
-    return empty if not data and empty is not None else loads(data)
+    if not data and empty is not None:
+        return empty
+    value = loads(data)
+    if nests_deeper(value, limits.depth):
+        raise ApiError(400, f"the body is nested deeper than {limits.depth}", "invalid_value")
+    return value
 
 
 async def _bytes(request: Request, limits: Limits) -> bytes:

@@ -27,6 +27,10 @@ class Limits:
     """Requests in progress in all; more get 429 and Retry-After."""
     session_in_flight: int = 64
     """Requests in progress in one session."""
+    messages: int = 10_000
+    """Messages of a request that no earlier one of its session had in the same text; more get 413."""
+    depth: int = 100
+    """Objects and arrays within each other, in a request's parameters (schemas among them)."""
     choices: int = 16
     """The largest `n`."""
     turn_tokens: int = 4096

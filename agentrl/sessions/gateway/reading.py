@@ -16,6 +16,9 @@ from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.renderers.base import Delta, Parser, Renderer
 from agentrl.types import FinishReason, FunctionCall, Message, ToolCall
 
+CHARACTERS = 8
+"""Of a token, rarely more."""
+
 
 class Reading:
     """Parses one choice.
@@ -39,6 +42,10 @@ class Reading:
         self.malformed = 0
         self.read = 0
         self._deltas(self._parser.feed(forced))
+
+    def size(self, token_ids: Sequence[int] = ()) -> int:
+        """About how many characters are read at most, once these tokens are fed: those of a call wait for its end."""
+        return self._parser.unread + CHARACTERS * len(token_ids)
 
     def use_parser(self, parser: Parser) -> None:
         """Use another parser than the renderer's."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 from fastapi import FastAPI
@@ -20,6 +20,7 @@ from agentrl.sessions.gateway.app import create_app
 from agentrl.sessions.gateway.collector import tuned_collector
 from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.listener import address, listening, served
+from agentrl.sessions.gateway.own_host import Hosts, OwnHost
 from agentrl.sessions.gateway.tls import Tls
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.store import Store
@@ -39,6 +40,7 @@ async def running(
     bound: socket.socket | None = None,
     tls: Tls | None = None,
     name: str | None = None,
+    hosts: Hosts | None = None,
 ) -> AsyncIterator[str]:
     """Serve an application while the block runs; yields its address.
 
@@ -49,6 +51,7 @@ async def running(
         bound: a socket that listens there already; the caller closes it.
         tls: None serves plain HTTP.
         name: the host name or address that clients use; None is `host`.
+        hosts: the names that requests' Host headers may have; None allows all.
 
     Raises:
         InfraError: the address is taken, or the server did not start.
@@ -56,7 +59,8 @@ async def running(
     gateway = gateway_of(app)
     listener = bound or listening(host, port)
     try:
-        async with served(app, listener, gateway.parts.limits, tls):
+        guarded = app if hosts is None else OwnHost(app, hosts)
+        async with served(guarded, listener, gateway.parts.limits, tls):
             url = address(listener, name or host, tls)
             if (
                 name is not None or host not in ALL_INTERFACES
@@ -83,6 +87,7 @@ async def serve(
     own_process: bool = False,
     bound: socket.socket | None = None,
     tls: Tls | None = None,
+    hosts: Iterable[str] = (),
     **options: Any,
 ) -> None:
     """Serve until cancelled, or until no engine is left.
@@ -98,6 +103,7 @@ async def serve(
         own_process: whether this process does nothing else, so that its garbage collector may be set for serving.
         bound: a socket that listens at `host` and `port` already.
         tls: None serves plain HTTP.
+        hosts: names besides this machine's that a request's Host header may have.
         **options: see `create_app`.
 
     Raises:
@@ -108,7 +114,7 @@ async def serve(
     app = create_app(engine, renderer, store, admin_key=admin_key, **options)
     gateway = gateway_of(app)
     async with (
-        running(app, host=host, port=port, bound=bound, tls=tls) as url,
+        running(app, host=host, port=port, bound=bound, tls=tls, hosts=Hosts(hosts)) as url,
         tuned_collector(lambda: gateway.begun) if own_process else contextlib.nullcontext(),
     ):
         announce(f"the gateway listens on {url} (POST {url}/sessions opens a session)")

@@ -27,6 +27,14 @@ HISTORIES = 8
 """Histories (and token paths) that a session caches; older ones are found by walking the tree."""
 
 
+def _few(items: list[Any], most: int) -> list[Any]:
+    if len(items) > most:
+        raise ApiError(
+            413, f"{len(items)} messages are new in this request; at most {most} are read", "too_many_messages"
+        )
+    return items
+
+
 @dataclass(slots=True, eq=False)
 class KnownHistory:
     """A history as a client last sent it, how many items it has, and the node that its last message is."""
@@ -97,17 +105,23 @@ class SessionState:
 
     # ------------------------------------------------------------------------------------- requesting
 
-    def match(self, request: TurnRequest) -> tuple[HistoryMatch, KnownHistory | None]:
+    def match(self, request: TurnRequest, most: int) -> tuple[HistoryMatch, KnownHistory | None]:
         """Match the request's history to the tree; only what a known history does not have is converted.
 
+        It changes nothing, so that it may run beside the event loop: nodes are only ever added meanwhile.
+
+        Args:
+            request: it.
+            most: how many messages may be new.
+
         Raises:
-            ApiError: a message can't be read, or the reply that it continues is unknown.
+            ApiError: a message can't be read, there are too many, or the reply that it continues is unknown.
         """
         if request.previous_reply is not None:
-            return self._after_reply(request, request.previous_reply), None
+            return self._after_reply(request, request.previous_reply, most), None
         history = request.history or History.of([])
         known = self._known_history(request, history)
-        items = history.items(known.beginning if known is not None else b"")
+        items = _few(history.items(known.beginning if known is not None else b""), most)
         start = known.count if known is not None else 0
         request.count = start + len(items)
         messages = request.convert(items, start)
@@ -124,13 +138,13 @@ class SessionState:
         )
         return known.beginning if known is not None else b""
 
-    def _after_reply(self, request: TurnRequest, reply_id: str) -> HistoryMatch:
+    def _after_reply(self, request: TurnRequest, reply_id: str, most: int) -> HistoryMatch:
         """Continue a reply by its id; other instructions or tools than its own begin a new root."""
         node_id = self.index.node_of_reply(reply_id)
         if node_id is None:
             raise ApiError(404, f"no reply {reply_id!r} in this session", "previous_response_not_found")
         nodes = tree.path(self.session, node_id)
-        new = request.convert(request.history.items() if request.history is not None else [], 0)
+        new = request.convert(_few(request.history.items(), most) if request.history is not None else [], 0)
         prompt = [nodes[0].message] if _prompt(nodes[0]) is not None else []
         same = [m.text for m in prompt] == [m.text for m in request.prelude]
         if same and tools_digest(request.tools) == tools_digest(nodes[0].tools):

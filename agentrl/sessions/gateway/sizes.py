@@ -23,15 +23,20 @@ LARGE = 16_384
 """Characters from which on a text is tokenised in a thread: about 5 ms of work."""
 LARGE_BODY = 1 << 20
 """Bytes from which on a request's JSON is read in a thread: about 3 ms of work."""
+LARGE_HISTORY = 1 << 15
+"""Bytes of new messages from which on they are converted and matched in a thread: up to 20 ms of work, where they are
+short."""
+MESSAGE = 64
+"""What a message costs besides its text, in characters."""
 _USUAL = 8  # characters per token, rarely more
 _BORDER = 64  # tokens by which a text's beginning may be longer by itself than within the text
 
 
 def characters(messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> int:
-    """How many characters messages and tools have."""
+    """How many characters messages and tools have, and for each message some more."""
     calls = sum(len(c.function.arguments) for message in messages for c in message.tool_calls or ())
     texts = sum(len(message.text) + len(message.reasoning_content or "") for message in messages)
-    return texts + calls + (len(orjson.dumps(list(tools))) if tools else 0)
+    return MESSAGE * len(messages) + texts + calls + (len(orjson.dumps(list(tools))) if tools else 0)
 
 
 def check_length(tokenizer: Tokenizer, length: int, limit: int) -> None:

@@ -90,6 +90,11 @@ class RenderedMessage:
 class Parser(Protocol):
     """Reads one turn. Feeding it all at once or token by token gives the same result; it never raises."""
 
+    @property
+    def unread(self) -> int:
+        """How many characters wait for the end of what they are in: its end costs time for each of them."""
+        ...
+
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
         """Take more of the turn's tokens; return what they make known."""
         ...

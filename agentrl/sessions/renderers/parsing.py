@@ -77,6 +77,10 @@ def _bind(name: str, region: Region, tokenizer: Tokenizer) -> _Bound:
 
 _KEPT = frozenset({SpanKind.TOOL_CALL, SpanKind.MARKUP})
 """What is distinguished only when its region ends."""
+MOST_BLANKS = 4096
+"""Blanks for which a region waits that its first character decides; more are content."""
+MOST_CALL = 1 << 20
+"""The longest tool call that is read, in characters: no context holds one that is much longer."""
 
 
 class RegionParser:
@@ -119,6 +123,11 @@ class RegionParser:
                 self._take(self._decoder.decode(pieces(index)))
         self._plain(plain)
         return self._deltas
+
+    @property
+    def unread(self) -> int:
+        """See `base.Parser`."""
+        return self._pending
 
     @property
     def _next(self) -> int:
@@ -212,7 +221,7 @@ class RegionParser:
         """Whether only blanks are known of a region whose first character decides what it is."""
         if self._opens:
             first = self._buffer.lstrip()[:1]
-            if not first:
+            if not first and len(self._buffer) < MOST_BLANKS:
                 return True
             if first in self._opens:
                 self._at = self._bound.regions[self._opens[first]]
@@ -290,7 +299,10 @@ class RegionParser:
                 self._segment(width, SpanKind.MARKUP)
             return
         calls: list[ToolCall] | None
-        if complete:
+        if complete and width > MOST_CALL:
+            problem = f"it has {width} characters; at most {MOST_CALL} are read"
+            calls = [malformed("".join(body), len(self._calls), problem)]
+        elif complete:
             calls = self._bound.grammar.read(body, len(self._calls), self._tools)
         else:
             calls = [malformed("".join(body), len(self._calls), f"it was never closed with {self._at.region.closing}")]

@@ -7,16 +7,17 @@ offer, and gives the calls. None of them raises, whatever the model wrote.
 
 from __future__ import annotations
 
-import ast
+import itertools
 import json
 import re
-import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.calls import array_slices, dumps, is_name, object_members, read_json_call
+from agentrl.sessions.renderers.elements import Element, Kind, elements
 from agentrl.sessions.renderers.grammar import Mark, malformed
+from agentrl.sessions.renderers.python_calls import python_calls
 from agentrl.types import FunctionCall, ToolCall
 
 Calls = list[ToolCall]
@@ -51,28 +52,46 @@ def read_deepseek(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) 
     return [read_named(head.strip(), tail, index)]
 
 
-_DSML = r"\s*<｜DSML｜{0} name=\"([^\"\n]+)\"{1}>(.*?)</｜DSML｜{0}>(?=\s*(?:<｜DSML｜{0} |\Z))"
-_DSML_INVOKE = re.compile(_DSML.format("invoke", ""), re.DOTALL)
-_DSML_PARAMETER = re.compile(_DSML.format("parameter", r" string=\"(true|false)\""), re.DOTALL)
+_DSML_INVOKE = Kind(re.compile(r'<｜DSML｜invoke name="([^"\n]+)">'), "<｜DSML｜invoke ", "</｜DSML｜invoke>")
+_DSML_PARAMETER = Kind(
+    re.compile(r'<｜DSML｜parameter name="([^"\n]+)" string="(true|false)">'),
+    "<｜DSML｜parameter ",
+    "</｜DSML｜parameter>",
+)
 
 
 def read_dsml(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> Calls:
     """DeepSeek V4: <｜DSML｜invoke name="NAME"> and parameters that say whether they are text or JSON."""
-    text = "".join(body)
-    calls: Calls = []
-    at = 0
-    while text[at:].strip():
-        invoke = _DSML_INVOKE.match(text, at)
-        found = list(_DSML_PARAMETER.finditer(invoke.group(2))) if invoke else []
-        if invoke is None or invoke.group(2).strip() != "".join(one.group() for one in found).strip():
-            problem = "a call is <｜DSML｜invoke> with <｜DSML｜parameter>s inside, each with name and string"
-            return [*calls, malformed(text[at:], index + len(calls), problem)]
-        members = ", ".join(
-            f"{dumps(one.group(1))}: {dumps(one.group(3)) if one.group(2) == 'true' else one.group(3)}" for one in found
+
+    def read(name: str, found: Sequence[Element], raw: str, place: int) -> ToolCall:
+        members = (
+            f"{dumps(opened.group(1))}: {dumps(value) if opened.group(2) == 'true' else value}"
+            for opened, value, _ in found
         )
-        calls.append(read_named(invoke.group(1), f"{{{members}}}", index + len(calls)))
-        at = invoke.end()
-    return calls or [malformed(text, index, "there is no <｜DSML｜invoke> in it")]
+        return read_named(name, f"{{{', '.join(members)}}}", place)
+
+    problem = "a call is <｜DSML｜invoke> with <｜DSML｜parameter>s inside, each with name and string"
+    return _invoked("".join(body), index, (_DSML_INVOKE, _DSML_PARAMETER), read, problem)
+
+
+def _invoked(
+    text: str,
+    index: int,
+    kinds: tuple[Kind, Kind],
+    read: Callable[[str, Sequence[Element], str, int], ToolCall],
+    problem: str,
+) -> Calls:
+    """Calls that are elements with a name, one after another, whose parameters are elements within."""
+    calls: Calls = []
+    invoked, end = elements(text, kinds[0])
+    for opened, value, raw in invoked:
+        found, rest = elements(value, kinds[1])
+        if rest < len(value):
+            return [*calls, malformed(text[opened.start() :], index + len(calls), problem)]
+        calls.append(read(opened.group(1), found, raw, index + len(calls)))
+    if end < len(text) or not calls:
+        calls.append(malformed(text[end:] if calls else text, index + len(calls), problem))
+    return calls
 
 
 def read_kimi(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> Calls:
@@ -107,18 +126,22 @@ def read_mistral(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -
 
 
 def _mistral_v11(body: Sequence[str], index: int) -> Calls:
-    groups: list[dict[str, str]] = [{"": ""}]
+    groups: list[dict[str, list[str]]] = [{}]
     key = ""
-    for part in _joined(body):
-        if isinstance(part, Mark):
-            key = str(part)
-            if key == "[TOOL_CALLS]":
-                groups.append({"": ""})
-                key = ""
+    for part in body:
+        if not isinstance(part, Mark):
+            groups[-1].setdefault(key, []).append(part)
+        elif part == "[TOOL_CALLS]":
+            groups.append({})
+            key = ""
         else:
-            groups[-1][key] = groups[-1].get(key, "") + part
+            key = str(part)
+
+    def text(group: dict[str, list[str]], key: str) -> str:
+        return "".join(group.get(key, ()))
+
     return [
-        read_named(group[""].strip(), group.get("[ARGS]", ""), place, group.get("[CALL_ID]"))
+        read_named(text(group, "").strip(), text(group, "[ARGS]"), place, text(group, "[CALL_ID]") or None)
         for place, group in enumerate(groups, index)
     ]
 
@@ -139,26 +162,25 @@ def read_llama(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> 
     if _PYTHONIC.match(text.lstrip()):
         return _pythonic(text, index)
     calls: Calls = []
-    rest = text.strip()
+    text, at = text.strip(), 0
     decoder = json.JSONDecoder()
-    while rest:
+    while at < len(text):
         try:
-            value, end = decoder.raw_decode(rest)
+            value, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            if not calls and not re.match(r'\{\s*"(name|type|function)"', rest):
+            if not calls and not re.match(r'\{\s*"(name|type|function)"', text):
                 return None
-            return [*calls, malformed(rest, index + len(calls), f"it is not valid JSON ({error})")]
+            return [*calls, malformed(text[at:], index + len(calls), f"it is not valid JSON ({error})")]
         if not isinstance(value, dict) or "name" not in value:
             if not calls:
                 return None
-            return [*calls, malformed(rest, index + len(calls), 'a call has "name" and "parameters"')]
-        calls.append(read_json_call(rest[:end], index + len(calls), ("parameters", "arguments")))
-        rest = rest[end:].lstrip().removeprefix(";").lstrip()
+            return [*calls, malformed(text[at:], index + len(calls), 'a call has "name" and "parameters"')]
+        calls.append(read_json_call(text[at:end], index + len(calls), ("parameters", "arguments")))
+        at = _DIVIDED.match(text, end).end()  # type: ignore[union-attr]  # which matches anywhere
     return calls or None
 
 
-_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
-"""A quoted text, which may hold line feeds as they are: some templates write them so."""
+_DIVIDED = re.compile(r"\s*;?\s*")
 
 
 def read_pythonic(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> Calls | None:
@@ -171,44 +193,16 @@ def read_pythonic(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) 
 
 def _pythonic(text: str, index: int) -> Calls:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found: list[ast.expr] = []
-            for line in ast.parse(_QUOTED.sub(lambda found: found.group().replace("\n", "\\n"), text.strip())).body:
-                if not isinstance(line, ast.Expr):
-                    raise ValueError("a call is name(key=value, …)")
-                found += line.value.elts if isinstance(line.value, ast.List) else [line.value]
-            calls = [_python_call(node, place) for place, node in enumerate(found, index)]
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        calls = python_calls(text, index)
+    except (ValueError, TypeError) as error:
         return [malformed(text, index, f"it is not a list of calls in Python's notation ({error})")]
     return calls or [malformed(text, index, "there is no call in it")]
-
-
-def _python_call(node: ast.expr, index: int) -> ToolCall:
-    if not isinstance(node, ast.Call) or node.args or any(k.arg is None for k in node.keywords):
-        raise ValueError("a call is name(key=value, …)")
-    try:
-        arguments = {str(k.arg): ast.literal_eval(_Constants().visit(k.value)) for k in node.keywords}
-    except ValueError:  # its own message has a memory address
-        raise ValueError("values are numbers, texts, lists and mappings") from None
-    text = dumps(arguments)
-    text.encode()  # a lone surrogate can't leave this process
-    return ToolCall(id=f"call_{index}", function=FunctionCall(name=ast.unparse(node.func), arguments=text))
-
-
-class _Constants(ast.NodeTransformer):
-    """JSON's constants as Python's."""
-
-    values: ClassVar[dict[str, bool | None]] = {"true": True, "false": False, "null": None}
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant(self.values[node.id]) if node.id in self.values else node
 
 
 # --------------------------------------------------------------------------------- XML without quotes
 
 _FUNCTION = re.compile(r"<function=([^>\n]+)>(.*)</function>\Z", re.DOTALL)
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL)
+_PARAMETER = Kind(re.compile(r"<parameter=([^>\n]+)>"), "<parameter=", "</parameter>")
 
 
 def read_qwen_xml(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> Calls:
@@ -218,35 +212,26 @@ def read_qwen_xml(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) 
     if function is None:
         return [malformed(text, index, "a call is <function=NAME>…</function>")]
     name, inner = function.group(1), function.group(2)
-    pairs, at = [], 0
-    while inner[at:].strip():
-        found = _PARAMETER.match(inner, at)
-        if found is None:
-            return [malformed(text, index, f"expected <parameter=KEY>…</parameter> at {inner[at:][:60]!r}")]
-        pairs.append((found.group(1), found.group(2)))
-        at = found.end()
+    found, at = elements(inner, _PARAMETER)
+    if at < len(inner):
+        return [malformed(text, index, f"expected <parameter=KEY>…</parameter> at {inner[at : at + 60]!r}")]
+    pairs = [(opened.group(1), value.removeprefix("\n").removesuffix("\n")) for opened, value, _ in found]
     return [_typed_call(name, pairs, text, index, tools, _python_or_json)]
 
 
-_INVOKE = re.compile(r'\s*<invoke name="([^"\n]+)">(.*?)</invoke>(?=\s*(?:<invoke |\Z))', re.DOTALL)
-_NAMED = re.compile(r'\s*<parameter name="([^"\n]+)">(.*?)</parameter>(?=\s*(?:<parameter |\Z))', re.DOTALL)
+_INVOKE = Kind(re.compile(r'<invoke name="([^"\n]+)">'), "<invoke ", "</invoke>")
+_NAMED = Kind(re.compile(r'<parameter name="([^"\n]+)">'), "<parameter ", "</parameter>")
 
 
 def read_minimax(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> Calls:
     """MiniMax M2: <invoke name="NAME"> <parameter name="KEY">VALUE</parameter> … </invoke>, repeated."""
-    text = "".join(body)
-    calls: Calls = []
-    at = 0
-    while text[at:].strip():
-        invoke = _INVOKE.match(text, at)
-        pairs = list(_NAMED.finditer(invoke.group(2))) if invoke else []
-        if invoke is None or invoke.group(2).strip() != "".join(pair.group() for pair in pairs).strip():
-            problem = 'a call is <invoke name="NAME"> with <parameter name="KEY">VALUE</parameter> inside'
-            return [*calls, malformed(text[at:], index + len(calls), problem)]
-        given = [(pair.group(1), pair.group(2)) for pair in pairs]
-        calls.append(_typed_call(invoke.group(1), given, invoke.group(), index + len(calls), tools, json.loads))
-        at = invoke.end()
-    return calls or [malformed(text, index, "there is no <invoke> in it")]
+
+    def read(name: str, found: Sequence[Element], raw: str, place: int) -> ToolCall:
+        pairs = [(opened.group(1), value) for opened, value, _ in found]
+        return _typed_call(name, pairs, raw, place, tools, json.loads)
+
+    problem = 'a call is <invoke name="NAME"> with <parameter name="KEY">VALUE</parameter> inside'
+    return _invoked("".join(body), index, (_INVOKE, _NAMED), read, problem)
 
 
 def read_glm(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> Calls:
@@ -326,9 +311,6 @@ def read_harmony(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -
 def _joined(body: Sequence[str]) -> list[str]:
     """The body with neighbouring texts joined, so that it does not show how the stream was cut."""
     joined: list[str] = []
-    for part in body:
-        if joined and not isinstance(part, Mark) and not isinstance(joined[-1], Mark):
-            joined[-1] += part
-        else:
-            joined.append(part)
+    for is_mark, parts in itertools.groupby(body, key=lambda part: isinstance(part, Mark)):
+        joined += list(parts) if is_mark else ["".join(parts)]  # noqa: B031 (one of the two is used)
     return joined

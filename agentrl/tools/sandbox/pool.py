@@ -4,6 +4,9 @@ Each specification has idle sandboxes of its own. Sandboxes are created in the b
 when the daemon fails; a new one goes to the longest waiting caller, or becomes idle. A sandbox that is released is
 removed and replaced, or with `recycle` emptied and reused, which is faster. All state belongs to the sandboxes' event
 loop, so no lock is needed.
+
+A place is a sandbox alive or on its way. Whatever a backend's code raises, and however long it takes, the place is free
+again afterwards: what a command does to its sandbox must cost nobody else one.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Any, TypeVar
 from agentrl.errors import AgentRLError, DeadlineExceeded, SandboxError
 from agentrl.tools.sandbox.base import Sandbox
 from agentrl.tools.sandbox.docker import create_docker
-from agentrl.tools.sandbox.loop import on_loop
+from agentrl.tools.sandbox.loop import on_loop, sandbox_loop
 from agentrl.tools.sandbox.spec import SandboxSpec
 
 logger = logging.getLogger(__name__)
@@ -29,6 +32,10 @@ T = TypeVar("T")
 Create = Callable[[SandboxSpec], Awaitable[Sandbox]]
 BACKOFF = (0.1, 0.4, 1.6, 5.0, 10.0, 15.0)
 """Seconds between attempts to create one, each times 0.5 to 1.5: 16 at least, as a daemon's restart may take 11."""
+RESET_SECONDS = 300.0
+"""For emptying one; longer than a backend's own deadlines, which say more."""
+REMOVE_SECONDS = 60.0
+"""For removing one; what is left of it then is the reaper's."""
 
 
 @dataclass(slots=True)
@@ -102,11 +109,22 @@ class Pool:
             SandboxError: creating one failed, repeatedly.
             ConfigError: it can't be created (no such image …).
         """
-        return await on_loop(self._acquire(spec, timeout))
+        held: list[Sandbox] = []
+
+        async def acquire() -> Sandbox:
+            held.append(await self._acquire(spec, timeout))
+            return held[0]
+
+        try:
+            return await on_loop(acquire())
+        except asyncio.CancelledError:  # it may have come just before
+            asyncio.run_coroutine_threadsafe(self._release_all(held), sandbox_loop())
+            raise
 
     async def release(self, sandbox: Sandbox) -> None:
-        """Return a sandbox; it is removed (or emptied) in the background."""
-        await on_loop(self._release(sandbox))
+        """Return a sandbox; it is removed (or emptied) in the background, also where the caller is cancelled."""
+        releasing = asyncio.run_coroutine_threadsafe(self._release(sandbox), sandbox_loop())
+        await asyncio.shield(asyncio.wrap_future(releasing))
 
     @contextlib.asynccontextmanager
     async def lease(self, spec: SandboxSpec, timeout: float = 120.0) -> AsyncIterator[Sandbox]:
@@ -163,7 +181,10 @@ class Pool:
             self._balance()
             try:
                 healthy = await sandbox.healthy()
-            except BaseException:  # the caller gave up
+            except SandboxError as error:
+                logger.info("a sandbox is removed: %s", error)
+                healthy = False
+            except BaseException:  # the caller gave up, or the backend is wrong
                 self._discard(sandbox)
                 raise
             if healthy:
@@ -217,18 +238,23 @@ class Pool:
     async def _create_one(self, pool: _SpecPool) -> None:
         if self._slots is None:
             self._slots = asyncio.Semaphore(self._limit)
+        sandbox: Sandbox | None = None
+        failure: Exception = SandboxError("creating a sandbox was cancelled")
         try:
             sandbox = await self._create_with_retries(pool.spec)
         except Exception as error:
-            self._alive -= 1
+            failure = error
+        finally:
             pool.creating -= 1
-            self.counts["failed"] += 1
-            self._fail(pool, error)
-            return
-        pool.creating -= 1
-        self.counts["created"] += 1
-        self._owned[sandbox.id] = sandbox, pool
-        self._offer(pool, sandbox)
+            if sandbox is None:
+                self._alive -= 1
+                self.counts["failed"] += 1
+                self._fail(pool, failure)
+                self._balance()
+            else:
+                self.counts["created"] += 1
+                self._owned[sandbox.id] = sandbox, pool
+                self._offer(pool, sandbox)
 
     async def _create_with_retries(self, spec: SandboxSpec) -> Sandbox:
         assert self._slots is not None
@@ -269,28 +295,41 @@ class Pool:
         else:
             self._discard(sandbox)
 
+    async def _release_all(self, sandboxes: list[Sandbox]) -> None:
+        for sandbox in sandboxes:
+            await self._release(sandbox)
+
     async def _release(self, sandbox: Sandbox) -> None:
         if sandbox.id not in self._owned:
             return
         owned, pool = self._owned[sandbox.id]
         if owned is not sandbox:  # given back before
             return
+        renewed: Sandbox | None = None
         if self._recycle and not self._closed and hasattr(sandbox, "renewed"):  # older plug-ins have no such method
-            renewed = sandbox.renewed()  # a late call may still hold the one that was given back
+            try:
+                renewed = sandbox.renewed()  # a late call may still hold the one that was given back
+            except Exception as error:
+                logger.info("a sandbox is removed: %s", error)
+        if renewed is None:
+            self._discard(sandbox)
+        else:
             self._owned[renewed.id] = renewed, pool
             self._spawn(self._reuse(pool, renewed))
-        else:
-            self._discard(sandbox)
 
     async def _reuse(self, pool: _SpecPool, sandbox: Sandbox) -> None:
+        empty = False
         try:
-            await sandbox.reset()
-        except (SandboxError, NotImplementedError) as error:
+            await asyncio.wait_for(sandbox.reset(), RESET_SECONDS)
+            empty = True
+        except (AgentRLError, NotImplementedError, TimeoutError) as error:
             logger.info("a sandbox is removed: %s", error)
-            self._discard(sandbox)
-            return
-        self.counts["reused"] += 1
-        self._offer(pool, sandbox)
+        finally:
+            if empty:
+                self.counts["reused"] += 1
+                self._offer(pool, sandbox)
+            else:
+                self._discard(sandbox)
 
     def _discard(self, sandbox: Sandbox) -> None:
         if self._owned.pop(sandbox.id, None) is not None:
@@ -300,9 +339,9 @@ class Pool:
 
     async def _remove(self, sandbox: Sandbox) -> None:
         try:
-            await sandbox.close()
+            await asyncio.wait_for(sandbox.close(), REMOVE_SECONDS)
         except Exception as error:
-            logger.warning("a sandbox could not be removed: %s", error)
+            logger.warning("a sandbox could not be removed: %s", error or type(error).__name__)
         finally:
             self._alive -= 1
             self._removing -= 1
@@ -311,7 +350,12 @@ class Pool:
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            logger.error("the pool of sandboxes met an error that it did not expect", exc_info=error)
 
     async def _close(self) -> None:
         self._closed = True

@@ -15,7 +15,8 @@ from agentrl.config import RunConfig
 from agentrl.config.sections import Section
 from agentrl.envs import sandboxes
 from agentrl.envs.registry import factory
-from agentrl.errors import ConfigError, InvalidInput
+from agentrl.errors import ConfigError, InvalidInput, UntrustedCode
+from agentrl.imports import names_only
 from agentrl.rollout.engines.managed import managed
 from agentrl.rollout.fleet import started
 from agentrl.rollout.groups import TRAIN
@@ -110,7 +111,7 @@ def _score(session: Session) -> str:
 
 
 async def replay(
-    run: Path, name: str, config: ReplayConfig, say: Callable[[str], object] = lambda line: None
+    run: Path, name: str, config: ReplayConfig, say: Callable[[str], object] = lambda line: None, *, trust: bool = False
 ) -> Result:
     """Play a session again from one of its turns.
 
@@ -122,11 +123,15 @@ async def replay(
         name: the session's id.
         config: which turn, how often.
         say: displays a line.
+        trust: import what the run's settings name.
 
     Raises:
+        UntrustedCode: they name plug-ins by import paths, and `trust` is not given.
         ConfigError: there is no such session or turn, or its weights are not to be had.
     """
     quiet()
+    if not trust:
+        _require_no_code(run)
     recorded = Recorded.read(run)
     with Store(run / "sessions.db", read_only=True) as store, tempfile.TemporaryDirectory() as scratch:
         session, node, turn = _path(_session(store, name), config.turn)
@@ -167,6 +172,20 @@ async def replay(
                     replays.append(_compared(session, node, again, seed, engine.differences[again.id]))
                 exact = config.model is None and inner.capabilities.deterministic
     return Result(session, config.turn, how, exact, replays)
+
+
+def _require_no_code(run: Path) -> None:
+    """Refuse a run whose settings name code of its own."""
+    with names_only() as refused:
+        recorded = Recorded.read(run)
+    files = [name for _, settings in recorded.starts for name in kept_code.files(settings.model_dump(mode="json"))]
+    if any(settings.model.trust_remote_code for _, settings in recorded.starts):
+        files += custom_code.files(run / "model")
+    if found := sorted({*refused, *files}):
+        raise UntrustedCode(
+            f"{run}: its settings name code, which replaying a session runs: {', '.join(found)[:500]}; look at it, and "
+            "say --trust"
+        )
 
 
 def _session(store: Store, name: str) -> Session:

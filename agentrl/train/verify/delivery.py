@@ -16,7 +16,7 @@ from agentrl.train.verify.recorded import Recorded
 from agentrl.train.verify.report import Check, Fault
 
 
-def check_checkpoints(recorded: Recorded, check: Check, *, trust_remote_code: bool = False) -> None:
+def check_checkpoints(recorded: Recorded, check: Check, *, trust: bool = False) -> None:
     """Compare each whole checkpoint, in an engine of its own, with the engines' checksums of its version."""
     versions = {int(row["step"]): int(row["version"]) for row in recorded.rows}
     last = {published.version: published for _, published in recorded.published}
@@ -30,7 +30,7 @@ def check_checkpoints(recorded: Recorded, check: Check, *, trust_remote_code: bo
         if config.fleet.urls or getattr(config.engine, "url", None):
             check.unknown["checkpoints, since the run's engines are servers of others (engine.url, fleet.urls)"] += 1
             continue
-        if trust_remote_code:
+        if trust:
             custom_code.allow(folder)
         try:
             found = asyncio.run(_loaded(folder, config))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.errors import StoreError
+from agentrl.imports import names_only
 from agentrl.sessions.store import Store
 from agentrl.train import ledger, manifest, provenance
 from agentrl.train.provenance import Published
@@ -19,21 +21,25 @@ from agentrl.train.verify.report import Check, Fault, Report
 from agentrl.train.verify.texts import Texts
 
 
-def verify(run: Path, *, weights: bool = False, trust_remote_code: bool = False) -> Report:
+def verify(run: Path, *, weights: bool = False, trust: bool = False) -> Report:
     """Check a run's record, or an evaluation's folder, against itself.
 
     Args:
         run: its folder; another process may be training in it.
         weights: also load each checkpoint that is there into an engine of the run's kind, and compare the checksum with
             that of the run's engines.
-        trust_remote_code: let code in the checkpoints run for that, whatever the record says.
+        trust: import what its settings name, and let code in the checkpoints run for `weights`. Without it plug-ins that
+            are import paths are known by name alone, and what only they can compute is UNKNOWN.
 
     Raises:
         ConfigError: there is no run, or a file of it is damaged so that nothing can be checked.
         StoreError: the session store can't be read.
     """
-    if evaluation.is_evaluation(run):
-        return evaluation.verify(run)
+    with contextlib.nullcontext() if trust else names_only():
+        return evaluation.verify(run) if evaluation.is_evaluation(run) else _verify(run, weights, trust)
+
+
+def _verify(run: Path, weights: bool, trust: bool) -> Report:
     recorded = Recorded.read(run)
     files = Check("files", "each step once; models are as they were written")
     store = Check("store", "sessions are as they were written, and whole trees")
@@ -56,7 +62,7 @@ def verify(run: Path, *, weights: bool = False, trust_remote_code: bool = False)
         seal_checks.check_files(sealed, folders, written)
     _check_weights(recorded, weight)
     if weights:
-        check_checkpoints(recorded, weight, trust_remote_code=trust_remote_code)
+        check_checkpoints(recorded, weight, trust=trust)
     data = Check("data", "the tasks are those that the run began with; a number is one task")
     first: dict[str, int] = {}
     tasks, texts = StoredTasks(), Check("texts", "what turns and users say is what their tokens say")

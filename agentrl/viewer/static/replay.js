@@ -8,6 +8,7 @@ export function replayForm(view, session, turn, started) {
   const seeds = h("select", { "aria-label": "Seeds" }, h("option", { value: "same" }, "the recorded seeds, to reproduce it"), h("option", { value: "other" }, "other seeds, to compare"));
   const n = h("input", { type: "number", min: 1, max: 64, value: 1, class: "end", "aria-label": "Replays" });
   const model = h("input", { type: "text", placeholder: "the turn's weights", "aria-label": "Another model" });
+  const trust = h("input", { type: "checkbox" });
   const minutes = h("input", { type: "number", min: 1, value: 15, class: "end", "aria-label": "Minutes at most" });
   const trouble = h("span", { class: "error", role: "alert" });
 
@@ -16,7 +17,7 @@ export function replayForm(view, session, turn, started) {
     const used = session.replay.done.filter((each) => each.turn === turn).map((each) => Number(each.seed ?? 0));
     const seed = seeds.value === "other" ? Math.max(0, ...used) + 1 : null;
     try {
-      await post("replay", { run: view.run, id: session.id }, { turn, n: Number(n.value), seed, model: model.value || null, minutes: Number(minutes.value) });
+      await post("replay", { run: view.run, id: session.id }, { turn, n: Number(n.value), seed, model: model.value || null, minutes: Number(minutes.value), trust: trust.checked });
       await started();
     } catch (error) {
       trouble.textContent = error.message;
@@ -24,7 +25,9 @@ export function replayForm(view, session, turn, started) {
   }
 
   return h("form", { class: "replay-form", "aria-label": `Replay turn ${turn}`, onsubmit: start }, h("label", {}, "with", seeds), h("label", {}, n, "times"),
-    h("label", {}, "by", model), h("label", {}, "for at most", minutes, "minutes"), h("button", {}, "Start"), trouble);
+    h("label", {}, "by", model), h("label", {}, "for at most", minutes, "minutes"),
+    h("label", { title: "Only where you trust whoever made this run: its code can do whatever you can" }, trust, "run the code that its settings name"),
+    h("button", {}, "Start"), trouble);
 }
 
 /** The replay under way, or the last one, and all that are done; `open` shows one by its last node. Null without any. */

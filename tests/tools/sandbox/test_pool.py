@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, DeadlineExceeded, SandboxError
 from agentrl.tools.sandbox import DaemonError, SandboxDied, SandboxSpec
+from agentrl.tools.sandbox.loop import sandbox_loop
 from agentrl.tools.sandbox.pool import Pool
 
 SPEC = SandboxSpec()
@@ -244,7 +245,7 @@ async def test_a_cancelled_acquire_keeps_no_sandbox(pool: Pool, backend: FakeBac
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    backend.may_create.set()
+    sandbox_loop().call_soon_threadsafe(backend.may_create.set)  # who waits for it is on that loop
     await until(lambda: not backend.creating and not backend.alive, "no idle sandboxes were requested")
     assert await pool.acquire(SPEC, timeout=5)
 

@@ -11,13 +11,13 @@ weights are sent again from the start: engines that loaded a part of them are ro
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from agentrl.cluster.server import free_port
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollout.weights import group as groups
 from agentrl.rollout.weights.buckets import Bucket, Named, buckets, prefetch
@@ -113,12 +113,12 @@ class DistributedTransport:
             return
         await self._dissolve_group()
         world = 1 + self.ranks * len(receivers)
-        port = free_port(self.host)
+        store, name = groups.meeting_at(self.host), f"{GROUP}-{secrets.token_hex(16)}"
         joins = [
-            receiver.join(self.host, port, 1 + self.ranks * index, world, self.backend)
+            receiver.join(self.host, store.port, 1 + self.ranks * index, world, self.backend, name)
             for index, receiver in enumerate(receivers.values())
         ]
-        own = asyncio.to_thread(groups.join, self.host, port, 0, world, GROUP, self.backend, self.timeout)
+        own = asyncio.to_thread(groups.join, store, 0, world, name, self.backend, self.timeout)
         results = await asyncio.gather(own, *joins, return_exceptions=True)
         self._receivers = dict(receivers)
         self._group = None if isinstance(results[0], BaseException) else results[0]

@@ -118,8 +118,8 @@ def sampling_of(given: Mapping[str, Any], limits: Limits, form: Any, json_schema
 
 def stops_of(stops: Sequence[str]) -> tuple[str, ...]:
     """Stop strings; an empty one would stop at once."""
-    if len(stops) > 16 or not all(isinstance(s, str) and s for s in stops):
-        raise ApiError(400, "stop: at most 16 strings, none of them empty", "invalid_value", "stop")
+    if len(stops) > 16 or not all(isinstance(s, str) and 0 < len(s) <= 1000 for s in stops):
+        raise ApiError(400, "stop: at most 16 strings of 1 to 1000 characters", "invalid_value", "stop")
     return tuple(stops)
 
 

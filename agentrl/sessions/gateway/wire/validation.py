@@ -22,6 +22,9 @@ from agentrl.sessions.gateway.wire.fields import CHANGE_TEXT, SAMPLING, called_h
 MOST_FIELDS = 200
 """Fields of a request: several times what any protocol has, and few enough to look each up among known names."""
 
+PARTS = 8
+"""Parts of a message that are checked at a time: of each wrong one, every kind of part complains."""
+
 
 def validator(kind: Any) -> SchemaValidator:
     """A validator for one of the SDKs' types."""
@@ -40,14 +43,25 @@ def check(schema: SchemaValidator, value: Any, where: str, strict: bool = False)
     Raises:
         ApiError: it does not fit; it names the place, from `where` on.
     """
+    content = value.get("content") if isinstance(value, Mapping) else None
+    count = len(content) if isinstance(content, list) else 0
+    for start in range(0, max(count, 1), PARTS):
+        part = value if content is None or count <= PARTS else {**value, "content": content[start : start + PARTS]}
+        _check(schema, part, where, strict, start)
+
+
+def _check(schema: SchemaValidator, value: Any, where: str, strict: bool, start: int) -> None:
+    """Validate a value whose content begins with the part of this number."""
     try:
         schema.validate_python(value, strict=strict)
     except ValidationError as error:
         details = _telling(error.errors(include_url=False, include_input=False, include_context=False))
+        moved = start if "content" in details["loc"][:1] else 0
         place = where
         for step in details["loc"]:
             if isinstance(step, int):
-                place += f"[{step}]"
+                place += f"[{step + moved}]"
+                moved = 0
             elif step.isidentifier() and step[:1].islower() and step not in ("str", "list", "dict", "int", "float"):
                 place += f".{step}" if place else step
         raise ApiError(400, f"{place}: {details['msg']}", "invalid_value", place) from None

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.errors import InvalidInput
+from agentrl.train.backends.ranks import restricted
 
 NAME = "contents.json"
 ELEMENTS = 1 << 22
@@ -74,7 +75,8 @@ def read(folder: Path, settings: Mapping[str, str], gather: Gather, rank: int) -
     """Verify a folder's files and return its recorded contents; called by every rank.
 
     Raises:
-        InvalidInput: something is missing or changed, or was written under other settings; the same on all ranks.
+        InvalidInput: something is missing or changed, holds code (`restricted`), or was written under other settings;
+            the same on all ranks.
     """
     contents = _parsed(folder)
     for name, value in contents["settings"].items():
@@ -93,6 +95,7 @@ def read(folder: Path, settings: Mapping[str, str], gather: Gather, rank: int) -
                 problems.append(f"{name} was changed after it was written (another SHA-256)")
     if problems:
         raise InvalidInput(f"{folder}: the checkpoint is damaged: {summary(problems)}")
+    restricted.check(folder)
     return contents
 
 

@@ -6,7 +6,6 @@ each rank also sets its heartbeat there. As with `Ranks`, one that raises, dies,
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
 from torch import Tensor
 
 from agentrl import cluster, watchdog
 from agentrl.cluster import Address, Resources
 from agentrl.cluster import Role as ClusterRole
 from agentrl.imports import load
+from agentrl.rollout.weights.group import meeting_at
 from agentrl.train.backends.ranks.calls import RankCalls, drain
 from agentrl.train.backends.ranks.heartbeat import SECOND, SILENT
 from agentrl.train.backends.ranks.worker import Builder, Role, store_of
@@ -97,7 +96,7 @@ class PlacedRanks(RankCalls):
         loads: Sequence[str] = (),
     ) -> None:
         here = cluster.current()
-        self._store = _store_at(here.host)
+        self._store = meeting_at(here.host)
         for role in roles:
             self._store.set(_beat_key(role.rank), "0")
         meeting = f"tcp://{here.host}:{self._store.port}"
@@ -167,14 +166,6 @@ class PlacedRanks(RankCalls):
                     return
             if self._use:
                 watchdog.progress()  # all ranks run, and the call has a deadline of its own
-
-
-def _store_at(host: str) -> Any:
-    """A store that listens on one address of this machine, a free port; torch's would listen on all addresses."""
-    server = socket.create_server((host, 0))
-    port = server.getsockname()[1]
-    made = dist.TCPStore  # type: ignore[attr-defined]
-    return made(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
 
 
 def _beat_key(rank: int) -> str:

@@ -153,6 +153,32 @@ while True: held.append(b"x" * (1 << 20))
     assert result.outcome is Outcome.MEMORY
 
 
+async def test_commands_that_lower_their_own_scores_are_killed_and_the_runner_lives(
+    attack: Attack, jail: DockerSandbox
+) -> None:
+    """The runner had the score that Docker gives a container, and commands went below it: it was killed three times of
+    three."""
+    result = await attack("""
+def score(pid): return int(open(f"/proc/{pid}/oom_score_adj").read())
+began = score("self")
+for wanted in (500, 0, -500, -1000):
+    try:
+        with open("/proc/self/oom_score_adj", "w") as f: f.write(str(wanted))
+    except OSError: pass
+print(began, score("self"), score(1), flush=True)
+for _ in range(20):
+    if os.fork() == 0:
+        os.setsid(); held = []
+        while True: held.append(bytearray(1 << 16))
+time.sleep(5)
+""")
+    began, lowest, runner = map(int, result.stdout.split())
+    assert began == 1000
+    assert lowest >= runner, "a command can be less killable than the runner"
+    assert result.out_of_memory
+    assert (await jail.exec("echo lives")).stdout == b"lives\n"
+
+
 FILLER = """
 static long call(long n, long a, long b, long c) {
     long r; __asm__ volatile("syscall" : "=a"(r) : "a"(n), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory"); return r;
