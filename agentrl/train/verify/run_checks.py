@@ -28,8 +28,8 @@ def verify(run: Path, *, weights: bool = False, trust: bool = False) -> Report:
         run: its folder; another process may be training in it.
         weights: also load each checkpoint that is there into an engine of the run's kind, and compare the checksum with
             that of the run's engines.
-        trust: import what its settings name, and let code in the checkpoints run for `weights`. Without it plug-ins that
-            are import paths are known by name alone, and what only they can compute is UNKNOWN.
+        trust: import what its settings name, and let code in the checkpoints run for `weights`. Without it plug-ins
+            that are import paths are known by name alone, and what only they can compute is UNKNOWN.
 
     Raises:
         ConfigError: there is no run, or a file of it is damaged so that nothing can be checked.
