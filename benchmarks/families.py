@@ -49,6 +49,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3, longrope": ("phi3", {"rope_parameters": LONG, "max_position_embeddings": 131072}),
     **{kind: (kind, {}) for kind in ("smollm3", "cohere", "cohere2", "granite", "olmo2", "olmo3", "olmoe", "glm4")},
     **{kind: (kind, {}) for kind in ("glm4_moe", "gpt_oss", "deepseek_v3", "llama4_text")},
+    **{kind: (kind, {}) for kind in ("exaone4", "exaone_moe", "minicpm3", "modernbert-decoder")},
     "deepseek_v2": ("deepseek_v2", {"n_routed_experts": 8, "num_experts_per_tok": 2}),
     **{kind: (kind, {}) for kind in ("starcoder2", "gpt2", "gpt_neox", "jetmoe", "diffllama", "stablelm")},
     **{kind: (kind, {}) for kind in ("bloom", "qwen3_next", "qwen3_5_text", "olmo_hybrid")},

@@ -56,27 +56,42 @@ def read(path: Path) -> TokenizerFiles:
 
 def missing(folder: Path) -> str:
     """Why a folder without `tokenizer.json` has no tokenizer that is read here, and what makes one."""
-    kind, needs = _other_format(folder)
+    kind, converter, needs = _other_format(folder)
     if not kind:
         return "no tokenizer.json there; a Hugging Face folder has one"
-    code = "import sys; from transformers import AutoTokenizer as A; A.from_pretrained(sys.argv[1]).save_pretrained"
+    auto_map = _json(folder / "tokenizer_config.json").get("auto_map")
+    if auto_map or not converter:
+        code = " (auto_map in tokenizer_config.json)" if auto_map else ""
+        return (
+            f"no tokenizer.json there, but {kind}, whose rules only its model's own code has{code}, which is not run: "
+            "take a tokenizer.json that was made of it"
+        )
+    code = f"import sys; from transformers import {converter} as T; T.from_pretrained(sys.argv[1]).save_pretrained"
     return (
         f"no tokenizer.json there, but {kind}; convert it once with "
         f"python -c {shlex.quote(code + '(sys.argv[1])')} {shlex.quote(str(folder))}{needs}"
     )
 
 
-def _other_format(folder: Path) -> tuple[str, str]:
-    """The format of a tokenizer without `tokenizer.json`, and the packages that converting it needs."""
+def _other_format(folder: Path) -> tuple[str, str, str]:
+    """The format of a tokenizer without `tokenizer.json`, the class that converts it, and the packages that it needs.
+
+    `TokenizersBackend` follows the files. `AutoTokenizer` takes a class by the model's type, whose rules may be others:
+    Llama's splits runs of blanks otherwise than SentencePiece, and Mistral's writes no `tokenizer.json`. Of files with
+    other names than `tokenizer.model` (Qwen's and Kimi's tiktoken, XGLM's SentencePiece) it makes another tokenizer, or
+    an empty one, without a word.
+    """
+    own = "TokenizersBackend"
     if (folder / "tekken.json").is_file():
-        return "a tekken vocabulary (tekken.json)", " (needs the package mistral-common)"
+        return "a tekken vocabulary (tekken.json)", own, " (needs the package mistral-common)"
     for file in sorted((*folder.glob("*.tiktoken"), *folder.glob("*.model"))):
+        what, needs = f"a SentencePiece model ({file.name})", "sentencepiece and protobuf"
         if file.suffix == ".tiktoken" or _is_tiktoken(file):
-            return f"a tiktoken vocabulary ({file.name})", " (needs the packages tiktoken and blobfile)"
-        return f"a SentencePiece model ({file.name})", " (needs the packages sentencepiece and protobuf)"
+            what, needs = f"a tiktoken vocabulary ({file.name})", "tiktoken and blobfile"
+        return what, own if file.name == "tokenizer.model" else "", f" (needs the packages {needs})"
     if (folder / "vocab.json").is_file():
-        return "a vocabulary (vocab.json)", ""
-    return "", ""
+        return "a vocabulary (vocab.json)", "AutoTokenizer", ""
+    return "", "", ""
 
 
 def _is_tiktoken(file: Path) -> bool:
@@ -147,7 +162,7 @@ def _with_added_tokens(file: Path, folder: Path, config: Mapping[str, Any]) -> s
         spec = orjson.loads(source)
         entries = list(spec.get("added_tokens") or [])
         known = {entry["content"] for entry in entries}
-        vocabulary = _vocabulary(spec["model"])
+        vocabulary = pieces(spec["model"])
         more = [entry for entry in _declared(folder, config) if entry["content"] not in known]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(f"tokenizer={str(file)!r} can't be read: {error!r}") from error
@@ -166,7 +181,8 @@ def _with_added_tokens(file: Path, folder: Path, config: Mapping[str, Any]) -> s
     return orjson.dumps({**spec, "added_tokens": entries}).decode()
 
 
-def _vocabulary(model: Mapping[str, Any]) -> Mapping[str, int]:
+def pieces(model: Mapping[str, Any]) -> Mapping[str, int]:
+    """The pieces and ids in the "model" of a `tokenizer.json`; a Unigram's ids are its places."""
     vocab = model["vocab"]
     return vocab if isinstance(vocab, dict) else {piece: place for place, (piece, _) in enumerate(vocab)}
 

@@ -75,7 +75,7 @@ class HFTokenizer:
         self.strips_left = frozenset(token.content for token in known.values() if token.lstrip)
         self.strips_right = frozenset(token.content for token in known.values() if token.rstrip)
         self._markup = frozenset(self.added.values())
-        self.vocab_size = max(self._published.get_vocab_size(with_added_tokens=True), *added.values(), 0) + 1
+        self.vocab_size = max([*tokenizer_files.pieces(spec["model"]).values(), *added.values()], default=-1) + 1
         self._byte_of = _byte_alphabet() if b'"ByteLevel"' in orjson.dumps(spec.get("decoder")) else None
         self._bytes: dict[int, bytes] = {}
         self._known: dict[str, tuple[int, ...]] = {}

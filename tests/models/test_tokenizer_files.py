@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from agentrl.errors import ConfigError, InvalidInput
-from agentrl.models.tokenizers import load_tokenizer
+from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
 from agentrl.sessions.renderers import get_renderer, parse
 from agentrl.sessions.renderers.check import check_renderer
 from agentrl.types import Message
@@ -141,9 +144,7 @@ RANKS = b"\n".join(base64.b64encode(bytes([byte])) + f" {byte}".encode() for byt
     ("name", "content", "says"),
     [
         ("tokenizer.model", b"\n\x0b\n\x05<unk>\x15\x00", "a SentencePiece model .tokenizer.model."),
-        ("tiktoken.model", RANKS, "a tiktoken vocabulary .tiktoken.model."),
         ("tokenizer.model", RANKS, "a tiktoken vocabulary .tokenizer.model."),
-        ("qwen.tiktoken", RANKS, "a tiktoken vocabulary .qwen.tiktoken."),
         ("tekken.json", b"{}", "a tekken vocabulary .tekken.json."),
         ("vocab.json", b"{}", "a vocabulary .vocab.json."),
     ],
@@ -154,3 +155,56 @@ def test_a_tokenizer_of_another_format_is_named_with_the_command_that_converts_i
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InvalidInput, match=f"no tokenizer.json there, but {says}; convert it once with python -c"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("tiktoken.model", RANKS, "a tiktoken vocabulary .tiktoken.model."),
+        ("qwen.tiktoken", RANKS, "a tiktoken vocabulary .qwen.tiktoken."),
+        ("sentencepiece.bpe.model", b"\n\x0b\n\x05<unk>\x15\x00", "a SentencePiece model .sentencepiece.bpe.model."),
+    ],
+)
+def test_no_command_is_named_that_would_make_another_tokenizer_of_the_files(
+    tmp_path: Path, name: str, content: bytes, says: str
+) -> None:
+    """transformers made one of two tokens of Qwen's ranks, and one of eleven of XGLM's pieces."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidInput, match=f"{says}, whose rules only its model's own code has, which is not run"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_with_code_of_its_own_is_refused_without_a_command_that_would_run_it(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(RANKS)
+    config = {"auto_map": {"AutoTokenizer": ["tokenization_odd.OddTokenizer", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidInput, match=r"only its model's own code has \(auto_map in tokenizer_config.json\)"):
+        load_tokenizer(tmp_path)
+
+
+def test_the_size_of_a_vocabulary_is_one_more_than_its_largest_id() -> None:
+    """It counted one token more, which an engine with as many rows as tokens would have been asked for."""
+    mark = {"id": 2, "content": "<|x|>", **FLAGS}
+    for vocab, entries, size in (({"a": 0, "b": 7}, [], 8), ({"a": 0, "b": 1}, [], 2), ({"a": 0, "b": 1}, [mark], 3)):
+        model = {"type": "WordLevel", "vocab": vocab, "unk_token": "a"}
+        made = HFTokenizer(json.dumps({"version": "1.0", "model": model, "added_tokens": entries}))
+        assert made.vocab_size == size
+    assert PLAIN.vocab_size == SIZE
+
+
+@pytest.mark.slow
+def test_the_command_that_converts_a_tokenizer_makes_one_that_encodes_as_the_files_say(tmp_path: Path) -> None:
+    """`AutoTokenizer` splits runs of blanks otherwise than SentencePiece does, and makes no file of tekken at all."""
+    spm = pytest.importorskip("sentencepiece")
+    pytest.importorskip("google.protobuf")
+    (tmp_path / "corpus.txt").write_text("\n".join(f"what is {n} plus   {n * n}, and  why?" for n in range(200)))
+    trained = {"input": str(tmp_path / "corpus.txt"), "vocab_size": 340, "byte_fallback": True, "minloglevel": 2}
+    spm.SentencePieceTrainer.train(model_prefix=str(tmp_path / "tokenizer"), model_type="bpe", **trained)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    with pytest.raises(InvalidInput) as refused:
+        load_tokenizer(tmp_path)
+    words = shlex.split(str(refused.value).partition("convert it once with ")[2])[1:4]
+    subprocess.run([sys.executable, *words], check=True, timeout=120)
+    theirs = spm.SentencePieceProcessor(str(tmp_path / "tokenizer.model"))
+    for text in ("what is 3 plus 9", "  two  blanks and\n\nlines\t", "naïve 東京", " "):
+        assert load_tokenizer(tmp_path).encode(text) == theirs.encode(text)

@@ -43,7 +43,7 @@ from agentrl.train.backends.parameters import trained
 from agentrl.train.backends.recompute import recompute_layers
 from agentrl.train.backends.reference import record_layer_outputs
 from agentrl.train.backends.reward_model import RewardModel
-from agentrl.train.backends.torch_batch import Batch, prepared, trunk_of
+from agentrl.train.backends.torch_batch import Batch, before_head, prepared, trunk_of
 from agentrl.train.backends.torch_settings import TorchConfig
 from agentrl.train.forest import Forest, Rows, sequence_count, token_counts
 from agentrl.train.objective import Meter, add_sums
@@ -314,7 +314,7 @@ class TorchTrainer(Learner[Batch]):
         """Log-probability and entropy of each row: [P], [P]."""
         with self._precision():
             head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
-            return token_logps(head, hidden, rows, shape=self.logits)
+            return token_logps(head, before_head(model)(hidden), rows, shape=self.logits)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self.config.dtype == "bfloat16":

@@ -57,6 +57,13 @@ def trunk_of(model: nn.Module) -> nn.Module:
     return cast(nn.Module, trunk)
 
 
+def before_head(model: nn.Module) -> nn.Module:
+    """What a model computes of hidden states before its output matrix: the `lm_head` of the ModernBERT decoder."""
+    found = getattr(model, "lm_head", None)
+    same = found is None or found is model.get_output_embeddings()  # type: ignore[operator]
+    return nn.Identity() if same else cast(nn.Module, found)
+
+
 def padded_length(tokens: int) -> int:
     """The next of a few fixed lengths (1, 1.25, 1.5 or 1.75 times a power of two), so that few shapes are compiled."""
     step = max(FLEX_BLOCK, 1 << max(0, (tokens - 1).bit_length() - 3))

@@ -70,6 +70,7 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "gpt_neox": ("gpt_neox", {"num_key_value_heads": None}),
     "gpt2, with learned positions": ("gpt2", {"num_key_value_heads": None}),
+    "a layer between the states and the output matrix": ("modernbert-decoder", {"num_key_value_heads": None}),
     "mixtral": ("mixtral", {"num_local_experts": 4}),
     "the gated delta rule": (
         "qwen3_next",
