@@ -202,7 +202,7 @@ async def test_what_can_not_be_sent_back_is_the_authors_error_that_names_the_rew
     async with computing({"odd": odd("unpicklable")}, rewards=1) as (ours, _):
         error = await outcome(ours["odd"], session())
         assert type(error) is EnvError
-        assert str(error).startswith("rewards.odd: what it left in the session's info can't be sent back")
+        assert str(error).startswith("rewards.odd: what it left in the session can't be sent back: info['result'] = ")
 
 
 @pytest.mark.parametrize(

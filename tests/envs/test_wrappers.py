@@ -13,7 +13,7 @@ from agentrl.envs.base import Env, has_expert
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import noop_policy, play, record
 from agentrl.envs.wrappers import TimeLimit, TokenBudget, Transcript, TurnLimit, Wrapper
-from agentrl.errors import EnvError, InvalidInput
+from agentrl.errors import InfraError, InvalidInput
 from agentrl.types import Message, Status, StepResult, Task
 
 
@@ -86,7 +86,7 @@ async def test_a_timeout_of_the_environments_own_is_not_the_limit():
         async def step(self, message: Message) -> StepResult:
             raise TimeoutError("socket")
 
-    with pytest.raises(EnvError, match="TimeoutError: socket"):
+    with pytest.raises(InfraError, match="TimeoutError: socket"):
         await play(TimeLimit(Flaky(), 60), Task(id="t"), noop_policy)
 
 
