@@ -39,7 +39,8 @@ def test_loops_sums_and_joined_texts_are_otherwise_jinjas_own() -> None:
         "{% for a in items %}{{ loop.index }}/{{ loop.length }}{{ a ~ '-' ~ (1 + 2) }}{% if loop.last %}.{% endif %}"
         "{% if a == 'y' %}{% continue %}{% endif %}{{ ',' * 2 }}{% endfor %}"
         "{% for k, v in m.items() %}{{ k + v }}{{ '%s%3d' % (k, 1) }}{% endfor %}"
-        "{% for x in items | select('equalto', 'x') %}{{ x }}{% else %}none{% endfor %}{% for x in missing %}{% endfor %}"
+        "{% for x in items | select('equalto', 'x') %}{{ x }}{% else %}none{% endfor %}"
+        "{% for x in missing %}{% endfor %}"
     )
     rendered = BoundedTemplate(source, {}, {}).render(items=["x", "y"], m={"k": "v"})
     assert rendered == "1/2x-3,,2/2y-3.kvk  1x"
