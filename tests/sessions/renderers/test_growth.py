@@ -55,9 +55,9 @@ def test_a_reader_of_calls_takes_time_in_proportion_to_their_text(name: str) -> 
 def test_a_reader_of_calls_takes_time_in_proportion_to_their_parts(name: str) -> None:
     """A stream gives a call's text token by token, with the marks that its format has within calls."""
     marks = sorted({Mark(mark) for region in GRAMMARS[name].regions.values() for mark in region.exits})
-    kinds: list[list[str]] = [[" "], ["a"], *([mark, "a"] for mark in marks), *([mark] for mark in marks)]
+    kinds: list[Sequence[str]] = [[" "], ["a"], *([mark, "a"] for mark in marks), *([mark] for mark in marks)]
     for units in kinds:
-        parts = [Mark("to=f"), *(units * (4 * LENGTH // len(units)))]
+        parts = [Mark("to=f"), *(list(units) * (4 * LENGTH // len(units)))]
         assert_linear(
             f"{units}",
             partial(GRAMMARS[name].read, parts[: len(parts) // 4], 0, ()),
