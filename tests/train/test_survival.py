@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import agentrl
-from agentrl.errors import ConfigError, StoreError
+from agentrl.errors import ConfigError, StoreError, UntrustedCode
 from agentrl.overrides import read_yaml
 from agentrl.sessions.store import Store
 from agentrl.train import kept_code, records
@@ -143,7 +143,9 @@ async def test_a_replay_uses_the_copy_of_a_file_that_is_gone(here: Path) -> None
     await _trained(run)
     (here / "own.py").unlink()
     said: list[str] = []
-    result = await replay(run, "train-0.0-0", ReplayConfig(turn=1), said.append)
+    with pytest.raises(UntrustedCode, match=r"own\.py"):
+        await replay(run, "train-0.0-0", ReplayConfig(turn=1), said.append)
+    result = await replay(run, "train-0.0-0", ReplayConfig(turn=1), said.append, trust=True)
     assert result.replays[0].whole
     assert any("its copy" in line for line in said)
 

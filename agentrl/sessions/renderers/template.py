@@ -114,8 +114,8 @@ def _without_tail(written: Whole) -> Whole:
 def _compile(source: str) -> Any:
     try:
         from jinja2 import TemplateError
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        from agentrl.sessions.renderers.bounded_template import BoundedTemplate
     except ImportError:
         raise missing_extra("jinja2", "renderers") from None
     now = datetime.now()
@@ -123,13 +123,10 @@ def _compile(source: str) -> Any:
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = now.strftime
     source = _GENERATION.sub(lambda m: f"{m[1]}{'endif' if m[2] else 'if true'}{m[3]}", source)
+    names = {"raise_exception": raise_exception, "strftime_now": now.strftime}
     try:
-        return environment.from_string(source)
+        return BoundedTemplate(source, {"tojson": _tojson}, names)
     except TemplateError as error:
         raise ConfigError(f"the chat template is no valid Jinja: {error}") from error
 

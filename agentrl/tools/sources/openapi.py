@@ -35,6 +35,8 @@ MAX_ANSWER = 4 << 20
 """Bytes that are read of an answer."""
 MAX_DEPTH = 20
 """Levels of references within a schema; deeper ones (a type that has itself as a part) allow anything."""
+MOST_VALUES = 20_000
+"""Of a schema with what it refers to."""
 BODY = "body"
 """The argument that is the whole body, where that is no object or shares a name with a parameter."""
 CONNECTIONS = 100
@@ -212,17 +214,30 @@ def _resolved(document: Mapping[str, Any], value: Any) -> Any:
     return {}
 
 
-def _inlined(document: Mapping[str, Any], schema: Any, depth: int = 0) -> Any:
-    """A schema with what it refers to in its place."""
-    if isinstance(schema, list):
-        return [_inlined(document, item, depth + 1) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    if depth > MAX_DEPTH:
-        return {}
-    if "$ref" in schema:
-        return _inlined(document, _resolved(document, schema), depth + 1)
-    return {key: _inlined(document, value, depth + 1) for key, value in schema.items() if key != "title"}
+def _inlined(document: Mapping[str, Any], schema: Any) -> Any:
+    """A schema with what it refers to in its place.
+
+    Raises:
+        ConfigError: it would become too large: references within references double with each of them.
+    """
+    left = MOST_VALUES
+
+    def inlined(schema: Any, depth: int) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ConfigError(f"a schema of the OpenAPI document refers to more than {MOST_VALUES} values")
+        if isinstance(schema, list):
+            return [inlined(item, depth + 1) for item in schema]
+        if not isinstance(schema, Mapping):
+            return schema
+        if depth > MAX_DEPTH:
+            return {}
+        if "$ref" in schema:
+            return inlined(_resolved(document, schema), depth + 1)
+        return {key: inlined(value, depth + 1) for key, value in schema.items() if key != "title"}
+
+    return inlined(schema, 0)
 
 
 def _segment(value: Any) -> str:

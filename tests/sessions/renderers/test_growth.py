@@ -20,6 +20,7 @@ from agentrl.sessions.renderers.parsing import MOST_CALL, Bound
 from tests.sessions.renderers.bombs import bombs
 
 LENGTH = 2_000
+TURN = 500
 UNNOTICED = 0.005
 """Seconds that a text four times as long may take, whatever a shorter one takes."""
 MOST_GROWTH = 10.0
@@ -55,9 +56,9 @@ def test_a_reader_of_calls_takes_time_in_proportion_to_their_text(name: str) -> 
 def test_a_reader_of_calls_takes_time_in_proportion_to_their_parts(name: str) -> None:
     """A stream gives a call's text token by token, with the marks that its format has within calls."""
     marks = sorted({Mark(mark) for region in GRAMMARS[name].regions.values() for mark in region.exits})
-    kinds: list[list[str]] = [[" "], ["a"], *([mark, "a"] for mark in marks), *([mark] for mark in marks)]
+    kinds: list[Sequence[str]] = [[" "], ["a"], *([mark, "a"] for mark in marks), *([mark] for mark in marks)]
     for units in kinds:
-        parts = [Mark("to=f"), *(units * (4 * LENGTH // len(units)))]
+        parts = [Mark("to=f"), *(list(units) * (4 * LENGTH // len(units)))]
         assert_linear(
             f"{units}",
             partial(GRAMMARS[name].read, parts[: len(parts) // 4], 0, ()),
@@ -89,11 +90,12 @@ def test_a_turn_is_read_in_time_in_proportion_to_its_text(name: str, step: int) 
     grammar = GRAMMARS[name]
     marks = sorted({mark for region in grammar.regions.values() for mark in region.exits})
     heads = [mark[:-1] for mark in marks if len(mark) > 1]
-    for unit in (" ", "\n", "a", "<", "[", "{", *marks, *heads, "".join(marks), *(f"{mark} \n" for mark in marks)):
-        short, long = unit * max(LENGTH // len(unit), 1), unit * max(4 * LENGTH // len(unit), 4)
+    for unit in (" ", "\n", "a", "<", "[", "{", *marks, *heads, "".join(marks)):
+        short, long = (unit * (times * TURN // len(unit) + 1) for times in (1, 4))
         assert_linear(repr(unit), partial(turn, grammar, short, step), partial(turn, grammar, long, step))
 
 
+@pytest.mark.slow
 def test_a_call_longer_than_any_context_is_not_read() -> None:
     parser = Bound(GRAMMARS["hermes"], Letters(), ()).parser()  # type: ignore[arg-type]
     text = "<tool_call>" + json.dumps({"name": "f", "arguments": {"a": "x" * MOST_CALL}}) + "</tool_call>"

@@ -170,14 +170,13 @@ async def test_an_acquire_that_is_cancelled_as_its_sandbox_comes_keeps_no_place(
     """The caller's loop is cancelled between the sandbox's loop having one and the caller hearing of it."""
     backend = MortalBackend()
     pool = Pool(backend.create, total=TOTAL, recycle=True)
-    came: list[Any]
     for _ in range(2 * TOTAL):
         acquiring = asyncio.ensure_future(pool.acquire(SPEC, timeout=20))
         await asyncio.sleep(0)
         while not await on_loop(_leased(pool)):  # the other loop runs on; this task has heard nothing yet
             pass
         acquiring.cancel()
-        came = await asyncio.gather(acquiring, return_exceptions=True)
+        came: list[Any] = list(await asyncio.gather(acquiring, return_exceptions=True))
         for one in came:
             if isinstance(one, Mortal):
                 await pool.release(one)

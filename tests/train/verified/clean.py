@@ -151,7 +151,7 @@ def got_its_model_replaced(folder: Path) -> Path:
 
 
 def replayed(folder: Path) -> Path:
-    asyncio.run(play_again(folder / "run", "train-0.0-0", ReplayConfig(turn=1), lambda line: None))
+    asyncio.run(play_again(folder / "run", "train-0.0-0", ReplayConfig(turn=1), lambda line: None, trust=True))
     return folder / "run"
 
 

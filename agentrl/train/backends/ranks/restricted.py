@@ -25,6 +25,9 @@ _ALLOWED = {
         *("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.planner": {  # Megatron's has the plans by which it was written
+        *("BytesIOWriteData", "SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"),
+    },
     "torch.serialization": {"_get_layout"},
     "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},
     "pathlib": {"PosixPath", "PurePosixPath"},

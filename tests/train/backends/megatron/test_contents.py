@@ -25,7 +25,7 @@ def alone(value: Any) -> list[Any]:
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "weights").write_bytes(bytes(range(256)) * 40)
-    (tmp_path / "policy" / "common.pt").write_bytes(b"numbers")
+    torch.save({"steps": 3}, tmp_path / "policy" / "common.pt")
     weights = {"policy": contents.sums([("w", torch.arange(6.0).view(2, 3))])}
     contents.record(tmp_path, SETTINGS, weights, alone, 0)
     return tmp_path
