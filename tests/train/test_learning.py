@@ -21,11 +21,14 @@ def mean_reward(run: Path, step: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_calculator_agent_rises_from_below_half_to_nine_in_ten_on_tasks_it_never_saw(learned: Path) -> None:
-    """In half of the steps that the recipe has, all of which `python -m benchmarks.learning` takes."""
+def test_the_calculator_agent_rises_from_below_half_to_eight_in_ten_on_tasks_it_never_saw(learned: Path) -> None:
+    """In half of the steps that the recipe has, at a constant rate, whose last steps differ by a tenth.
+
+    `python -m benchmarks.learning` takes all of the recipe.
+    """
     rows = [json.loads(line) for line in (learned / "metrics.jsonl").read_text().splitlines()]
     assert mean_reward(learned, 0) <= 0.5
-    assert mean_reward(learned, rows[-1]["step"]) >= 0.9
+    assert mean_reward(learned, rows[-1]["step"]) >= 0.8
     assert all(row.get("mismatch/abs_mean", 0.0) < 1e-4 for row in rows), "the engine is not the trainer"
 
 
