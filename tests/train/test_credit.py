@@ -215,7 +215,8 @@ def stepwise_group(rng: random.Random, sessions: int = 3) -> Group:
         for node in session.nodes:
             turn_before = any(step.sampled for step in path(session, node.id))
             node.reward = rng.choice((None, rng.uniform(-1, 1))) if turn_before else None
-        session.reward = rng.choice((None, rng.uniform(-1, 1), 0.5))
+        somewhere = any(node.reward is not None for node in session.nodes)  # without any reward it is in no group
+        session.reward = rng.choice((None if somewhere else 0.0, rng.uniform(-1, 1), 0.5))
         members.append(session)
     return as_group(members)
 

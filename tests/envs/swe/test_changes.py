@@ -116,7 +116,7 @@ def test_reading_a_text_patch_gives_the_changes_that_it_was_written_from(
 ) -> None:
     changes = difference(base, now)
     patch = as_patch(base, changes)
-    if b"GIT binary patch" in patch:
+    if b"\nGIT binary patch\n" in patch:
         with pytest.raises(InvalidInput, match="binary"):
             read_patch(base, patch)
     else:
