@@ -136,7 +136,7 @@ def test_no_call_is_right_for_two_tasks_whose_arguments_differ(case: Attack) -> 
 
 
 def test_many_calls_that_are_all_alike_but_one_are_compared_at_once() -> None:
-    """Every order of them was tried: with twelve, for minutes."""
+    """Every order of them was tried, which no machine does with two dozen."""
     expected = [("f", {"a": [1, number]}) for number in range(2, 26)]
     made = [("f", {"a": 1})] * 23
     assert not function_calls.matched([*made, ("f", {"a": 0})], expected, {})
@@ -186,7 +186,7 @@ READERS: Mapping[str, Callable[[str], object]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
 def test_a_scorer_takes_time_in_proportion_to_the_answer(reader: str) -> None:
-    """40,000 blank lines, dots or brackets took seconds to minutes, in which nothing else was done."""
+    """20,000 dots took 6 s, 20,000 brackets or blank lines 2, in which nothing else was done."""
     for case in ENDLESS:
         for beginning, end in product(BEGINNINGS, ("x", "")):
             short, long = (beginning + case.payload * (length // len(case.payload)) + end for length in (1000, 4000))
