@@ -27,8 +27,12 @@ from tests.suite.leftovers import servers
 T = TypeVar("T")
 HEAVY_WORKERS = ("gw0", "gw1")
 PARTS: dict[str, tuple[str, ...]] = {
-    "servers": ("tests/rollout/engines/", "tests/rollout/fleet/"),
+    "sglang": (
+        *("tests/rollout/engines/test_sglang", "tests/rollout/engines/test_real_model"),
+        "tests/rollout/fleet/test_servers",
+    ),
     "ray": ("tests/cluster/",),
+    "engines": ("tests/rollout/engines/", "tests/rollout/fleet/"),
     "docker": ("tests/envs/swe/", "tests/envs/code/", "tests/tools/", "tests/redteam/"),
     "ranks": ("tests/train/backends/",),
     "browser": ("tests/viewer/",),
