@@ -240,7 +240,7 @@ class Matrix:
         name = f"{env.__name__} start"
         after = self._train(env, name, COMMON | WARM_START | {"steps": 1, "checkpoint_every": 1})
         folder = self.folder / name / "checkpoints" / "step-000000"
-        start = 0.0 if math.isnan(before.mean) else before.mean  # random weights may end no turn, and cut ones earn nothing
+        start = 0.0 if math.isnan(before.mean) else before.mean  # cut turns earn nothing
         found = str(folder), Outcome(start, after.start, WARM_START["warm_start.steps"], after.seconds)
         self._starts[env.__name__] = found
         return found
