@@ -52,7 +52,7 @@ def turns(run: Path) -> list[tuple[str, int, int]]:
 
 
 def play(run: Path, session: str, turn: int, **settings: Any) -> Result:
-    return asyncio.run(replay(run, session, ReplayConfig(turn=turn, **settings)))
+    return asyncio.run(replay(run, session, ReplayConfig(turn=turn, **settings), trust=True))
 
 
 @pytest.mark.slow

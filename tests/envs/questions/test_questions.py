@@ -190,11 +190,11 @@ EQUAL = [
     ("2.0", "2"),
     (r"[0,\infty)", r"\left[0, \infty\right)"),
     ("x^2+1", "x^2 + 1"),
-    ("1 000 000", "1000000"),
     (r"12\,345", "12345"),
     (r"1 \frac{1}{2}", "1.5"),
-    ("7 8", r"7\ 8"),
 ]
+OURS = [("1 000 000", "1000000"), ("7 8", r"7\ 8")]
+"""What math-verify takes otherwise: digits that blanks divide by threes, and blanks."""
 UNEQUAL = [
     ("0.5", "0.25"),
     ("(1, 2)", "(2, 1)"),
@@ -211,7 +211,7 @@ UNEQUAL = [
 ]
 
 
-@pytest.mark.parametrize(("said", "wanted"), EQUAL)
+@pytest.mark.parametrize(("said", "wanted"), EQUAL + OURS)
 def test_answers_that_mean_the_same_are_equal(said: str, wanted: str) -> None:
     assert latex.equal(said, wanted)
     assert latex.equal(wanted, said)
