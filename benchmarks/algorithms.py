@@ -11,6 +11,7 @@ leave 1. Rewards are means of held-out sessions before and after. Exits with 1 w
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
 import time
@@ -239,7 +240,8 @@ class Matrix:
         name = f"{env.__name__} start"
         after = self._train(env, name, COMMON | WARM_START | {"steps": 1, "checkpoint_every": 1})
         folder = self.folder / name / "checkpoints" / "step-000000"
-        found = str(folder), Outcome(before.mean, after.start, WARM_START["warm_start.steps"], after.seconds)
+        start = 0.0 if math.isnan(before.mean) else before.mean  # cut turns earn nothing
+        found = str(folder), Outcome(start, after.start, WARM_START["warm_start.steps"], after.seconds)
         self._starts[env.__name__] = found
         return found
 

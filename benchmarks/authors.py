@@ -18,15 +18,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
-from statistics import fmean
 from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
 import agentrl
 from agentrl.errors import AgentRLError
-from agentrl.rollout.statistics import interval
-from agentrl.rollout.stats import Evaluation
 from agentrl.train.display import Display
 from benchmarks.machine import machine
 
@@ -84,16 +81,11 @@ def run(name: str, env: str, seed: int, folder: Path, **settings: object) -> Res
         return Result(name, seed, nothing, nothing, nothing, nothing, time.process_time() - began, f"{error}")
     assert found.before is not None
     assert found.after is not None
-    low, high = paired(found.before, found.after)
-    seconds, last = time.process_time() - began, said.getvalue().strip().splitlines()[-1]
-    return Result(name, seed, found.before.mean, found.after.mean, low, high, seconds, last)
-
-
-def paired(before: Evaluation, after: Evaluation) -> tuple[float, float]:
-    """The 95 % bounds of the mean difference of the tasks that both have scores of."""
-    means = {task.task: fmean(task.scores) for task in before.scores if task.scores}
-    both = [task for task in after.scores if task.scores and task.task in means]
-    return interval([fmean(task.scores) - means[task.task] for task in both], bounded=False)
+    _, low, high = found.after.change_from(found.before)
+    lines = [line.strip() for line in said.getvalue().splitlines()]
+    first = next((at for at, line in enumerate(lines) if line.startswith("the held-out reward did not rise")), -1)
+    told = " ".join(lines[first:-1] if first >= 0 else lines[-1:])
+    return Result(name, seed, found.before.mean, found.after.mean, low, high, time.process_time() - began, told)
 
 
 def summary(results: list[Result]) -> Mapping[str, list[str]]:

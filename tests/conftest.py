@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.suite import leftovers, memory, pairs, schedule, shared, stress, times
+from tests.suite import bytecode, leftovers, memory, pairs, schedule, shared, stress, times
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on two shared cores, spinning threads cost more than they give
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -37,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     pairs.whole = config.getoption("--whole-matrices")
     workers, is_worker = config.getoption("numprocesses", None), hasattr(config, "workerinput")
     memory.install(config)
+    if not is_worker:
+        bytecode.keep()
     if config.getoption("--times") is not None and (is_worker or not workers):
         times.install(config, config.getoption("--times"))
     config.pluginmanager.register(schedule.PartsEnd())

@@ -311,7 +311,7 @@ def know(values: Iterable[str]) -> None:
 
 def scrub(text: str, values: Iterable[str] = ()) -> str:
     """A text without the secrets that this process knows, and without these."""
-    found = {*_known, *values}
+    found = {*_known, *filter(None, values)}
     for secret in sorted(found, key=len, reverse=True) if found else ():
         if secret in text:
             text = text.replace(secret, HIDDEN)

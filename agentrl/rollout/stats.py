@@ -186,6 +186,13 @@ class Evaluation:
             "" if math.isnan(self.low) else f" [{self.low:.3f}, {self.high:.3f}]{self._caution()}"
         )
 
+    def change_from(self, before: Evaluation) -> tuple[float, float, float]:
+        """The mean difference of the tasks that have scores in both, and its 95 % bounds; NaN where there are none."""
+        means = {task.task: fmean(task.scores) for task in before.scores if task.scores}
+        both = [fmean(task.scores) - means[task.task] for task in self.scores if task.scores and task.task in means]
+        low, high = interval(both, bounded=False)
+        return fmean(both) if both else math.nan, low, high
+
     def _caution(self) -> str:
         said = score_caution([task.scores for task in self.scores])
         return f" ({said})" if said else ""

@@ -37,17 +37,17 @@ from agentrl.rollout.rerun import RerunRollouts
 from agentrl.rollout.rerun_engine import Recording, RerunEngine
 from agentrl.rollout.stats import Evaluation
 from agentrl.sessions.recorder import Recorder
-from agentrl.sessions.renderers import get_renderer, strip
+from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store import Store
 from agentrl.train import data_identity, interrupt, manifest, recording, setup
 from agentrl.train.display import Display
 from agentrl.train.loop import Loop
 from agentrl.train.model_checks import engine_settings, prove_architecture, require_recording
-from agentrl.train.pictures import learning_curve, transcripts
+from agentrl.train.pictures import transcripts
 from agentrl.train.placing import reserve
 from agentrl.train.preparation import make_loop, prepare
 from agentrl.train.remote_copy import Uploads
-from agentrl.train.result import TrainResult
+from agentrl.train.result import TrainResult, show
 from agentrl.train.room import check_room
 from agentrl.train.run_folder import RunFolder, run_path
 from agentrl.train.session_worker import holding
@@ -128,8 +128,10 @@ async def _train(
             loop.trainer.close()
             if loop.reference is not None:
                 await loop.reference.close()
-    _report(config, folder, before, after, display)
-    return TrainResult(folder.path, before, after, folder.metrics(), worked=loop.health.worked or after.worked)
+    worked = loop.health.worked or after.worked
+    result = TrainResult(folder.path, before, after, folder.metrics(), worked=worked)
+    show(config, result, loop.top_scores, display)
+    return result
 
 
 @asynccontextmanager
@@ -156,21 +158,6 @@ async def held_out(
             return result
 
         yield measure
-
-
-def _report(
-    config: RunConfig, folder: RunFolder, before: Evaluation | None, after: Evaluation, display: Display
-) -> None:
-    """Show and draw what a run came to."""
-    if config.rerun:
-        display.say(recording.compare_weights(Path(config.rerun), folder.path))
-    if config.model.reasoning == "strip":
-        display.say(strip.spent(folder.metrics()))
-    marks = {name: value.mean for name, value in (("before", before), ("after", after)) if value}
-    title = f"{config.env.name} · {config.model.name} · {config.algo.name} · seed {config.seed}"
-    learning_curve(folder.path / "learning_curve.png", folder.metrics(), title, marks, evaluated=config.eval.label)
-    if before:
-        display.say(f"reward{config.eval.label} {before.summary} before training, {after.summary} after it")
 
 
 def shared(config: RunConfig, folder: Path) -> RunConfig:

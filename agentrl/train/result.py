@@ -1,12 +1,18 @@
-"""What a run came to."""
+"""What a run came to, and what is shown of it."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.config import RunConfig
 from agentrl.rollout.stats import Evaluation
-from agentrl.train import lost_tokens
+from agentrl.sessions.renderers import strip
+from agentrl.train import lost_tokens, recording
+from agentrl.train.display import Display
+from agentrl.train.next_try import next_try
+from agentrl.train.pictures import learning_curve
 from agentrl.train.run_folder import Metrics
 
 
@@ -32,3 +38,27 @@ class TrainResult:
     def checkpoint(self) -> Path:
         """The newest checkpoint, a Hugging Face folder."""
         return max((self.path / "checkpoints").glob("step-*"))
+
+
+def show(config: RunConfig, result: TrainResult, tops: Collection[float], display: Display) -> None:
+    """Show and draw what a run came to, and what to try next where its held-out reward did not rise.
+
+    Args:
+        config: the run's.
+        result: what it came to.
+        tops: mean rewards that can't be surpassed (`lost_tokens.top_scores`).
+        display: where.
+    """
+    before, after, rows = result.before, result.after, result.metrics
+    if config.rerun:
+        display.say(recording.compare_weights(Path(config.rerun), result.path))
+    if config.model.reasoning == "strip":
+        display.say(strip.spent(rows))
+    marks = {name: value.mean for name, value in (("before", before), ("after", after)) if value}
+    title = f"{config.env.name} · {config.model.name} · {config.algo.name} · seed {config.seed}"
+    learning_curve(result.path / "learning_curve.png", rows, title, marks, evaluated=config.eval.label)
+    if before is None or after is None:
+        return
+    if advice := next_try(config, result.path, before, after, rows, tops):
+        display.say(advice)
+    display.say(f"reward{config.eval.label} {before.summary} before training, {after.summary} after it")

@@ -111,8 +111,7 @@ class RunFolder:
         self.data: Identities = {}
         try:
             self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir(mode=0o700, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except FileExistsError:
             raise ConfigError(f"run_dir={str(path)!r} is a file; a run needs a folder") from None
         except OSError as error:

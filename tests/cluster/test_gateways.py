@@ -33,6 +33,7 @@ from agentrl.sessions.store import Store
 from agentrl.types import Engine, Session, Status, Task
 from tests.cluster.test_elastic import soon
 from tests.rollout.engines.conftest import engine, folder, model
+from tests.suite.pairs import of, pairs
 
 __all__ = ["engine", "folder", "model"]
 AGENT = """
@@ -73,7 +74,7 @@ if __name__ == "__main__":
 ENDS = ("nothing", "turn", "named", "final", "closed", "raises")
 LIMITS = {"turn_tokens": 12, "session_tokens": 1000, "context_tokens": 400, "timeout": 300.0}
 EVERYWHERE = pytest.mark.parametrize("caller", ["driver", "environment worker"])
-FORMS = pytest.mark.parametrize("form", ["function", "command"])
+MATRIX = pairs(promise=["same", "death"], caller=["driver", "environment worker"], form=["function", "command"])
 
 
 class World(Env):
@@ -128,8 +129,7 @@ def recorded(session: Session) -> Any:
 
 
 @pytest.mark.slow
-@FORMS
-@EVERYWHERE
+@pytest.mark.parametrize(*of(MATRIX, promise="same"))
 async def test_trees_rewards_and_ends_are_those_of_a_gateway_beside_the_program(
     engine: Engine, folder: Path, file: Path, caller: str, form: str
 ) -> None:
@@ -152,8 +152,7 @@ async def test_trees_rewards_and_ends_are_those_of_a_gateway_beside_the_program(
 
 
 @pytest.mark.slow
-@FORMS
-@EVERYWHERE
+@pytest.mark.parametrize(*of(MATRIX, promise="death"))
 async def test_a_workers_death_ends_its_programs_at_once_as_infrastructure_errors_and_it_is_replaced(
     engine: Engine, folder: Path, file: Path, caller: str, form: str, tmp_path: Path
 ) -> None:

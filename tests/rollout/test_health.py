@@ -36,7 +36,7 @@ LOST = session(Status.INFRA_ERROR, turns=0, score=None, error="EngineError: gone
     ("sessions", "parts"),
     [
         ([FAILED, FAILED], ["all 2 sessions failed (2 AGENT_ERROR, 2 without a turn)", "KeyError: 'oops'"]),
-        ([FAILED, LOST], ["all 2 sessions failed (1 INFRA_ERROR, 1 AGENT_ERROR"]),
+        ([FAILED, LOST], ["all 2 sessions failed (1 AGENT_ERROR, 1 INFRA_ERROR"]),
         ([session(Status.COMPLETED, turns=0)], ["all 1 sessions had 0 turns"]),
         ([session(Status.TRUNCATED, error="too long")] * 3, ["all 3 sessions were TRUNCATED; 3 times: too long"]),
         ([session(Status.COMPLETED, score=None)] * 2, ["none of 2 sessions was rewarded"]),

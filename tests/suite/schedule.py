@@ -12,8 +12,10 @@ What a part's tests share is made by `kept`, and ends when a worker comes to a t
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator
+from functools import _lru_cache_wrapper
 from typing import Any, TypeVar
 
 import pytest
@@ -25,18 +27,24 @@ from tests.suite.leftovers import servers
 T = TypeVar("T")
 HEAVY_WORKERS = ("gw0", "gw1")
 PARTS: dict[str, tuple[str, ...]] = {
-    "servers": ("tests/rollout/engines/", "tests/rollout/fleet/"),
+    "sglang": (
+        *("tests/rollout/engines/test_sglang", "tests/rollout/engines/test_real_model"),
+        "tests/rollout/fleet/test_servers",
+    ),
     "ray": ("tests/cluster/",),
+    "engines": ("tests/rollout/engines/", "tests/rollout/fleet/"),
     "docker": ("tests/envs/swe/", "tests/envs/code/", "tests/tools/", "tests/redteam/"),
     "ranks": ("tests/train/backends/",),
     "browser": ("tests/viewer/",),
 }
 """The heavy parts, the dearest first, and the beginnings of the paths of their tests; the first that fits counts."""
+CACHED = {"tokenizers": ("tests/sessions/renderers/", "tests/sessions/test_strip.py", "tests/models/test_tokenizer")}
+"""What is light, and dear to make and to keep: one worker, whichever is free, takes its tests and clears its caches."""
 
 
 def part_of(test: str) -> str | None:
-    """The heavy part that a test needs, by its path."""
-    return next((name for name, paths in PARTS.items() if test.startswith(paths)), None)
+    """The part that a test needs, by its path."""
+    return next((name for name, paths in (PARTS | CACHED).items() if test.startswith(paths)), None)
 
 
 class ByPart(LoadScopeScheduling):
@@ -58,8 +66,9 @@ class ByPart(LoadScopeScheduling):
     def _assign_work_unit(self, node: WorkerController) -> None:
         """Give a worker the next unit that it may have: heavy ones first, in the order of the table."""
         heavy = [name for name in PARTS if name in self.workqueue and node.gateway.id in HEAVY_WORKERS]
+        cached = [name for name in CACHED if name in self.workqueue]
         light = (name for name in self.workqueue if name not in PARTS)
-        chosen = next(iter(heavy), None) or next(light, None)
+        chosen = next(iter(heavy + cached), None) or next(light, None)
         if chosen is None:  # only heavy units are left, which the others take
             node.shutdown()
             return
@@ -88,6 +97,14 @@ def end_kept() -> None:
         _kept.pop(name)[1].close()
 
 
+def clear_caches() -> None:
+    """Empty the caches of functions in test modules."""
+    for module in [module for name, module in sys.modules.items() if name.startswith("tests.")]:
+        for value in vars(module).values():
+            if isinstance(value, _lru_cache_wrapper):
+                value.cache_clear()
+
+
 class PartsEnd:
     """Ends what a part's tests share when this process comes to a test of another part, or to none."""
 
@@ -98,3 +115,4 @@ class PartsEnd:
         finally:
             if nextitem is None or part_of(nextitem.nodeid) != part_of(item.nodeid):
                 end_kept()
+                clear_caches()

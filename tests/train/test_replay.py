@@ -52,7 +52,7 @@ def turns(run: Path) -> list[tuple[str, int, int]]:
 
 
 def play(run: Path, session: str, turn: int, **settings: Any) -> Result:
-    return asyncio.run(replay(run, session, ReplayConfig(turn=turn, **settings)))
+    return asyncio.run(replay(run, session, ReplayConfig(turn=turn, **settings), trust=True))
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_other_seeds_give_other_sessions_with_a_value_and_are_stored_beside_the_
     with Store(run / "replays.db", read_only=True) as store:
         stored = store.load(result.replays[1].session.id)
         assert [node.token_ids for node in stored.nodes] == [n.token_ids for n in result.replays[1].session.nodes]
-    ended = CliRunner().invoke(app, ["replay", f"{run}/{session}", f"turn={turn}", "seed=1"])
+    ended = CliRunner().invoke(app, ["replay", "--trust", f"{run}/{session}", f"turn={turn}", "seed=1"])
     assert ended.exit_code == 0, ended.output
     with Store(run / "replays.db", read_only=True) as store:
         assert store.load(stored.id).answer == stored.answer

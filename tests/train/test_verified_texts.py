@@ -70,6 +70,13 @@ def test_a_users_message_is_in_its_tokens(text: str, model: Path, renderer: Rend
     assert faults(model, node) == ["its text has 'zebra', and its tokens don't"]
 
 
+def test_a_text_that_could_be_matched_in_many_ways_is_compared_in_a_few(model: Path, renderer: Renderer) -> None:
+    """Every way of splitting a word was tried, 2 to the power of its length."""
+    ids = renderer.tokenizer.encode("a<a[" * 300)
+    [what] = faults(model, sampled(Message(role="assistant", content="a" * 300 + "b"), ids))
+    assert "its text has" in what
+
+
 def test_without_a_tokenizer_texts_are_unknown(tmp_path: Path) -> None:
     check = Check("texts", "")
     Texts(tmp_path, check).add(Session("s", Task(id="t")))

@@ -147,6 +147,7 @@ async def replay_a_turn(user: User, run: Path) -> None:
     await user.types("Steps from", str(STEPS - 1))
     await user.clicks(user.page.get_by_role("link", name=re.compile(r"^train-40\.0-\d$")).first)
     await user.button("Replay turn 1")
+    await user.clicks(user.page.get_by_label("run the code that its settings name"))
     await user.types("Replays", "2")  # Enter starts them
     done = user.page.locator(".progress .badge").filter(has_not_text="under way")
     await done.wait_for(timeout=1000 * REPLAY_SECONDS)
@@ -227,7 +228,7 @@ TASKS = {
     find_the_worst_session_of_step_40_and_its_failing_tool_call: 4,
     compare_two_runs: 3,
     find_where_two_siblings_part: 3,
-    replay_a_turn: 7,
+    replay_a_turn: 8,
     export_a_curve: 2,
     learn_what_is_wrong_and_see_the_sessions_that_show_it: 3,
     see_how_engine_and_trainer_differ_on_each_token_of_a_turn: 5,

@@ -23,6 +23,8 @@ MARKUP = ("<", "[")
 """How a format's own text begins, which is taken out of a message's."""
 LONGEST = 500
 """Characters of a word before markup within it."""
+SPLITS = 8
+"""How often markup may be within a word: without a bound, one text would take as long as somebody likes."""
 _BETWEEN = re.compile(r"[\s\ufffd]+")
 
 
@@ -79,12 +81,15 @@ def _differences(node: Node, written: str) -> Iterator[str]:
 
 
 def _end(word: str, written: str, start: int) -> int:
-    """Where a word ends in what tokens say, from a place on; -1 where it isn't. Markup may be within it."""
-    if (place := written.find(word, start)) >= 0:
-        return place + len(word)
-    for length in reversed(range(1, min(len(word), LONGEST))):
-        for markup in MARKUP:
-            place = written.find(word[:length] + markup, start)
-            if place >= 0 and (end := _end(word[length:], written, place + length)) >= 0:
-                return end
+    """Where a word ends in what tokens say, from a place on; -1 where it is not. Markup may be within it."""
+    for _ in range(SPLITS + 1):
+        if (place := written.find(word, start)) >= 0:
+            return place + len(word)
+        for length in range(min(len(word) - 1, LONGEST), 0, -1):
+            places = [place for markup in MARKUP if (place := written.find(word[:length] + markup, start)) >= 0]
+            if places:
+                word, start = word[length:], min(places) + length
+                break
+        else:
+            return -1
     return -1

@@ -10,6 +10,7 @@ import pytest
 
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env
+from agentrl.envs.results import TOOL_FAULTS
 from agentrl.envs.swe import repair, source
 from agentrl.envs.swe.env import Swe
 from agentrl.rollout.groups import Rollouts
@@ -110,8 +111,10 @@ def test_who_loses_every_container_is_in_no_baseline_and_the_others_are_untouche
     monkeypatch.setattr(Swe, "reset", doomed)
     monkeypatch.setattr(Rollouts, "_play_recorded", marked)
     groups = asyncio.run(_play())
-    lost = [session for group in groups for session in group.sessions if session.status is Status.INFRA_ERROR]
+    lost = [session for group in groups for session in group.sessions if session.status is not Status.COMPLETED]
     assert [(session.group, session.sample) for session in lost] == [("train-0.0", 1)]
+    assert lost[0].status is Status.AGENT_ERROR, "its tools failed in every attempt, and those of others did not"
+    assert lost[0].counters[TOOL_FAULTS] == LIMITS.retries
     assert lost[0].score is None
     assert [len(group.scored) for group in groups] == [N - 1] + [N] * (GROUPS - 1)
 

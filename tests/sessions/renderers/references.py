@@ -15,6 +15,7 @@ from jinja2 import sandbox
 
 from agentrl.errors import RenderError
 from agentrl.models.tokenizers import HFTokenizer
+from agentrl.sessions.renderers import bounded_template
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.probe import Whole
 from agentrl.sessions.renderers.template import template_whole
@@ -71,10 +72,14 @@ def _collected(
         }
         with pytest.MonkeyPatch.context() as patch:
             if mutable:
-                patch.setattr(sandbox, "ImmutableSandboxedEnvironment", sandbox.SandboxedEnvironment)
+                patch.setattr(bounded_template, "_Environment", _Mutable)
             return template_whole(with_template(tokenizer, edit(published(name)), **bos), **variables)
 
     return make
+
+
+class _Mutable(bounded_template._Environment):
+    is_safe_attribute = sandbox.SandboxedEnvironment.is_safe_attribute
 
 
 def _its_end_alone(template: str) -> str:
