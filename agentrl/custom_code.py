@@ -9,10 +9,11 @@ a file that changes has to be allowed anew. That lasts as long as the process; w
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from agentrl.untrusted import read_json
 
 SETTING = "model.trust_remote_code=true"
 """What allows it, as refusals name it."""
@@ -49,7 +50,7 @@ def named_in(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in _NAMES:
         try:
-            settings = json.loads((folder / name).read_text())
+            settings = read_json((folder / name).read_text())
         except (OSError, ValueError):  # whoever needs the file says so
             continue
         found |= _classes(settings.get("auto_map") if isinstance(settings, dict) else None)

@@ -20,7 +20,31 @@ SWITCHES = {"yes": True, "on": True, "no": False, "off": False}
 """The words for true and false besides these two."""
 
 
+MOST_VALUES = 100_000
+"""Of a document, each counted as often as aliases repeat it: ten lines can stand for more than any memory holds."""
+
+
 class _Loader(yaml.SafeLoader):
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._values = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
+        is_alias, before = self.check_event(yaml.AliasEvent), self._values
+        self._values += not is_alias
+        node: yaml.Node | None = super().compose_node(parent, index)
+        if node is None:
+            return None
+        if is_alias:  # of a node that is still open: it would hold itself
+            self._values += self._sizes.get(id(node), MOST_VALUES + 1)
+        else:
+            self._sizes[id(node)] = self._values - before
+        if self._values > MOST_VALUES:
+            words = f"it stands for more than {MOST_VALUES:,} values"
+            raise yaml.MarkedYAMLError(problem=words, problem_mark=node.start_mark)
+        return node
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen: set[str] = set()
@@ -55,7 +79,10 @@ def read(text: str) -> Any:
     Raises:
         yaml.YAMLError: it is none; a `yaml.MarkedYAMLError` says where.
     """
-    return yaml.load(text, _Loader)
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError:
+        raise yaml.YAMLError("it nests too deeply") from None
 
 
 class _Dumper(yaml.SafeDumper):

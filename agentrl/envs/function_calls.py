@@ -170,15 +170,20 @@ def schema(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def matched(made: Sequence[Call], expected: Sequence[Call], types: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether each call made is one of those expected, each of which is made once, in whatever order."""
-    if len(made) != len(expected):
+    fits = [[at for at, call in enumerate(expected) if _fits(one, call, types.get(one[0], {}))] for one in made]
+    held: dict[int, int] = {}  # which call made stands for each of those expected
+
+    def place(one: int, tried: set[int]) -> bool:
+        """Find one a place, for which others may move (Kuhn's algorithm: every order would be tried otherwise)."""
+        for at in fits[one]:
+            if at not in tried:
+                tried.add(at)
+                if at not in held or place(held[at], tried):
+                    held[at] = one
+                    return True
         return False
-    if not made:
-        return True
-    first, *rest = made
-    return any(
-        _fits(first, call, types.get(first[0], {})) and matched(rest, [*expected[:at], *expected[at + 1 :]], types)
-        for at, call in enumerate(expected)
-    )
+
+    return len(made) == len(expected) and all(place(one, set()) for one in range(len(made)))
 
 
 def _fits(made: Call, expected: Call, parameters: Mapping[str, Any]) -> bool:
@@ -218,7 +223,8 @@ def _field(value: Any, allowed: Any) -> bool:
 
 
 def _plain(text: str) -> str:
-    return _IGNORED.sub("", text).lower().replace("'", '"')
+    """A text as it is compared; one of which nothing would be left stays as it is, or all such would be equal."""
+    return (_IGNORED.sub("", text) or text).lower().replace("'", '"')
 
 
 def _first(allowed: Mapping[str, Any]) -> dict[str, Any]:

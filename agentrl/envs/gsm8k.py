@@ -50,7 +50,7 @@ REPO = "openai/gsm8k"
 FILES = {"train": "main/train-00000-of-00001.parquet", "eval": "main/test-00000-of-00001.parquet"}
 
 _ANNOTATION = re.compile(r"<<([^<>=]*)=[^<>]*>>")
-_FORM = re.compile(r"####\s*\$?-?[\d,]*\.?\d+\s*")
+_FORM = re.compile(r"####\s*\$?-?(?:[\d,]*\.\d+|[\d,]*\d)\s*")
 _NUMBER = re.compile(r"-?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)")
 MAX_NUMBER_CHARS = 40
 

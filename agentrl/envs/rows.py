@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import math
 import zlib
 from collections import Counter
@@ -18,6 +17,7 @@ from agentrl.envs.splits import TaskList
 from agentrl.errors import ConfigError, missing_extra
 from agentrl.plain import plain
 from agentrl.types import Task
+from agentrl.untrusted import read_json
 
 MakeTask = Callable[[Mapping[str, Any], int], Task | None]
 """Makes a task of a row and the number of its line; ValueError, TypeError or KeyError say that the row is none."""
@@ -136,7 +136,7 @@ def _jsonl(name: str, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = read_json(line)
         except ValueError as error:
             words = f"{name}, line {number}: not a JSON object: {error}; give a .jsonl, .json, .csv or .parquet file"
             raise ConfigError(words) from None
@@ -149,7 +149,7 @@ def _json(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
     """A list of objects, as it is or as `data` of an object, or one object; or an object in each line, as in JSONL."""
     text = file.read().decode("utf-8-sig")
     try:
-        rows = json.loads(text)
+        rows = read_json(text)
     except ValueError as error:
         if not text.lstrip().startswith("["):
             yield from _jsonl(name, io.StringIO(text))
@@ -191,7 +191,9 @@ def _parquet(name: str, opened: BinaryIO) -> Iterator[dict[str, Any]]:
                 for batch in file.iter_batches(BATCH, row_groups=[group]):
                     for row in batch.to_pylist():
                         yield {name: _plain(value) for name, value in row.items()}
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
+            raise  # of the file system, or of the network; pyarrow's own for damaged pages has no number
         raise ConfigError(f"{name}: not a readable Parquet file: {error}") from None
 
 

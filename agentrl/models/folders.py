@@ -8,13 +8,13 @@ which cost nothing and outlive the name that they were made from.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from agentrl.errors import InvalidInput
+from agentrl.untrusted import read_json
 
 _WEIGHTS = frozenset(
     (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ot", ".npz", ".ckpt", ".tflite")
@@ -41,7 +41,7 @@ def refuse_adapter(folder: Path) -> None:
     if not file.is_file():
         return
     try:
-        base = json.loads(file.read_text()).get("base_model_name_or_path")
+        base = read_json(file.read_text()).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
         base = None
     of = f" of {base!r}" if base else ""

@@ -13,7 +13,6 @@ allowed (`agentrl.custom_code`), and nobody is ever asked.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from agentrl import custom_code
 from agentrl.errors import InvalidInput, InvalidWeights
 from agentrl.models import tensors
 from agentrl.models.folders import refuse_adapter
+from agentrl.untrusted import read_json
 
 _one_at_a_time = threading.Lock()
 
@@ -124,7 +124,7 @@ def read_config(folder: Path) -> Any:
 def _config_fault(folder: Path, error: Exception) -> str:
     """Why transformers can't read a folder's configuration."""
     try:
-        settings = json.loads((folder / "config.json").read_text())
+        settings = read_json((folder / "config.json").read_text())
         kind = settings.get("model_type")
     except (OSError, ValueError, AttributeError) as unreadable:
         return f"config.json is unreadable: {unreadable}"

@@ -7,7 +7,6 @@ renamed, so that a folder there is always complete. Nothing here imports torch u
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from agentrl.errors import InfraError, InvalidInput, unknown_name
 from agentrl.models import fetch, tokenizer_files
 from agentrl.models.folders import is_weights, refuse_adapter
 from agentrl.models.known import KNOWN, Progress
+from agentrl.untrusted import read_json
 
 TINY = "tiny"
 
@@ -113,13 +113,13 @@ def check(path: Path) -> Path:
     if not config.is_file():
         raise InvalidInput(f"model={str(path)!r} is no Hugging Face folder: config.json is missing")
     try:
-        settings = json.loads(config.read_text())
+        settings = read_json(config.read_text())
     except (OSError, ValueError) as error:
         raise InvalidInput(f"model={str(path)!r}: config.json is unreadable: {error}") from None
     if not isinstance(settings, dict):
         raise InvalidInput(f"model={str(path)!r}: config.json holds a {type(settings).__name__}, not a JSON object")
     architectures = settings.get("architectures") or []
-    if not any(
+    if not isinstance(architectures, list) or not any(
         str(name).endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")) for name in architectures
     ):
         raise InvalidInput(f"model={str(path)!r}: config.json names no causal language model, but {architectures}")
@@ -145,9 +145,13 @@ def _weight_files(path: Path) -> Iterable[str]:
         if not index.is_file():
             continue
         try:
-            return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            found = sorted(set(read_json(index.read_text())["weight_map"].values()))
+            outside = [name for name in found if Path(name).name != name]
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidInput(f"model={str(path)!r}: {index.name} is unreadable: {error!r}") from None
+        if outside:
+            raise InvalidInput(f"model={str(path)!r}: {index.name} names {outside[0]!r}, which is not in the folder")
+        return found
     return [next((name for name in names if (path / name).is_file()), names[0])]
 
 
@@ -159,11 +163,11 @@ def _damage(file: Path) -> str:
         if size < 8 or length > size - 8:
             return f"is cut or is no safetensors file ({size} bytes)"
         try:
-            header = json.loads(opened.read(length))
-            end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+            header = read_json(opened.read(length))
+            ends = (int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__")
+            wanted = 8 + length + max(ends, default=0)
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
             return "is no safetensors file"
-    wanted = 8 + length + int(end)
     return "" if size == wanted else f"has {size} bytes where its header says {wanted}"
 
 

@@ -24,6 +24,7 @@ from typing import Any, Literal
 from agentrl.errors import ConfigError
 from agentrl.retrieval import bm25, dense
 from agentrl.retrieval.corpus import Corpus, Passage, Progress, scan, silent
+from agentrl.untrusted import read_json
 
 FORMAT = 1
 SHARD = 1_000_000
@@ -205,18 +206,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         ConfigError: there is no index in that folder, or one of another format.
     """
     try:
-        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest: Any = read_json((folder / "manifest.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
             f"index {str(folder)!r}: there is none; build it with `agentrl retrieval index CORPUS --out {folder}`"
         ) from None
     except ValueError as error:
         raise ConfigError(f"index {str(folder)!r}: its manifest can't be read: {error}") from None
-    if manifest.get("format") != FORMAT:
-        raise ConfigError(
-            f"index {str(folder)!r}: its format is {manifest.get('format')}, not {FORMAT}; build it again"
-        )
-    return manifest
+    written = manifest.get("format") if isinstance(manifest, dict) else None
+    if written != FORMAT:
+        raise ConfigError(f"index {str(folder)!r}: its format is {written}, not {FORMAT}; build it again")
+    return dict(manifest)
 
 
 def _changed(files: dict[Path, dict[str, Any]], verify: bool) -> Iterator[Path]:

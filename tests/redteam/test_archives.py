@@ -1,4 +1,4 @@
-"""A hostile archive is refused on the way out, before it has an effect outside its destination."""
+"""A hostile archive is refused on the way out, or is a tree as it is, before it has an effect outside of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.envs.swe.changes import MAX_BYTES, PatchRefused, read_tar
 from agentrl.tools.sandbox import PathError
 from agentrl.tools.sandbox.archive import unpack
 from agentrl.tools.sandbox.docker import DockerSandbox
@@ -15,9 +16,8 @@ from tests.redteam.archives import ARCHIVES, LIMITS, MAKER
 from tests.redteam.attack import Attack, ids
 from tests.tools.sandbox.attacks.conftest import Attack as Run
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ARCHIVES, ids=ids(ARCHIVES))
 async def test_refused(case: Attack, attack: Run, jail: DockerSandbox, tmp_path: Path) -> None:
     made = await attack(MAKER.format(entries=case.payload))
@@ -30,3 +30,16 @@ async def test_refused(case: Attack, attack: Run, jail: DockerSandbox, tmp_path:
     assert os.listdir(tmp_path / "outer") == ["inside"]
     assert "agentrl-evil" not in os.listdir("/tmp")
     assert all(path.resolve().is_relative_to(inside) for path in inside.rglob("*"))
+
+
+@pytest.mark.parametrize("case", ARCHIVES, ids=ids(ARCHIVES))
+def test_no_tree_of_an_agents_holds_what_is_outside(case: Attack, tmp_path: Path) -> None:
+    """What software tasks read of a working tree; it is compared, and never unpacked here."""
+    exec(MAKER.format(entries=case.payload).replace("/work/evil.tar", str(tmp_path / "evil.tar")), {})
+    try:
+        tree = read_tar((tmp_path / "evil.tar").read_bytes())
+    except PatchRefused:
+        return
+    assert not [path for path in tree if path.startswith(("/", "../"))], case.must_not
+    assert sum(len(file.data) for file in tree.values()) <= MAX_BYTES
+    assert os.listdir(tmp_path) == ["evil.tar"]

@@ -3,32 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
-from agentrl.tools.sandbox import Outcome
+from agentrl.tools.sandbox import ExecResult, Outcome, Sandbox
 from agentrl.tools.sandbox.docker import DockerSandbox
+from agentrl.tools.sandbox.local import create_subprocess
+from agentrl.tools.sandbox.loop import blocking
 from tests.redteam.attack import Attack, ids
 from tests.redteam.escapes import ESCAPES
+from tests.tools.sandbox.attacks.conftest import PRELUDE
 from tests.tools.sandbox.attacks.conftest import Attack as Run
+from tests.tools.sandbox.conftest import SMALL
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("case", ESCAPES, ids=ids(ESCAPES))
-async def test_a_timeout_ends(case: Attack, attack: Run, jail: DockerSandbox) -> None:
-    program = f"""
+def hiding(case: Attack) -> str:
+    return f"""
 {case.payload}
+place = os.path.abspath("alive")
 if os.fork() == 0:
     hide()
     print("hidden", os.getpid(), flush=True)
     while True:
-        open("/tmp/alive", "w").write(str(time.time())); time.sleep(0.02)
+        open(place, "w").write(str(time.time())); time.sleep(0.02)
 time.sleep(600)
 """
-    result = await attack(program, timeout=1)
+
+
+async def assert_ended(result: ExecResult, sandbox: Sandbox, case: Attack) -> None:
     assert result.outcome is Outcome.TIMEOUT
     assert b"hidden" in result.stdout
-    last = await jail.read("/tmp/alive")
+    last = await sandbox.read("alive")
     await asyncio.sleep(0.2)
-    assert await jail.read("/tmp/alive") == last, case.must_not
+    assert await sandbox.read("alive") == last, case.must_not
+
+
+@pytest.mark.parametrize("case", ESCAPES, ids=ids(ESCAPES))
+async def test_a_timeout_ends(case: Attack, attack: Run, jail: DockerSandbox) -> None:
+    await assert_ended(await attack(hiding(case), timeout=1), jail, case)
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[Sandbox]:
+    """The provider that isolates nothing; of what a command starts it ends all, too."""
+    sandbox = blocking(create_subprocess(SMALL), 60)
+    yield sandbox
+    blocking(sandbox.close(), 60)
+
+
+@pytest.mark.parametrize("case", ESCAPES, ids=ids(ESCAPES))
+async def test_a_timeout_ends_without_a_container(case: Attack, local: Sandbox) -> None:
+    await assert_ended(await local.exec(["python3", "-c", PRELUDE + hiding(case)], timeout=1), local, case)

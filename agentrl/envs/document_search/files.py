@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +12,7 @@ from agentrl.envs.rows import described
 from agentrl.envs.splits import TaskList, divide, held_out
 from agentrl.errors import ConfigError
 from agentrl.types import Task
+from agentrl.untrusted import read_json
 
 QUESTIONS = "questions.jsonl"
 FIELDS = ("document", "question", "answer")
@@ -71,7 +71,7 @@ def read_questions(folder: Path) -> Questions:
 
 def _row(line: str, where: str) -> dict[str, str]:
     try:
-        row = json.loads(line)
+        row = read_json(line)
     except ValueError as error:
         raise ConfigError(f"{where} is not JSON: {error}") from None
     for field in FIELDS:

@@ -2,7 +2,8 @@
 
 They follow the published checker's rules. Where that uses NLTK's models, to find sentences and words in capitals, there
 are rules here that need no data. Of text in capitals or small letters it also asks whether langdetect takes it for
-English, which it often does not where the text is short; that is left out.
+English, which it often does not where the text is short; that is left out. Each takes time in proportion to the text:
+a model that writes nothing but blank lines, dots or brackets must not hold up a run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 Check = Callable[..., bool]
 LANGUAGE = "language:response_language"
 CONSTRAINED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
-_SENTENCE = re.compile(r"[.!?]+[\"')\]]*(?=\s|$)")
+_SENTENCE = re.compile(r"(?<![.!?])[.!?]++[\"')\]]*+(?=\s|$)")
 _ABBREVIATION = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|St|Prof|Capt|Lt|Sr|Jr|Inc|Ltd|Co|etc|e\.g|i\.e|[A-Z])\.(?=\s)")
 _CAPITALS = re.compile(r"\w+(?:[-']\w+)*")
 
@@ -87,20 +88,19 @@ def first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: s
 
 def placeholders(text: str, num_placeholders: int) -> bool:
     """It has at least so many [placeholders]."""
-    return len(re.findall(r"\[.*?\]", text)) >= num_placeholders
+    return sum(map(len, re.findall(r"\[[^\]\n]*(\]?)", text))) >= num_placeholders
 
 
 def postscript(text: str, postscript_marker: str) -> bool:
     """It has a postscript."""
-    known = {"P.P.S": r"\s*p\.\s?p\.\s?s.*$", "P.S.": r"\s*p\.\s?s\..*$"}
-    pattern = known.get(postscript_marker, rf"\s*{re.escape(postscript_marker.lower())}.*$")
-    return re.search(pattern, text.lower(), re.MULTILINE) is not None
+    known = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
+    return re.search(known.get(postscript_marker, re.escape(postscript_marker.lower())), text.lower()) is not None
 
 
 def bullets(text: str, num_bullets: int) -> bool:
     """It has so many bullet points, no more and no fewer."""
-    starred = re.findall(r"^\s*\*[^\*].*$", text, re.MULTILINE)
-    return len(starred) + len(re.findall(r"^\s*-.*$", text, re.MULTILINE)) == num_bullets
+    starred = re.findall(r"^[^\S\n]*\*[^\*].*$", text, re.MULTILINE)
+    return len(starred) + len(re.findall(r"^[^\S\n]*-", text, re.MULTILINE)) == num_bullets
 
 
 def constrained(text: str) -> bool:
@@ -132,7 +132,8 @@ def json_format(text: str) -> bool:
 
 def title(text: str) -> bool:
     """It has a <<title>>."""
-    return any(found.strip("<> ").strip() for found in re.findall(r"<<[^\n]+>>", text))
+    lines = ((line, line.find("<<"), line.rfind(">>")) for line in text.split("\n"))
+    return any(line[begin:end].strip("<> ").strip() for line, begin, end in lines if 0 <= begin < end)
 
 
 def two_responses(text: str) -> bool:

@@ -30,7 +30,7 @@ INSTRUCTIONS = {
 }
 SHOWN = 5
 """Files that a note names."""
-_ANSWER = re.compile(r"answer(?:\s+is)?\s*:?\**\s*(.+)", re.IGNORECASE)
+_ANSWER = re.compile(r"answer(?:\s++is)?\s*+:?\**+\s*+(.+)", re.IGNORECASE)  # possessive: see latex._SAID
 _LETTER = re.compile(r"\W*(?:\\text\{)?\(?([A-Za-z])\)?(?![A-Za-z])")
 
 

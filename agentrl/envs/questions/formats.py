@@ -58,7 +58,7 @@ ANSWERS = frozenset({"golden_answers", "possible_answers", "answer", "answers", 
     *("correct answer", "best answer", "best_answer", "mc1_targets", "choices", "options"),
 }
 """Columns, one of which has the right answer."""
-_MARKED = re.compile(r"####\s*(.+?)\s*$")
+_MARKED = re.compile(r"####\s*+(.++)\Z")
 
 
 class Grading(StrEnum):
@@ -233,7 +233,7 @@ def _shuffled(text: str) -> bytes:
 
 def _answers(row: Mapping[str, Any]) -> tuple[tuple[str, ...], Grading]:
     given = plain(_given(row))
-    if isinstance(given, str) and (marked := _MARKED.search(given)):
+    if isinstance(given, str) and (marked := _MARKED.search(given.rstrip())):
         return (marked[1],), Grading.MATH
     if "wrong_answers" in row:
         return tuple(dict.fromkeys(map(str, given or ()))), Grading.CLOSER

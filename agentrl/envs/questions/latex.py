@@ -27,7 +27,7 @@ _UNIT = re.compile(
 _NAME = re.compile(r"^[a-zA-Z](?:\([a-z]\))?=(?=.)")
 _MEMBER = re.compile(r"^[a-z]\\in")
 _LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
-_SAID = re.compile(r"(?:final answer|answer)(?: is|:)\s*:?\s*(.+)", re.IGNORECASE)
+_SAID = re.compile(r"answer(?: is|:)\s*+:?\s*+(.+)", re.IGNORECASE)  # possessive: white space is gone through once
 
 
 def boxed(text: str) -> str | None:

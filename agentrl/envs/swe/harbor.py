@@ -70,9 +70,10 @@ def read(folder: Path | str) -> SweTask:
         InvalidInput: a file is missing or no text, or a field is wrong; the message names it.
     """
     folder = Path(folder)
+    text = read_text(folder / "task.toml")
     try:
-        settings = tomllib.loads(read_text(folder / "task.toml"))
-    except tomllib.TOMLDecodeError as error:
+        settings = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
         raise InvalidInput(f"{folder / 'task.toml'}: {error}") from None
     metadata = _table(settings, "metadata", folder)
     environment = _table(settings, "environment", folder)

@@ -36,7 +36,8 @@ FORMAT_ERROR = (
     "Error: give exactly one command in each answer, as one call of `bash` or as one ```bash code block; "
     f"you gave {{count}}. To hand in your work, run: echo {SUBMIT}"
 )
-_BLOCK = re.compile(r"```(?:bash|sh|mswea_bash_command)\s*\n(.*?)\n?```", re.DOTALL)
+_FENCE = "```"
+_OPENING = re.compile(rf"{_FENCE}(?:bash|sh|mswea_bash_command)[^\S\n]*\n")
 
 
 def opening(instruction: str, limits: Limits, bash_only: bool) -> str:
@@ -46,8 +47,12 @@ def opening(instruction: str, limits: Limits, bash_only: bool) -> str:
 
 
 def commands(text: str) -> list[str]:
-    """The shell commands in an answer's code blocks."""
-    return [block.strip() for block in _BLOCK.findall(text) if block.strip()]
+    """The shell commands in an answer's code blocks; in time linear in the answer, as its writer isn't trusted."""
+    blocks, end = [], 0
+    while (fence := _OPENING.search(text, end)) and (close := text.find(_FENCE, fence.end())) >= 0:
+        blocks.append(text[fence.end() : close].strip())
+        end = close + len(_FENCE)
+    return [block for block in blocks if block]
 
 
 def observation(result: ExecResult, text: str) -> str:

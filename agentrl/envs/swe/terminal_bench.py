@@ -138,9 +138,10 @@ def _supported(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _mapping(path: Path) -> Mapping[str, Any]:
+    text = read_text(path)
     try:
-        found = yaml.safe_load(read_text(path))
-    except yaml.YAMLError as error:
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date or a number that is none
         raise InvalidInput(f"{path}: {error}") from None
     if not isinstance(found, Mapping):
         raise InvalidInput(f"{path} holds {type(found).__name__}: allowed: a mapping")

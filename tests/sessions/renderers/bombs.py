@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-_REPEATED = (
+REPEATED = (
     *("[", "{", "(", "'", '"', "\\", "<", "[[", "'\\", '"\\"', "{}", "[]", "()", ",", ";", ":", "-", "#", " ", "\n"),
     *('{"a":', "f(", "f(a=", "f(a=[", "f(a={'b':", "f(a=1)\n", '{"name":"f","parameters":{}}', "1", "1e", "a.", "é"),
     *("</parameter>", "</parameter> \n", "<parameter=a>", "<parameter=a>\n</parameter>\n\n", '<parameter name="a">'),
@@ -30,5 +30,5 @@ def bombs(grammar: str, length: int) -> Iterator[tuple[str, str]]:
     """Each kind's name, and one of about so many characters, in each place where a grammar's calls may hold it."""
     for name, (before, after) in _PLACES.items():
         if grammar.startswith(name):
-            for unit in _REPEATED:
+            for unit in REPEATED:
                 yield f"{before!r} {unit!r}", before + unit * max(length // len(unit), 1) + after
