@@ -20,6 +20,7 @@ from agentrl.sessions.gateway.matching import HistoryMatch, Index, ParentKey, to
 from agentrl.sessions.gateway.retries import PendingRequest, Retries
 from agentrl.sessions.gateway.schedule import Schedule
 from agentrl.sessions.gateway.turn_request import TurnRequest
+from agentrl.sessions.renderers.base import RenderedMessage
 from agentrl.sessions.turn_generator import GeneratedTurn, Prompt, TurnGenerator
 from agentrl.types import Arrival, FinishReason, Node, Sampling, Session
 
@@ -181,6 +182,15 @@ class SessionState:
             else:
                 return None
         return found
+
+    def stored_path(self, key: ParentKey, new: Sequence[RenderedMessage]) -> int | None:
+        """The node of the last of these messages below `key`; None unless all are stored, as by an equal request."""
+        for message in new:
+            node = self.index.same_child(key, message.message, message.token_ids)
+            if node is None:
+                return None
+            key = node.id
+        return key if isinstance(key, int) else None
 
     def _known_history(self, request: TurnRequest, history: History) -> KnownHistory | None:
         """The longest known history that this request continues, compared as the client's JSON."""

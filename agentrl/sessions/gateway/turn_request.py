@@ -68,6 +68,11 @@ class TurnRequest:
         """Every tool that a turn may call."""
         return [*self.tools, *self.deferred]
 
+    def digest(self) -> int:
+        """A digest that this process's equal requests share."""
+        history = self.history.raw if self.history is not None else repr(self.extra.get("prompt"))
+        return hash((self.protocol, history, self.previous_reply, self.sampling, self.n, self.stream))
+
 
 Read = Callable[[Body, Limits, "int | None", bool], TurnRequest]
 """Reads a body as a TurnRequest: the body, the limits, how often the client has tried, whether the engine supports JSON
