@@ -27,8 +27,8 @@ _ANTHROPIC_TYPES = {
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
-    503: "overloaded_error",
 }
+"""No failure here is Anthropic's `overloaded_error`, for which clients change the model or wait for long."""
 
 
 @dataclass
