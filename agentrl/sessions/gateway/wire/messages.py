@@ -26,6 +26,7 @@ from agentrl.sessions.gateway.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire.chat import form_of, schema_of, stops_of, tools_of
+from agentrl.sessions.gateway.wire.objects import pass_over, text_at
 from agentrl.sessions.gateway.wire.validation import Parameters, check, number, validator
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import FunctionCall, Message, Sampling, ToolCall
@@ -33,7 +34,7 @@ from agentrl.types import FunctionCall, Message, Sampling, ToolCall
 _COMMON: dict[str, Any] = {
     "honoured": (
         *("max_tokens", "stop_sequences", "system", "temperature", "thinking", "tool_choice", "tools"),
-        *("top_p", "top_k", "context_management", "output_config"),
+        *("top_p", "top_k", "context_management", "output_config", "thread"),
     ),
     "harmless": (
         *("betas", "billing_policy", "cache_control", "diagnostics", "fallback_credit_token", "inference_geo"),
@@ -48,6 +49,9 @@ _BETA = beta_types.message_create_params.MessageCreateParamsNonStreaming
 PARAMETERS = Parameters([message_create_params.MessageCreateParamsNonStreaming, _BETA], **_COMMON)
 COUNTING = Parameters([MessageCountTokensParams, _BETA], **_COMMON)
 _MESSAGE = validator(MessageParam)
+_READ = frozenset({"role", "content"})
+_ECHOED = frozenset({"id", "type", "model", "stop_reason", "stop_sequence", "stop_details", "usage", "container"})
+"""What a reply has besides; clients send it back whole."""
 _MARKED = ("system", "tools")
 
 
@@ -69,8 +73,10 @@ def read_counting(body: Body, limits: Limits) -> TurnRequest:
 def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, json_schema: bool) -> TurnRequest:
     marks = dict[str, str]()
     fields = {name: _unmarked(value, marks) if name in _MARKED else value for name, value in body.fields.items()}
+    fields, left_out = _without_searches(fields)
     given, ignored = parameters.check(Body(fields, body.history), limits)
-    ignored |= marks
+    ignored |= marks | left_out
+    follows = _followed(given.get("thread"))
     _keeps_all(given.get("context_management", {}))
     choice = given.get("tool_choice", {"type": "auto"})
     offered = choice["type"] != "none"
@@ -79,7 +85,7 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
     tools = _tools(prompted) if offered else []
     deferred = _tools([tool for tool in declared if tool.get("defer_loading")])
     force = {"any": "", "tool": choice.get("name")}.get(choice["type"])
-    if force is not None and not tools:
+    if force is not None and not tools and follows is None:
         raise ApiError(400, "tool_choice demands a call, but there are no tools", "invalid_value", "tool_choice")
     thinking = given.get("thinking", {"type": "disabled"})
     if "budget_tokens" in thinking:
@@ -96,7 +102,7 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
         head=(system, prompted, offered),
         prelude=[Message(role="system", content=prompt)] if prompt else [],
         history=body.history,
-        convert=functools.partial(convert, ignored=ignored, tools=[*tools, *deferred]),
+        convert=functools.partial(convert, tools=[*tools, *deferred], strict=limits.strict_fields),
         tools=tools,
         deferred=deferred if offered else (),
         sampling=Sampling(
@@ -110,10 +116,36 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
         stream=given.get("stream", False),
         force=force,
         parallel=not choice.get("disable_parallel_tool_use", False),
+        previous_reply=follows,
+        in_thread=follows is not None,
         retry=retry,
         extra={"thinking": thinking["type"] != "disabled"},
         ignored=ignored,
     )
+
+
+def _followed(thread: Any) -> str | None:
+    """The reply that a thread continues: its system prompt, its tools and all before it stay, whatever began it.
+
+    Raises:
+        ApiError: it neither begins nor continues a thread.
+    """
+    kind = thread.get("type") if isinstance(thread, dict) else None
+    if thread is None or kind == "create":
+        return None  # every reply can be continued
+    if kind != "continue":
+        raise ApiError(400, "thread.type: must be 'create' or 'continue'", "invalid_value", "thread.type")
+    return text_at(thread, "previous_message_id", "thread").removeprefix("msg_")
+
+
+def _without_searches(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The request without the web search, which its provider would run; and what was left out."""
+    tools = fields.get("tools")
+    if not isinstance(tools, list):
+        return fields, {}
+    kept = [tool for tool in tools if not (isinstance(tool, dict) and str(tool.get("type")).startswith("web_search_"))]
+    left_out = {"tools.web_search": "tools.web_search"} if len(kept) < len(tools) else {}
+    return {**fields, "tools": kept}, left_out
 
 
 def _unmarked(blocks: Any, ignored: dict[str, str]) -> Any:
@@ -162,7 +194,7 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
 
 
 def convert(
-    items: Sequence[Any], start: int, ignored: dict[str, str], tools: Sequence[ToolSchema] = ()
+    items: Sequence[Any], start: int, ignored: dict[str, str], tools: Sequence[ToolSchema] = (), strict: bool = False
 ) -> list[Message]:
     """Validated messages, from item `start` on; a user's tool results become tool messages.
 
@@ -171,6 +203,7 @@ def convert(
         start: the first one's place in the conversation.
         ignored: takes the names of fields that were ignored.
         tools: what a tool's result may refer to.
+        strict: whether fields that nothing reads are refused.
 
     Raises:
         ApiError: one can't be read, or refers to a tool that is not declared; it names the item.
@@ -181,6 +214,7 @@ def convert(
         where = f"messages[{start + place}]"
         (item,) = _unmarked([item], ignored)
         check(_MESSAGE, item, where)
+        pass_over(item, _READ, _ECHOED, where, ignored, strict)
         content = item["content"]
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if item["role"] == "assistant":

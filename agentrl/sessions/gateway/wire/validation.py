@@ -129,7 +129,7 @@ class Parameters:
                 ignored[name] = name
             elif name not in self.known and name not in self._taken:
                 self._unknown(name, strict)
-                ignored[_shown(name)] = "unknown"
+                ignored[shown(name)] = "unknown"
             elif name in self._fixed:
                 given[name] = self._only(name, value)
             elif name in self._deep and isinstance(value, dict):
@@ -190,7 +190,7 @@ def number(body: Mapping[str, Any], name: str, default: Any, low: float, high: f
     return value
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
     """A client's own name for a field as it may stand in a header."""
     return name if len(name) <= 64 and name.isascii() and name.replace("-", "_").isidentifier() else "unknown"
 
