@@ -84,8 +84,10 @@ def pass_over(
     Raises:
         ApiError: there is one that would change the text or may be meant for one that is read, or `strict` is set.
     """
-    for name in item.keys() - read - echoed:
-        if item[name] in (None, False, [], {}, "") or (key := shown(name)) in ignored:
+    for name, value in item.items():
+        if name in read or name in echoed or value in (None, False, [], {}, ""):
+            continue
+        if (key := shown(name)) in ignored:
             continue
         near = misspelt(name, frozenset(read))
         if strict or near is not None or name in CHANGE_MESSAGES or len(ignored) >= MOST_FIELDS:
