@@ -121,6 +121,22 @@ def test_an_assistants_item_needs_neither_status_nor_annotations(item: Any) -> N
     assert request.ignored == {}
 
 
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "thinking", "thinking": "so", "newer": 1},
+        {"type": "tool_use", "id": "a", "name": "add", "input": {"x": None}, "caller": {"type": "newer"}},
+        {"type": "text", "text": "a", "citations": [{"type": "newer"}]},
+    ],
+)
+def test_of_a_block_what_is_used_is_enough(block: Any) -> None:
+    history = [*HI, {"role": "assistant", "content": [block], "usage": {"input_tokens": 1}}, *HI]
+    request, (_, echo, _) = asked("messages", messages=history)
+    calls = [call.function.arguments for call in echo.tool_calls or ()]
+    assert (echo.reasoning_content, echo.text, calls) in (("so", "", []), (None, "", ['{"x": null}']), (None, "a", []))
+    assert request.ignored == {}
+
+
 @pytest.mark.parametrize("protocol", ["chat", "responses", "messages"])
 def test_unknown_fields_of_messages_are_counted_or_with_the_strict_setting_refused(protocol: str) -> None:
     conversation = "input" if protocol == "responses" else "messages"

@@ -151,6 +151,12 @@ async def test_a_request_in_progress_that_a_retry_repeats_ends(serve: Serve) -> 
         assert sum(n.sampled for n in served.session(access["id"]).nodes) == 1
 
 
+async def until_in_progress(served: Served, count: int) -> None:
+    async with asyncio.timeout(20):
+        while served.gateway.in_flight > count:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def until_running(served: Served, count: int) -> None:
     async with asyncio.timeout(20):
         while served.engine.running < count:  # noqa: ASYNC110
@@ -223,13 +229,13 @@ async def test_a_retry_of_a_request_that_was_refused_is_a_sample_and_ends_nobody
             await until_running(served, 2)
             assert [(await http.post(url, json=body)).status_code for _ in range(2)] == [429, 429]
             second.cancel()
-            async with asyncio.timeout(20):
-                while served.engine.running > 1:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until_in_progress(served, 1)
             third = asyncio.create_task(http.post(url, json=body, headers=RETRY))
             await until_running(served, 2)
             served.engine.held.set()
-            replies = [await first, await third, await http.post(url, json=body, headers=RETRY)]
+            replies = [await first, await third]
+            await until_in_progress(served, 0)
+            replies.append(await http.post(url, json=body, headers=RETRY))
         assert [reply.status_code for reply in replies] == [200, 200, 200]
         turns = [node for node in served.session(access["id"]).nodes if node.sampled]
         assert len({turn.sampling.seed for turn in turns if turn.sampling}) == len(turns) == 3

@@ -36,20 +36,23 @@ class Meaning:
     messages: str = ""
 
 
+_ONE_CALL = "disable_parallel_tool_use"
 MEANINGS = (
-    Meaning("one call a turn", Treatment.HONOURED, *["parallel_tool_calls"] * 2, "disable_parallel_tool_use"),
-    Meaning("a call demanded", Treatment.HONOURED, *["tool_choice"] * 3),
+    Meaning(
+        "one call a turn", Treatment.HONOURED, "parallel_tool_calls", "parallel_tool_calls", "disable_parallel_tool_use"
+    ),
+    Meaning("a call demanded", Treatment.HONOURED, "tool_choice", "tool_choice", "tool_choice"),
     Meaning("tools of one text", Treatment.HONOURED, "", "tools.custom"),
     Meaning("a conversation kept here", Treatment.HONOURED, "", "previous_response_id", "thread"),
     Meaning("effort", Treatment.IGNORED, "reasoning_effort", "reasoning.effort", "output_config.effort"),
     Meaning("web search", Treatment.IGNORED, "web_search_options", "tools.web_search", "tools.web_search"),
     Meaning("dropping what does not fit", Treatment.IGNORED, "", "truncation"),
-    Meaning("unknown parameters", Treatment.IGNORED, *["trace"] * 3),
-    Meaning("unknown fields of messages", Treatment.IGNORED, *["mood"] * 3),
-    Meaning("parameters spelt wrong", Treatment.REFUSED, *["temprature"] * 3),
-    Meaning("fields of messages spelt wrong", Treatment.REFUSED, *["contents"] * 3),
+    Meaning("unknown parameters", Treatment.IGNORED, "trace", "trace", "trace"),
+    Meaning("unknown fields of messages", Treatment.IGNORED, "mood", "mood", "mood"),
+    Meaning("parameters spelt wrong", Treatment.REFUSED, "temprature", "temprature", "temprature"),
+    Meaning("fields of messages spelt wrong", Treatment.REFUSED, "contents", "contents", "contents"),
     Meaning("tools of one text", Treatment.REFUSED, "tools.custom"),
-    Meaning("a choice among some of the tools", Treatment.REFUSED, *["allowed_tools"] * 2),
+    Meaning("a choice among some of the tools", Treatment.REFUSED, "allowed_tools", "allowed_tools"),
     Meaning("other tools that a provider runs", Treatment.REFUSED, "", "tools.file_search", "tools.bash_20250124"),
     Meaning("replies fetched later", Treatment.REFUSED, "", "background"),
 )
