@@ -27,8 +27,8 @@ _ANTHROPIC_TYPES = {
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
-    503: "overloaded_error",
 }
+"""No failure here is Anthropic's `overloaded_error`, for which clients change the model or wait for long."""
 
 
 @dataclass
@@ -64,7 +64,8 @@ class ApiError(Exception):
         """The error as the protocol writes it."""
         if style == "anthropic":
             kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
-            return {"type": "error", "error": {"type": kind, "message": self.message}}
+            details = {"error_code": self.code}
+            return {"type": "error", "error": {"type": kind, "message": self.message, "details": details}}
         kind = _OPENAI_TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 

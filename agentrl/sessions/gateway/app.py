@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -52,6 +53,7 @@ CONVERSATION_FIELD = {
     "messages": "messages",
 }
 """Which parameter holds the conversation."""
+log = logging.getLogger("agentrl.gateway")
 Handle = Callable[[str, Request], Awaitable[Response]]
 
 
@@ -81,8 +83,8 @@ class GatewayApp(FastAPI):
                     request = Request(scope, receive, send)
                     try:
                         response = await handle(parts[2], request)
-                    except (ApiError, InvalidInput) as error:
-                        response = _error(request, api_error_for(error))
+                    except Exception as failure:  # what goes wrong while it is read; a `Delivery` has its own
+                        response = _failed(request, failure)
                     await response(scope, receive, send)
                     return
         await super().__call__(scope, receive, send)
@@ -159,7 +161,7 @@ def _sessions(app: GatewayApp, gateway: Gateway, admin_key: str | None) -> None:
         }
         return Response(page(numbers, {"model": gateway.model}), media_type=TYPE)
 
-    @app.post("/sessions", status_code=201, **openapi.body(OpenBody, 201, 400, 401, 413, 429))
+    @app.post("/sessions", status_code=201, **openapi.body(OpenBody, 201, 400, 401, 413, 415, 429))
     async def open_session(request: Request) -> Response:
         """Open a session."""
         if admin_key is not None and not hmac.compare_digest(key_of(request).encode(), admin_key.encode()):
@@ -175,14 +177,14 @@ def _sessions(app: GatewayApp, gateway: Gateway, admin_key: str | None) -> None:
         """The session's tree."""
         return answer(public(gateway.read(session_id, key_of(request))))
 
-    @app.post("/sessions/{session_id}/reward", **openapi.body(RewardBody, 200, 400, 401, 404, 410, 413))
+    @app.post("/sessions/{session_id}/reward", **openapi.body(RewardBody, 200, 400, 401, 404, 410, 413, 415))
     async def reward(session_id: str, request: Request) -> Response:
         """Give a reward: final, by name, or for one turn."""
         gateway.entry(session_id, key_of(request))
         given = validated(RewardBody, await json_body(request, gateway.parts.limits))
         return answer(summary(await gateway.reward(session_id, key_of(request), given)))
 
-    @app.post("/sessions/{session_id}/close", **openapi.body(CloseBody, 200, 400, 401, 410, 413))
+    @app.post("/sessions/{session_id}/close", **openapi.body(CloseBody, 200, 400, 401, 410, 413, 415))
     async def close(session_id: str, request: Request) -> Response:
         """End the session; rewards may come with it."""
         gateway.entry(session_id, key_of(request))
@@ -203,7 +205,7 @@ def _protocols(app: GatewayApp, gateway: Gateway) -> None:
             return Delivery(gateway, entry, kind(gateway.parts, entry.state, turn_request), reply, stream, style)
 
         name = path.replace("/", "_")
-        codes = (200, 400, 401, 404, 408, 410, 413, 429, 500, 503)
+        codes = (200, 400, 401, 404, 408, 410, 413, 415, 429, 500, 503)
         app.post(f"/sessions/{{session_id}}/v1/{path}", name=name, **openapi.protocol_request(path, *codes))(handle)
         app.turns[path] = handle
 
@@ -218,7 +220,7 @@ def _protocols(app: GatewayApp, gateway: Gateway) -> None:
         entry, body = await authorized_body(gateway, session_id, request, CONVERSATION_FIELD[path])
         return await Exchange(gateway.parts, entry.state, read(body, entry.limits)).count()
 
-    codes = (200, 400, 401, 404, 408, 410, 413)
+    codes = (200, 400, 401, 404, 408, 410, 413, 415)
 
     @app.post("/sessions/{session_id}/v1/messages/count_tokens", **openapi.protocol_request("messages", *codes))
     async def count_messages(session_id: str, request: Request) -> Response:
@@ -248,7 +250,7 @@ def _protocols(app: GatewayApp, gateway: Gateway) -> None:
 
 def _errors(app: FastAPI) -> None:
     async def failed(request: Request, error: Exception) -> Response:
-        return _error(request, api_error_for(error))
+        return _failed(request, error)
 
     async def no_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -263,6 +265,15 @@ def _errors(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, failed)
     app.add_exception_handler(InvalidInput, failed)
     app.add_exception_handler(HTTPException, no_route)
+    app.add_exception_handler(Exception, failed)
+
+
+def _failed(request: Request, failure: Exception) -> Response:
+    """What a request is answered that could not be read or routed."""
+    error = api_error_for(failure)
+    if error.status == 500:
+        log.error("a request failed", exc_info=failure)
+    return _error(request, error)
 
 
 def _error(request: Request, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:

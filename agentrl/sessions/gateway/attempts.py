@@ -7,12 +7,12 @@ counts as none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agentrl.sessions.gateway.retries import PendingRequest, RetryDetection
 from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.sessions.gateway.turn_request import TurnRequest
-from agentrl.sessions.turn_generator import Prompt
 from agentrl.types import Node, Sampling
 
 
@@ -23,7 +23,8 @@ class Attempts:
     Attributes:
         state: the session's.
         request: the request; its sampling's `seed` is None where the client gave none.
-        prompt: what its turns are generated from.
+        parent: the node that its turns follow; None while that is not stored.
+        opening: the untrained tokens that its turns begin with.
         digest: of the path's tokens up to the opening.
         sampling: the parameters of its turns, but for the seed.
         remaining: how many more tokens the budgets allow.
@@ -33,7 +34,8 @@ class Attempts:
 
     state: SessionState
     request: TurnRequest
-    prompt: Prompt
+    parent: int | None
+    opening: Sequence[int]
     digest: bytes
     sampling: Sampling
     remaining: int
@@ -52,21 +54,20 @@ class Attempts:
 
     def stored(self, attempt: int) -> list[Node] | None:
         """The stored turns of an attempt; None unless all choices are there."""
-        if self.prompt.new:
+        if self.parent is None:
             return None
-        return self.state.stored_turns(self.prompt.parent, self.prompt.opening, self.samplings(attempt), self.remaining)
+        return self.state.stored_turns(self.parent, self.opening, self.samplings(attempt), self.remaining)
 
     def retried(self, pending: PendingRequest) -> int | None:
         """The attempt whose stored reply answers this request; None if turns are to be generated."""
-        if self.prompt.new:
-            return None
-        if self.request.sampling.seed is not None:
-            return 0  # the same seed is the same sample
         retries, detect_lost = self.state.retries, self.detection == "lost"
         lost = retries.take_lost(pending) if detect_lost or self.request.retry else None
         if lost is not None:
             return lost
-        if self.request.retry and not retries.take_unanswered(pending):
+        pending.repeats = bool(self.request.retry) and not retries.take_unanswered(self.request)
+        if self.request.sampling.seed is not None:
+            return 0  # the same seed is the same sample
+        if pending.repeats:
             return self._newest()
         if detect_lost and (newest := self._newest()) is not None:
             nodes = self.stored(newest)
@@ -75,11 +76,10 @@ class Attempts:
         return 0 if self.detection == "all" else None
 
     def next(self, pending: PendingRequest) -> int:
-        """This request's attempt, if turns are to be generated; it replaces the one that it retries."""
+        """This request's attempt, if turns are to be generated; one that repeats another request ends that one."""
         same = [other for other in self.state.pending if other.same(pending)]
-        retried = [other for other in same if self.request.retry or (other.generated and self.detection == "lost")]
-        if retried:
-            return retried[0].supersede()
+        if same and pending.repeats:
+            return same[0].supersede()
         attempt = 0
         if self.request.sampling.seed is None:
             in_progress = {other.attempt for other in same}

@@ -2,11 +2,16 @@
 
 The server's own protocol waits for the rest of a head without a limit, of time or size. It also sends a reply's head
 by itself, which costs a system call and wakes the client too early; here head and body are sent together.
+
+A client may close its own half of the connection behind a request and read on. From here that looks as if it had
+closed all of it, but only then is what it is sent answered with a reset. So an interim response, which clients pass
+over, is sent while the reply is awaited. HTTP/1.0 has no interim responses and TLS no halves: there the client is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import orjson
@@ -16,6 +21,10 @@ from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.delivery import CLIENT, Client
 from agentrl.sessions.gateway.limits import Limits
 
+PROBE_SECONDS, LONGEST_PROBE = 0.05, 5.0
+"""Seconds between two interim responses to a client that may have left: at first, doubled each time, and at most."""
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CHUNKED = b"transfer-encoding: chunked\r\n"
 _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
@@ -60,6 +69,8 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         self._check_size()
         if not self._rejected:
+            if self.parser.get_http_version() == "1.0":
+                self.transport.http_1_0, self.expect_100_continue = True, False  # type: ignore[attr-defined]
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -78,6 +89,26 @@ class Connection(HttpToolsProtocol):
         """A response is complete; one without a body has only its head to send."""
         self.transport.flush()  # type: ignore[attr-defined]
         super().on_response_complete()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends nothing more; returns whether it may still wait for a reply."""
+        cycle = self.cycle
+        unanswered = cycle is not None and not (cycle.more_body or cycle.response_started or self.pipeline)
+        waits = unanswered and self.scheme == "http" and cycle.scope["http_version"] == "1.1"
+        if waits:
+            cycle.keep_alive = False
+            self._probe(PROBE_SECONDS)
+        return waits
+
+    def _probe(self, seconds: float) -> None:
+        """Send an interim response, and again after so many seconds; a client that has left answers with a reset."""
+        if self.cycle.response_started or self.transport.is_closing():
+            return
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+            return
+        self.transport.write(_INTERIM)
+        self.loop.call_later(seconds, self._probe, min(2 * seconds, LONGEST_PROBE))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has disconnected; after a reset, the last request's reply may be unread."""
@@ -122,20 +153,26 @@ class Connection(HttpToolsProtocol):
 
 
 class Corked:
-    """A transport that holds a response's head back until the first part of its body is written."""
+    """A transport that holds a response's head back until the first part of its body is written.
+
+    Attributes:
+        http_1_0: whether the client knows HTTP/1.0 alone: a body of unknown length then ends with the connection.
+    """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._head: bytes | None = None
+        self._unchunked = False
+        self.http_1_0 = False
 
     def write(self, data: bytes) -> None:
         """Send data; a head is held back, unless it is interim (100 Continue)."""
-        if self._head is not None:
-            data, self._head = self._head + data, None
-        elif data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 1"):
-            self._head = data
+        if self._head is None and data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 1"):
+            self._unchunked = self.http_1_0 and _CHUNKED in data
+            self._head = data.replace(_CHUNKED, b"") if self._unchunked else data
             return
-        self._transport.write(data)
+        head, self._head = self._head or b"", None
+        self._transport.write(head + (_without_sizes(data) if self._unchunked else data))
 
     def close(self) -> None:
         """Send what was held back, and close."""
@@ -149,6 +186,17 @@ class Corked:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+
+def _without_sizes(chunks: bytes) -> bytes:
+    """The contents of whole chunks."""
+    contents = []
+    while chunks:
+        size, _, rest = chunks.partition(b"\r\n")
+        length = int(size, 16)
+        contents.append(rest[:length])
+        chunks = rest[length + 2 :]
+    return b"".join(contents)
 
 
 def limited(limits: Limits) -> type[Connection]:

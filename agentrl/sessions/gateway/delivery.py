@@ -95,6 +95,7 @@ class Delivery(Response):
         elif self.gateway.in_flight >= limits.in_flight:
             error = ApiError(429, "too many requests", "queue_full", retry_after=1)
         if error is not None:
+            self.entry.state.retries.note_unanswered(self.exchange.request)
             await _send_error(send, error, self.style)
             return
         self.gateway.begun += 1

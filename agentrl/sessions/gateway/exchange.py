@@ -100,7 +100,10 @@ class Exchange:
             digest = extended_digest(digest, message.token_ids)
         self.sampling = generator.with_stops(self.request.sampling)
         detection, mixed = self.parts.retry_detection, self.parts.limits.sampling == "mixed"
-        attempts = Attempts(self.state, self.request, prompt, digest, self.sampling, budget.left, detection, mixed)
+        parent, opening = self.state.stored_path(self.match.parent_key, prompt.new), prompt.opening
+        attempts = Attempts(
+            self.state, self.request, parent, opening, digest, self.sampling, budget.left, detection, mixed
+        )
         self.pending = PendingRequest(digest, attempts.samplings(0), 0, cancel)
         retried = attempts.retried(self.pending)
         stored = None if retried is None else attempts.stored(retried)
@@ -208,8 +211,6 @@ class Exchange:
         self.choices = [choice for choice in generated if choice is not None]
         if self.state.schedule is not None:
             await self.state.schedule.reply(self.arrival)
-        if self.pending is not None:
-            self.pending.generated = True
 
     async def _choice(self, index: int, deadline: float, generated: list[GeneratedTurn | None]) -> AsyncIterator[Event]:
         sampling, ids = self.samplings[index], f"call_{self.call_ids}_{index}_"
@@ -255,9 +256,10 @@ class Exchange:
             session.count(f"gateway/ignored/{name}")
         if self.is_retry:
             session.count("gateway/retries")
-            if match.parent is not None:
-                self.state.cache_history(self.request, self.known, match.parent)
-            return [choice.node for choice in self.choices if choice.node is not None]
+            nodes = [choice.node for choice in self.choices if choice.node is not None]
+            assert nodes[0].parent is not None
+            self.state.cache_history(self.request, self.known, nodes[0].parent)
+            return nodes
         cause = match.branch_cause or self._concurrent_cause()
         if cause is not None:
             session.count(f"gateway/branches/{cause}")
@@ -297,8 +299,8 @@ class Exchange:
         if self.pending is not None and self.pending in self.state.pending:
             self.state.pending.remove(self.pending)
             self.pending.cancel = _nothing  # else it and what it cancels would be a reference cycle
-            if self.committed is None:
-                self.state.retries.note_unanswered(self.pending)
+            if self.committed is None and not self.pending.superseded:
+                self.state.retries.note_unanswered(self.request)
 
     def note_lost(self) -> None:
         """The reply's connection broke: an identical request soon afterwards is a retry."""

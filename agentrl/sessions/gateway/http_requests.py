@@ -1,9 +1,10 @@
-"""Reading HTTP requests: bodies within the limits, keys and headers."""
+"""Reading HTTP requests: bodies within the limits, compressed or not, keys and headers."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import zlib
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -20,6 +21,8 @@ from agentrl.sessions.gateway.workers import KEY_FIELD, bearer_key
 from agentrl.types import Status
 
 Body = TypeVar("Body", bound=BaseModel)
+ENCODINGS = ("identity", "gzip", "x-gzip", "deflate")
+"""Values of Content-Encoding that are read."""
 
 
 async def authorized_body(
@@ -68,13 +71,33 @@ async def _bytes(request: Request, limits: Limits) -> bytes:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     client: Client | None = request.scope.get(CLIENT)
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ENCODINGS:
+        known = "gzip and deflate are read"
+        raise ApiError(415, f"the body's Content-Encoding {encoding!r:.100} is not supported; {known}", "encoding")
     if client is not None and client.complete:
-        return await received()
+        data = await received()
+    else:
+        try:
+            async with asyncio.timeout(limits.body_timeout):
+                data = await received()
+        except TimeoutError:
+            raise ApiError(408, "the body did not arrive in time", "body_timeout") from None
+    return data if encoding == "identity" or not data else await asyncio.to_thread(_unpacked, data, limits.body_bytes)
+
+
+def _unpacked(data: bytes, most: int) -> bytes:
+    """A body that is compressed with gzip or deflate."""
+    reader = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)  # it tells the two apart by their heads
     try:
-        async with asyncio.timeout(limits.body_timeout):
-            return await received()
-    except TimeoutError:
-        raise ApiError(408, "the body did not arrive in time", "body_timeout") from None
+        unpacked = reader.decompress(data, most + 1)
+    except zlib.error as error:
+        raise ApiError(400, f"the body can't be decompressed: {error}", "invalid_encoding") from None
+    if len(unpacked) > most:
+        raise ApiError(413, f"the decompressed body is larger than {most} bytes", "body_too_large")
+    if not reader.eof or reader.unused_data:
+        raise ApiError(400, "the compressed body must be one whole stream", "invalid_encoding")
+    return unpacked
 
 
 def validated(kind: type[Body], value: Any) -> Body:

@@ -22,10 +22,9 @@ from typing import Any
 import orjson
 
 from agentrl.sessions.gateway.message_comparison import (
-    call_ids,
     extends,
     loose_key,
-    same_but_defaults,
+    same_calls,
     strict_key,
 )
 from agentrl.sessions.renderers.base import ToolSchema
@@ -132,7 +131,7 @@ class Index:
         candidates: list[tuple[ParentKey, int]] = [(parent_key, 0)]
         matched = 0
         for message in messages:
-            below = self._children_like(candidates, message) or self._same_but_defaults(candidates, message, tools)
+            below = self._children_like(candidates, message, tools)
             if not below:
                 break
             candidates, matched = below, matched + 1
@@ -158,36 +157,27 @@ class Index:
         found = [node for node in turns if extends(echo, node)]
         return max(found, key=lambda node: (len(node.message.text), node.id), default=None)
 
-    def _children_like(self, candidates: list[tuple[ParentKey, int]], message: Message) -> list[tuple[ParentKey, int]]:
-        """The candidates' children that match a message: of each the exact ones, else the loose ones."""
+    def _children_like(
+        self, candidates: list[tuple[ParentKey, int]], message: Message, tools: Sequence[ToolSchema]
+    ) -> list[tuple[ParentKey, int]]:
+        """The candidates' children that match a message: of each the exact ones, else of its calls, else loose."""
         strict = strict_key(message)
         below: list[tuple[ParentKey, int]] = []
         for key, loose in candidates:
             exact = self._strict.get((key, strict), ())
             below += [(i, loose) for i in exact]
-            found = self._loose.get((key, loose_key(message)), []) if not exact else []
-            below += [(i, loose + 1) for i in self._of_same_calls(found, message)]
+            if not exact:
+                found = self._of_its_calls(key, message, tools) or self._loose.get((key, loose_key(message)), [])
+                below += [(i, loose + 1) for i in found]
         return below
 
-    def _same_but_defaults(
-        self, candidates: list[tuple[ParentKey, int]], message: Message, tools: Sequence[ToolSchema]
-    ) -> list[tuple[ParentKey, int]]:
-        """The turns that match a message but for arguments that its client filled in from the schema."""
-        if not message.tool_calls:
+    def _of_its_calls(self, key: ParentKey, message: Message, tools: Sequence[ToolSchema]) -> list[int]:
+        """The messages that have the same calls, by their ids: the gateway makes them, and they are unique."""
+        if not message.tool_calls or not isinstance(key, int):
             return []
-        return [
-            (node.id, loose + 1)
-            for key, loose in candidates
-            if isinstance(key, int)
-            for node in self.sampled_children(key)
-            if node.finish_reason is not FinishReason.LENGTH and same_but_defaults(message, node.message, tools)
-        ]
-
-    def _of_same_calls(self, found: list[int], message: Message) -> list[int]:
-        """Those whose calls have the same ids, if there are any: the gateway makes the ids, and they are unique."""
-        wanted = call_ids(message)
-        same = [i for i in found if call_ids(self._session.nodes[i].message) == wanted]
-        return same or found
+        nodes = [self._session.nodes[i] for i in self._children.get(key, ())]
+        whole = [node for node in nodes if node.finish_reason is not FinishReason.LENGTH]
+        return [node.id for node in whole if same_calls(message, node.message, tools)]
 
     def _branch_cause(self, parent_key: ParentKey, rest: Sequence[Message]) -> str | None:
         """Why `rest` would be a branch here; None where it isn't one."""

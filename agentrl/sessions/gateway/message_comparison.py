@@ -1,7 +1,7 @@
 """Whether a message that a client sends back is a stored one.
 
-Clients resend messages in their own formatting: without the reasoning, with other white space in a call's arguments,
-with defaults of the tool's schema filled in, with text of their own appended.
+Clients resend messages in their own formatting: without the reasoning, without the text beside calls, with other white
+space in a call's arguments, with defaults of the tool's schema filled in, with text of their own appended.
 """
 
 from __future__ import annotations
@@ -28,18 +28,26 @@ def loose_key(message: Message) -> tuple[Hashable, ...]:
     return message.role, message.text.strip(), calls
 
 
-def same_but_defaults(echo: Message, stored: Message, tools: Sequence[ToolSchema]) -> bool:
-    """Whether two messages differ only in arguments that the echo adds, each the default that the tool declares.
+def same_calls(echo: Message, stored: Message, tools: Sequence[ToolSchema]) -> bool:
+    """Whether an echo is a stored turn with calls, but for what its client left out or filled in.
 
-    Clients validate a call against the tool's schema, which fills in defaults, and send back the result.
+    The gateway makes the calls' ids, so they tell the turn. Some clients keep the calls alone, without text and
+    reasoning beside them. Others validate a call against the tool's schema and send back the result: it may have
+    arguments that the model did not write, each the default that the tool declares.
     """
-    if echo.role != stored.role or echo.text.strip() != stored.text.strip() or call_ids(echo) != call_ids(stored):
+    if echo.role != stored.role or echo.text.strip() not in ("", stored.text.strip()):
+        return False
+    if not echo.tool_calls or _call_ids(echo) != _call_ids(stored):
         return False
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
-    for sent, original in zip(echo.tool_calls or (), stored.tool_calls or (), strict=True):
+    for sent, original in zip(echo.tool_calls, stored.tool_calls or (), strict=True):
         name = original.function.name
+        if sent.function.name != name:
+            return False
+        if _canonical(sent.function.arguments) == _canonical(original.function.arguments):
+            continue
         given, generated = _object(sent.function.arguments), _object(original.function.arguments)
-        if sent.function.name != name or given is None or generated is None:
+        if given is None or generated is None:
             return False
         if given != {**_defaults(schemas.get(name), given.keys() - generated.keys()), **generated}:
             return False
@@ -72,7 +80,7 @@ def extends(echo: Message, turn: Node) -> bool:
     return bool(stored.text.strip()) and echo.text.lstrip().startswith(stored.text.lstrip())
 
 
-def call_ids(message: Message) -> tuple[str, ...]:
+def _call_ids(message: Message) -> tuple[str, ...]:
     """The ids of a message's tool calls."""
     return tuple(call.id for call in message.tool_calls or ())
 

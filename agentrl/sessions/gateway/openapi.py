@@ -85,6 +85,7 @@ _DESCRIPTIONS = {
     408: "The body did not arrive in time",
     410: "The session is closed or sealed",
     413: "The body is too large",
+    415: "The body is compressed in a way that is not read",
     429: "Too much at once; see Retry-After",
     500: "Our fault",
     503: "The engine or the store failed; trying again makes sense",

@@ -1,9 +1,10 @@
 """Identical requests: which of them are retries, and which request another sample.
 
-A client that lost its reply repeats the request, and so does one that samples a prompt several times; both send the
-same. A repeat is a retry if its header says so (the SDKs' header), or if its reply was lost: the connection broke while
-the reply was being sent, or soon after its last byte was written. An operating system resets a connection that is
-closed with bytes unread, and only then, so it is known whether a client had read its reply when it disconnected.
+A client that lost its reply repeats the request, and so does one that samples a prompt several times, one sample after
+the other or many at once; all send the same. A repeat is a retry if its header says so (the SDKs' header), or if its
+reply was lost: the connection broke soon after the reply's last byte was written. An operating system resets a
+connection that is closed with bytes unread, and only then, so it is known whether a client had read its reply when it
+disconnected. A retry of a request that ended without a reply is a sample of its own: nobody else's request ends for it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.types import Sampling
 
 RetryDetection = Literal["lost", "marked", "all"]
@@ -23,22 +25,22 @@ RESET_WINDOW = 10.0
 """Seconds after a reply's last byte within which a reset means that it was not read."""
 RETRY_WINDOW = 60.0
 """Seconds after a reply was lost within which an identical request is its retry."""
-MAX_REMEMBERED = 32
-"""Lost and unanswered requests that a session remembers."""
+MAX_REMEMBERED = 1024
+"""Lost and unanswered requests that a session remembers: more than it can have in progress."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
     """A request in progress, and which attempt at it this is, counted from 0.
 
-    `generated` says that its reply is complete and being sent.
+    `repeats` says that its header calls it a retry, and that no earlier try is known to have ended without a reply.
     """
 
     digest: bytes
     samplings: tuple[Sampling, ...]
     attempt: int
     cancel: Callable[[], object]
-    generated: bool = False
+    repeats: bool = False
     superseded: bool = False
 
     def same(self, other: PendingRequest) -> bool:
@@ -57,16 +59,16 @@ class Retries:
     """A session's requests that clients may repeat.
 
     `reopened` is when it was loaded from the store: its last reply may have been lost with the previous process.
+    `unanswered` are the digests of requests that failed or were refused as too many.
     """
 
     reopened: float | None = None
-    unanswered: list[PendingRequest] = field(default_factory=list)
+    unanswered: list[int] = field(default_factory=list)
     lost: list[tuple[float, PendingRequest]] = field(default_factory=list)
 
-    def note_unanswered(self, pending: PendingRequest) -> None:
+    def note_unanswered(self, request: TurnRequest) -> None:
         """A request ended without a reply."""
-        if not pending.superseded:
-            self.unanswered = [*self.unanswered, pending][-MAX_REMEMBERED:]
+        self.unanswered = [*self.unanswered, request.digest()][-MAX_REMEMBERED:]
 
     def note_lost(self, pending: PendingRequest, sent: float) -> None:
         """The connection of a reply that was sent at `sent` (`time.monotonic()`) broke."""
@@ -90,10 +92,9 @@ class Retries:
         self.reopened = None
         return recently
 
-    def take_unanswered(self, request: PendingRequest) -> bool:
+    def take_unanswered(self, request: TurnRequest) -> bool:
         """Whether the same request ended without a reply before; true once."""
-        for pending in self.unanswered:
-            if pending.same(request):
-                self.unanswered.remove(pending)
-                return True
-        return False
+        if not self.unanswered or (digest := request.digest()) not in self.unanswered:
+            return False
+        self.unanswered.remove(digest)
+        return True

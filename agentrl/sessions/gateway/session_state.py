@@ -20,6 +20,7 @@ from agentrl.sessions.gateway.matching import HistoryMatch, Index, ParentKey, to
 from agentrl.sessions.gateway.retries import PendingRequest, Retries
 from agentrl.sessions.gateway.schedule import Schedule
 from agentrl.sessions.gateway.turn_request import TurnRequest
+from agentrl.sessions.renderers.base import RenderedMessage
 from agentrl.sessions.turn_generator import GeneratedTurn, Prompt, TurnGenerator
 from agentrl.types import Arrival, FinishReason, Node, Sampling, Session
 
@@ -124,7 +125,7 @@ class SessionState:
         items = _few(history.items(known.beginning if known is not None else b""), most)
         start = known.count if known is not None else 0
         request.count = start + len(items)
-        messages = request.convert(items, start)
+        messages = request.convert(items, start, request.ignored)
         if known is not None:
             return self.index.match(known.node, messages, request.callable), known
         return self.index.match(tools_digest(request.tools), [*request.prelude, *messages], request.callable), None
@@ -142,10 +143,15 @@ class SessionState:
         """Continue a reply by its id; other instructions or tools than its own begin a new root."""
         node_id = self.index.node_of_reply(reply_id)
         if node_id is None:
-            raise ApiError(404, f"no reply {reply_id!r} in this session", "previous_response_not_found")
+            code = "thread_not_found" if request.in_thread else "previous_response_not_found"
+            raise ApiError(404, f"no reply {reply_id!r:.100} in this session", code)
         nodes = tree.path(self.session, node_id)
-        new = request.convert(_few(request.history.items(), most) if request.history is not None else [], 0)
+        items = _few(request.history.items(), most) if request.history is not None else []
+        new = request.convert(items, 0, request.ignored)
         prompt = [nodes[0].message] if _prompt(nodes[0]) is not None else []
+        if request.in_thread:
+            request.tools = nodes[0].tools
+            return self.index.match(node_id, new, request.callable)
         same = [m.text for m in prompt] == [m.text for m in request.prelude]
         if same and tools_digest(request.tools) == tools_digest(nodes[0].tools):
             return self.index.match(node_id, new, request.callable)
@@ -181,6 +187,15 @@ class SessionState:
             else:
                 return None
         return found
+
+    def stored_path(self, key: ParentKey, new: Sequence[RenderedMessage]) -> int | None:
+        """The node of the last of these messages below `key`; None unless all are stored, as by an equal request."""
+        for message in new:
+            node = self.index.same_child(key, message.message, message.token_ids)
+            if node is None:
+                return None
+            key = node.id
+        return key if isinstance(key, int) else None
 
     def _known_history(self, request: TurnRequest, history: History) -> KnownHistory | None:
         """The longest known history that this request continues, compared as the client's JSON."""

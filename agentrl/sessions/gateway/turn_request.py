@@ -29,7 +29,8 @@ class TurnRequest:
         head: the raw JSON besides the history (system prompt, tools).
         prelude: the messages in the head (a system prompt outside the messages).
         history: the conversation as text; None if the protocol has none.
-        convert: validates and converts items, given the first one's index; raises ApiError, naming the item.
+        convert: validates and converts items, given the first one's index, and notes the fields that it ignores; raises
+            ApiError, naming the item.
         tools: the tools that the prompt lists.
         deferred: further tools that may be called: not in the prompt; messages may define them later.
         sampling: the parameters; `seed` is None where the client gave none.
@@ -38,6 +39,7 @@ class TurnRequest:
         force: None lets the model choose, "" forces a call, a name forces a call of that tool.
         parallel: whether a turn may have more than one call.
         previous_reply: the reply that the conversation continues (Responses' `previous_response_id`).
+        in_thread: whether it continues that reply with its system prompt and tools (Anthropic's `thread`).
         retry: how often the client has tried before, as its header says; None without one.
         extra: what only the protocol's own code needs.
         count: how many items the history has, once known.
@@ -48,7 +50,7 @@ class TurnRequest:
     model: str
     head: Any
     history: History | None
-    convert: Callable[[Sequence[Any], int], list[Message]]
+    convert: Callable[[Sequence[Any], int, dict[str, str]], list[Message]]
     sampling: Sampling
     prelude: list[Message] = field(default_factory=list)
     tools: Sequence[ToolSchema] = ()
@@ -58,6 +60,7 @@ class TurnRequest:
     force: str | None = None
     parallel: bool = True
     previous_reply: str | None = None
+    in_thread: bool = False
     retry: int | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     count: int = 0
@@ -67,6 +70,11 @@ class TurnRequest:
     def callable(self) -> list[ToolSchema]:
         """Every tool that a turn may call."""
         return [*self.tools, *self.deferred]
+
+    def digest(self) -> int:
+        """A digest that this process's equal requests share."""
+        history = self.history.raw if self.history is not None else repr(self.extra.get("prompt"))
+        return hash((self.protocol, history, self.previous_reply, self.sampling, self.n, self.stream))
 
 
 Read = Callable[[Body, Limits, "int | None", bool], TurnRequest]

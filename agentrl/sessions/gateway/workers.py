@@ -33,7 +33,7 @@ opens it, and the first one's session, if it opens one after all, stays unused."
 HEALTH_SECONDS = 10.0
 KEY_FIELD = "api_key"
 """The query field that holds the session's key after a redirect."""
-FORWARDED = ("authorization", "x-api-key", "content-type")
+FORWARDED = ("authorization", "x-api-key", "content-type", "content-encoding")
 """Header fields that are forwarded with a request for a new session."""
 
 

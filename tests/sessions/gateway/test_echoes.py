@@ -6,15 +6,19 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from agentrl.sessions import tree
+from agentrl.sessions.gateway.bodies import Body
 from agentrl.sessions.gateway.exchange import Exchange, Parts
 from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
 from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.turn_request import TurnRequest
+from agentrl.sessions.gateway.wire import messages, responses
 from agentrl.sessions.store import Store
 from agentrl.sessions.turn_generator import TurnGenerator
-from agentrl.types import Node, Session, Task
+from agentrl.types import Node, Session, Task, ToolCall
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
 from tests.sessions.gateway.inside import exchange, turn_request
 
@@ -202,3 +206,67 @@ async def test_a_session_that_is_taken_up_again_knows_its_extended_turns(tmp_pat
     session = chat.session()
     assert session.nodes[: len(stored.nodes)] == stored.nodes
     assert session.counters == {"gateway/extended": 1, "gateway/clean": 1}
+
+
+ADD = {"name": "add", "description": "adds"}
+SHAPE: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+def asked_of_chat(calls: list[ToolCall]) -> TurnRequest:
+    """Semantic-kernel and agno send back the calls alone."""
+    shown = [{"id": c.id, "type": "function", "function": c.function.model_dump()} for c in calls]
+    results = [{"role": "tool", "tool_call_id": c.id, "content": "7"} for c in calls]
+    tools = [{"type": "function", "function": {**ADD, "parameters": SHAPE}}]
+    history = [HI, {"role": "assistant", "tool_calls": shown}, *results] if calls else [HI]
+    return turn_request(history, tools=tools)
+
+
+def asked_of_responses(calls: list[ToolCall]) -> TurnRequest:
+    items = [HI, *({"type": "function_call", "call_id": c.id, **c.function.model_dump()} for c in calls)]
+    items += [{"type": "function_call_output", "call_id": c.id, "output": "7"} for c in calls]
+    body = {"model": "m", "input": items, "tools": [{"type": "function", **ADD, "parameters": SHAPE}]}
+    return responses.read(Body.parse(orjson.dumps(body), "input"), Limits(), None, True)
+
+
+def asked_of_messages(calls: list[ToolCall]) -> TurnRequest:
+    uses = [{"type": "tool_use", "id": c.id, "name": c.function.name, "input": {}} for c in calls]
+    results = [{"type": "tool_result", "tool_use_id": c.id, "content": "7"} for c in calls]
+    turns = [{"role": "assistant", "content": uses}, {"role": "user", "content": results}] if calls else []
+    body = {"model": "m", "max_tokens": 500, "messages": [HI, *turns], "tools": [{**ADD, "input_schema": SHAPE}]}
+    return messages.read(Body.parse(orjson.dumps(body), "messages"), Limits(), None, True)
+
+
+@pytest.mark.parametrize("asked", [asked_of_chat, asked_of_responses, asked_of_messages])
+async def test_text_that_a_client_leaves_out_beside_calls_stays_on_the_path(tmp_path: Path, asked: Any) -> None:
+    """Each turn with a call was a branch (`edited`), without the words before it, and nothing on it was sampled."""
+    calling = assistant("let me see", "because", calls=[("add", "{}"), ("add", "{}")])
+    chat = GatewaySession(tmp_path, calling, assistant("7"))
+    access = await chat.gateway.open(Session("s", Task(id="t")))
+    chat.entry = chat.gateway.entry("s", access.api_key)
+    _, (turn,) = await exchange(chat.gateway, chat.entry, asked([]))
+    await exchange(chat.gateway, chat.entry, asked(list(turn.message.tool_calls or ())))
+    session = chat.session()
+    assert [node.parent for node in session.nodes] == [None, *range(len(session.nodes) - 1)]
+    assert session.counters == {"gateway/clean": 1, "gateway/loose": 1}
+    assert "let me see" in chat.saw(1)
+
+
+async def test_text_beside_calls_is_also_missed_on_the_path_without_the_reasoning(tmp_path: Path) -> None:
+    calling = assistant("let me see", "because", calls=[("add", "{}")])
+    chat = GatewaySession(tmp_path, calling, assistant("7"), assistant("8"), assistant("9"), strip_reasoning=True)
+    tools = [{"type": "function", "function": {**ADD, "parameters": SHAPE}}]
+    _, (turn,) = await chat(HI, tools=tools)
+    (call,) = turn.message.tool_calls or ()
+    shown = {"id": call.id, "type": "function", "function": call.function.model_dump()}
+    result = {"role": "tool", "tool_call_id": call.id, "content": "7"}
+    history = [HI, {"role": "assistant", "tool_calls": [shown]}, result]
+    for text in ("7", "8"):
+        await chat(*history, tools=tools)
+        history += [echo(text), MORE]
+    await chat(*history, tools=tools)
+    session = chat.session()
+    assert sum(node.copy_of == turn.id for node in session.nodes) == 1
+    assert ("let me see" in chat.saw(3), "because" in chat.saw(3)) == (True, False)
+    assert session.nodes[-1].parent is not None
+    assert [n.message.text for n in tree.path(session, session.nodes[-1].id)][-5:] == ["7", "more", "8", "more", "9"]
+    assert not any(name.startswith("gateway/branches/") for name in session.counters if "reasoning" not in name)

@@ -188,3 +188,19 @@ def test_a_call_that_its_client_completed_by_declared_defaults_is_the_same_call(
     assert (match.parent, match.loose_matches, match.branch_cause) == ((1, 1, None) if same else (0, 0, "edited"))
     assert index.match(ABOVE, history).branch_cause == "edited"
     assert index.match(ABOVE, [user("a"), said("", None, call(echoed, "c2"))], DEFAULTS).parent == 0
+
+
+def test_text_and_reasoning_beside_calls_may_be_left_out_where_the_calls_have_their_ids() -> None:
+    _, index = grow(user("a"), (said("one", "so", call('{"x": 1}')), said("two", "so", call('{"x": 1}', "c2"))))
+    for id_, node in (("c1", 1), ("c2", 2)):
+        match = index.match(ABOVE, [user("a"), said("", None, call('{"x":1}', id_)), user("b")])
+        assert (match.parent, match.loose_matches, match.branch_cause) == (node, 1, None)
+    for echo in (
+        said("", None, call('{"x": 2}')),
+        said("", None, call('{"x": 1}', "c3")),
+        said("three", None, call('{"x": 1}', "c2")),
+        said("one"),
+    ):
+        assert index.match(ABOVE, [user("a"), echo]).parent == 0
+    _, index = grow(user("a"), (said("", None, call("{}")), said("two", None, call("{}", "c2"))))
+    assert index.match(ABOVE, [user("a"), said("", None, call("{}", "c2"))]).parent == 2, "the ids say which"

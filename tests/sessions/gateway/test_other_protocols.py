@@ -178,7 +178,6 @@ async def test_a_response_that_was_cut_is_incomplete(serve: Serve) -> None:
         ({"max_output_tokens": True}, "max_output_tokens"),
         ({"reasoning": {"mode": "pro"}}, "reasoning"),
         ({"tools": [{"type": "local_shell"}]}, r"tools\[0\].type"),
-        ({"truncation": "auto"}, "truncation"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, r"input\[0\].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "detail": "auto"}]}]}, "takes text only"),
         ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "output"),

@@ -11,10 +11,13 @@ import httpx
 import orjson
 import pytest
 
+from agentrl.sessions.gateway.exchange import Exchange
+from agentrl.sessions.gateway.limits import Limits
 from agentrl.train.algorithms import ALGORITHMS
 from agentrl.types import Group, Session, Status
 from tests.sessions.gateway.conftest import Serve, Served
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn
+from tests.sessions.gateway.inside import exchange, turn_request
 from tests.sessions.gateway.test_chat import HI, client
 
 RETRY = {"x-stainless-retry-count": "1"}
@@ -131,25 +134,111 @@ async def test_after_a_connection_that_broke_with_the_reply_unread_a_repeat_gets
 
 
 @pytest.mark.slow
-async def test_a_repeat_while_the_reply_is_still_being_sent_ends_the_first(serve: Serve) -> None:
-    """Between the draw and the last byte the client can't have the reply: it asks for the same sample again."""
+async def test_a_request_in_progress_that_a_retry_repeats_ends(serve: Serve) -> None:
+    """A proxy keeps its connection when its client gives up: the header alone tells."""
     async with serve(ScriptedEngine(in_turn(*LETTERS))) as served:
         access = await served.open()
-        state = served.gateway._entries[access["id"]].state
         served.engine.held = asyncio.Event()
         chat = client(access).chat.completions
         first = asyncio.create_task(chat.create(model="m", messages=HI))
-        async with asyncio.timeout(20):
-            while not served.engine.running:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        state.pending[0].generated = True
-        second = asyncio.create_task(chat.create(model="m", messages=HI))
+        await until_running(served, 1)
+        second = asyncio.create_task(chat.create(model="m", messages=HI, extra_headers=RETRY))
         with pytest.raises(Exception, match="repeated"):
             await first
         served.engine.held.set()
         await second
         assert len({call.sampling.seed for call in served.engine.calls}) == 1
         assert sum(n.sampled for n in served.session(access["id"]).nodes) == 1
+
+
+async def until_in_progress(served: Served, count: int) -> None:
+    async with asyncio.timeout(20):
+        while served.gateway.in_flight > count:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def until_running(served: Served, count: int) -> None:
+    async with asyncio.timeout(20):
+        while served.engine.running < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.slow
+async def test_equal_requests_side_by_side_are_as_many_samples(serve: Serve) -> None:
+    """Self-consistency: a reply being sent was taken for lost, which ended it with 410, and two got one seed."""
+    async with serve(ScriptedEngine(latency=0.001, chunk=1)) as served:
+        access, places = await served.open(), asyncio.Semaphore(16)
+        url, key = f"{access['base_url']}/chat/completions", {"authorization": f"Bearer {access['api_key']}"}
+        async with httpx.AsyncClient(headers=key, timeout=60) as http:
+
+            async def sample(number: int) -> tuple[int, str]:
+                async with places:
+                    body = {"model": "m", "messages": HI, "stream": number % 2 == 1}
+                    reply = await http.post(url, json=body)
+                    return reply.status_code, reply.text.partition('"id":"')[2][:40]
+
+            replies = await asyncio.gather(*(sample(number) for number in range(64)))
+        assert {status for status, _ in replies} == {200}
+        assert len({name for _, name in replies}) == 64
+        turns = [node for node in served.session(access["id"]).nodes if node.sampled]
+        assert len({turn.sampling.seed for turn in turns if turn.sampling}) == len(turns) == 64
+
+
+async def test_a_sample_that_was_stored_while_another_was_tokenised_is_not_drawn_again(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is new in large requests is tokenised in a thread: an equal request may be answered meanwhile."""
+    async with serve(ScriptedEngine(in_turn(*LETTERS))) as served:
+        access = await served.open()
+        entry = served.gateway._entries[access["id"]]
+        tokenised, answered = asyncio.Event(), asyncio.Event()
+        rendered = Exchange._rendered
+
+        async def slowly(self: Exchange, *args: Any) -> Any:
+            messages = await rendered(self, *args)
+            tokenised.set()
+            await answered.wait()
+            return messages
+
+        with monkeypatch.context() as slow:
+            slow.setattr(Exchange, "_rendered", slowly)
+            second = asyncio.create_task(exchange(served.gateway, entry, turn_request(HI)))
+            await tokenised.wait()
+        await exchange(served.gateway, entry, turn_request(HI))
+        answered.set()
+        await second
+        turns = [node for node in served.session(access["id"]).nodes if node.sampled]
+        assert len({turn.sampling.seed for turn in turns if turn.sampling}) == len(turns) == 2
+
+
+ASKED = {"chat/completions": {"messages": HI}, "responses": {"input": "hi"}, "completions": {"prompt": "hi"}}
+
+
+@pytest.mark.parametrize("protocol", ASKED)
+@pytest.mark.slow
+async def test_a_retry_of_a_request_that_was_refused_is_a_sample_and_ends_nobodys(serve: Serve, protocol: str) -> None:
+    """70 at once: those above the limit came again with the SDK's header, and ended others or got their replies."""
+    body = {"model": "m", **ASKED[protocol]}
+    limits = Limits(session_in_flight=2)
+    async with serve(ScriptedEngine(in_turn(*LETTERS)), limits=limits) as served:
+        access = await served.open()
+        url, key = f"{access['base_url']}/{protocol}", {"authorization": f"Bearer {access['api_key']}"}
+        served.engine.held = asyncio.Event()
+        async with httpx.AsyncClient(headers=key, timeout=60) as http:
+            first, second = (asyncio.create_task(http.post(url, json=body)) for _ in range(2))
+            await until_running(served, 2)
+            assert [(await http.post(url, json=body)).status_code for _ in range(2)] == [429, 429]
+            second.cancel()
+            await until_in_progress(served, 1)
+            third = asyncio.create_task(http.post(url, json=body, headers=RETRY))
+            await until_running(served, 2)
+            served.engine.held.set()
+            replies = [await first, await third]
+            await until_in_progress(served, 0)
+            replies.append(await http.post(url, json=body, headers=RETRY))
+        assert [reply.status_code for reply in replies] == [200, 200, 200]
+        turns = [node for node in served.session(access["id"]).nodes if node.sampled]
+        assert len({turn.sampling.seed for turn in turns if turn.sampling}) == len(turns) == 3
 
 
 @pytest.mark.slow

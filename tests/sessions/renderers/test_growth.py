@@ -137,7 +137,7 @@ def read(protocol: Any, field: str, items: Sequence[Any]) -> None:
     try:
         request = protocol.read(body, Limits(), None, True)
         if request.history is not None:
-            request.convert(request.history.items(), 0)
+            request.convert(request.history.items(), 0, request.ignored)
     except ApiError:
         pass
 

@@ -5,24 +5,19 @@ Reasoning is returned as `reasoning_content`, as several providers do; clients m
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openai.types.chat import (
-    ChatCompletionAssistantMessageParam,
-    ChatCompletionDeveloperMessageParam,
-    ChatCompletionSystemMessageParam,
-    ChatCompletionToolMessageParam,
-    ChatCompletionUserMessageParam,
-    completion_create_params,
-)
+from openai.types.chat import completion_create_params
 
 from agentrl.sessions.gateway.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
-from agentrl.sessions.gateway.wire.validation import Parameters, check, number, validator
+from agentrl.sessions.gateway.wire.objects import object_at, pass_over, text_at, texts_at
+from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import FunctionCall, Message, Sampling, ToolCall
 
@@ -38,19 +33,16 @@ PARAMETERS = Parameters(
         *("n", "parallel_tool_calls", "response_format", "seed", "stop", "stream_options", "temperature"),
         *("tool_choice", "tools", "top_p"),
     ),
-    harmless=HARMLESS | {"metadata", "prediction", "verbosity"},
-    fixed={"modalities": (["text"],), "top_logprobs": (0,), "functions": ([],), "reasoning_effort": ("medium",)},
+    harmless=HARMLESS | {"metadata", "prediction", "reasoning_effort", "verbosity", "web_search_options"},
+    fixed={"modalities": (["text"],), "top_logprobs": (0,), "functions": ([],)},
     inside="messages",
 )
-_MESSAGES = {
-    "system": validator(ChatCompletionSystemMessageParam),
-    "developer": validator(ChatCompletionDeveloperMessageParam),
-    "user": validator(ChatCompletionUserMessageParam),
-    "assistant": validator(ChatCompletionAssistantMessageParam),
-    "tool": validator(ChatCompletionToolMessageParam),
-}
-_ECHOED = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning"}
-_IGNORED = {"annotations", "provider_specific_fields", "thinking_blocks", "reasoning_details", "cache_control"}
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_TEXTS = frozenset({"text", "input_text", "output_text"})
+_READ = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning"})
+_ECHOED = frozenset(
+    {"annotations", "provider_specific_fields", "thinking_blocks", "reasoning_details", "cache_control"}
+)
 """What clients add to messages of ours that they send back: it adds nothing to the message."""
 
 
@@ -75,7 +67,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         model=given["model"],
         head=(given.get("tools"), offered),
         history=body.history,
-        convert=convert,
+        convert=functools.partial(convert, strict=limits.strict_fields),
         tools=tools if offered else (),
         sampling=sampling_of(
             given, limits, form_of(given.get("response_format"), "response_format", force, ignored), json_schema
@@ -180,64 +172,51 @@ def choice_of(choice: Any, tools: bool) -> tuple[str | None, bool]:
     raise unsupported("tool_choice", "only auto, none, required, or a function by name")
 
 
-def convert(items: Sequence[Any], start: int) -> list[Message]:
+def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: bool = False) -> list[Message]:
     """Validated messages, from item `start` on.
+
+    Args:
+        items: the messages.
+        start: the first one's place in the conversation.
+        ignored: takes the fields that nothing reads, each with the name to count it under.
+        strict: whether those are refused.
 
     Raises:
         ApiError: one can't be read; it names the item.
     """
-    return [_message(item, f"messages[{start + place}]") for place, item in enumerate(items)]
+    return [_message(item, f"messages[{start + place}]", ignored, strict) for place, item in enumerate(items)]
 
 
-def _message(item: Any, where: str) -> Message:
-    if not isinstance(item, dict) or item.get("role") not in _MESSAGES:
-        role = item.get("role") if isinstance(item, dict) else item
-        raise ApiError(
-            400, f"{where}.role: {role!r} is none of {', '.join(_MESSAGES)}", "invalid_value", f"{where}.role"
-        )
-    given = {name: value for name, value in item.items() if value is not None and name not in _IGNORED}
-    for name in given:
-        if name not in _ECHOED and given[name] not in ([], {}, ""):
-            raise unsupported(f"{where}.{name}")
-    role = given["role"]
-    check(_MESSAGES[role], given, where)
-    calls = [
-        ToolCall(id=call["id"], function=FunctionCall(**call["function"]))
-        for call in _functions(given.get("tool_calls", ()), where)
-    ]
-    content = text_of(given.get("content"), f"{where}.content")
-    reasoning = given.get("reasoning_content", given.get("reasoning"))
-    if reasoning is not None and not isinstance(reasoning, str):
-        raise ApiError(400, f"{where}.reasoning_content: must be text", "invalid_value", where)
+def _message(item: Any, where: str, ignored: dict[str, str], strict: bool) -> Message:
+    given = object_at(item, where)
+    role = given.get("role")
+    if role not in _ROLES:
+        raise ApiError(400, f"{where}.role: {role!r:.100} is none of {', '.join(_ROLES)}", "invalid_value", where)
+    pass_over(given, _READ, _ECHOED, where, ignored, strict)
+    calls = _calls(given.get("tool_calls", ()), where) if role == "assistant" else []
+    optional = role == "assistant" and "content" not in given
+    content = None if optional else texts_at(given, "content", where, _TEXTS)
+    thoughts = [text_at(given, name, where) for name in ("reasoning_content", "reasoning") if name in given]
     return Message(
         role=role,
         content=content if content is not None or calls else "",
-        reasoning_content=(reasoning or None) if role == "assistant" else None,
+        reasoning_content=thoughts[0] or None if thoughts and role == "assistant" else None,
         tool_calls=calls or None,
-        tool_call_id=given.get("tool_call_id"),
-        name=given.get("name"),
+        tool_call_id=text_at(given, "tool_call_id", where) if role == "tool" else None,
+        name=text_at(given, "name", where) if "name" in given else None,
     )
 
 
-def _functions(calls: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
-    for place, call in enumerate(calls):
-        if call["type"] != "function":
-            raise unsupported(f"{where}.tool_calls[{place}].type", repr(call["type"]))
-    names = ("name", "arguments")
-    return [{"id": call["id"], "function": {name: call["function"][name] for name in names}} for call in calls]
-
-
-def text_of(content: Any, where: str) -> str | None:
-    """Text, or parts of text put together.
-
-    Raises:
-        ApiError: a part is no text.
-    """
-    if content is None or isinstance(content, str):
-        return content
-    texts = []
-    for place, part in enumerate(content):
-        if "text" not in part:
-            raise unsupported(f"{where}[{place}].type", f"{part.get('type')!r}; this model takes text only")
-        texts.append(part["text"])
-    return "".join(texts)
+def _calls(calls: Any, where: str) -> list[ToolCall]:
+    if not isinstance(calls, list | tuple):
+        raise ApiError(400, f"{where}.tool_calls: must be a list", "invalid_value", where)
+    found = []
+    for place, one in enumerate(calls):
+        at = f"{where}.tool_calls[{place}]"
+        call = object_at(one, at)
+        if call.get("type", "function") != "function":
+            raise unsupported(f"{at}.type", repr(call["type"])[:100])
+        function = object_at(call.get("function"), f"{at}.function")
+        name, arguments = (text_at(function, part, f"{at}.function") for part in ("name", "arguments"))
+        found.append(ToolCall(id=text_at(call, "id", at), function=FunctionCall(name=name, arguments=arguments)))
+    return found

@@ -57,7 +57,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
     )
 
 
-def _no_messages(items: Any, start: int) -> list[Message]:
+def _no_messages(items: Any, start: int, ignored: dict[str, str]) -> list[Message]:
     return []
 
 

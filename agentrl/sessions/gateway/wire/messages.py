@@ -16,7 +16,6 @@ from typing import Any
 
 from anthropic.types import (
     MessageCountTokensParams,
-    MessageParam,
     message_create_params,
 )
 from anthropic.types import beta as beta_types
@@ -26,14 +25,15 @@ from agentrl.sessions.gateway.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire.chat import form_of, schema_of, stops_of, tools_of
-from agentrl.sessions.gateway.wire.validation import Parameters, check, number, validator
+from agentrl.sessions.gateway.wire.objects import object_at, pass_over, text_at
+from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import FunctionCall, Message, Sampling, ToolCall
 
 _COMMON: dict[str, Any] = {
     "honoured": (
         *("max_tokens", "stop_sequences", "system", "temperature", "thinking", "tool_choice", "tools"),
-        *("top_p", "top_k", "context_management", "output_config"),
+        *("top_p", "top_k", "context_management", "output_config", "thread"),
     ),
     "harmless": (
         *("betas", "billing_policy", "cache_control", "diagnostics", "fallback_credit_token", "inference_geo"),
@@ -47,7 +47,9 @@ _COMMON: dict[str, Any] = {
 _BETA = beta_types.message_create_params.MessageCreateParamsNonStreaming
 PARAMETERS = Parameters([message_create_params.MessageCreateParamsNonStreaming, _BETA], **_COMMON)
 COUNTING = Parameters([MessageCountTokensParams, _BETA], **_COMMON)
-_MESSAGE = validator(MessageParam)
+_READ = frozenset({"role", "content"})
+_ECHOED = frozenset({"id", "type", "model", "stop_reason", "stop_sequence", "stop_details", "usage", "container"})
+"""What a reply has besides; clients send it back whole."""
 _MARKED = ("system", "tools")
 
 
@@ -69,8 +71,10 @@ def read_counting(body: Body, limits: Limits) -> TurnRequest:
 def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, json_schema: bool) -> TurnRequest:
     marks = dict[str, str]()
     fields = {name: _unmarked(value, marks) if name in _MARKED else value for name, value in body.fields.items()}
+    fields, left_out = _without_searches(fields)
     given, ignored = parameters.check(Body(fields, body.history), limits)
-    ignored |= marks
+    ignored |= marks | left_out
+    follows = _followed(given.get("thread"))
     _keeps_all(given.get("context_management", {}))
     choice = given.get("tool_choice", {"type": "auto"})
     offered = choice["type"] != "none"
@@ -79,7 +83,7 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
     tools = _tools(prompted) if offered else []
     deferred = _tools([tool for tool in declared if tool.get("defer_loading")])
     force = {"any": "", "tool": choice.get("name")}.get(choice["type"])
-    if force is not None and not tools:
+    if force is not None and not tools and follows is None:
         raise ApiError(400, "tool_choice demands a call, but there are no tools", "invalid_value", "tool_choice")
     thinking = given.get("thinking", {"type": "disabled"})
     if "budget_tokens" in thinking:
@@ -96,7 +100,7 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
         head=(system, prompted, offered),
         prelude=[Message(role="system", content=prompt)] if prompt else [],
         history=body.history,
-        convert=functools.partial(convert, ignored=ignored, tools=[*tools, *deferred]),
+        convert=functools.partial(convert, tools=[*tools, *deferred], strict=limits.strict_fields),
         tools=tools,
         deferred=deferred if offered else (),
         sampling=Sampling(
@@ -110,10 +114,36 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
         stream=given.get("stream", False),
         force=force,
         parallel=not choice.get("disable_parallel_tool_use", False),
+        previous_reply=follows,
+        in_thread=follows is not None,
         retry=retry,
         extra={"thinking": thinking["type"] != "disabled"},
         ignored=ignored,
     )
+
+
+def _followed(thread: Any) -> str | None:
+    """The reply that a thread continues: its system prompt, its tools and all before it stay, whatever began it.
+
+    Raises:
+        ApiError: it neither begins nor continues a thread.
+    """
+    kind = thread.get("type") if isinstance(thread, dict) else None
+    if thread is None or kind == "create":
+        return None  # every reply can be continued
+    if kind != "continue":
+        raise ApiError(400, "thread.type: must be 'create' or 'continue'", "invalid_value", "thread.type")
+    return text_at(thread, "previous_message_id", "thread").removeprefix("msg_")
+
+
+def _without_searches(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The request without the web search, which its provider would run; and what was left out."""
+    tools = fields.get("tools")
+    if not isinstance(tools, list):
+        return fields, {}
+    kept = [tool for tool in tools if not (isinstance(tool, dict) and str(tool.get("type")).startswith("web_search_"))]
+    left_out = {"tools.web_search": "tools.web_search"} if len(kept) < len(tools) else {}
+    return {**fields, "tools": kept}, left_out
 
 
 def _unmarked(blocks: Any, ignored: dict[str, str]) -> Any:
@@ -162,7 +192,7 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
 
 
 def convert(
-    items: Sequence[Any], start: int, ignored: dict[str, str], tools: Sequence[ToolSchema] = ()
+    items: Sequence[Any], start: int, ignored: dict[str, str], tools: Sequence[ToolSchema] = (), strict: bool = False
 ) -> list[Message]:
     """Validated messages, from item `start` on; a user's tool results become tool messages.
 
@@ -171,6 +201,7 @@ def convert(
         start: the first one's place in the conversation.
         ignored: takes the names of fields that were ignored.
         tools: what a tool's result may refer to.
+        strict: whether fields that nothing reads are refused.
 
     Raises:
         ApiError: one can't be read, or refers to a tool that is not declared; it names the item.
@@ -180,12 +211,15 @@ def convert(
     for place, item in enumerate(items):
         where = f"messages[{start + place}]"
         (item,) = _unmarked([item], ignored)
-        check(_MESSAGE, item, where)
-        content = item["content"]
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        if item["role"] == "assistant":
+        given = object_at(item, where)
+        role = given.get("role")
+        if role not in ("user", "assistant", "system"):
+            raise ApiError(400, f"{where}.role: {role!r:.100} is not one of a message", "invalid_value", where)
+        pass_over(given, _READ, _ECHOED, where, ignored, strict)
+        blocks = _blocks(given, where)
+        if role == "assistant":
             messages.append(_assistant(blocks, where))
-        elif item["role"] == "user":
+        elif role == "user":
             messages += _user(blocks, where, definitions)
         else:
             messages.append(Message(role="system", content=_texts(blocks, f"{where}.content")))
@@ -194,18 +228,32 @@ def convert(
     return messages
 
 
+def _blocks(item: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
+    """The blocks that a message or a result is made of."""
+    content, place = item.get("content"), f"{where}.content"
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise ApiError(400, f"{place}: must be text, or a list of blocks", "invalid_value", place)
+    return [object_at(block, f"{place}[{number}]") for number, block in enumerate(content)]
+
+
 def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> Message:
     texts, thoughts, calls = [], [], []
     for place, block in enumerate(blocks):
-        if block["type"] == "text":
-            texts.append(block["text"])
-        elif block["type"] == "thinking":
-            thoughts.append(block["thinking"])
-        elif block["type"] == "tool_use":
+        at, kind = f"{where}.content[{place}]", block.get("type")
+        if kind == "text":
+            texts.append(text_at(block, "text", at))
+        elif kind == "thinking":
+            thoughts.append(text_at(block, "thinking", at))
+        elif kind == "tool_use":
+            if not isinstance(block.get("input"), dict):
+                raise ApiError(400, f"{at}.input: must be an object", "invalid_value", f"{at}.input")
             arguments = json.dumps(block["input"], ensure_ascii=False)
-            calls.append(ToolCall(id=block["id"], function=FunctionCall(name=block["name"], arguments=arguments)))
+            function = FunctionCall(name=text_at(block, "name", at), arguments=arguments)
+            calls.append(ToolCall(id=text_at(block, "id", at), function=function))
         else:
-            raise unsupported(f"{where}.content[{place}].type", repr(block["type"]))
+            raise unsupported(f"{at}.type", repr(kind)[:100])
     content = "".join(texts)
     return Message(
         role="assistant",
@@ -218,32 +266,31 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> Message:
 def _user(blocks: Sequence[Mapping[str, Any]], where: str, definitions: Mapping[str, str]) -> list[Message]:
     messages: list[Message] = []
     for place, block in enumerate(blocks):
-        at = f"{where}.content[{place}]"
-        if block["type"] == "tool_result":
+        at, kind = f"{where}.content[{place}]", block.get("type")
+        if kind == "tool_result":
             text = _result(block, at, definitions)
-            messages.append(Message(role="tool", content=text, tool_call_id=block["tool_use_id"]))
-        elif block["type"] != "text":
-            raise unsupported(f"{at}.type", f"{block['type']!r}; this model takes text only")
+            messages.append(Message(role="tool", content=text, tool_call_id=text_at(block, "tool_use_id", at)))
+        elif kind != "text":
+            raise unsupported(f"{at}.type", f"{kind!r:.100}; this model takes text only")
         elif messages and messages[-1].role == "user":
-            messages[-1] = Message(role="user", content=messages[-1].text + block["text"])
+            messages[-1] = Message(role="user", content=messages[-1].text + text_at(block, "text", at))
         else:
-            messages.append(Message(role="user", content=block["text"]))
+            messages.append(Message(role="user", content=text_at(block, "text", at)))
     return messages or [Message(role="user", content="")]
 
 
 def _result(block: Mapping[str, Any], where: str, definitions: Mapping[str, str]) -> str:
-    content = block.get("content") or ""
-    if not isinstance(content, str):
-        content = [_definition(part, f"{where}.content[{place}]", definitions) for place, part in enumerate(content)]
-    text = content if isinstance(content, str) else _texts(content, f"{where}.content")
+    blocks = _blocks(block, where) if "content" in block else []
+    parts = [_definition(part, f"{where}.content[{place}]", definitions) for place, part in enumerate(blocks)]
+    text = _texts(parts, f"{where}.content")
     return f"Error: {text}" if block.get("is_error") else text
 
 
 def _definition(block: Mapping[str, Any], where: str, definitions: Mapping[str, str]) -> Mapping[str, Any]:
     """A reference to a tool as the text that defines it, a line of JSON; any other block as it is."""
-    if block["type"] != "tool_reference":
+    if block.get("type") != "tool_reference":
         return block
-    name = block["tool_name"]
+    name = text_at(block, "tool_name", where)
     if name not in definitions:
         raise ApiError(
             400, f"{where}.tool_name={name!r:.100} is none of the tools", "invalid_value", f"{where}.tool_name"
@@ -253,6 +300,6 @@ def _definition(block: Mapping[str, Any], where: str, definitions: Mapping[str, 
 
 def _texts(blocks: Sequence[Mapping[str, Any]], where: str) -> str:
     for place, block in enumerate(blocks):
-        if block["type"] != "text":
-            raise unsupported(f"{where}[{place}].type", f"{block['type']!r}; this model takes text only")
-    return "".join(block["text"] for block in blocks)
+        if block.get("type") != "text":
+            raise unsupported(f"{where}[{place}].type", f"{block.get('type')!r:.100}; this model takes text only")
+    return "".join(text_at(block, "text", f"{where}[{place}]") for place, block in enumerate(blocks))

@@ -7,11 +7,11 @@ whatever `store` says.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from openai.types.responses import response_create_params
-from openai.types.responses.response_input_item_param import ResponseInputItemParam
 
 from agentrl.sessions.gateway.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.bodies import Body, History
@@ -21,8 +21,9 @@ from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import custom
 from agentrl.sessions.gateway.wire.chat import HARMLESS, choice_of, form_of, sampling_of, tools_of
 from agentrl.sessions.gateway.wire.items import Items, output_items
+from agentrl.sessions.gateway.wire.objects import object_at, pass_over, text_at, texts_at
 from agentrl.sessions.gateway.wire.sse import encoded
-from agentrl.sessions.gateway.wire.validation import Parameters, check, validator
+from agentrl.sessions.gateway.wire.validation import Parameters
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.turn_generator import GeneratedTurn
 from agentrl.types import FinishReason, FunctionCall, Message, ToolCall
@@ -41,17 +42,20 @@ PARAMETERS = Parameters(
         "reasoning.generate_summary",
         "reasoning.summary",
         "text.verbosity",
+        "truncation",
     },
     fixed={
         "background": (False,),
         "reasoning.context": ("auto",),
         "reasoning.mode": ("standard",),
         "top_logprobs": (0,),
-        "truncation": ("disabled",),
     },
     inside="input",
 )
-_ITEM = validator(ResponseInputItemParam)
+_TEXTS = frozenset({"input_text", "output_text", "text"})
+_READ = frozenset({"type", "role", "content", "call_id", "name", "arguments", "input", "output", "summary"})
+_ECHOED = frozenset({"id", "status", "phase", "encrypted_content", "caller", "async", "namespace", "created_by"})
+"""What repeats our items, or says of them what is another's to know."""
 _LEFT_OUT = {
     *(
         "namespace",
@@ -100,7 +104,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         head=(instructions, given.get("tools"), offered),
         prelude=[Message(role="system", content=instructions)] if instructions else [],
         history=history,
-        convert=convert,
+        convert=functools.partial(convert, strict=limits.strict_fields),
         tools=tools if offered else (),
         sampling=sampling_of(given, limits, form_of(text.get("format"), "text.format", force, ignored), json_schema),
         stream=given.get("stream", False),
@@ -145,8 +149,14 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
     return tools_of(shaped)
 
 
-def convert(items: Sequence[Any], start: int) -> list[Message]:
+def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: bool = False) -> list[Message]:
     """Validated messages, from item `start` on.
+
+    Args:
+        items: the messages, calls, results and reasoning.
+        start: the first one's place in the conversation.
+        ignored: takes the fields that nothing reads, each with the name to count it under.
+        strict: whether those are refused.
 
     Raises:
         ApiError: one can't be read; it names the item.
@@ -155,11 +165,9 @@ def convert(items: Sequence[Any], start: int) -> list[Message]:
     parts: list[Message] = []
     for place, item in enumerate(items):
         where = f"input[{start + place}]"
-        if not isinstance(item, dict):
-            raise ApiError(400, f"{where}: must be an object", "invalid_value", where)
-        given = _without_nulls(item)
-        check(_ITEM, given, where)
+        given = object_at(item, where)
         message = _message(given, where)
+        pass_over(given, _READ, _ECHOED, where, ignored, strict)
         if message.role == "assistant":
             parts.append(message)
             continue
@@ -169,38 +177,26 @@ def convert(items: Sequence[Any], start: int) -> list[Message]:
     return messages + _joined(parts)
 
 
-def _without_nulls(value: Any) -> Any:
-    """Clients send our items back with every absent field as null; the SDK's own types refuse that."""
-    if isinstance(value, dict):
-        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
-
-
 def _message(item: Mapping[str, Any], where: str) -> Message:
     kind = item.get("type", "message")
     if kind == "message" and item.get("role") in ("user", "system", "developer", "assistant"):
-        return Message(role=item["role"], content=_text(item["content"], f"{where}.content"))
-    if kind == "function_call":
-        function = FunctionCall(name=item["name"], arguments=item["arguments"])
-        return Message(role="assistant", tool_calls=[ToolCall(id=item["call_id"], function=function)])
-    if kind == "custom_tool_call":
-        function = FunctionCall(name=item["name"], arguments=custom.arguments_of(item["input"]))
-        return Message(role="assistant", tool_calls=[ToolCall(id=item["call_id"], function=function)])
+        return Message(role=item["role"], content=texts_at(item, "content", where, _TEXTS))
+    if kind in ("function_call", "custom_tool_call"):
+        custom_input = kind == "custom_tool_call"
+        given = text_at(item, "input" if custom_input else "arguments", where)
+        arguments = custom.arguments_of(given) if custom_input else given
+        function = FunctionCall(name=text_at(item, "name", where), arguments=arguments)
+        return Message(role="assistant", tool_calls=[ToolCall(id=text_at(item, "call_id", where), function=function)])
     if kind in ("function_call_output", "custom_tool_call_output"):
-        return Message(role="tool", content=_text(item["output"], f"{where}.output"), tool_call_id=item["call_id"])
+        output = texts_at(item, "output", where, _TEXTS)
+        return Message(role="tool", content=output, tool_call_id=text_at(item, "call_id", where))
     if kind == "reasoning":
-        parts = item.get("content") or item.get("summary") or []
-        return Message(role="assistant", reasoning_content="".join(part["text"] for part in parts))
-    raise unsupported(f"{where}.type", repr(kind))
-
-
-def _text(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    for place, part in enumerate(content):
-        if part.get("type") not in ("input_text", "output_text", "text"):
-            raise unsupported(f"{where}[{place}].type", f"{part.get('type')!r}; this model takes text only")
-    return "".join(part["text"] for part in content)
+        name = "content" if item.get("content") else "summary"
+        thoughts = texts_at(item, name, where, {"reasoning_text", "summary_text", "text"}) if item.get(name) else ""
+        return Message(role="assistant", reasoning_content=thoughts)
+    if kind == "message":
+        raise ApiError(400, f"{where}.role: {item.get('role')!r:.100} is not one of a message", "invalid_value", where)
+    raise unsupported(f"{where}.type", repr(kind)[:100])
 
 
 def _joined(parts: Sequence[Message]) -> list[Message]:

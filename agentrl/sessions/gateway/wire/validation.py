@@ -1,8 +1,7 @@
-"""Validation against the SDKs' own request types, of what is new only.
+"""Validation of parameters against the SDKs' own request types; `objects` reads the conversation.
 
 The packages describe requests as TypedDicts. pydantic checks those, but leaves anything typed `Iterable`
-unchecked until they are iterated; here such fields are checked at once, as lists. Of a conversation's messages
-only the new ones are passed to this module.
+unchecked until they are iterated; here such fields are checked at once, as lists.
 """
 
 from __future__ import annotations
@@ -22,46 +21,21 @@ from agentrl.sessions.gateway.wire.fields import CHANGE_TEXT, SAMPLING, called_h
 MOST_FIELDS = 200
 """Fields of a request: several times what any protocol has, and few enough to look each up among known names."""
 
-PARTS = 8
-"""Parts of a message that are checked at a time: of each wrong one, every kind of part complains."""
 
-
-def validator(kind: Any) -> SchemaValidator:
-    """A validator for one of the SDKs' types."""
-    return SchemaValidator(_listed(TypeAdapter(kind).core_schema))
-
-
-def check(schema: SchemaValidator, value: Any, where: str, strict: bool = False) -> None:
-    """Validate a value.
-
-    Args:
-        schema: what it must fit.
-        value: what was given.
-        where: its place in the request.
-        strict: take no type for another: neither true for 1 nor "1".
+def _check(schema: SchemaValidator, value: Any) -> None:
+    """Validate a request's parameters; no type is taken for another: neither true for 1 nor "1".
 
     Raises:
-        ApiError: it does not fit; it names the place, from `where` on.
+        ApiError: one does not fit; it names the place.
     """
-    content = value.get("content") if isinstance(value, Mapping) else None
-    count = len(content) if isinstance(content, list) else 0
-    for start in range(0, max(count, 1), PARTS):
-        part = value if content is None or count <= PARTS else {**value, "content": content[start : start + PARTS]}
-        _check(schema, part, where, strict, start)
-
-
-def _check(schema: SchemaValidator, value: Any, where: str, strict: bool, start: int) -> None:
-    """Validate a value whose content begins with the part of this number."""
     try:
-        schema.validate_python(value, strict=strict)
+        schema.validate_python(value, strict=True)
     except ValidationError as error:
         details = _telling(error.errors(include_url=False, include_input=False, include_context=False))
-        moved = start if "content" in details["loc"][:1] else 0
-        place = where
+        place = ""
         for step in details["loc"]:
             if isinstance(step, int):
-                place += f"[{step + moved}]"
-                moved = 0
+                place += f"[{step}]"
             elif step.isidentifier() and step[:1].islower() and step not in ("str", "list", "dict", "int", "float"):
                 place += f".{step}" if place else step
         raise ApiError(400, f"{place}: {details['msg']}", "invalid_value", place) from None
@@ -78,7 +52,7 @@ class Parameters:
         harmless: names that change nothing about what is generated here; they are accepted whatever they hold.
         fixed: names that are accepted with these values only; with none, refused.
         extra: names that clients send and the SDK's types lack.
-        inside: the parameter that holds the conversation; it is validated message by message.
+        inside: the parameter that holds the conversation; it is read message by message.
     """
 
     def __init__(
@@ -96,7 +70,7 @@ class Parameters:
         self._taken = {*honoured, inside, "model", "stream"}
         self._deep = {name.partition(".")[0] for name in (*self._harmless, *fixed) if "." in name}
         self.known = {name for kind in kinds for name in get_type_hints(kind)} | set(extra)
-        self._schema = validator(kinds[0])
+        self._schema = SchemaValidator(_listed(TypeAdapter(kinds[0]).core_schema))
 
     def check(self, body: Body, limits: Limits) -> tuple[dict[str, Any], dict[str, str]]:
         """The request's parameters; those that are null are left out, and so is the conversation.
@@ -129,7 +103,7 @@ class Parameters:
                 ignored[name] = name
             elif name not in self.known and name not in self._taken:
                 self._unknown(name, strict)
-                ignored[_shown(name)] = "unknown"
+                ignored[shown(name)] = "unknown"
             elif name in self._fixed:
                 given[name] = self._only(name, value)
             elif name in self._deep and isinstance(value, dict):
@@ -141,7 +115,7 @@ class Parameters:
         if not isinstance(given.get("stream", False), bool):
             raise ApiError(400, "stream: must be true or false", "invalid_value", "stream")
         inside = {} if body.history is None else {self.inside: list[Any]()}
-        check(self._schema, {**given, **inside, "stream": False}, "", strict=True)
+        _check(self._schema, {**given, **inside, "stream": False})
         return given, ignored
 
     def _within(self, outer: str, value: Mapping[str, Any], ignored: dict[str, str]) -> dict[str, Any]:
@@ -190,7 +164,7 @@ def number(body: Mapping[str, Any], name: str, default: Any, low: float, high: f
     return value
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
     """A client's own name for a field as it may stand in a header."""
     return name if len(name) <= 64 and name.isascii() and name.replace("-", "_").isidentifier() else "unknown"
 

@@ -1,0 +1,67 @@
+"""What each protocol does with what clients send beyond text and functions: one table, which the docs print.
+
+A thing is refused only where training would learn something else without it. `table()` is in docs/agents.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Treatment(Enum):
+    """What is done with a thing."""
+
+    HONOURED = "honoured"
+    IGNORED = "ignored"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """One thing that clients send.
+
+    Attributes:
+        thing: what it is.
+        treatment: what is done with it.
+        chat: its name in Chat Completions; "" where the protocol lacks it.
+        responses: the same in Responses.
+        messages: the same in Anthropic Messages.
+    """
+
+    thing: str
+    treatment: Treatment
+    chat: str = ""
+    responses: str = ""
+    messages: str = ""
+
+
+_ONE_CALL = "disable_parallel_tool_use"
+MEANINGS = (
+    Meaning(
+        "one call a turn", Treatment.HONOURED, "parallel_tool_calls", "parallel_tool_calls", "disable_parallel_tool_use"
+    ),
+    Meaning("a call demanded", Treatment.HONOURED, "tool_choice", "tool_choice", "tool_choice"),
+    Meaning("tools of one text", Treatment.HONOURED, "", "tools.custom"),
+    Meaning("a conversation kept here", Treatment.HONOURED, "", "previous_response_id", "thread"),
+    Meaning("effort", Treatment.IGNORED, "reasoning_effort", "reasoning.effort", "output_config.effort"),
+    Meaning("web search", Treatment.IGNORED, "web_search_options", "tools.web_search", "tools.web_search"),
+    Meaning("dropping what does not fit", Treatment.IGNORED, "", "truncation"),
+    Meaning("unknown parameters", Treatment.IGNORED, "trace", "trace", "trace"),
+    Meaning("unknown fields of messages", Treatment.IGNORED, "mood", "mood", "mood"),
+    Meaning("parameters spelt wrong", Treatment.REFUSED, "temprature", "temprature", "temprature"),
+    Meaning("fields of messages spelt wrong", Treatment.REFUSED, "contents", "contents", "contents"),
+    Meaning("tools of one text", Treatment.REFUSED, "tools.custom"),
+    Meaning("a choice among some of the tools", Treatment.REFUSED, "allowed_tools", "allowed_tools"),
+    Meaning("other tools that a provider runs", Treatment.REFUSED, "", "tools.file_search", "tools.bash_20250124"),
+    Meaning("replies fetched later", Treatment.REFUSED, "", "background"),
+)
+
+
+def table() -> str:
+    """The table in Markdown."""
+    rows = ["| what | | Chat Completions | Responses | Messages |", "|---|---|---|---|---|"]
+    for one in MEANINGS:
+        names = (f"`{name}`" if name else "" for name in (one.chat, one.responses, one.messages))
+        rows.append(f"| {one.thing} | {one.treatment.value} | {' | '.join(names)} |")
+    return "\n".join(rows)

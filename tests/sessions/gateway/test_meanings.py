@@ -1,0 +1,192 @@
+"""What is new or not used is passed over in every protocol alike; one table says what is done with what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import orjson
+import pytest
+
+from agentrl.sessions.gateway.api_error import ApiError
+from agentrl.sessions.gateway.bodies import Body
+from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.turn_request import TurnRequest
+from agentrl.sessions.gateway.wire import chat, messages, responses
+from agentrl.sessions.gateway.wire.meanings import MEANINGS, Meaning, Treatment, table
+from agentrl.types import Message
+from tests.sessions.gateway.conftest import Serve
+from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn
+from tests.sessions.gateway.test_other_protocols import claude
+
+HI = [{"role": "user", "content": "hi"}]
+SHAPE: dict[str, Any] = {"type": "object", "properties": {}}
+TOOLS: dict[str, Any] = {
+    "chat": [{"type": "function", "function": {"name": "add", "parameters": SHAPE}}],
+    "responses": [{"type": "function", "name": "add", "parameters": SHAPE}],
+    "messages": [{"name": "add", "input_schema": SHAPE}],
+}
+SENT: dict[str, dict[str, Any]] = {
+    "parallel_tool_calls": {"parallel_tool_calls": False},
+    "disable_parallel_tool_use": {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+    "tool_choice": {"tool_choice": "required"},
+    "tools.custom": {"tools": [{"type": "custom", "name": "patch"}]},
+    "previous_response_id": {"previous_response_id": "resp_a"},
+    "thread": {"thread": {"type": "continue", "previous_message_id": "msg_a"}},
+    "reasoning_effort": {"reasoning_effort": "high"},
+    "reasoning.effort": {"reasoning": {"effort": "high"}},
+    "output_config.effort": {"output_config": {"effort": "high"}},
+    "web_search_options": {"web_search_options": {}},
+    "truncation": {"truncation": "auto"},
+    "trace": {"trace": "x"},
+    "temprature": {"temprature": 1},
+    "tools.file_search": {"tools": [{"type": "file_search", "vector_store_ids": []}]},
+    "tools.bash_20250124": {"tools": [{"type": "bash_20250124", "name": "bash"}]},
+    "background": {"background": True},
+}
+
+
+def asked(protocol: str, limits: Limits | None = None, **fields: Any) -> tuple[TurnRequest, list[Message]]:
+    """A request of a protocol, and its messages."""
+    read, conversation = {
+        "chat": (chat.read, "messages"),
+        "responses": (responses.read, "input"),
+        "messages": (messages.read, "messages"),
+    }[protocol]
+    most = {"max_tokens": 50} if protocol == "messages" else {}
+    given = {"model": "m", conversation: HI, "tools": TOOLS[protocol], **most, **fields}
+    request = read(Body.parse(orjson.dumps(given), conversation), limits or Limits(), None, True)
+    assert request.history is not None
+    return request, request.convert(request.history.items(), 0, request.ignored)
+
+
+def sent(protocol: str, name: str) -> dict[str, Any]:
+    """The fields that a name of the table stands for."""
+    conversation = "input" if protocol == "responses" else "messages"
+    special: dict[tuple[str, str], dict[str, Any]] = {
+        ("mood", protocol): {conversation: [{**HI[0], "mood": "good"}]},
+        ("contents", protocol): {conversation: [{**HI[0], "contents": "x"}]},
+        ("tool_choice", "messages"): {"tool_choice": {"type": "any"}},
+        ("tools.web_search", "responses"): {"tools": [*TOOLS["responses"], {"type": "web_search"}]},
+        ("tools.web_search", "messages"): {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        ("tools.custom", "chat"): {"tools": [{"type": "custom", "custom": {"name": "patch"}}]},
+        ("allowed_tools", "chat"): {
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": TOOLS["chat"]}}
+        },
+        ("allowed_tools", "responses"): {
+            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "add"}]}
+        },
+    }
+    return special.get((name, protocol)) or SENT[name]
+
+
+CASES = [(m, p) for m in MEANINGS for p in ("chat", "responses", "messages") if getattr(m, p)]
+
+
+@pytest.mark.parametrize(("meaning", "protocol"), CASES, ids=[f"{m.thing}-{p}" for m, p in CASES])
+def test_the_table_says_what_is_done(meaning: Meaning, protocol: str) -> None:
+    name = getattr(meaning, protocol)
+    if meaning.treatment is Treatment.REFUSED:
+        with pytest.raises(ApiError) as refused:
+            asked(protocol, **sent(protocol, name))
+        assert refused.value.status == 400
+        return
+    request, _ = asked(protocol, **sent(protocol, name))
+    assert (name in request.ignored) == (meaning.treatment is Treatment.IGNORED)
+    if meaning.treatment is Treatment.HONOURED:
+        plain, _ = asked(protocol)
+        changed = ("parallel", "force", "tools", "previous_reply")
+        assert any(getattr(request, field) != getattr(plain, field) for field in changed)
+
+
+def test_the_docs_print_the_table() -> None:
+    assert table() in (Path(__file__).parents[3] / "docs/agents.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a", "annotations": []}]},
+        {"type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+        {"type": "message", "role": "assistant", "status": None, "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": "a", "status": "completed", "phase": "final_answer"},
+    ],
+)
+def test_an_assistants_item_needs_neither_status_nor_annotations(item: Any) -> None:
+    """langchain-openai, openhands-sdk and the AI SDK leave them out: their second request was refused."""
+    request, read = asked("responses", input=[*HI, item, *HI])
+    assert [(one.role, one.text) for one in read] == [("user", "hi"), ("assistant", "a"), ("user", "hi")]
+    assert request.ignored == {}
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "thinking", "thinking": "so", "newer": 1},
+        {"type": "tool_use", "id": "a", "name": "add", "input": {"x": None}, "caller": {"type": "newer"}},
+        {"type": "text", "text": "a", "citations": [{"type": "newer"}]},
+    ],
+)
+def test_of_a_block_what_is_used_is_enough(block: Any) -> None:
+    history = [*HI, {"role": "assistant", "content": [block], "usage": {"input_tokens": 1}}, *HI]
+    request, (_, echo, _) = asked("messages", messages=history)
+    calls = [call.function.arguments for call in echo.tool_calls or ()]
+    assert (echo.reasoning_content, echo.text, calls) in (("so", "", []), (None, "", ['{"x": null}']), (None, "a", []))
+    assert request.ignored == {}
+
+
+@pytest.mark.parametrize("protocol", ["chat", "responses", "messages"])
+def test_unknown_fields_of_messages_are_counted_or_with_the_strict_setting_refused(protocol: str) -> None:
+    conversation = "input" if protocol == "responses" else "messages"
+    history = [{**HI[0], "mood": "good", "wölkchen": 1, "empty": None}]
+    request, read = asked(protocol, **{conversation: history})
+    assert ([one.text for one in read], request.ignored) == (["hi"], {"mood": "unknown", "unknown": "unknown"})
+    with pytest.raises(ApiError, match=r"\[0\]"):
+        asked(protocol, Limits(strict_fields=True), **{conversation: history})
+
+
+@pytest.mark.parametrize("protocol", ["chat", "responses", "messages"])
+def test_messages_with_a_great_many_fields_are_refused_before_each_is_looked_up(protocol: str) -> None:
+    conversation = "input" if protocol == "responses" else "messages"
+    history = [{**HI[0], **{f"field_{number}": 1 for number in range(5000)}}]
+    with pytest.raises(ApiError, match="field_"):
+        asked(protocol, **{conversation: history})
+
+
+@pytest.mark.slow
+async def test_anthropics_tool_runner_goes_on_in_a_thread(serve: Serve) -> None:
+    """From its second request on it sends what is new alone, without system prompt and tools: it was refused."""
+
+    @anthropic.beta_async_tool
+    async def add(a: int, b: int) -> str:
+        """Add two numbers.
+
+        Args:
+            a: one
+            b: another
+        """
+        return str(a + b)
+
+    words = [assistant("", None, [("add", '{"a": 1, "b": 2}')]), assistant("", None, [("add", "{}")]), assistant("3")]
+    async with serve(ScriptedEngine(in_turn(*words))) as served:
+        access = await served.open()
+        run = claude(access).beta.messages.tool_runner(
+            model="m", max_tokens=500, system="be kind", tools=[add], messages=[{"role": "user", "content": "1 + 2?"}]
+        )
+        final = await run.until_done()
+        assert final.content[0].type == "text"
+        session = served.session(access["id"])
+        assert [node.parent for node in session.nodes] == [None, *range(len(session.nodes) - 1)]
+        assert [node.message.role for node in session.nodes[:5]] == ["system", "user", "assistant", "tool", "assistant"]
+        assert session.counters["gateway/clean"] == 2
+
+
+async def test_a_thread_that_is_not_known_is_refused_so_that_its_client_sends_everything(serve: Serve) -> None:
+    async with serve() as served:
+        access = await served.open()
+        thread: Any = {"type": "continue", "previous_message_id": "msg_lost"}
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            await claude(access).beta.messages.create(model="m", max_tokens=9, messages=HI, thread=thread)
+        assert caught.value.body["error"]["details"]["error_code"] == "thread_not_found"
