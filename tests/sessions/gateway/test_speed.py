@@ -197,7 +197,7 @@ async def test_a_sealed_session_is_freed_without_the_collector(serve: Serve, unc
                 answer = await client.post(f"{access['base_url']}/chat/completions", json=body)
                 assert answer.status_code == (400 if len(history[-1]["content"]) > 1000 else 200)
                 history += [{"role": "user", "content": text}]
-            wrong = {"model": "m", "messages": [{"role": "user", "content": "hi", "image": 1}], "stream": stream}
+            wrong = {"model": "m", "messages": [{"role": "user", "content": 1}], "stream": stream}
             assert (await client.post(f"{access['base_url']}/chat/completions", json=wrong)).status_code == 400
             await client.post(f"{gate.url}/sessions/{access['id']}/close", json={"reward": 1.0})
         for _ in range(1000):
