@@ -45,7 +45,7 @@ def next_try(
     change, low, high = after.change_from(before)
     if math.isnan(low) or low > 0 or not rows:
         return ""
-    top = max(tops, default=1.0)
+    top = max(filter(math.isfinite, tops), default=math.nan)  # NaN: none is known, and nothing is compared with it
     if top - before.mean <= NEAR_TOP * abs(top):
         return ""
     found = f"the held-out reward did not rise: {change:+.3f} [{low:+.3f}, {high:+.3f}], paired by task"
@@ -64,7 +64,7 @@ def _proposal(config: RunConfig, rows: Sequence[Metrics], top: float) -> tuple[d
     sampled = sum(row.get(SAMPLED, 0.0) for row in rows)
     flat = sum(row.get(Cause.FLAT.metric, 0.0) for row in rows) / sampled if sampled else 0.0
     steps = {"steps": MORE * config.steps}
-    if last < SELDOM * top and config.warm_start.steps:
+    if flat > 0.5 and last < SELDOM * top and config.warm_start.steps:
         more = {"warm_start.steps": MORE * config.warm_start.steps}
         return more | steps, f"it is earned seldom ({last:.2f}), so there is little to compare: imitate longer first"
     if flat > 0.5:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 
@@ -27,9 +28,11 @@ def evaluation(rewards: list[float]) -> Evaluation:
     return evaluate_groups(groups, EvalConfig())
 
 
-def proposal(before: list[float], after: list[float], mean: float, flat: float = 0.0) -> str:
+def proposal(
+    before: list[float], after: list[float], mean: float, flat: float = 0.0, tops: frozenset[float] = TOPS
+) -> str:
     rows = [{"step": step, "reward/mean": mean, SAMPLED: 100.0, Cause.FLAT.metric: 100 * flat} for step in range(1, 31)]
-    return next_try(CONFIG, Path("runs/my run"), evaluation(before), evaluation(after), rows, TOPS)
+    return next_try(CONFIG, Path("runs/my run"), evaluation(before), evaluation(after), rows, tops)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +47,13 @@ def test_a_difference_is_paired_by_task_and_of_the_tasks_that_both_have() -> Non
     change, low, high = after.change_from(before)
     assert change == pytest.approx(0.1)
     assert (low, high) == pytest.approx((0.1, 0.1))
+
+
+@pytest.mark.parametrize("tops", [frozenset(), frozenset({math.inf})], ids=["none", "infinite"])
+def test_a_run_whose_top_is_not_known_has_a_proposal_too(tops: frozenset[float]) -> None:
+    """An infinite top was near for every reward, and nothing was said."""
+    assert "steps=120" in proposal([3.0] * 20, [3.0] * 20, 3.0, tops=tops)
+    assert "rollout.group_size=" in proposal([3.0] * 20, [3.0] * 20, 3.0, 0.9, tops)
 
 
 @pytest.mark.parametrize(

@@ -136,8 +136,7 @@ async def replay(
     with Store(run / "sessions.db", read_only=True) as store, tempfile.TemporaryDirectory() as scratch:
         session, node, turn = _path(_session(store, name), config.turn)
         settings = _settings(recorded.settings((session.step or 0) + 1), session)
-        if lacking := sorted(name for name in recorded.secrets if name.startswith(USED)):
-            raise ConfigError(f"{run}: {lacking[0]} is a secret, which is not recorded: the session can't be replayed")
+        _require_secrets(run, recorded)
         if settings.model.trust_remote_code:
             custom_code.allow(run / "model")
         if config.model is None:
@@ -148,7 +147,6 @@ async def replay(
         for line in kept_code.changes(run, settings.model_dump(mode="json")):
             say(line)
         sandboxes.configure(settings.sandbox)
-        setup.quiet()
         make_env = factory(settings.env.name, **settings.env.kwargs)
         with Store(run / STORE) as found:
             async with launch.player(settings, make_env, base, found) as (rollouts, act):
@@ -172,6 +170,12 @@ async def replay(
                     replays.append(_compared(session, node, again, seed, engine.differences[again.id]))
                 exact = config.model is None and inner.capabilities.deterministic
     return Result(session, config.turn, how, exact, replays)
+
+
+def _require_secrets(run: Path, recorded: Recorded) -> None:
+    """Refuse a run whose replay needs a secret."""
+    if lacking := sorted(name for name in recorded.secrets if name.startswith(USED)):
+        raise ConfigError(f"{run}: {lacking[0]} is a secret, which is not recorded: the session can't be replayed")
 
 
 def _require_no_code(run: Path) -> None:

@@ -3,9 +3,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import AlgoConfig, RunConfig, TrainerConfig
@@ -17,7 +19,7 @@ from agentrl.train.backends.head import token_logps
 from agentrl.train.backends.optimizer import learning_rate
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.backends.torch_settings import TorchConfig
-from agentrl.train.forest import Forest
+from agentrl.train.forest import Forest, Rows
 from agentrl.train.packing import pack
 from tests.train.trees import as_group, linear_session
 
@@ -260,12 +262,15 @@ def test_bfloat16_computes_near_float32_and_keeps_float32_weights(tiny_llama: Pa
         TorchConfig(device="cpu", dtype="float16")
 
 
-def test_the_head_in_chunks_equals_the_head_at_once(tiny_llama: Path) -> None:
-    trainer = trainer_on(tiny_llama)
+def head_of(tiny_llama: Path) -> tuple[Any, Tensor, Rows]:
+    """A head, random hidden states of a forest, and its trained rows."""
     [forest] = forests_for(ALGO, budget=10_000)
-    rows = forest.rows()
-    head = trainer.model.get_output_embeddings()  # type: ignore[operator]
-    hidden = torch.randn(len(forest), 32, requires_grad=True)
+    head = trainer_on(tiny_llama).model.get_output_embeddings()  # type: ignore[operator]
+    return head, torch.randn(len(forest), 32, requires_grad=True), forest.rows()
+
+
+def test_the_head_in_chunks_equals_the_head_at_once(tiny_llama: Path) -> None:
+    head, hidden, rows = head_of(tiny_llama)
     results = []
     for limit in (1 << 24, 48 * 7):
         logp, entropy = token_logps(head, hidden, rows, limit)
@@ -275,11 +280,7 @@ def test_the_head_in_chunks_equals_the_head_at_once(tiny_llama: Path) -> None:
 
 
 def test_under_autocast_the_head_in_chunks_is_as_near_as_at_once_and_sums_in_float32(tiny_llama: Path) -> None:
-    trainer = trainer_on(tiny_llama)
-    [forest] = forests_for(ALGO, budget=10_000)
-    rows = forest.rows()
-    head = trainer.model.get_output_embeddings()  # type: ignore[operator]
-    hidden = torch.randn(len(forest), 32, requires_grad=True)
+    head, hidden, rows = head_of(tiny_llama)
     results = []
     for limit, autocast in ((1 << 24, False), (1 << 24, True), (48 * 7, True)):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
