@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tests.envs.code import test_judging
 from tests.envs.swe import test_cheats
-from tests.redteam import answers, cheats, files, requests, test_tool_breaking
+from tests.redteam import answers, cheats, files, pages, requests, test_tool_breaking
 from tests.redteam.archives import ARCHIVES
 from tests.redteam.attack import Attack, Kind, Target, attacks
 from tests.redteam.escapes import ESCAPES
@@ -157,6 +157,15 @@ CATALOGUE: dict[str, Target] = {
     ),
     "pages of other sites": Target(
         Kind.SERVER, requests.ORIGINS, by("redteam/test_requests", "test_no_page_of_another_site_is_answered")
+    ),
+    "the viewer's pages and reports": Target(
+        Kind.SERVER,
+        pages.SCRIPTS,
+        by(
+            "viewer/test_scripts",
+            "test_no_text_is_more_than_text_on_any_page_of_the_viewer",
+            "test_no_text_is_more_than_text_in_a_report",
+        ),
     ),
     "the retrieval server": Target(
         Kind.SERVER, requests.SEARCHES, by("redteam/test_requests", "test_no_wrong_search_is_made")
