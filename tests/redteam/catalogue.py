@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tests.envs.code import test_judging
 from tests.envs.swe import test_cheats
-from tests.redteam import answers, cheats, files, pages, requests, test_tool_breaking
+from tests.redteam import answers, cheats, files, pages, policies, requests, test_tool_breaking
 from tests.redteam.archives import ARCHIVES
 from tests.redteam.attack import Attack, Kind, Target, attacks
 from tests.redteam.escapes import ESCAPES
@@ -111,6 +111,23 @@ CATALOGUE: dict[str, Target] = {
         Kind.SCORER,
         answers.ENDLESS,
         by("redteam/test_answers", "test_a_scorer_takes_time_in_proportion_to_the_answer"),
+    ),
+    "the retail world": Target(
+        Kind.SCORER, policies.RETAIL, by("redteam/test_policies", "test_no_customer_is_served_by")
+    ),
+    "the sites of web tasks": Target(
+        Kind.SCORER, policies.WEB, by("redteam/test_policies", "test_no_site_is_worked_by")
+    ),
+    "terminal tasks": Target(
+        Kind.SCORER, policies.TERMINAL, by("redteam/test_policies", "test_no_task_for_a_shell_is_solved_or_broken_by")
+    ),
+    "checked instructions": Target(
+        Kind.SCORER, policies.INSTRUCTIONS, by("redteam/test_policies", "test_no_instruction_is_followed_by")
+    ),
+    "offers of a game": Target(
+        Kind.SCORER,
+        policies.OFFERS,
+        by("redteam/test_policies", "test_no_division_holds_that_the_partner_did_not_read"),
     ),
     "the readers of tool calls": Target(
         Kind.PARSER,
