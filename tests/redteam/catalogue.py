@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tests.envs.code import test_judging
 from tests.envs.swe import test_cheats
-from tests.redteam import answers, cheats, files, pages, policies, requests, test_tool_breaking
+from tests.redteam import answers, cheats, daemons, files, pages, policies, requests, test_tool_breaking
 from tests.redteam.archives import ARCHIVES
 from tests.redteam.attack import Attack, Kind, Target, attacks
 from tests.redteam.escapes import ESCAPES
@@ -64,6 +64,14 @@ CATALOGUE: dict[str, Target] = {
         Kind.PROVIDER,
         named("a place is never free again", ENDS),
         by("tools/sandbox/test_places", "test_a_place_is_free_after_its_sandbox_ended_in_any_state_by_any_means"),
+    ),
+    "Docker itself": Target(
+        Kind.PROVIDER,
+        named("a session has no score, or a place is never free again", daemons.DEATHS),
+        by(
+            "redteam/test_docker_killed",
+            "test_sessions_are_generated_again_and_no_place_is_lost_where_docker_dies",
+        ),
     ),
     "whoever scores it": Target(
         Kind.SCORER,
