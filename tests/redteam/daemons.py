@@ -26,14 +26,9 @@ class OwnDaemon:
         while not self.answers():
             assert time.monotonic() < end, (self.folder / "log").read_text()[-2000:]
             (self.folder / "pid").unlink(missing_ok=True)
-            options = [f"--data-root={self.folder}/data", f"--exec-root={self.folder}/exec", "--bridge=none"]
-            command = [
-                "dockerd",
-                *options,
-                f"--pidfile={self.folder}/pid",
-                f"--host={self.address}",
-                "--iptables=false",
-            ]
+            roots = [f"--{kind}-root={self.folder}/{kind}" for kind in ("data", "exec")]
+            places = [*roots, f"--pidfile={self.folder}/pid", f"--host={self.address}"]
+            command = ["dockerd", *places, "--bridge=none", "--iptables=false"]
             with open(self.folder / "log", "ab") as log:
                 self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
             while self._process.poll() is None and not self.answers() and time.monotonic() < end:
