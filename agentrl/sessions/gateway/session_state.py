@@ -245,6 +245,8 @@ class SessionState:
                 parent = key if isinstance(key, int) else None
                 tools = request.tools if parent is None else ()
                 node = self._add(tree.add_rendered(self.session, parent, message, tools=tools))
+                if parent is None and request.excluded:
+                    self.session.excluded.append(node.id)
             key = node.id
         assert isinstance(key, int)
         self._paths.pop(prompt.parent if prompt.parent is not None else -1, None)

@@ -44,6 +44,7 @@ class TurnRequest:
         extra: what only the protocol's own code needs.
         count: how many items the history has, once known.
         ignored: ignored fields, which change nothing, each with the name of its counter.
+        excluded: whether its headers say that a root which it begins is not trained on.
     """
 
     protocol: Protocol
@@ -65,6 +66,7 @@ class TurnRequest:
     extra: dict[str, Any] = field(default_factory=dict)
     count: int = 0
     ignored: dict[str, str] = field(default_factory=dict)
+    excluded: bool = False
 
     @property
     def callable(self) -> list[ToolSchema]:
