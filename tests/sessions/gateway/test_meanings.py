@@ -43,6 +43,7 @@ SENT: dict[str, dict[str, Any]] = {
     "temprature": {"temprature": 1},
     "tools.file_search": {"tools": [{"type": "file_search", "vector_store_ids": []}]},
     "tools.bash_20250124": {"tools": [{"type": "bash_20250124", "name": "bash"}]},
+    "tools.web_fetch_20250910": {"tools": [{"type": "web_fetch_20250910", "name": "web_fetch"}]},
     "background": {"background": True},
 }
 

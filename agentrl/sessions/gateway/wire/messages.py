@@ -25,6 +25,7 @@ from agentrl.sessions.gateway.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire.chat import form_of, schema_of, stops_of, tools_of
+from agentrl.sessions.gateway.wire.client_tools import as_function
 from agentrl.sessions.gateway.wire.objects import object_at, pass_over, text_at
 from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.sessions.renderers.base import ToolSchema
@@ -71,7 +72,7 @@ def read_counting(body: Body, limits: Limits) -> TurnRequest:
 def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, json_schema: bool) -> TurnRequest:
     marks = dict[str, str]()
     fields = {name: _unmarked(value, marks) if name in _MARKED else value for name, value in body.fields.items()}
-    fields, left_out = _without_searches(fields)
+    fields, left_out = _with_tools(fields)
     given, ignored = parameters.check(Body(fields, body.history), limits)
     ignored |= marks | left_out
     follows = _followed(given.get("thread"))
@@ -136,14 +137,14 @@ def _followed(thread: Any) -> str | None:
     return text_at(thread, "previous_message_id", "thread").removeprefix("msg_")
 
 
-def _without_searches(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The request without the web search, which its provider would run; and what was left out."""
+def _with_tools(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The request without the web search, which its provider would run, and what was left out; tools as functions."""
     tools = fields.get("tools")
     if not isinstance(tools, list):
         return fields, {}
     kept = [tool for tool in tools if not (isinstance(tool, dict) and str(tool.get("type")).startswith("web_search_"))]
     left_out = {"tools.web_search": "tools.web_search"} if len(kept) < len(tools) else {}
-    return {**fields, "tools": kept}, left_out
+    return {**fields, "tools": [as_function(tool) for tool in kept]}, left_out
 
 
 def _unmarked(blocks: Any, ignored: dict[str, str]) -> Any:
