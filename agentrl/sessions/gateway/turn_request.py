@@ -37,6 +37,9 @@ class TurnRequest:
         n: how many choices.
         stream: whether the reply is streamed.
         force: None lets the model choose, "" forces a call, a name forces a call of that tool.
+        thinking: whether the turn may begin with reasoning; None leaves it to the format.
+        prefills: whether an assistant's message at the end of the history is the beginning of the turn.
+        prefill: that beginning, once the history is read.
         parallel: whether a turn may have more than one call.
         previous_reply: the reply that the conversation continues (Responses' `previous_response_id`).
         in_thread: whether it continues that reply with its system prompt and tools (Anthropic's `thread`).
@@ -59,6 +62,9 @@ class TurnRequest:
     n: int = 1
     stream: bool = False
     force: str | None = None
+    thinking: bool | None = None
+    prefills: bool = False
+    prefill: str = ""
     parallel: bool = True
     previous_reply: str | None = None
     in_thread: bool = False

@@ -117,6 +117,7 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
         parallel=not choice.get("disable_parallel_tool_use", False),
         previous_reply=follows,
         in_thread=follows is not None,
+        prefills=True,
         retry=retry,
         extra={"thinking": thinking["type"] != "disabled"},
         ignored=ignored,
@@ -219,13 +220,12 @@ def convert(
         pass_over(given, _READ, _ECHOED, where, ignored, strict)
         blocks = _blocks(given, where)
         if role == "assistant":
-            messages.append(_assistant(blocks, where))
+            said = _assistant(blocks, where)
+            messages.append(_together(messages.pop(), said) if messages and messages[-1].role == role else said)
         elif role == "user":
             messages += _user(blocks, where, definitions)
         else:
             messages.append(Message(role="system", content=_texts(blocks, f"{where}.content")))
-    if messages and messages[-1].role == "assistant":
-        raise unsupported("messages", "ending in an assistant message (a prefilled reply)")
     return messages
 
 
@@ -261,6 +261,16 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> Message:
         content=content if content or not calls else None,
         reasoning_content="".join(thoughts) or None,
         tool_calls=calls or None,
+    )
+
+
+def _together(first: Message, then: Message) -> Message:
+    """Two messages of the assistant as one: a client sends the beginning that it wrote apart from what followed."""
+    return Message(
+        role="assistant",
+        content=None if first.content is then.content is None else first.text + then.text,
+        reasoning_content="".join(filter(None, (first.reasoning_content, then.reasoning_content))) or None,
+        tool_calls=[*(first.tool_calls or ()), *(then.tool_calls or ())] or None,
     )
 
 
