@@ -44,6 +44,8 @@ SENT: dict[str, dict[str, Any]] = {
     "tools.file_search": {"tools": [{"type": "file_search", "vector_store_ids": []}]},
     "tools.bash_20250124": {"tools": [{"type": "bash_20250124", "name": "bash"}]},
     "background": {"background": True},
+    "conversation": {"conversation": "conv_a"},
+    "store": {"store": False},
 }
 
 
@@ -97,7 +99,10 @@ def test_the_table_says_what_is_done(meaning: Meaning, protocol: str) -> None:
     if meaning.treatment is Treatment.HONOURED:
         plain, _ = asked(protocol)
         changed = ("parallel", "force", "tools", "previous_reply")
-        assert any(getattr(request, field) != getattr(plain, field) for field in changed)
+        kept = ("background", "conversation", "custom", "store")
+        assert any(getattr(request, field) != getattr(plain, field) for field in changed) or any(
+            request.extra.get(field) != plain.extra.get(field) for field in kept
+        )
 
 
 def test_the_docs_print_the_table() -> None:
