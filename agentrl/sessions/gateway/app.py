@@ -23,6 +23,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from agentrl.config.gateway import ONE_TURN
 from agentrl.errors import InvalidInput, brief
 from agentrl.prometheus import TYPE, page
 from agentrl.sessions.export import session_dict
@@ -32,6 +33,7 @@ from agentrl.sessions.gateway.bodies import Body as RequestBody
 from agentrl.sessions.gateway.completion_exchange import CompletionExchange
 from agentrl.sessions.gateway.delivery import Delivery, Reply, Stream
 from agentrl.sessions.gateway.exchange import Exchange, Parts
+from agentrl.sessions.gateway.exclusion import Exclusion
 from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.http_requests import authorized_body, json_body, key_of, retry_count, validated
 from agentrl.sessions.gateway.limits import Limits
@@ -104,6 +106,7 @@ def create_app(
     context_tokens: int | None = None,
     retry_detection: RetryDetection = "lost",
     strip_reasoning: bool = False,
+    exclude: tuple[str, ...] = (ONE_TURN,),
     admin_key: str | None = None,
     url: str | None = None,
     secret: bytes | None = None,
@@ -122,6 +125,7 @@ def create_app(
         context_tokens: the longest path, where that is less than the engine's own limit.
         retry_detection: which identical requests are retries; see `RetryDetection`.
         strip_reasoning: see `TurnGenerator`.
+        exclude: which roots are not trained on; see `GatewayConfig.exclude`.
         admin_key: what opening a session needs; None allows everyone who reaches the address.
         url: the address that clients are given; None takes it from the request.
         secret: what sessions' keys follow from; see `Gateway`.
@@ -129,7 +133,7 @@ def create_app(
         score: sets a closed session's rewards, where its client gave none; see `Gateway`.
     """
     generator = TurnGenerator(renderer, engine, context_tokens, session_tokens, strip_reasoning)
-    parts = Parts(generator, limits or Limits(), retry_detection)
+    parts = Parts(generator, limits or Limits(), retry_detection, Exclusion(exclude))
     check_length(renderer.tokenizer, 0, 1)  # reads the vocabulary now, not during a request
     check_text(renderer.tokenizer, "", 1)
     gateway = Gateway(parts, store, model, secret, score)
@@ -205,6 +209,7 @@ def _protocols(app: GatewayApp, gateway: Gateway) -> None:
             reading = partial(read, body, entry.limits, retry_count(request), can)
             large = sum(map(len, body.text)) > MAX_TEXT
             turn_request = await asyncio.to_thread(reading) if large else reading()
+            turn_request.excluded = gateway.parts.exclusion.by_header(request.headers)
             exchange = kind(gateway.parts, entry.state, turn_request)
             delivery = ReplyDelivery if isinstance(exchange, ReplyExchange) else Delivery
             return delivery(gateway, entry, exchange, reply, stream, style)

@@ -246,6 +246,7 @@ class Gateway:
             for pending in list(entry.state.pending):
                 session.count("gateway/unanswered")
                 pending.cancel()
+            self.parts.exclusion.apply(session)
             self._await_rewards(entry, self.parts.limits.reward_deadline)
         return await self._after_reward(entry, complete)
 

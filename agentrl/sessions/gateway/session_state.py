@@ -17,13 +17,14 @@ from agentrl.sessions import tree
 from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.bodies import History
 from agentrl.sessions.gateway.matching import HistoryMatch, Index, ParentKey, tools_digest
+from agentrl.sessions.gateway.reading import prefill_of
 from agentrl.sessions.gateway.replies.kept import Replies
 from agentrl.sessions.gateway.retries import PendingRequest, Retries
 from agentrl.sessions.gateway.schedule import Schedule
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.renderers.base import RenderedMessage
 from agentrl.sessions.turn_generator import GeneratedTurn, Prompt, TurnGenerator
-from agentrl.types import Arrival, FinishReason, Node, Sampling, Session
+from agentrl.types import Arrival, FinishReason, Message, Node, Sampling, Session
 
 HISTORIES = 8
 """Histories (and token paths) that a session caches; older ones are found by walking the tree."""
@@ -35,6 +36,14 @@ def _few(items: list[Any], most: int) -> list[Any]:
             413, f"{len(items)} messages are new in this request; at most {most} are read", "too_many_messages"
         )
     return items
+
+
+def _converted(request: TurnRequest, items: list[Any], start: int) -> list[Message]:
+    """The messages of items, without one that begins the turn (`TurnRequest.prefill`)."""
+    messages = request.convert(items, start, request.ignored)
+    if request.prefills and messages and messages[-1].role == "assistant":
+        request.prefill = prefill_of(messages.pop())
+    return messages
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +136,7 @@ class SessionState:
         items = _few(history.items(known.beginning if known is not None else b""), most)
         start = known.count if known is not None else 0
         request.count = start + len(items)
-        messages = request.convert(items, start, request.ignored)
+        messages = _converted(request, items, start)
         if known is not None:
             return self.index.match(known.node, messages, request.callable), known
         return self.index.match(tools_digest(request.tools), [*request.prelude, *messages], request.callable), None
@@ -155,7 +164,7 @@ class SessionState:
             raise ApiError(404, f"no reply {reply_id!r:.100} in this session", code)
         nodes = tree.path(self.session, node_id)
         items = _few(request.history.items(), most) if request.history is not None else []
-        new = request.convert(items, 0, request.ignored)
+        new = _converted(request, items, 0)
         wanted = request.prelude[0].text if request.prelude else None
         had = kept.asked.instructions if kept is not None else _prompt(nodes[0]) if wanted is not None else None
         if request.in_thread:
@@ -255,6 +264,8 @@ class SessionState:
                 parent = key if isinstance(key, int) else None
                 tools = request.tools if parent is None else ()
                 node = self._add(tree.add_rendered(self.session, parent, message, tools=tools))
+                if parent is None and request.excluded:
+                    self.session.excluded.append(node.id)
             key = node.id
         assert isinstance(key, int)
         self._paths.pop(prompt.parent if prompt.parent is not None else -1, None)
@@ -314,8 +325,8 @@ class SessionState:
 
     def cache_history(self, request: TurnRequest, old: KnownHistory | None, node: int) -> None:
         """Cache this history, in place of the one that it continues."""
-        if request.history is None or request.previous_reply is not None:
-            return
+        if request.history is None or request.previous_reply is not None or request.prefill:
+            return  # the message that a prefilled turn becomes is not what this history ends in
         if old in self.histories:
             self.histories.remove(old)
         self.histories.append(

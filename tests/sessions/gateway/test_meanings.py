@@ -43,6 +43,9 @@ SENT: dict[str, dict[str, Any]] = {
     "temprature": {"temprature": 1},
     "tools.file_search": {"tools": [{"type": "file_search", "vector_store_ids": []}]},
     "tools.bash_20250124": {"tools": [{"type": "bash_20250124", "name": "bash"}]},
+    "structured_outputs": {"structured_outputs": {"json": {"type": "object"}}},
+    "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": False}},
+    "tools.web_fetch_20250910": {"tools": [{"type": "web_fetch_20250910", "name": "web_fetch"}]},
     "background": {"background": True},
     "conversation": {"conversation": "conv_a"},
     "store": {"store": False},
@@ -69,6 +72,7 @@ def sent(protocol: str, name: str) -> dict[str, Any]:
     special: dict[tuple[str, str], dict[str, Any]] = {
         ("mood", protocol): {conversation: [{**HI[0], "mood": "good"}]},
         ("contents", protocol): {conversation: [{**HI[0], "contents": "x"}]},
+        ("prefill", "messages"): {"messages": [*HI, {"role": "assistant", "content": "so"}]},
         ("tool_choice", "messages"): {"tool_choice": {"type": "any"}},
         ("tools.web_search", "responses"): {"tools": [*TOOLS["responses"], {"type": "web_search"}]},
         ("tools.web_search", "messages"): {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
@@ -97,11 +101,13 @@ def test_the_table_says_what_is_done(meaning: Meaning, protocol: str) -> None:
     request, _ = asked(protocol, **sent(protocol, name))
     assert (name in request.ignored) == (meaning.treatment is Treatment.IGNORED)
     if meaning.treatment is Treatment.HONOURED:
-        plain, _ = asked(protocol)
-        changed = ("parallel", "force", "tools", "previous_reply")
+        (plain, read), (_, said) = asked(protocol), asked(protocol, **sent(protocol, name))
+        changed = ("parallel", "force", "tools", "previous_reply", "sampling", "thinking")
         kept = ("background", "conversation", "custom", "store")
-        assert any(getattr(request, field) != getattr(plain, field) for field in changed) or any(
-            request.extra.get(field) != plain.extra.get(field) for field in kept
+        assert (
+            said != read
+            or any(getattr(request, field) != getattr(plain, field) for field in changed)
+            or any(request.extra.get(field) != plain.extra.get(field) for field in kept)
         )
 
 

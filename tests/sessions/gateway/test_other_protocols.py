@@ -270,9 +270,9 @@ async def test_anthropic_stop_sequences_limits_choices_and_counting(serve: Serve
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"messages": [*HI, {"role": "assistant", "content": "so"}]}, "prefilled"),
+        ({"messages": [*HI, {"role": "assistant", "content": "so "}]}, "trailing whitespace"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, r"tools\[0\].type"),
+        ({"tools": [{"type": "web_fetch_20250910", "name": "web_fetch"}]}, r"tools\[0\].type"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"extra_body": {"temprature": 1}}, "did you mean 'temperature'"),
         ({"extra_body": {"container": "x"}}, "container"),

@@ -26,6 +26,8 @@ HARMLESS = {
     *("store", "user"),
 }
 """What OpenAI's protocols have for caching, billing and book-keeping."""
+SERVERS = ("chat_template_kwargs", "guided_json", "min_p", "structured_outputs", "top_k")
+"""Fields of vLLM and SGLang that are honoured."""
 PARAMETERS = Parameters(
     [completion_create_params.CompletionCreateParamsNonStreaming],
     honoured=(
@@ -35,6 +37,7 @@ PARAMETERS = Parameters(
     ),
     harmless=HARMLESS | {"metadata", "prediction", "reasoning_effort", "verbosity", "web_search_options"},
     fixed={"modalities": (["text"],), "top_logprobs": (0,), "functions": ([],)},
+    servers=SERVERS,
     inside="messages",
 )
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -69,12 +72,11 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         history=body.history,
         convert=functools.partial(convert, strict=limits.strict_fields),
         tools=tools if offered else (),
-        sampling=sampling_of(
-            given, limits, form_of(given.get("response_format"), "response_format", force, ignored), json_schema
-        ),
+        sampling=sampling_of(given, limits, form_of(_form(given), "response_format", force, ignored), json_schema),
         n=number(given, "n", 1, 1, limits.choices, whole=True),
         stream=given.get("stream", False),
         force=force,
+        thinking=_thinking(given.get("chat_template_kwargs", {})),
         parallel=given.get("parallel_tool_calls", True),
         retry=retry,
         extra={"logprobs": logprobs, "usage": given.get("stream_options", {}).get("include_usage", False)},
@@ -90,6 +92,7 @@ def sampling_of(given: Mapping[str, Any], limits: Limits, form: Any, json_schema
             400, f"max_completion_tokens={most} must be at least 1", "invalid_value", "max_completion_tokens"
         )
     stop = given.get("stop", ())
+    most_probable = number(given, "top_k", None, -1, 1 << 20, whole=True)
     bias = given.get("logit_bias", {})
     try:
         pairs = tuple(sorted((int(token), float(value)) for token, value in bias.items()))
@@ -98,6 +101,8 @@ def sampling_of(given: Mapping[str, Any], limits: Limits, form: Any, json_schema
     return Sampling(
         temperature=number(given, "temperature", limits.temperature, 0, 2),
         top_p=number(given, "top_p", limits.top_p, 1e-6, 1),
+        top_k=most_probable if most_probable is not None and most_probable > 0 else None,
+        min_p=number(given, "min_p", 0.0, 0, 1),
         max_new_tokens=most,
         stop=stops_of([stop] if isinstance(stop, str) else stop),
         seed=number(given, "seed", None, -(2**62), 2**62, whole=True),
@@ -106,6 +111,47 @@ def sampling_of(given: Mapping[str, Any], limits: Limits, form: Any, json_schema
         logit_bias=pairs,
         json_schema=schema_of(form, json_schema),
     )
+
+
+def _form(given: Mapping[str, Any]) -> Any:
+    """The form of the text, in OpenAI's words or in those of vLLM.
+
+    Raises:
+        ApiError: there are several, or one that is no schema.
+    """
+    forms = [(name, given[name]) for name in ("response_format", "guided_json", "structured_outputs") if name in given]
+    if len(forms) > 1:
+        raise ApiError(400, f"only one of {' and '.join(name for name, _ in forms)}", "invalid_value", forms[1][0])
+    if not forms or forms[0][0] == "response_format":
+        return given.get("response_format")
+    ((name, schema),) = forms
+    if name == "structured_outputs":
+        wanted = object_at(schema, name)
+        if wanted.keys() != {"json"}:
+            raise unsupported(name, f"{', '.join(sorted(wanted))[:100]}; only json, a schema")
+        schema = wanted["json"]
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError:
+            raise ApiError(400, f"{name}: is no JSON", "invalid_value", name) from None
+    return {"type": "json_schema", "json_schema": {"schema": dict(object_at(schema, name))}}
+
+
+def _thinking(template: Any) -> bool | None:
+    """Whether turns may have reasoning, as chat templates are told; None where they are not.
+
+    Raises:
+        ApiError: the template is told something else.
+    """
+    given = object_at(template, "chat_template_kwargs")
+    other = given.keys() - {"enable_thinking", "thinking"}
+    if other:
+        raise unsupported(f"chat_template_kwargs.{min(other)[:100]}", "only enable_thinking (thinking)")
+    wanted = set(given.values())
+    if not wanted <= {True, False} or len(wanted) > 1:
+        raise ApiError(400, "chat_template_kwargs: enable_thinking must be true or false", "invalid_value")
+    return wanted.pop() if wanted else None
 
 
 def stops_of(stops: Sequence[str]) -> tuple[str, ...]:

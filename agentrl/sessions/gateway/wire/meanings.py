@@ -43,6 +43,10 @@ MEANINGS = (
     ),
     Meaning("a call demanded", Treatment.HONOURED, "tool_choice", "tool_choice", "tool_choice"),
     Meaning("tools of one text", Treatment.HONOURED, "", "tools.custom"),
+    Meaning("shell, editor and memory of the client", Treatment.HONOURED, "", "", "tools.bash_20250124"),
+    Meaning("the beginning of the reply", Treatment.HONOURED, "", "", "prefill"),
+    Meaning("a schema, as vLLM has it", Treatment.HONOURED, "structured_outputs"),
+    Meaning("no reasoning", Treatment.HONOURED, "chat_template_kwargs"),
     Meaning("a reply that is continued", Treatment.HONOURED, "", "previous_response_id", "thread"),
     Meaning("a conversation that is continued", Treatment.HONOURED, "", "conversation"),
     Meaning("a reply that is made in the background", Treatment.HONOURED, "", "background"),
@@ -56,7 +60,7 @@ MEANINGS = (
     Meaning("fields of messages spelt wrong", Treatment.REFUSED, "contents", "contents", "contents"),
     Meaning("tools of one text", Treatment.REFUSED, "tools.custom"),
     Meaning("a choice among some of the tools", Treatment.REFUSED, "allowed_tools", "allowed_tools"),
-    Meaning("other tools that a provider runs", Treatment.REFUSED, "", "tools.file_search", "tools.bash_20250124"),
+    Meaning("other tools that a provider runs", Treatment.REFUSED, "", "tools.file_search", "tools.web_fetch_20250910"),
 )
 
 

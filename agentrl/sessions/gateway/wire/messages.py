@@ -25,6 +25,7 @@ from agentrl.sessions.gateway.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire.chat import form_of, schema_of, stops_of, tools_of
+from agentrl.sessions.gateway.wire.client_tools import as_function
 from agentrl.sessions.gateway.wire.objects import object_at, pass_over, text_at
 from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.sessions.renderers.base import ToolSchema
@@ -71,7 +72,7 @@ def read_counting(body: Body, limits: Limits) -> TurnRequest:
 def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, json_schema: bool) -> TurnRequest:
     marks = dict[str, str]()
     fields = {name: _unmarked(value, marks) if name in _MARKED else value for name, value in body.fields.items()}
-    fields, left_out = _without_searches(fields)
+    fields, left_out = _with_tools(fields)
     given, ignored = parameters.check(Body(fields, body.history), limits)
     ignored |= marks | left_out
     follows = _followed(given.get("thread"))
@@ -116,6 +117,7 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
         parallel=not choice.get("disable_parallel_tool_use", False),
         previous_reply=follows,
         in_thread=follows is not None,
+        prefills=True,
         retry=retry,
         extra={"thinking": thinking["type"] != "disabled"},
         ignored=ignored,
@@ -136,14 +138,14 @@ def _followed(thread: Any) -> str | None:
     return text_at(thread, "previous_message_id", "thread").removeprefix("msg_")
 
 
-def _without_searches(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The request without the web search, which its provider would run; and what was left out."""
+def _with_tools(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The request without the web search, which its provider would run, and what was left out; tools as functions."""
     tools = fields.get("tools")
     if not isinstance(tools, list):
         return fields, {}
     kept = [tool for tool in tools if not (isinstance(tool, dict) and str(tool.get("type")).startswith("web_search_"))]
     left_out = {"tools.web_search": "tools.web_search"} if len(kept) < len(tools) else {}
-    return {**fields, "tools": kept}, left_out
+    return {**fields, "tools": [as_function(tool) for tool in kept]}, left_out
 
 
 def _unmarked(blocks: Any, ignored: dict[str, str]) -> Any:
@@ -218,13 +220,12 @@ def convert(
         pass_over(given, _READ, _ECHOED, where, ignored, strict)
         blocks = _blocks(given, where)
         if role == "assistant":
-            messages.append(_assistant(blocks, where))
+            said = _assistant(blocks, where)
+            messages.append(_together(messages.pop(), said) if messages and messages[-1].role == role else said)
         elif role == "user":
             messages += _user(blocks, where, definitions)
         else:
             messages.append(Message(role="system", content=_texts(blocks, f"{where}.content")))
-    if messages and messages[-1].role == "assistant":
-        raise unsupported("messages", "ending in an assistant message (a prefilled reply)")
     return messages
 
 
@@ -260,6 +261,16 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> Message:
         content=content if content or not calls else None,
         reasoning_content="".join(thoughts) or None,
         tool_calls=calls or None,
+    )
+
+
+def _together(first: Message, then: Message) -> Message:
+    """Two messages of the assistant as one: a client sends the beginning that it wrote apart from what followed."""
+    return Message(
+        role="assistant",
+        content=None if first.content is then.content is None else first.text + then.text,
+        reasoning_content="".join(filter(None, (first.reasoning_content, then.reasoning_content))) or None,
+        tool_calls=[*(first.tool_calls or ()), *(then.tool_calls or ())] or None,
     )
 
 

@@ -52,6 +52,7 @@ class Parameters:
         harmless: names that change nothing about what is generated here; they are accepted whatever they hold.
         fixed: names that are accepted with these values only; with none, refused.
         extra: names that clients send and the SDK's types lack.
+        servers: names of other servers' that are honoured; where fields are strict, they are unknown.
         inside: the parameter that holds the conversation; it is read message by message.
     """
 
@@ -63,9 +64,11 @@ class Parameters:
         harmless: Iterable[str],
         fixed: Mapping[str, tuple[Any, ...]],
         extra: Iterable[str] = (),
+        servers: Iterable[str] = (),
         inside: str,
     ) -> None:
         kinds = list(kinds)
+        self.servers = frozenset(servers)
         self._harmless, self._fixed, self.inside = frozenset(harmless), fixed, inside
         self._taken = {*honoured, inside, "model", "stream"}
         self._deep = {name.partition(".")[0] for name in (*self._harmless, *fixed) if "." in name}
@@ -101,6 +104,8 @@ class Parameters:
                     ignored[name] = name
             elif name in self._harmless:
                 ignored[name] = name
+            elif name in self.servers and not strict:
+                given[name] = value
             elif name not in self.known and name not in self._taken:
                 self._unknown(name, strict)
                 ignored[shown(name)] = "unknown"
