@@ -47,7 +47,10 @@ MEANINGS = (
     Meaning("the beginning of the reply", Treatment.HONOURED, "", "", "prefill"),
     Meaning("a schema, as vLLM has it", Treatment.HONOURED, "structured_outputs"),
     Meaning("no reasoning", Treatment.HONOURED, "chat_template_kwargs"),
-    Meaning("a conversation kept here", Treatment.HONOURED, "", "previous_response_id", "thread"),
+    Meaning("a reply that is continued", Treatment.HONOURED, "", "previous_response_id", "thread"),
+    Meaning("a conversation that is continued", Treatment.HONOURED, "", "conversation"),
+    Meaning("a reply that is made in the background", Treatment.HONOURED, "", "background"),
+    Meaning("whether a reply can be fetched and continued", Treatment.HONOURED, "", "store"),
     Meaning("effort", Treatment.IGNORED, "reasoning_effort", "reasoning.effort", "output_config.effort"),
     Meaning("web search", Treatment.IGNORED, "web_search_options", "tools.web_search", "tools.web_search"),
     Meaning("dropping what does not fit", Treatment.IGNORED, "", "truncation"),
@@ -58,7 +61,6 @@ MEANINGS = (
     Meaning("tools of one text", Treatment.REFUSED, "tools.custom"),
     Meaning("a choice among some of the tools", Treatment.REFUSED, "allowed_tools", "allowed_tools"),
     Meaning("other tools that a provider runs", Treatment.REFUSED, "", "tools.file_search", "tools.web_fetch_20250910"),
-    Meaning("replies fetched later", Treatment.REFUSED, "", "background"),
 )
 
 
