@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Other people's clients, each in an environment of its own beside .venv: they pin other versions of the same packages.
 #
-#   tests/sessions/gateway/clients/install.sh               those that CI runs: Claude Code and Codex, and three of Python's
+#   tests/sessions/gateway/clients/install.sh               those that CI runs: Claude Code and Codex, and four of Python's
 #   tests/sessions/gateway/clients/install.sh all           every one (about 3 GB)
 #   tests/sessions/gateway/clients/install.sh crewai node   these
 #
@@ -14,7 +14,7 @@ HERE=tests/sessions/gateway/clients
 
 main() {
     local names=("$@")
-    [ $# -gt 0 ] || names=(node instructor pydantic_ai smolagents)
+    [ $# -gt 0 ] || names=(node instructor pydantic_ai smolagents google_genai)
     if [ "${names[0]}" = all ]; then names=(node $(basename -s .txt $HERE/requirements/*.txt)); fi
     for name in "${names[@]}"; do
         if [ "$name" = node ]; then install_node; else install_python "$name"; fi
