@@ -27,6 +27,7 @@ class Meaning:
         chat: its name in Chat Completions; "" where the protocol lacks it.
         responses: the same in Responses.
         messages: the same in Anthropic Messages.
+        google: the same in Google's generateContent.
     """
 
     thing: str
@@ -34,6 +35,7 @@ class Meaning:
     chat: str = ""
     responses: str = ""
     messages: str = ""
+    google: str = ""
 
 
 _ONE_CALL = "disable_parallel_tool_use"
@@ -41,33 +43,63 @@ MEANINGS = (
     Meaning(
         "one call a turn", Treatment.HONOURED, "parallel_tool_calls", "parallel_tool_calls", "disable_parallel_tool_use"
     ),
-    Meaning("a call demanded", Treatment.HONOURED, "tool_choice", "tool_choice", "tool_choice"),
+    Meaning("a call demanded", Treatment.HONOURED, "tool_choice", "tool_choice", "tool_choice", "toolConfig"),
     Meaning("tools of one text", Treatment.HONOURED, "", "tools.custom"),
     Meaning("shell, editor and memory of the client", Treatment.HONOURED, "", "", "tools.bash_20250124"),
     Meaning("the beginning of the reply", Treatment.HONOURED, "", "", "prefill"),
     Meaning("a schema, as vLLM has it", Treatment.HONOURED, "structured_outputs"),
     Meaning("no reasoning", Treatment.HONOURED, "chat_template_kwargs"),
+<<<<<<< HEAD
     Meaning("a reply that is continued", Treatment.HONOURED, "", "previous_response_id", "thread"),
     Meaning("a conversation that is continued", Treatment.HONOURED, "", "conversation"),
     Meaning("a reply that is made in the background", Treatment.HONOURED, "", "background"),
     Meaning("whether a reply can be fetched and continued", Treatment.HONOURED, "", "store"),
     Meaning("effort", Treatment.IGNORED, "reasoning_effort", "reasoning.effort", "output_config.effort"),
     Meaning("web search", Treatment.IGNORED, "web_search_options", "tools.web_search", "tools.web_search"),
+=======
+    Meaning("a conversation kept here", Treatment.HONOURED, "", "previous_response_id", "thread"),
+    Meaning(
+        "effort", Treatment.IGNORED, "reasoning_effort", "reasoning.effort", "output_config.effort", "thinkingConfig"
+    ),
+    Meaning(
+        "web search", Treatment.IGNORED, "web_search_options", "tools.web_search", "tools.web_search", "googleSearch"
+    ),
+>>>>>>> gwextra
     Meaning("dropping what does not fit", Treatment.IGNORED, "", "truncation"),
-    Meaning("unknown parameters", Treatment.IGNORED, "trace", "trace", "trace"),
-    Meaning("unknown fields of messages", Treatment.IGNORED, "mood", "mood", "mood"),
-    Meaning("parameters spelt wrong", Treatment.REFUSED, "temprature", "temprature", "temprature"),
-    Meaning("fields of messages spelt wrong", Treatment.REFUSED, "contents", "contents", "contents"),
+    Meaning("unknown parameters", Treatment.IGNORED, "trace", "trace", "trace", "trace"),
+    Meaning("unknown fields of messages", Treatment.IGNORED, "mood", "mood", "mood", "mood"),
+    Meaning("parameters spelt wrong", Treatment.REFUSED, "temprature", "temprature", "temprature", "temprature"),
+    Meaning("fields of messages spelt wrong", Treatment.REFUSED, "contents", "contents", "contents", "part"),
     Meaning("tools of one text", Treatment.REFUSED, "tools.custom"),
+<<<<<<< HEAD
     Meaning("a choice among some of the tools", Treatment.REFUSED, "allowed_tools", "allowed_tools"),
     Meaning("other tools that a provider runs", Treatment.REFUSED, "", "tools.file_search", "tools.web_fetch_20250910"),
+=======
+    Meaning(
+        "a choice among some of the tools",
+        Treatment.REFUSED,
+        "allowed_tools",
+        "allowed_tools",
+        "",
+        "allowedFunctionNames",
+    ),
+    Meaning(
+        "other tools that a provider runs",
+        Treatment.REFUSED,
+        "",
+        "tools.file_search",
+        "tools.web_fetch_20250910",
+        "codeExecution",
+    ),
+    Meaning("replies fetched later", Treatment.REFUSED, "", "background"),
+>>>>>>> gwextra
 )
 
 
 def table() -> str:
     """The table in Markdown."""
-    rows = ["| what | | Chat Completions | Responses | Messages |", "|---|---|---|---|---|"]
+    rows = ["| what | | Chat Completions | Responses | Messages | generateContent |", "|---|---|---|---|---|---|"]
     for one in MEANINGS:
-        names = (f"`{name}`" if name else "" for name in (one.chat, one.responses, one.messages))
+        names = (f"`{name}`" if name else "" for name in (one.chat, one.responses, one.messages, one.google))
         rows.append(f"| {one.thing} | {one.treatment.value} | {' | '.join(names)} |")
     return "\n".join(rows)
