@@ -16,7 +16,7 @@ from tests.redteam.poisonings import BACKGROUND, POISONINGS
 from tests.sessions.renderers import bombs, test_bounded_template, test_growth
 from tests.test_untrusted import HOSTILE
 from tests.tools.sandbox import test_places
-from tests.train import test_secrets_planted, test_untrusted_records
+from tests.train import test_restricted_checkpoints, test_secrets_planted, test_untrusted_records
 
 PAID = "it is worth something"
 SLOW = "a reader takes more than a time that grows with the text"
@@ -167,6 +167,14 @@ CATALOGUE: dict[str, Target] = {
     ),
     "checkpoints": Target(
         Kind.LOADER, files.PICKLES, by("redteam/test_files", "test_no_checkpoint_calls_what_it_names")
+    ),
+    "places in checkpoints": Target(
+        Kind.LOADER,
+        named(
+            "a file elsewhere is read, or the checkpoint is taken",
+            (f"{field}={value}" for field, value, _ in test_restricted_checkpoints.ELSEWHERE),
+        ),
+        by("train/test_restricted_checkpoints", "test_a_tensor_that_lies_elsewhere_is_refused_by_name"),
     ),
     "records of runs": Target(
         Kind.LOADER,
