@@ -257,11 +257,8 @@ def _protocols(app: GatewayApp, gateway: Gateway) -> None:
             return answer({"data": [one], "has_more": False, "first_id": one["id"], "last_id": one["id"]})
         return answer({"object": "list", "data": [one]})
 
-<<<<<<< HEAD
     add_routes(app, gateway)
-=======
     add_google(app, gateway)
->>>>>>> gwextra
 
 
 def _errors(app: FastAPI) -> None:

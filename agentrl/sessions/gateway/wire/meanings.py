@@ -49,32 +49,22 @@ MEANINGS = (
     Meaning("the beginning of the reply", Treatment.HONOURED, "", "", "prefill"),
     Meaning("a schema, as vLLM has it", Treatment.HONOURED, "structured_outputs"),
     Meaning("no reasoning", Treatment.HONOURED, "chat_template_kwargs"),
-<<<<<<< HEAD
     Meaning("a reply that is continued", Treatment.HONOURED, "", "previous_response_id", "thread"),
     Meaning("a conversation that is continued", Treatment.HONOURED, "", "conversation"),
     Meaning("a reply that is made in the background", Treatment.HONOURED, "", "background"),
     Meaning("whether a reply can be fetched and continued", Treatment.HONOURED, "", "store"),
-    Meaning("effort", Treatment.IGNORED, "reasoning_effort", "reasoning.effort", "output_config.effort"),
-    Meaning("web search", Treatment.IGNORED, "web_search_options", "tools.web_search", "tools.web_search"),
-=======
-    Meaning("a conversation kept here", Treatment.HONOURED, "", "previous_response_id", "thread"),
     Meaning(
         "effort", Treatment.IGNORED, "reasoning_effort", "reasoning.effort", "output_config.effort", "thinkingConfig"
     ),
     Meaning(
         "web search", Treatment.IGNORED, "web_search_options", "tools.web_search", "tools.web_search", "googleSearch"
     ),
->>>>>>> gwextra
     Meaning("dropping what does not fit", Treatment.IGNORED, "", "truncation"),
     Meaning("unknown parameters", Treatment.IGNORED, "trace", "trace", "trace", "trace"),
     Meaning("unknown fields of messages", Treatment.IGNORED, "mood", "mood", "mood", "mood"),
     Meaning("parameters spelt wrong", Treatment.REFUSED, "temprature", "temprature", "temprature", "temprature"),
     Meaning("fields of messages spelt wrong", Treatment.REFUSED, "contents", "contents", "contents", "part"),
     Meaning("tools of one text", Treatment.REFUSED, "tools.custom"),
-<<<<<<< HEAD
-    Meaning("a choice among some of the tools", Treatment.REFUSED, "allowed_tools", "allowed_tools"),
-    Meaning("other tools that a provider runs", Treatment.REFUSED, "", "tools.file_search", "tools.web_fetch_20250910"),
-=======
     Meaning(
         "a choice among some of the tools",
         Treatment.REFUSED,
@@ -91,8 +81,6 @@ MEANINGS = (
         "tools.web_fetch_20250910",
         "codeExecution",
     ),
-    Meaning("replies fetched later", Treatment.REFUSED, "", "background"),
->>>>>>> gwextra
 )
 
 

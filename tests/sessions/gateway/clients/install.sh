@@ -1,13 +1,8 @@
 #!/usr/bin/env bash
 # Other people's clients, each in an environment of its own beside .venv: they pin other versions of the same packages.
 #
-<<<<<<< HEAD
 #   tests/sessions/gateway/clients/install.sh               those that CI runs
 #   tests/sessions/gateway/clients/install.sh all           every one (about 4 GB)
-=======
-#   tests/sessions/gateway/clients/install.sh               those that CI runs: Claude Code and Codex, and four of Python's
-#   tests/sessions/gateway/clients/install.sh all           every one (about 3 GB)
->>>>>>> gwextra
 #   tests/sessions/gateway/clients/install.sh crewai node   these
 #
 # They are named as the files in packages/ (from npm; `node` is Claude Code and Codex) and requirements/ (Python's, which may
@@ -20,15 +15,10 @@ HERE=tests/sessions/gateway/clients
 
 main() {
     local names=("$@")
-<<<<<<< HEAD
-    [ $# -gt 0 ] || names=(node ai_sdk instructor openhands pydantic_ai smolagents)
+    [ $# -gt 0 ] || names=(node ai_sdk instructor openhands pydantic_ai smolagents google_genai)
     if [ "${names[0]}" = all ]; then
         names=($(basename -s .json $HERE/packages/*.json) $(basename -s .txt $HERE/requirements/*.txt))
     fi
-=======
-    [ $# -gt 0 ] || names=(node instructor pydantic_ai smolagents google_genai)
-    if [ "${names[0]}" = all ]; then names=(node $(basename -s .txt $HERE/requirements/*.txt)); fi
->>>>>>> gwextra
     for name in "${names[@]}"; do
         if [ -e $HERE/packages/"$name".json ]; then install_npm "$name"; else install_python "$name"; fi
     done
