@@ -108,12 +108,14 @@ def test_what_a_recipe_says_of_the_plug_in_that_it_expects_does_not_bind_another
         "import agentrl\n"
         "class Shop(agentrl.Env):\n"
         "    @classmethod\n"
-        "    def recipe(cls, model): return {'engine.proof': False, 'engine.max_batch': 7}\n"
+        "    def recipe(cls, model):\n"
+        "        return {'engine.proof': False, 'engine.max_batch': 7, 'rollout.groups_per_step': 3}\n"
         "    def tasks(self, split='train'): return [{'a': 1}]\n"
         "    def reset(self, task, *, seed=None): return 'hello'\n"
     )
     env = {"name": f"{tmp_path}/shop.py:Shop"}
     assert complete({"env": env}).engine.model_dump()["proof"] is False
+    assert complete({"env": env}).algo.minibatches == 3
     server = complete({"env": env, "engine": "sglang"}).engine
     assert (type(server), server.max_batch) == (ServerConfig, 7)
 

@@ -66,7 +66,7 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
     if "env" not in tree:
         validate(tree, RunConfig)  # which says so, beside what else is wrong
     named = {key: tree[key] for key in ("env", "model", "policy") if key in tree}
-    suits = spread(recipe(validate(named, RunConfig)))
+    suits = recipe(validate(named, RunConfig))
     try:
         validate(merge(suits, named), RunConfig)
     except ConfigError as error:
@@ -106,8 +106,8 @@ def _known(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     return tree
 
 
-def recipe(config: RunConfig) -> dict[str, Any]:
-    """Default settings (dotted keys) for this environment with this model; the user's own override them."""
+def recipe(config: RunConfig) -> Tree:
+    """Default settings for this environment with this model; the user's own override them."""
     target = find(config.env.name)
     settings: dict[str, Any] = {}
     model = "" if config.policy in SCRIPTED else config.model.name  # a script plays any form of a task
@@ -116,7 +116,8 @@ def recipe(config: RunConfig) -> dict[str, Any]:
         if isinstance(target, type) and issubclass(target, Env) and has_demonstrator(target):
             settings["warm_start.steps"] = TINY_WARM_START
     suits = getattr(target, "recipe", None)
-    return settings | (_written(config.env.name, suits, model) if callable(suits) else {})
+    own = _written(config.env.name, suits, model) if callable(suits) else {}
+    return _in_parts(spread(settings | own), spread(own))
 
 
 def _written(env: str, suits: Callable[[str], Any], model: str) -> dict[str, Any]:
