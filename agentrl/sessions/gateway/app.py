@@ -1,9 +1,10 @@
 """The gateway's web application: sessions, and the protocols under each session's own address.
 
-    POST /sessions                          a session: {id, base_url, anthropic_base_url, api_key}
+    POST /sessions                          a session: {id, base_url, anthropic_base_url, google_base_url, api_key}
     GET  /sessions/{id}                     its tree
     POST /sessions/{id}/reward, …/close
     …    /sessions/{id}/v1/…                the endpoints of OpenAI's and Anthropic's APIs
+    …    /sessions/{id}/v1beta/…            those of Google's (`google`)
 
 The session's key is in `Authorization: Bearer` or `x-api-key`, whichever the client uses.
 """
@@ -35,6 +36,7 @@ from agentrl.sessions.gateway.delivery import Delivery, Reply, Stream
 from agentrl.sessions.gateway.exchange import Exchange, Parts
 from agentrl.sessions.gateway.exclusion import Exclusion
 from agentrl.sessions.gateway.gateway import Gateway
+from agentrl.sessions.gateway.google.routes import add_google
 from agentrl.sessions.gateway.http_requests import authorized_body, json_body, key_of, retry_count, validated
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.replies.background import ReplyDelivery
@@ -256,6 +258,7 @@ def _protocols(app: GatewayApp, gateway: Gateway) -> None:
         return answer({"object": "list", "data": [one]})
 
     add_routes(app, gateway)
+    add_google(app, gateway)
 
 
 def _errors(app: FastAPI) -> None:
@@ -300,7 +303,7 @@ def addresses(request: Request, session_id: str) -> dict[str, str]:
     """The base URLs of a session's endpoints."""
     root = (request.app.state.url or str(request.base_url)).rstrip("/")
     own = f"{root}/sessions/{session_id}"
-    return {"base_url": f"{own}/v1", "anthropic_base_url": own}
+    return {"base_url": f"{own}/v1", "anthropic_base_url": own, "google_base_url": own}
 
 
 def public(session: Session) -> dict[str, Any]:

@@ -76,6 +76,22 @@ _REQUESTS: dict[str, tuple[list[str], dict[str, Any]]] = {
         },
     ),
 }
+_REQUESTS["generateContent"] = (
+    ["contents"],
+    {
+        "contents": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"role": {"enum": ["user", "model"]}, "parts": {"type": "array"}},
+            },
+        },
+        "generationConfig": {"type": "object"},
+        "systemInstruction": {"type": "object"},
+        "toolConfig": {"type": "object"},
+        "tools": {"type": "array", "items": {"type": "object"}},
+    },
+)
 _DESCRIPTIONS = {
     200: "Done",
     201: "Opened",

@@ -16,7 +16,7 @@ from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import Message, Sampling
 
-Protocol = Literal["chat", "responses", "messages", "completions"]
+Protocol = Literal["chat", "responses", "messages", "completions", "google"]
 
 
 @dataclass(slots=True)

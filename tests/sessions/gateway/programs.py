@@ -19,7 +19,7 @@ from tests.sessions.gateway.fakes import ScriptedEngine
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = Path(__file__).parent / "clients"
-IN_CI = {"", "ai_sdk", "node", "instructor", "openhands", "pydantic_ai", "smolagents"}
+IN_CI = {"", "ai_sdk", "node", "instructor", "openhands", "pydantic_ai", "smolagents", "google_genai"}
 QUIET = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "CREWAI_DISABLE_TELEMETRY": "true",
@@ -95,6 +95,8 @@ class Programs:
             "OPENAI_API_KEY": self.access["api_key"],
             "ANTHROPIC_BASE_URL": self.access["anthropic_base_url"],
             "ANTHROPIC_API_KEY": self.access["api_key"],
+            "GOOGLE_GEMINI_BASE_URL": self.access["google_base_url"],
+            "GEMINI_API_KEY": self.access["api_key"],
             **more,
         }
         none, pipe, both = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT

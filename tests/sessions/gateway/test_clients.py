@@ -105,6 +105,9 @@ FRAMEWORKS = [
         {"extended": 1},
     ),
     ("google_adk", "chat", SUM, {}),
+    ("google_adk", "google", SUM, {}),
+    ("google_genai", "whole", SUM, {}),
+    ("google_genai", "stream", SUM, {}),
 ]
 """Environment and program, protocol, what is said, and what is no clean continuation of it, by cause."""
 

@@ -224,7 +224,7 @@ def convert(
         blocks = _blocks(given, where)
         if role == "assistant":
             said = _assistant(blocks, where)
-            messages.append(_together(messages.pop(), said) if messages and messages[-1].role == role else said)
+            messages.append(together(messages.pop(), said) if messages and messages[-1].role == role else said)
         elif role == "user":
             messages += _user(blocks, where, definitions)
         else:
@@ -267,7 +267,7 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> Message:
     )
 
 
-def _together(first: Message, then: Message) -> Message:
+def together(first: Message, then: Message) -> Message:
     """Two messages of the assistant as one: a client sends the beginning that it wrote apart from what followed."""
     return Message(
         role="assistant",
