@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +52,9 @@ def installed(name: str) -> Path:
 
 
 def script(environment: str, program: str, home: Path) -> list[str | Path]:
-    """The command that runs one of the programs of `clients/` in its environment."""
+    """The command that runs one of the programs of `clients/` in its environment; "own" is that of the tests."""
+    if environment == "own":
+        return [sys.executable, FOLDER / program]
     folder = installed(environment)
     if not program.endswith(".mjs"):
         return [folder / "bin" / "python", FOLDER / program]

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import anthropic
 import openai
 import pytest
 
+import agentrl
 from agentrl.sessions import tree
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.types import Message, Session
@@ -245,3 +248,39 @@ async def test_anthropics_own_client_on_the_real_engine(serve: Serve, tiny: Path
                 final = await stream.get_final_message()
         assert {whole.stop_reason, final.stop_reason} <= {"end_turn", "max_tokens"}
         await was_drawn_by_the_engine(served, served.session(access["id"]))
+
+
+REWARDED = """
+import os, random, urllib.request
+body = b'{"value": %f}' % random.random()
+headers = {"x-api-key": os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+root = os.environ["OPENAI_BASE_URL"].removesuffix("v1")
+urllib.request.urlopen(urllib.request.Request(f"{root}reward", body, headers))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("environment", "program", "speak"),
+    [
+        ("ai_sdk", "ai_sdk_client.mjs", "responses"),
+        ("", "langchain_client.py", "responses"),
+        ("openhands", "openhands_client.py", "responses"),
+        ("own", "tool_runner_client.py", "messages"),
+    ],
+)
+def test_a_run_trains_on_what_a_program_did(tmp_path: Path, environment: str, program: str, speak: str) -> None:
+    """The model's tokens are random: a program may fail over them, and what it was told before is trained on."""
+    command = shlex.join(map(str, script(environment, program, tmp_path)))
+    (tmp_path / "reward.py").write_text(REWARDED)
+    own = f"cd {tmp_path}; export HOME={tmp_path} SPEAK={speak} OPENHANDS_SUPPRESS_BANNER=1; {command} >/dev/null 2>&1"
+    (tmp_path / "agent.sh").write_text(f"{own}; exec {sys.executable} reward.py\n")
+    small: dict[str, Any] = {
+        **{"warm_start.steps": 0, "rollout.groups_per_step": 1, "rollout.group_size": 2},
+        **{"rollout.turn_tokens": 16, "eval.tasks": 0, "steps": 1, "run_dir": str(tmp_path / "run")},
+    }
+    result = agentrl.train("calculator", agent=f"bash {tmp_path / 'agent.sh'}", model="tiny", **small)
+    (row,) = result.metrics
+    assert row["tokens/trained"] > 0
+    assert "count/gateway/untrainable" not in row
+    assert row["count/gateway/ignored/temperature"] >= 2

@@ -181,7 +181,7 @@ async def test_a_response_that_was_cut_is_incomplete(serve: Serve) -> None:
         ({"tools": [{"type": "local_shell"}]}, r"tools\[0\].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "detail": "auto"}]}]}, "takes text only"),
         ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "output"),
-        ({"text": {"format": {"type": "json_object"}}}, "response_format"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
     ],
 )
 @pytest.mark.slow

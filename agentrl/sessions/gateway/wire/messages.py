@@ -24,9 +24,9 @@ from agentrl.sessions.gateway.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
-from agentrl.sessions.gateway.wire.chat import form_of, schema_of, stops_of, tools_of
-from agentrl.sessions.gateway.wire.client_tools import as_function
-from agentrl.sessions.gateway.wire.objects import object_at, pass_over, text_at
+from agentrl.sessions.gateway.wire.chat import distinct, form_of, schema_of, stops_of
+from agentrl.sessions.gateway.wire.client_tools import CLIENT_TOOLS, as_function
+from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, text_at, texts_at
 from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import FunctionCall, Message, Sampling, ToolCall
@@ -46,8 +46,9 @@ _COMMON: dict[str, Any] = {
     "inside": "messages",
 }
 _BETA = beta_types.message_create_params.MessageCreateParamsNonStreaming
-PARAMETERS = Parameters([message_create_params.MessageCreateParamsNonStreaming, _BETA], **_COMMON)
-COUNTING = Parameters([MessageCountTokensParams, _BETA], **_COMMON)
+_NEEDED = ("model", "max_tokens", "messages")
+PARAMETERS = Parameters([message_create_params.MessageCreateParamsNonStreaming, _BETA], required=_NEEDED, **_COMMON)
+COUNTING = Parameters([MessageCountTokensParams, _BETA], required=("model", "messages"), **_COMMON)
 _READ = frozenset({"role", "content"})
 _ECHOED = frozenset({"id", "type", "model", "stop_reason", "stop_sequence", "stop_details", "usage", "container"})
 """What a reply has besides; clients send it back whole."""
@@ -77,24 +78,25 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
     ignored |= marks | left_out
     follows = _followed(given.get("thread"))
     _keeps_all(given.get("context_management", {}))
-    choice = given.get("tool_choice", {"type": "auto"})
-    offered = choice["type"] != "none"
-    declared = given.get("tools", [])
+    choice = object_at(given.get("tool_choice", {"type": "auto"}), "tool_choice")
+    kind = text_at(choice, "type", "tool_choice")
+    if kind not in ("auto", "any", "tool", "none"):
+        raise unsupported("tool_choice", f"{kind!r:.100}; only auto, any, tool and none")
+    offered = kind != "none"
+    declared = [object_at(tool, f"tools[{place}]") for place, tool in enumerate(given.get("tools", []))]
     prompted = [tool for tool in declared if not tool.get("defer_loading")]
     tools = _tools(prompted) if offered else []
     deferred = _tools([tool for tool in declared if tool.get("defer_loading")])
-    force = {"any": "", "tool": choice.get("name")}.get(choice["type"])
+    force = text_at(choice, "name", "tool_choice") if kind == "tool" else {"any": ""}.get(kind)
     if force is not None and not tools and follows is None:
         raise ApiError(400, "tool_choice demands a call, but there are no tools", "invalid_value", "tool_choice")
     thinking = given.get("thinking", {"type": "disabled"})
     if "budget_tokens" in thinking:
         ignored["thinking.budget_tokens"] = "thinking.budget_tokens"
-    most = given.get("max_tokens", 1)
-    if most < 1:
-        raise ApiError(400, f"max_tokens={most} must be at least 1", "invalid_value", "max_tokens")
+    most = number(given, "max_tokens", 1, 1, 2**62, whole=True)
     form = form_of(given.get("output_config", {}).get("format"), "output_config.format", force, ignored)
     system = given.get("system")
-    prompt = system if isinstance(system, str) else "".join(block["text"] for block in system or ())
+    prompt = "" if system is None else texts_at(given, "system", "", {"text"})
     return TurnRequest(
         protocol="messages",
         model=given["model"],
@@ -109,17 +111,17 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
             top_p=number(given, "top_p", limits.top_p, 1e-6, 1),
             top_k=number(given, "top_k", None, 1, 1 << 20, whole=True),
             max_new_tokens=most,
-            stop=stops_of(given.get("stop_sequences", ())),
+            stop=stops_of(given.get("stop_sequences", []), "stop_sequences"),
             json_schema=schema_of(form, json_schema, "output_config.format"),
         ),
         stream=given.get("stream", False),
         force=force,
-        parallel=not choice.get("disable_parallel_tool_use", False),
+        parallel=choice.get("disable_parallel_tool_use") is not True,
         previous_reply=follows,
         in_thread=follows is not None,
         prefills=True,
         retry=retry,
-        extra={"thinking": thinking["type"] != "disabled"},
+        extra={"thinking": text_at(thinking, "type", "thinking") != "disabled"},
         ignored=ignored,
     )
 
@@ -184,13 +186,14 @@ def _keeps_all(management: Any) -> None:
 
 
 def _tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
-    shaped = []
+    shaped: list[ToolSchema] = []
     for place, tool in enumerate(tools):
+        at = f"tools[{place}]"
         if tool.get("type") not in (None, "custom"):
-            raise unsupported(f"tools[{place}].type", f"{tool['type']!r}; only tools with an input_schema")
-        names = {"name": "name", "description": "description", "input_schema": "parameters"}
-        shaped.append({"type": "function", "function": {to: tool[name] for name, to in names.items() if name in tool}})
-    return tools_of(shaped)
+            what = f"{tool['type']!r:.100} is not run here; only tools with an input_schema"
+            raise unsupported(f"{at}.type", f"{what}, and {', '.join(CLIENT_TOOLS)}")
+        shaped.append({"type": "function", "function": function_of(tool, at, "input_schema")})
+    return distinct(shaped)
 
 
 def convert(

@@ -19,9 +19,9 @@ from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.replies.kept import Asked, KeptReply, ReplyStatus
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import custom
-from agentrl.sessions.gateway.wire.chat import HARMLESS, choice_of, form_of, sampling_of, tools_of
+from agentrl.sessions.gateway.wire.chat import HARMLESS, chosen, distinct, form_of, sampling_of
 from agentrl.sessions.gateway.wire.items import Items, output_items
-from agentrl.sessions.gateway.wire.objects import object_at, pass_over, text_at, texts_at
+from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, text_at, texts_at
 from agentrl.sessions.gateway.wire.sse import encoded
 from agentrl.sessions.gateway.wire.validation import Parameters
 from agentrl.sessions.renderers.base import ToolSchema
@@ -30,6 +30,7 @@ from agentrl.types import FinishReason, FunctionCall, Message, ToolCall
 
 PARAMETERS = Parameters(
     [response_create_params.ResponseCreateParamsNonStreaming],
+    required=("model",),
     honoured=(
         *("background", "conversation", "input", "instructions", "max_output_tokens", "parallel_tool_calls"),
         *("previous_response_id", "metadata", "store", "stream_options", "temperature", "text", "tool_choice"),
@@ -37,8 +38,13 @@ PARAMETERS = Parameters(
     ),
     harmless=(HARMLESS - {"store"})
     | {
+        "access_programs",
+        "background_options",
         "client_metadata",
+        "context_management",
         "include",
+        "max_tool_calls",
+        "moderation",
         "reasoning.effort",
         "reasoning.generate_summary",
         "reasoning.summary",
@@ -81,38 +87,30 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         ApiError: a parameter is wrong, unknown or not supported.
     """
     text = tuple(part for pair in zip(body.text[::2], body.text[1::2], strict=True) for part in _kept_of(pair))
-    body, left_out = _completed(body)
+    body, left_out = _offered(body)
     given, ignored = PARAMETERS.check(body, limits)
     ignored |= left_out
     include = body.fields.get("include")
     if isinstance(include, list) and _LOGPROBS in include:
         raise unsupported("include", repr(_LOGPROBS))
-    if "model" not in given:
-        raise ApiError(400, "model: Field required", "invalid_value", "model")
-    tools = _tools(given.get("tools", []))
+    tools, force = chosen(_tools(given.get("tools", [])), given.get("tool_choice", "auto"))
     if custom.grammars(given.get("tools", [])):
         ignored["tools.custom.format"] = "tools.custom.format"
-    choice = given.get("tool_choice", "auto")
-    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
-        choice = {"type": "function", "function": {"name": choice.get("name")}}
-    force, offered = choice_of(choice, bool(tools))
     said = given.get("input")
     history = History.of([{"role": "user", "content": said}]) if isinstance(said, str) else body.history
     instructions = given.get("instructions")
-    if "max_output_tokens" in given:
-        given["max_completion_tokens"] = given["max_output_tokens"]
     follows, conversation = given.get("previous_response_id"), _conversation(given)
     background = _background(given, ignored)
     form = form_of(given.get("text", {}).get("format"), "text.format", force, ignored)
     return TurnRequest(
         protocol="responses",
         model=given["model"],
-        head=(instructions, given.get("tools"), offered),
+        head=(instructions, given.get("tools"), [tool["function"]["name"] for tool in tools]),
         prelude=[Message(role="system", content=instructions)] if instructions else [],
         history=history,
         convert=functools.partial(convert, strict=limits.strict_fields),
-        tools=tools if offered else (),
-        sampling=sampling_of(given, limits, form, json_schema),
+        tools=tools,
+        sampling=sampling_of(given, limits, form, json_schema, "text.format"),
         stream=given.get("stream", False),
         force=force,
         parallel=given.get("parallel_tool_calls", True),
@@ -140,10 +138,14 @@ def _conversation(given: Mapping[str, Any]) -> str | None:
         ApiError: there is one beside a reply to follow: each says what comes before.
     """
     conversation = given.get("conversation")
+    if isinstance(conversation, dict):
+        conversation = text_at(conversation, "id", "conversation")
+    if not isinstance(conversation, str | None):
+        raise ApiError(400, "conversation: must be an id", "invalid_value", "conversation")
     if conversation is not None and "previous_response_id" in given:
         message = "conversation and previous_response_id can't both be given"
         raise ApiError(400, message, "invalid_value", "previous_response_id")
-    return conversation["id"] if isinstance(conversation, dict) else conversation
+    return conversation
 
 
 def _background(given: Mapping[str, Any], ignored: dict[str, str]) -> bool:
@@ -161,8 +163,8 @@ def _background(given: Mapping[str, Any], ignored: dict[str, str]) -> bool:
     return bool(background)
 
 
-def _completed(body: Body) -> tuple[Body, dict[str, str]]:
-    """The request with what the SDK's types want of a tool, and without the tools that can't be had here.
+def _offered(body: Body) -> tuple[Body, dict[str, str]]:
+    """The request without the tools that can't be had here.
 
     Returns:
         It, and what was left out, each with the name that it is counted under.
@@ -173,24 +175,24 @@ def _completed(body: Body) -> tuple[Body, dict[str, str]]:
     kinds = [tool.get("type") if isinstance(tool, dict) else None for tool in tools]
     left_out = {f"tools.{kind}": f"tools.{kind}" for kind in kinds if isinstance(kind, str) and kind in _LEFT_OUT}
     kept = [
-        {"strict": None, "parameters": None, **tool} if kind == "function" else tool
+        {"strict": None, "parameters": None, **tool} if kind == "function" else tool  # as replies repeat it
         for kind, tool in zip(kinds, tools, strict=True)
         if f"tools.{kind}" not in left_out
     ]
     return Body({**body.fields, "tools": kept}, body.history), left_out
 
 
-def _tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
-    shaped = []
+def _tools(tools: Sequence[Any]) -> list[ToolSchema]:
+    shaped: list[ToolSchema] = []
     for place, tool in enumerate(tools):
+        at = f"tools[{place}]"
+        tool = object_at(tool, at)
         if tool.get("type") not in ("function", "custom"):
-            raise unsupported(f"tools[{place}].type", f"{tool.get('type')!r}; only functions and custom tools")
-        tool = custom.as_function(tool) if tool["type"] == "custom" else tool
-        names = ("name", "description", "parameters")
-        shaped.append(
-            {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
-        )
-    return tools_of(shaped)
+            what = f"{tool.get('type')!r:.100} is not run here; only function and custom"
+            raise unsupported(f"{at}.type", f"{what} ({', '.join(sorted(_LEFT_OUT))} are left out)")
+        function = custom.as_function(tool, at) if tool["type"] == "custom" else function_of(tool, at)
+        shaped.append({"type": "function", "function": function})
+    return distinct(shaped)
 
 
 def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: bool = False) -> list[Message]:
