@@ -19,7 +19,7 @@ from tests.sessions.gateway.fakes import ScriptedEngine
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = Path(__file__).parent / "clients"
-IN_CI = {"", "ai_sdk", "node", "instructor", "openhands", "pydantic_ai", "smolagents", "google_genai"}
+IN_CI = {"", "ai_sdk", "node", "instructor", "pydantic_ai", "smolagents", "google_genai"}
 QUIET = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "CREWAI_DISABLE_TELEMETRY": "true",
