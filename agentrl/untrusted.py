@@ -35,6 +35,11 @@ def safe_text(text: str) -> str:
     return text
 
 
+def has_visible(text: str) -> bool:
+    """Return whether a reader sees anything of a text; blanks, controls and formatting characters are not seen."""
+    return any(char.isprintable() and not char.isspace() for char in text)
+
+
 def visible_text(text: str, keep: str = "\n") -> str:
     r"""The text for a terminal or a page: what they would obey or hide becomes its escape, such as \x1b or \u202e.
 

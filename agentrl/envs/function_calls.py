@@ -24,6 +24,7 @@ from agentrl.errors import ConfigError, ToolArguments
 from agentrl.tools.tool import Tool
 from agentrl.types import FunctionCall, Message, Session, StepResult, Task, ToolCall
 from agentrl.types.messages import parse_arguments
+from agentrl.untrusted import has_visible
 
 ANSWERS = "possible_answer"
 """The folder beside a file of questions that has their answers."""
@@ -98,7 +99,7 @@ class FunctionCalls(Env):
             return 0.0
         types = {function["name"]: function["parameters"] for function in self._task["functions"]}
         expected = [(name, allowed) for call in self._task["expected"] for name, allowed in call.items()]
-        return float(said is not None and bool(made or said.text.strip()) and matched(made, expected, types))
+        return float(said is not None and bool(made or has_visible(said.text)) and matched(made, expected, types))
 
     def expert(self, messages: Sequence[Message]) -> Message:
         """The expected calls, with the first right value of each argument."""

@@ -30,7 +30,7 @@ from agentrl.train import data_identity, lock
 from agentrl.train.resuming import flat
 from agentrl.viewer.notes import Note, Notes
 from agentrl.viewer.origins import Origins
-from agentrl.viewer.series import MetricsFile, thinned
+from agentrl.viewer.series import MetricsFile, number, thinned
 
 DEPTH = 4
 """Levels of folders below the given one in which runs are looked for."""
@@ -142,9 +142,9 @@ class Run:
             "model": model if trains else evaluation.get("policy", model if by_model else policy),
             "algorithm": settings.get("algo.name") if trains else None,
             "engine": settings.get("engine.name") if by_model else None,
-            "reward": last.get("reward/mean") if trains else evaluation.get("mean"),
-            "left": last.get("time/left"),
-            "spark": thinned([value if isinstance(value, float | int) else None for value in rewards], SPARK),
+            "reward": number(last.get("reward/mean") if trains else evaluation.get("mean")),
+            "left": number(last.get("time/left")),
+            "spark": thinned([number(value) for value in rewards], SPARK),
             "updated": self.updated(),
             "sessions": self.database.exists(),
             "note": self.notes.one().json(),

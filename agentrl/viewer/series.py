@@ -58,7 +58,7 @@ def _row(line: bytes) -> Row | None:
 
 def mean(rows: Iterable[Row], name: str) -> float | None:
     """The mean of a number over the rows that have it; None where none has."""
-    values = [value for row in rows if (value := _number(row.get(name))) is not None]
+    values = [value for row in rows if (value := number(row.get(name))) is not None]
     return fmean(values) if values else None
 
 
@@ -76,15 +76,16 @@ def columns(rows: list[Row], wanted: Iterable[str], start: int = 0) -> dict[str,
 
     A number that a row lacks, or that is not finite, is None.
     """
-    hours = list(accumulate(_number(row.get("time/step")) or 0.0 for row in rows))
+    hours = list(accumulate(number(row.get("time/step")) or 0.0 for row in rows))
     return {
         "step": [row["step"] for row in rows[start:]],
         "hours": [each / 3600 for each in hours[start:]],
-        "values": {name: [_number(row.get(name)) for row in rows[start:]] for name in wanted},
+        "values": {name: [number(row.get(name)) for row in rows[start:]] for name in wanted},
     }
 
 
-def _number(value: Any) -> float | None:
+def number(value: Any) -> float | None:
+    """What a file says, as a number; None where it is none, or not finite."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 

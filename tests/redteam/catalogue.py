@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tests.envs.code import test_judging
 from tests.envs.swe import test_cheats
-from tests.redteam import answers, cheats, files, requests, test_tool_breaking
+from tests.redteam import answers, cheats, daemons, files, pages, policies, requests, test_tool_breaking
 from tests.redteam.archives import ARCHIVES
 from tests.redteam.attack import Attack, Kind, Target, attacks
 from tests.redteam.escapes import ESCAPES
@@ -16,7 +16,7 @@ from tests.redteam.poisonings import BACKGROUND, POISONINGS
 from tests.sessions.renderers import bombs, test_bounded_template, test_growth
 from tests.test_untrusted import HOSTILE
 from tests.tools.sandbox import test_places
-from tests.train import test_secrets_planted, test_untrusted_records
+from tests.train import test_restricted_checkpoints, test_secrets_planted, test_untrusted_records
 
 PAID = "it is worth something"
 SLOW = "a reader takes more than a time that grows with the text"
@@ -65,6 +65,14 @@ CATALOGUE: dict[str, Target] = {
         named("a place is never free again", ENDS),
         by("tools/sandbox/test_places", "test_a_place_is_free_after_its_sandbox_ended_in_any_state_by_any_means"),
     ),
+    "Docker itself": Target(
+        Kind.PROVIDER,
+        named("a session has no score, or a place is never free again", daemons.DEATHS),
+        by(
+            "redteam/test_docker_killed",
+            "test_sessions_are_generated_again_and_no_place_is_lost_where_docker_dies",
+        ),
+    ),
     "whoever scores it": Target(
         Kind.SCORER,
         cheats.CHEATS,
@@ -112,6 +120,23 @@ CATALOGUE: dict[str, Target] = {
         answers.ENDLESS,
         by("redteam/test_answers", "test_a_scorer_takes_time_in_proportion_to_the_answer"),
     ),
+    "the retail world": Target(
+        Kind.SCORER, policies.RETAIL, by("redteam/test_policies", "test_no_customer_is_served_by")
+    ),
+    "the sites of web tasks": Target(
+        Kind.SCORER, policies.WEB, by("redteam/test_policies", "test_no_site_is_worked_by")
+    ),
+    "terminal tasks": Target(
+        Kind.SCORER, policies.TERMINAL, by("redteam/test_policies", "test_no_task_for_a_shell_is_solved_or_broken_by")
+    ),
+    "checked instructions": Target(
+        Kind.SCORER, policies.INSTRUCTIONS, by("redteam/test_policies", "test_no_instruction_is_followed_by")
+    ),
+    "offers of a game": Target(
+        Kind.SCORER,
+        policies.OFFERS,
+        by("redteam/test_policies", "test_no_division_holds_that_the_partner_did_not_read"),
+    ),
     "the readers of tool calls": Target(
         Kind.PARSER,
         attacks(SLOW, bombs.REPEATED),
@@ -143,6 +168,14 @@ CATALOGUE: dict[str, Target] = {
     "checkpoints": Target(
         Kind.LOADER, files.PICKLES, by("redteam/test_files", "test_no_checkpoint_calls_what_it_names")
     ),
+    "places in checkpoints": Target(
+        Kind.LOADER,
+        named(
+            "a file elsewhere is read, or the checkpoint is taken",
+            (f"{field}={value}" for field, value, _ in test_restricted_checkpoints.ELSEWHERE),
+        ),
+        by("train/test_restricted_checkpoints", "test_a_tensor_that_lies_elsewhere_is_refused_by_name"),
+    ),
     "records of runs": Target(
         Kind.LOADER,
         named("code that a record names is run", test_untrusted_records.SECTIONS),
@@ -157,6 +190,15 @@ CATALOGUE: dict[str, Target] = {
     ),
     "pages of other sites": Target(
         Kind.SERVER, requests.ORIGINS, by("redteam/test_requests", "test_no_page_of_another_site_is_answered")
+    ),
+    "the viewer's pages and reports": Target(
+        Kind.SERVER,
+        pages.SCRIPTS,
+        by(
+            "viewer/test_scripts",
+            "test_no_text_is_more_than_text_on_any_page_of_the_viewer",
+            "test_no_text_is_more_than_text_in_a_report",
+        ),
     ),
     "the retrieval server": Target(
         Kind.SERVER, requests.SEARCHES, by("redteam/test_requests", "test_no_wrong_search_is_made")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import pickletools
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,75 @@ def test_metadata_that_leads_out_of_the_folder_is_refused(saved: Path, tmp_path:
         object.__setattr__(place, "relative_path", "../../elsewhere")
     file.write_bytes(pickle.dumps(metadata))
     with pytest.raises(InvalidInput, match="not in its folder"):
+        check(saved)
+
+
+ELSEWHERE: list[tuple[str, Any, str]] = [
+    ("relative_path", "../numbers.pt", "not in its folder"),
+    ("relative_path", "/etc/passwd", "not in its folder"),
+    ("relative_path", "none.distcp", "has no bytes"),
+    ("relative_path", ".", "has no bytes"),
+    ("offset", -1, "has no bytes"),
+    ("offset", 1 << 40, "has no bytes"),
+    ("length", 1 << 40, "has no bytes"),
+    ("length", -5, "has no bytes"),
+    ("length", "7 bytes", "refused"),
+]
+"""A field of a tensor's place, a value in it, and words of the refusal."""
+
+
+@pytest.mark.parametrize(("field", "value", "words"), ELSEWHERE)
+def test_a_tensor_that_lies_elsewhere_is_refused_by_name(saved: Path, field: str, value: Any, words: str) -> None:
+    """The places of values that are no tensors alone were looked at."""
+    file = saved / "tensors" / METADATA
+    metadata = pickle.loads(file.read_bytes())
+    (place,) = (place for index, place in metadata.storage_data.items() if index.fqn == "weight")
+    object.__setattr__(place, field, value)
+    file.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(InvalidInput, match=rf"metadata is refused.*{words}|{words}"):
+        check(saved)
+
+
+@pytest.mark.parametrize("name", ["tensors/__0_0.distcp", "numbers.pt", "deeper"])
+def test_a_link_out_of_the_folder_is_refused_by_name(saved: Path, tmp_path: Path, name: str) -> None:
+    file, outside = saved / name, tmp_path / "outside"
+    file.rename(outside) if file.exists() else outside.mkdir()
+    file.symlink_to(outside)
+    with pytest.raises(InvalidInput, match=f"{name}: the checkpoint is refused: it is a link"):
+        check(saved)
+
+
+def test_what_is_no_file_is_not_waited_for(saved: Path) -> None:
+    os.mkfifo(saved / "more.pt")
+    with pytest.raises(InvalidInput, match="neither a file nor a folder"):
+        check(saved)
+
+
+def packed(data: bytes) -> bytes:
+    """The same archive, compressed."""
+    body = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(body, "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, old.read(entry))
+    return body.getvalue()
+
+
+@pytest.mark.parametrize("of_tensors", [True, False])
+def test_a_compressed_checkpoint_is_refused_before_it_is_unpacked(saved: Path, of_tensors: bool) -> None:
+    """Ten megabytes of it were ten gigabytes of numbers."""
+    if of_tensors:
+        body = io.BytesIO()
+        torch.save(torch.zeros(1 << 18), body)
+        data, file = packed(body.getvalue()), saved / "tensors" / METADATA
+        (saved / "tensors" / "bomb.distcp").write_bytes(b"before" + data)
+        metadata = pickle.loads(file.read_bytes())
+        (place,) = (place for index, place in metadata.storage_data.items() if index.fqn == "weight")
+        for field, value in {"relative_path": "bomb.distcp", "offset": 6, "length": len(data)}.items():
+            object.__setattr__(place, field, value)
+        file.write_bytes(pickle.dumps(metadata))
+    else:
+        (saved / "numbers.pt").write_bytes(packed((saved / "numbers.pt").read_bytes()))
+    with pytest.raises(InvalidInput, match=r"refused: it is compressed"):
         check(saved)
 
 

@@ -22,6 +22,7 @@ THINGS = ("books", "hats", "balls")
 WORTH = 10
 """What all things together are worth to each agent."""
 OFFER = re.compile(r"\boffer\b((?:[\s,;]+(?:books|hats|balls)\s*=\s*\d{1,2})+)")
+KEPT = re.compile(r"\b(?:books|hats|balls)\s*=\s*\d")
 ACCEPT = re.compile(r"^\W*accept\W*$")
 RULES = (
     "You and your partner divide {things}. Each of you values them differently; to you they are worth: {values}. Talk "
@@ -76,6 +77,8 @@ class Negotiation(Game):
         elif not text:
             raise ToolError("write something")
         elif (found := OFFER.search(text)) is not None:
+            if len(KEPT.findall(text)) > len(set(re.findall("|".join(THINGS), found[1]))):
+                raise ToolError("make one offer that names each thing once")  # else the partner reads one of several
             self.offer, self.offered_by = self._read(found[1]), agent
         elif re.search(r"\boffer\b.*=", text):
             raise ToolError('an offer is written as "OFFER books=1 hats=0 balls=1"')

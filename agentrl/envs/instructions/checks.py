@@ -15,6 +15,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from agentrl.untrusted import has_visible
+
 Check = Callable[..., bool]
 LANGUAGE = "language:response_language"
 CONSTRAINED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
@@ -222,7 +224,7 @@ def followed(
     """
     variants = _variants(text) if loose else [text]
     return [
-        any(variant.strip() and CHECKS[kind](variant, **_given(own)) for variant in variants)
+        any(has_visible(variant) and CHECKS[kind](variant, **_given(own)) for variant in variants)
         for kind, own in zip(kinds, arguments, strict=True)
     ]
 

@@ -11,12 +11,13 @@ does: else an agent that says nothing would succeed in the tasks in which nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.envs.base import Env, reward
-from agentrl.envs.retail.customer import Customer
+from agentrl.envs.retail.customer import MAX_READ, Customer
 from agentrl.envs.retail.data import World, read_world
 from agentrl.envs.retail.expert import script
 from agentrl.envs.retail.generate import LEVELS, made_tasks, made_world
@@ -42,6 +43,9 @@ CUSTOMER_INSTRUCTIONS = (
     "How you are: {instructions}"
 )
 WELCOME = "Hi! How can I help you today?"
+MOST_NUMBERS = 50
+"""Different numbers in a message; one with more recites them, and tells none."""
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 class Retail(Env):
@@ -189,6 +193,23 @@ class Retail(Env):
         self._store.begin(self._world.database)
 
     def _note(self, text: str) -> None:
-        """Note which of the things that have to be said are in a message; thousands may be separated by commas."""
-        heard = text.casefold().replace(",", "")
-        self._said |= {words for words in self._task["communicate"] if words.casefold() in heard}
+        """Note which of the things that have to be said are in a message."""
+        self._said |= told(self._task["communicate"], text)
+
+
+def told(wanted: Iterable[str], text: str) -> set[str]:
+    """Which words a message tells.
+
+    A number counts where it is written by itself, not as a part of another, and not among more than `MOST_NUMBERS`.
+    Thousands may be separated by commas.
+    """
+    heard = _plain(text[:MAX_READ])
+    numbers = {float(each) for each in _NUMBER.findall(heard)}
+    if len(numbers) > MOST_NUMBERS:
+        numbers = set()
+    found = ((words, _NUMBER.fullmatch(_plain(words).removeprefix("$"))) for words in wanted)
+    return {words for words, number in found if (float(number[0]) in numbers if number else _plain(words) in heard)}
+
+
+def _plain(text: str) -> str:
+    return text.casefold().replace(",", "")

@@ -202,11 +202,10 @@ class _Maker:
         product = self.rng.choice(list(self.database.products.values()))
         offered = [each for each in product["variants"].values() if each["available"]]
         call = _call("get_product_details", product_id=product["product_id"])
-        if self.rng.random() < 0.5:
-            words = f"You also want to know how many variants of the {product['name']} are available."
-            return words, [call], [str(len(offered))]
-        words = f"You also want to know what the cheapest available {product['name']} costs."
-        return words, [call], [f"{min(each['price'] for each in offered):.2f}"]
+        # a price, not how many there are: that is right by chance
+        word, price = self.rng.choice((("cheapest", min), ("most expensive", max)))
+        words = f"You also want to know what the {word} available {product['name']} costs."
+        return words, [call], [f"{price(each['price'] for each in offered):.2f}"]
 
 
 def _call(name: str, **arguments: Any) -> dict[str, Any]:

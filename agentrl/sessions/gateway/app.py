@@ -40,6 +40,9 @@ from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.google.routes import add_google
 from agentrl.sessions.gateway.http_requests import authorized_body, json_body, key_of, retry_count, validated
 from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.replies.background import ReplyDelivery
+from agentrl.sessions.gateway.replies.exchange import ReplyExchange
+from agentrl.sessions.gateway.replies.routes import add_routes, described_model
 from agentrl.sessions.gateway.retries import RetryDetection
 from agentrl.sessions.gateway.rewards import CloseBody, OpenBody, RewardBody
 from agentrl.sessions.gateway.sizes import check_length, check_text
@@ -218,7 +221,9 @@ def _protocols(app: GatewayApp, gateway: Gateway, forwarding: Forwarding) -> Non
             large = sum(map(len, body.text)) > MAX_TEXT
             turn_request = await asyncio.to_thread(reading) if large else reading()
             turn_request.excluded = gateway.parts.exclusion.by_header(request.headers)
-            return Delivery(gateway, entry, kind(gateway.parts, entry.state, turn_request), reply, stream, style)
+            exchange = kind(gateway.parts, entry.state, turn_request)
+            delivery = ReplyDelivery if isinstance(exchange, ReplyExchange) else Delivery
+            return delivery(gateway, entry, exchange, reply, stream, style)
 
         name = path.replace("/", "_")
         all_codes = (*codes, 429, 500, 503)
@@ -226,7 +231,7 @@ def _protocols(app: GatewayApp, gateway: Gateway, forwarding: Forwarding) -> Non
         app.turns[path] = handle
 
     add_protocol("chat/completions", cached(chat.read), chat_replies.reply, chat_replies.stream, "openai", Exchange)
-    add_protocol("responses", responses.read, responses.reply, responses.stream, "openai", Exchange)
+    add_protocol("responses", responses.read, responses.reply, responses.stream, "openai", ReplyExchange)
     add_protocol("completions", completions.read, completions.reply, completions.stream, "openai", CompletionExchange)
     add_protocol("messages", messages.read, messages_replies.reply, messages_replies.stream, "anthropic", Exchange)
 
@@ -240,35 +245,34 @@ def _protocols(app: GatewayApp, gateway: Gateway, forwarding: Forwarding) -> Non
 
     Counting = Callable[[RequestBody, Limits], TurnRequest]
 
-    async def count(session_id: str, request: Request, path: str, read: Counting) -> int:
+    async def count(session_id: str, request: Request, path: str, read: Counting, kind: type[Exchange]) -> int:
         entry, body = await authorized_body(gateway, session_id, request, CONVERSATION_FIELD[path])
-        return await Exchange(gateway.parts, entry.state, read(body, entry.limits)).count()
+        return await kind(gateway.parts, entry.state, read(body, entry.limits)).count()
 
     @app.post("/sessions/{session_id}/v1/messages/count_tokens", **openapi.protocol_request("messages", *codes))
     async def count_messages(session_id: str, request: Request) -> Response:
         """How many tokens an Anthropic request's prompt has."""
-        tokens = await count(session_id, request, "messages", messages.read_counting)
+        tokens = await count(session_id, request, "messages", messages.read_counting, Exchange)
         return answer({"input_tokens": tokens})
 
     @app.post("/sessions/{session_id}/v1/responses/input_tokens", **openapi.protocol_request("responses", *codes))
     async def count_responses(session_id: str, request: Request) -> Response:
         """How many tokens a Responses request's prompt has."""
-        tokens = await count(
-            session_id, request, "responses", lambda body, limits: responses.read(body, limits, None, True)
-        )
+        reading: Counting = partial(responses.read, retry=None, json_schema=True)
+        tokens = await count(session_id, request, "responses", reading, ReplyExchange)
         return answer({"object": "response.input_tokens", "input_tokens": tokens})
 
     @app.get("/sessions/{session_id}/v1/models", responses=openapi.answers(200, 401, 410))
     async def models(session_id: str, request: Request) -> Response:
         """The model behind this gateway."""
         gateway.entry(session_id, key_of(request))
-        one = {"id": gateway.model, "object": "model", "created": 0, "owned_by": "agentrl"}
-        if "anthropic-version" in request.headers:
-            created = "1970-01-01T00:00:00Z"
-            one = {"id": gateway.model, "type": "model", "display_name": gateway.model, "created_at": created}
+        anthropic = "anthropic-version" in request.headers
+        one = described_model(gateway.model, anthropic)
+        if anthropic:
             return answer({"data": [one], "has_more": False, "first_id": one["id"], "last_id": one["id"]})
         return answer({"object": "list", "data": [one]})
 
+    add_routes(app, gateway)
     add_google(app, gateway)
 
 

@@ -68,6 +68,7 @@ class Gateway:
     Attributes:
         closing: called as it stops.
         schedules: the recorded order of sessions that are to be run again, by their id; `open` takes it from here.
+        jobs: replies that are made in the background.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Gateway:
         self._writer = Writer(store)
         self._sealing: set[asyncio.Task[None]] = set()
         self._scoring: set[asyncio.Task[None]] = set()
+        self.jobs: set[asyncio.Future[None]] = set()
 
     @property
     def open_sessions(self) -> int:
@@ -347,6 +349,7 @@ class Gateway:
                 entry.timer.cancel()
             for pending in list(entry.state.pending):
                 pending.cancel()
+        await asyncio.gather(*self.jobs, return_exceptions=True)
         for entry in list(self._entries.values()):
             await self.write(_saving(self.store, entry.state))
         self._entries.clear()

@@ -119,6 +119,11 @@ def body(kind: type[BaseModel], *codes: int) -> dict[str, Any]:
     return {"openapi_extra": _body(kind.model_json_schema()), "responses": answers(*codes)}
 
 
+def json_object(*codes: int) -> dict[str, Any]:
+    """Keyword arguments of a route that takes any JSON object."""
+    return {"openapi_extra": _body({"type": "object"}), "responses": answers(*codes)}
+
+
 def protocol_request(path: str, *codes: int) -> dict[str, Any]:
     """Keyword arguments of a protocol's route."""
     required, properties = _REQUESTS[path]

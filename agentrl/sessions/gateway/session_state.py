@@ -18,6 +18,7 @@ from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.bodies import History
 from agentrl.sessions.gateway.matching import HistoryMatch, Index, ParentKey, tools_digest
 from agentrl.sessions.gateway.reading import prefill_of
+from agentrl.sessions.gateway.replies.kept import Replies
 from agentrl.sessions.gateway.retries import PendingRequest, Retries
 from agentrl.sessions.gateway.schedule import Schedule
 from agentrl.sessions.gateway.turn_request import TurnRequest
@@ -70,6 +71,7 @@ class SessionState:
     histories: list[KnownHistory] = field(default_factory=list)
     pending: list[PendingRequest] = field(default_factory=list)
     retries: Retries = field(default_factory=Retries)
+    replies: Replies = field(default_factory=Replies)
     stored: int = 0
     truncated: bool = False
     broken: str | None = None
@@ -149,23 +151,31 @@ class SessionState:
         return known.beginning if known is not None else b""
 
     def _after_reply(self, request: TurnRequest, reply_id: str, most: int) -> HistoryMatch:
-        """Continue a reply by its id; other instructions or tools than its own begin a new root."""
-        node_id = self.index.node_of_reply(reply_id)
-        if node_id is None:
+        """Continue a reply by its id; other instructions or tools than its own begin a new root.
+
+        A system message of the input is part of what is continued, instructions are not. Where nothing is kept of the
+        reply any more, one that begins the path counts as instructions if the request has some.
+        """
+        kept, node_id = self.replies.find(reply_id), self.index.node_of_reply(reply_id)
+        if node_id is None or self.replies.hidden(reply_id):
+            if kept is not None and kept.cancel is not None:
+                raise ApiError(400, f"reply {reply_id!r:.100} is in progress", "previous_response_in_progress")
             code = "thread_not_found" if request.in_thread else "previous_response_not_found"
             raise ApiError(404, f"no reply {reply_id!r:.100} in this session", code)
         nodes = tree.path(self.session, node_id)
         items = _few(request.history.items(), most) if request.history is not None else []
         new = _converted(request, items, 0)
-        prompt = [nodes[0].message] if _prompt(nodes[0]) is not None else []
+        wanted = request.prelude[0].text if request.prelude else None
+        had = kept.asked.instructions if kept is not None else _prompt(nodes[0]) if wanted is not None else None
         if request.in_thread:
-            request.tools = nodes[0].tools
+            request.tools, same = nodes[0].tools, True
+        else:
+            same = had == wanted and tools_digest(request.tools) == tools_digest(nodes[0].tools)
+        if same and nodes[-1].finish_reason is not FinishReason.LENGTH:
             return self.index.match(node_id, new, request.callable)
-        same = [m.text for m in prompt] == [m.text for m in request.prelude]
-        if same and tools_digest(request.tools) == tools_digest(nodes[0].tools):
-            return self.index.match(node_id, new, request.callable)
-        history = [node.message for node in nodes[len(prompt) :]]
-        return self.index.match(tools_digest(request.tools), [*request.prelude, *history, *new], request.callable)
+        said = [node.message for node in nodes]
+        history = said if same else [*request.prelude, *said[0 if had is None else 1 :]]
+        return self.index.match(tools_digest(request.tools), [*history, *new], request.callable)
 
     def path_ids(self, node_id: int | None) -> tuple[int, ...]:
         """The tokens of the path to a node."""

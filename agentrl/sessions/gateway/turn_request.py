@@ -73,6 +73,7 @@ class TurnRequest:
     count: int = 0
     ignored: dict[str, str] = field(default_factory=dict)
     excluded: bool = False
+    _digest: int | None = field(default=None, init=False)
 
     @property
     def callable(self) -> list[ToolSchema]:
@@ -80,9 +81,12 @@ class TurnRequest:
         return [*self.tools, *self.deferred]
 
     def digest(self) -> int:
-        """A digest that this process's equal requests share."""
-        history = self.history.raw if self.history is not None else repr(self.extra.get("prompt"))
-        return hash((self.protocol, history, self.previous_reply, self.sampling, self.n, self.stream))
+        """A digest that this process's equal requests share: of the request as it was when this was first called."""
+        if self._digest is None:
+            history = self.history.raw if self.history is not None else repr(self.extra.get("prompt"))
+            follows = self.previous_reply, self.extra.get("conversation")
+            self._digest = hash((self.protocol, history, follows, self.sampling, self.n, self.stream))
+        return self._digest
 
 
 Read = Callable[[Body, Limits, "int | None", bool], TurnRequest]

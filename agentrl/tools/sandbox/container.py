@@ -21,6 +21,8 @@ from agentrl.tools.sandbox.spec import SandboxSpec
 
 logger = logging.getLogger(__name__)
 _tasks: set[asyncio.Task[None]] = set()
+_left: dict[str, set[str]] = {}
+"""By daemon, containers that it did not remove, being down; it is asked again as soon as it creates another."""
 
 
 async def create_container(daemon: Daemon, spec: SandboxSpec) -> str:
@@ -36,9 +38,9 @@ async def create_container(daemon: Daemon, spec: SandboxSpec) -> str:
     body = container_config(spec, process.labels(spec.key), await daemon.remapped())
     name = f"agentrl-{secrets.token_hex(8)}"
     try:
-        return str((await daemon.call(daemon.api.create_container_from_config, body, name))["Id"])
+        created = str((await daemon.call(daemon.api.create_container_from_config, body, name))["Id"])
     except BaseException as error:
-        if not isinstance(error, Exception) or "longer than" in str(error):  # it may exist all the same
+        if not isinstance(error, DaemonError) or "daemon refused" not in str(error):  # it may exist all the same
             in_background(remove(daemon, name))
         if not isinstance(error, DaemonError):
             raise
@@ -51,6 +53,9 @@ async def create_container(daemon: Daemon, spec: SandboxSpec) -> str:
         if "unknown runtime" in text.lower() or "unknown or invalid runtime" in text.lower():
             raise ConfigError(f"runtime={spec.runtime!r} is not known to the daemon: {text}") from None
         raise
+    for left in _left.pop(daemon.address, ()):
+        in_background(remove(daemon, left))
+    return created
 
 
 def in_background(work: Coroutine[Any, Any, None]) -> None:
@@ -71,7 +76,9 @@ async def remove(daemon: Daemon, container: str) -> None:
             if "no such container" in text:
                 return
             if "already in progress" not in text and attempt == 2:
-                logger.warning("container %s could not be removed (the reaper will): %s", container[:12], error)
+                if daemon.address not in _left:  # else it has been said
+                    logger.warning("containers can't be removed until the daemon creates others: %s", error)
+                _left.setdefault(daemon.address, set()).add(container)
             await asyncio.sleep(0.2 * 2**attempt)
 
 

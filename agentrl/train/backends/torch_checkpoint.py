@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from agentrl.train.backends.optimizer import to_cpu
+from agentrl.train.backends.ranks.restricted import refuse_packed
 
 if TYPE_CHECKING:
     from agentrl.train.backends.torch import TorchTrainer
@@ -38,7 +39,9 @@ def save(trainer: TorchTrainer, path: Path) -> None:
 
 def load(trainer: TorchTrainer, path: Path) -> None:
     """Load what `save` wrote; the settings remain those of the last `begin`."""
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    with path.open("rb") as file:
+        refuse_packed(path, file)
+        state = torch.load(file, map_location="cpu", weights_only=True)
     trainer.model.load_state_dict(state["model"])
     trainer.begin(trainer.algo, trainer.optimizer.total_steps)
     trainer.optimizer.restore(state["optimizer"])

@@ -10,7 +10,7 @@ import { showSessions } from "./sessions.js";
 import { showSettings } from "./settings.js";
 import { showTimeline } from "./timeline.js";
 
-const VIEWS = { curves: showCurves, sessions: showSessions, timeline: showTimeline, health: showHealth, session: showSession, group: showGroup, settings: showSettings };
+const VIEWS = { __proto__: null, curves: showCurves, sessions: showSessions, timeline: showTimeline, health: showHealth, session: showSession, group: showGroup, settings: showSettings };
 const TABS = [["curves", "Curves"], ["sessions", "Sessions"], ["timeline", "Timeline"], ["health", "Health"], ["settings", "Settings"]];
 const main = document.getElementById("main");
 const POLL = 2500; // milliseconds between two looks at a run that may go on

@@ -23,7 +23,8 @@ export async function showCurves(main, view) {
   });
   const about = await Promise.all(view.runs.map((run) => api("run", { run }, view.signal)));
   const names = [...new Set(about.flatMap((each) => each.names))];
-  const data = new Map(view.runs.map((run) => [run, { epoch: null, rows: 0, step: [], hours: [], values: {} }]));
+  // a metric may be called `constructor`: what is looked up by such names inherits nothing
+  const data = new Map(view.runs.map((run) => [run, { epoch: null, rows: 0, step: [], hours: [], values: { __proto__: null } }]));
   const charts = new Map();
   const search = h("input", { type: "search", placeholder: "Filter curves", "aria-label": "Filter curves", "data-search": true,
     value: asked.get("q") ?? "", oninput: () => change({ q: search.value || null }) });

@@ -33,7 +33,7 @@ export async function showSessions(main, view) {
   let next, asking = new AbortController(), stop = () => {}, searched = 0, found = 0, known = 0, now = 0;
 
   const wanted = () => {
-    const parameters = { run };
+    const parameters = { __proto__: null, run };
     for (const name of new Set(asked.keys())) parameters[name] = asked.getAll(name);
     if (asked.get("phase") === ANY) delete parameters.phase;
     else if (!["phase", "group", "id"].some((name) => asked.has(name) || asked.has(`${name}~`))) parameters.phase = "played";

@@ -9,7 +9,7 @@ export async function showSettings(main, view) {
 /** A table of the settings of `view.runs`, with a filter. */
 export async function settingsTable(view) {
   const found = await Promise.all(view.runs.map((run) => api("run", { run }, view.signal)));
-  const trees = found.map((each) => each.settings);
+  const trees = found.map((each) => ({ __proto__: null, ...each.settings }));
   const names = [...new Set(trees.flatMap(Object.keys))];
   const differs = (name) => new Set(trees.map((tree) => JSON.stringify(tree[name]))).size > 1;
   const several = trees.length > 1;

@@ -18,7 +18,7 @@ from tests.sessions.gateway.fakes import ScriptedEngine
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = Path(__file__).parent / "clients"
-IN_CI = {"", "node", "instructor", "pydantic_ai", "smolagents", "google_genai"}
+IN_CI = {"", "ai_sdk", "node", "instructor", "openhands", "pydantic_ai", "smolagents", "google_genai"}
 QUIET = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "CREWAI_DISABLE_TELEMETRY": "true",
@@ -29,6 +29,9 @@ QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "MSWEA_CONFIGURED": "true",
     "MSWEA_SILENT_STARTUP": "1",
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
     "OTEL_SDK_DISABLED": "true",
 }
 """No telemetry, no updates, nothing that is fetched at the start."""
@@ -45,6 +48,17 @@ def installed(name: str) -> Path:
         pytest.skip(f"no {folder.name}: make clients-all")
     need(there, f"no {folder.name}: make clients")
     return folder
+
+
+def script(environment: str, program: str, home: Path) -> list[str | Path]:
+    """The command that runs one of the programs of `clients/` in its environment."""
+    folder = installed(environment)
+    if not program.endswith(".mjs"):
+        return [folder / "bin" / "python", FOLDER / program]
+    copy = home / program  # its modules are looked for beside it
+    copy.write_text((FOLDER / program).read_text())
+    (home / "node_modules").symlink_to(folder.resolve() / "node_modules")
+    return ["node", copy]
 
 
 @dataclass

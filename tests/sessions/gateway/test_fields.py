@@ -35,7 +35,7 @@ CODEX: dict[str, Any] = {
 }
 CODEX_IGNORED = {
     *("client_metadata", "include", "prompt_cache_key", "reasoning.effort", "reasoning.summary"),
-    *("store", "text.verbosity"),
+    *("text.verbosity",),
     *("tools.namespace", "tools.web_search"),
 }
 CLAUDE: dict[str, Any] = {

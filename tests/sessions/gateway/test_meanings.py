@@ -49,6 +49,8 @@ SENT: dict[str, dict[str, Any]] = {
     "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": False}},
     "tools.web_fetch_20250910": {"tools": [{"type": "web_fetch_20250910", "name": "web_fetch"}]},
     "background": {"background": True},
+    "conversation": {"conversation": "conv_a"},
+    "store": {"store": False},
 }
 
 
@@ -123,7 +125,12 @@ def test_the_table_says_what_is_done(meaning: Meaning, protocol: str) -> None:
     if meaning.treatment is Treatment.HONOURED:
         (plain, read), (_, said) = asked(protocol), asked(protocol, **sent(protocol, name))
         changed = ("parallel", "force", "tools", "previous_reply", "sampling", "thinking")
-        assert said != read or any(getattr(request, field) != getattr(plain, field) for field in changed)
+        kept = ("background", "conversation", "custom", "store")
+        assert (
+            said != read
+            or any(getattr(request, field) != getattr(plain, field) for field in changed)
+            or any(request.extra.get(field) != plain.extra.get(field) for field in kept)
+        )
 
 
 def test_the_docs_print_the_table() -> None:

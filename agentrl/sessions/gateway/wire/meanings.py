@@ -49,7 +49,10 @@ MEANINGS = (
     Meaning("the beginning of the reply", Treatment.HONOURED, "", "", "prefill"),
     Meaning("a schema, as vLLM has it", Treatment.HONOURED, "structured_outputs"),
     Meaning("no reasoning", Treatment.HONOURED, "chat_template_kwargs"),
-    Meaning("a conversation kept here", Treatment.HONOURED, "", "previous_response_id", "thread"),
+    Meaning("a reply that is continued", Treatment.HONOURED, "", "previous_response_id", "thread"),
+    Meaning("a conversation that is continued", Treatment.HONOURED, "", "conversation"),
+    Meaning("a reply that is made in the background", Treatment.HONOURED, "", "background"),
+    Meaning("whether a reply can be fetched and continued", Treatment.HONOURED, "", "store"),
     Meaning(
         "effort", Treatment.IGNORED, "reasoning_effort", "reasoning.effort", "output_config.effort", "thinkingConfig"
     ),
@@ -78,7 +81,6 @@ MEANINGS = (
         "tools.web_fetch_20250910",
         "codeExecution",
     ),
-    Meaning("replies fetched later", Treatment.REFUSED, "", "background"),
 )
 
 

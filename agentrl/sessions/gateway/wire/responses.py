@@ -1,8 +1,7 @@
 """OpenAI Responses (https://platform.openai.com/docs/api-reference/responses).
 
 A turn is several items here (reasoning, a message, function calls); on the way in, neighbours that an
-assistant generated become one message again. Every reply can be followed by its id (`previous_response_id`),
-whatever `store` says.
+assistant generated become one message again. Replies are kept (`replies`), unless `store` says otherwise.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from agentrl.sessions.gateway.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.bodies import Body, History
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.replies.kept import Asked, KeptReply, ReplyStatus
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import custom
 from agentrl.sessions.gateway.wire.chat import HARMLESS, choice_of, form_of, sampling_of, tools_of
@@ -31,10 +31,11 @@ from agentrl.types import FinishReason, FunctionCall, Message, ToolCall
 PARAMETERS = Parameters(
     [response_create_params.ResponseCreateParamsNonStreaming],
     honoured=(
-        *("input", "instructions", "max_output_tokens", "parallel_tool_calls", "previous_response_id"),
-        *("metadata", "stream_options", "temperature", "text", "tool_choice", "tools", "top_p"),
+        *("background", "conversation", "input", "instructions", "max_output_tokens", "parallel_tool_calls"),
+        *("previous_response_id", "metadata", "store", "stream_options", "temperature", "text", "tool_choice"),
+        *("tools", "top_p"),
     ),
-    harmless=HARMLESS
+    harmless=(HARMLESS - {"store"})
     | {
         "client_metadata",
         "include",
@@ -45,7 +46,6 @@ PARAMETERS = Parameters(
         "truncation",
     },
     fixed={
-        "background": (False,),
         "reasoning.context": ("auto",),
         "reasoning.mode": ("standard",),
         "top_logprobs": (0,),
@@ -68,6 +68,10 @@ _LEFT_OUT = {
 }
 """Tools that a client offers of its own accord, and that are run elsewhere than in the client."""
 _LOGPROBS = "message.output_text.logprobs"
+_REPEATED = ("instructions", "metadata", "max_output_tokens", "text")
+"""Parameters that a reply repeats where they were given."""
+_EACH_TIME = frozenset({"input", "previous_response_id", "conversation"})
+"""Parameters that differ from turn to turn."""
 
 
 def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> TurnRequest:
@@ -76,6 +80,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
     Raises:
         ApiError: a parameter is wrong, unknown or not supported.
     """
+    text = tuple(part for pair in zip(body.text[::2], body.text[1::2], strict=True) for part in _kept_of(pair))
     body, left_out = _completed(body)
     given, ignored = PARAMETERS.check(body, limits)
     ignored |= left_out
@@ -91,13 +96,14 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
     if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
         choice = {"type": "function", "function": {"name": choice.get("name")}}
     force, offered = choice_of(choice, bool(tools))
-    text = given.get("text", {})
     said = given.get("input")
     history = History.of([{"role": "user", "content": said}]) if isinstance(said, str) else body.history
     instructions = given.get("instructions")
     if "max_output_tokens" in given:
         given["max_completion_tokens"] = given["max_output_tokens"]
-    follows = given.get("previous_response_id")
+    follows, conversation = given.get("previous_response_id"), _conversation(given)
+    background = _background(given, ignored)
+    form = form_of(given.get("text", {}).get("format"), "text.format", force, ignored)
     return TurnRequest(
         protocol="responses",
         model=given["model"],
@@ -106,15 +112,53 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         history=history,
         convert=functools.partial(convert, strict=limits.strict_fields),
         tools=tools if offered else (),
-        sampling=sampling_of(given, limits, form_of(text.get("format"), "text.format", force, ignored), json_schema),
+        sampling=sampling_of(given, limits, form, json_schema),
         stream=given.get("stream", False),
         force=force,
         parallel=given.get("parallel_tool_calls", True),
         previous_reply=follows.removeprefix("resp_") if follows is not None else None,
         retry=retry,
-        extra={"request": given, "custom": custom.names_of(given.get("tools", []))},
+        extra={
+            "asked": Asked(text, {name: one for name, one in given.items() if name not in _EACH_TIME}, instructions),
+            "background": background,
+            "conversation": conversation,
+            "custom": custom.names_of(given.get("tools", [])),
+            "store": given.get("store", True),
+        },
         ignored=ignored,
     )
+
+
+def _kept_of(parameter: tuple[bytes, bytes]) -> tuple[bytes, ...]:
+    return () if parameter[0].decode() in _EACH_TIME else parameter
+
+
+def _conversation(given: Mapping[str, Any]) -> str | None:
+    """The conversation's id.
+
+    Raises:
+        ApiError: there is one beside a reply to follow: each says what comes before.
+    """
+    conversation = given.get("conversation")
+    if conversation is not None and "previous_response_id" in given:
+        message = "conversation and previous_response_id can't both be given"
+        raise ApiError(400, message, "invalid_value", "previous_response_id")
+    return conversation["id"] if isinstance(conversation, dict) else conversation
+
+
+def _background(given: Mapping[str, Any], ignored: dict[str, str]) -> bool:
+    """Whether the reply is made in the background: a stream is sent while it is made.
+
+    Raises:
+        ApiError: it is, but not to be stored.
+    """
+    background = given.get("background", False)
+    if background and given.get("stream", False):
+        ignored["background"] = "background"
+        return False
+    if background and not given.get("store", True):
+        raise ApiError(400, "background: a reply that is fetched must be stored", "invalid_value", "store")
+    return bool(background)
 
 
 def _completed(body: Body) -> tuple[Body, dict[str, str]]:
@@ -226,17 +270,17 @@ def reply(exchange: Exchange) -> bytes:
 async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
     """The reply as server-sent events."""
     items = Items(exchange.reply_id, exchange.request.extra["custom"])
-    begun = False
+    begun, begins = response(kept(exchange, ReplyStatus.IN_PROGRESS), []), True
     async for _, delta in exchange.events():
-        if not begun:
-            begun = True
+        if begins:
+            begins = False
             for kind in ("response.created", "response.in_progress"):
-                yield items.event(kind, response=_frame(exchange, "in_progress", []))
+                yield items.event(kind, response=begun)
         for piece in items.take(delta):
             yield piece
-    if not begun:
+    if begins:
         for kind in ("response.created", "response.in_progress"):
-            yield items.event(kind, response=_frame(exchange, "in_progress", []))
+            yield items.event(kind, response=begun)
     for piece in items.close():
         yield piece
     finished = _finished(exchange)
@@ -247,30 +291,42 @@ def _finished(exchange: Exchange) -> dict[str, Any]:
     (choice,) = exchange.choices
     cut = choice.turn.finish_reason is FinishReason.LENGTH
     output = output_items(exchange.reply_id, choice.message, exchange.request.extra["custom"])
-    frame = _frame(exchange, "incomplete" if cut else "completed", output)
-    if cut:
-        frame["incomplete_details"] = {"reason": "max_output_tokens"}
-    return {**frame, "usage": _usage(exchange, choice)}
+    return response(kept(exchange, ReplyStatus.INCOMPLETE if cut else ReplyStatus.COMPLETED), output)
 
 
-def _frame(exchange: Exchange, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-    request = exchange.request.extra["request"]
-    names = ("instructions", "metadata", "max_output_tokens", "previous_response_id", "text")
-    return {
+def kept(exchange: Exchange, status: ReplyStatus, node: int | None = None) -> KeptReply:
+    """What is kept of a reply; `node` is its turn's."""
+    request, sampling = exchange.request, exchange.request.sampling
+    follows, conversation = request.previous_reply, request.extra["conversation"]
+    frame = {
         "id": f"resp_{exchange.reply_id}",
         "object": "response",
         "created_at": float(exchange.created),
-        "model": exchange.request.model,
-        "status": status,
+        "model": request.model,
         "error": None,
-        "incomplete_details": None,
+        "parallel_tool_calls": request.parallel,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "background": request.extra["background"],
+        "store": request.extra["store"],
+        **({} if follows is None or conversation is not None else {"previous_response_id": f"resp_{follows}"}),
+        **({} if conversation is None else {"conversation": {"id": conversation}}),
+        **({"usage": _usage(exchange, exchange.choices[0])} if exchange.choices else {}),
+    }
+    return KeptReply(exchange.reply_id, request.extra["asked"], frame, status, node)
+
+
+def response(reply: KeptReply, output: list[dict[str, Any]]) -> dict[str, Any]:
+    """A response as the protocol writes it."""
+    asked, cut = reply.asked.fields, reply.status is ReplyStatus.INCOMPLETE
+    return {
+        **reply.frame,
+        "status": reply.status.value,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "output": output,
-        "parallel_tool_calls": exchange.request.parallel,
-        "temperature": exchange.request.sampling.temperature,
-        "top_p": exchange.request.sampling.top_p,
-        "tool_choice": request.get("tool_choice", "auto"),
-        "tools": request.get("tools", []),
-        **{name: request.get(name) for name in names if name in request},
+        "tool_choice": asked.get("tool_choice", "auto"),
+        "tools": asked.get("tools", []),
+        **{name: asked[name] for name in _REPEATED if name in asked},
     }
 
 
