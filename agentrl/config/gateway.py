@@ -6,7 +6,7 @@ import ipaddress
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, SecretStr
 
 from agentrl.config.sections import Section
 
@@ -41,6 +41,17 @@ ExclusionRule = Annotated[str, AfterValidator(_rule)]
 a regular expression."""
 
 
+class ForwardConfig(Section):
+    """Where requests for other models than the trained one are sent, such as embeddings."""
+
+    url: str | None = Field(default=None, pattern=r"^https?://[^\s/]+")
+    """The base URL of a server with OpenAI's API, such as http://127.0.0.1:9000/v1; None forwards nothing."""
+    models: tuple[str, ...] = ()
+    """The names of the models whose requests are sent there. Requests for any other name are the trained model's."""
+    key: SecretStr | None = None
+    """The key that the server is given; clients' keys never are."""
+
+
 class GatewayConfig(Section):
     """Where the gateway of agent programs (`agent=`) listens.
 
@@ -63,6 +74,8 @@ class GatewayConfig(Section):
     `rollout` (in evaluations of `eval`); what a program sends is ignored, counted and told. `client`: what it sends,
     its seed mixed with session and sample; turns drawn from less than the whole vocabulary are not trained on."""
 
+    forward: ForwardConfig = ForwardConfig()
+    """Where requests for other models, such as embeddings, are sent; nothing of them is stored or trained."""
     exclude: tuple[ExclusionRule, ...] = (ONE_TURN,)
     """Roots of a session's tree that are neither trained on nor credited; a rule each. `one_turn`: one without tools on
     which no turn follows another, where another root has tools (a title); `prompt=`, `tools=` or `header.NAME=` and a

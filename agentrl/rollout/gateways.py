@@ -168,6 +168,7 @@ async def own_gateway(
         retry_detection=limits.retry_detection,
         strip_reasoning=policy.strip_reasoning,
         exclude=where.exclude,
+        forward=where.forward,
         admin_key=secrets.token_urlsafe(24),
     )
     host, name, tls = listening_place(where)

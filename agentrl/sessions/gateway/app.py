@@ -24,7 +24,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from agentrl.config.gateway import ONE_TURN
+from agentrl.config.gateway import ONE_TURN, ForwardConfig
 from agentrl.errors import InvalidInput, brief
 from agentrl.prometheus import TYPE, page
 from agentrl.sessions.export import session_dict
@@ -35,6 +35,7 @@ from agentrl.sessions.gateway.completion_exchange import CompletionExchange
 from agentrl.sessions.gateway.delivery import Delivery, Reply, Stream
 from agentrl.sessions.gateway.exchange import Exchange, Parts
 from agentrl.sessions.gateway.exclusion import Exclusion
+from agentrl.sessions.gateway.forwarding import Forwarding
 from agentrl.sessions.gateway.gateway import Gateway
 from agentrl.sessions.gateway.google.routes import add_google
 from agentrl.sessions.gateway.http_requests import authorized_body, json_body, key_of, retry_count, validated
@@ -109,6 +110,7 @@ def create_app(
     retry_detection: RetryDetection = "lost",
     strip_reasoning: bool = False,
     exclude: tuple[str, ...] = (ONE_TURN,),
+    forward: ForwardConfig | None = None,
     admin_key: str | None = None,
     url: str | None = None,
     secret: bytes | None = None,
@@ -127,6 +129,7 @@ def create_app(
         context_tokens: the longest path, where that is less than the engine's own limit.
         retry_detection: which identical requests are retries; see `RetryDetection`.
         strip_reasoning: see `TurnGenerator`.
+        forward: where requests for other models are sent; None: nowhere.
         exclude: which roots are not trained on; see `GatewayConfig.exclude`.
         admin_key: what opening a session needs; None allows everyone who reaches the address.
         url: the address that clients are given; None takes it from the request.
@@ -138,11 +141,13 @@ def create_app(
     parts = Parts(generator, limits or Limits(), retry_detection, Exclusion(exclude))
     check_length(renderer.tokenizer, 0, 1)  # reads the vocabulary now, not during a request
     check_text(renderer.tokenizer, "", 1)
+    forwarding = Forwarding(forward or ForwardConfig())
     gateway = Gateway(parts, store, model, secret, score)
+    gateway.closing.append(forwarding.close)
     app = GatewayApp(title="agentrl gateway", version="1", description=__doc__)
     app.state.gateway, app.state.url, app.shard = gateway, url, shard
     _sessions(app, gateway, admin_key)
-    _protocols(app, gateway)
+    _protocols(app, gateway, forwarding)
     _errors(app)
     return app
 
@@ -201,12 +206,16 @@ def _sessions(app: GatewayApp, gateway: Gateway, admin_key: str | None) -> None:
         return answer(summary(await gateway.close(session_id, key_of(request), given)))
 
 
-def _protocols(app: GatewayApp, gateway: Gateway) -> None:
+def _protocols(app: GatewayApp, gateway: Gateway, forwarding: Forwarding) -> None:
     app.turns = {}
+    codes = (200, 400, 401, 404, 408, 410, 413, 415)
 
     def add_protocol(path: str, read: Read, reply: Reply, stream: Stream, style: Style, kind: type[Exchange]) -> None:
         async def handle(session_id: str, request: Request) -> Response:
             entry, body = await authorized_body(gateway, session_id, request, CONVERSATION_FIELD[path])
+            if forwarding.takes(body):
+                seconds = entry.limits.turn_timeout
+                return forwarding.reply(path, body, CONVERSATION_FIELD[path], entry.state.session, seconds)
             can = gateway.parts.engine.capabilities.json_schema
             reading = partial(read, body, entry.limits, retry_count(request), can)
             large = sum(map(len, body.text)) > MAX_TEXT
@@ -217,8 +226,8 @@ def _protocols(app: GatewayApp, gateway: Gateway) -> None:
             return delivery(gateway, entry, exchange, reply, stream, style)
 
         name = path.replace("/", "_")
-        codes = (200, 400, 401, 404, 408, 410, 413, 415, 429, 500, 503)
-        app.post(f"/sessions/{{session_id}}/v1/{path}", name=name, **openapi.protocol_request(path, *codes))(handle)
+        all_codes = (*codes, 429, 500, 503)
+        app.post(f"/sessions/{{session_id}}/v1/{path}", name=name, **openapi.protocol_request(path, *all_codes))(handle)
         app.turns[path] = handle
 
     add_protocol("chat/completions", cached(chat.read), chat_replies.reply, chat_replies.stream, "openai", Exchange)
@@ -226,13 +235,19 @@ def _protocols(app: GatewayApp, gateway: Gateway) -> None:
     add_protocol("completions", completions.read, completions.reply, completions.stream, "openai", CompletionExchange)
     add_protocol("messages", messages.read, messages_replies.reply, messages_replies.stream, "anthropic", Exchange)
 
+    @app.post("/sessions/{session_id}/v1/embeddings", **openapi.protocol_request("embeddings", *codes))
+    async def embeddings(session_id: str, request: Request) -> Response:
+        """Embeddings of another server."""
+        entry, body = await authorized_body(gateway, session_id, request, "input")
+        if not forwarding.takes(body):
+            raise ApiError(404, "this model has no embeddings: gateway.forward names a server and models that do")
+        return forwarding.reply("embeddings", body, "input", entry.state.session, entry.limits.turn_timeout)
+
     Counting = Callable[[RequestBody, Limits], TurnRequest]
 
     async def count(session_id: str, request: Request, path: str, read: Counting, kind: type[Exchange]) -> int:
         entry, body = await authorized_body(gateway, session_id, request, CONVERSATION_FIELD[path])
         return await kind(gateway.parts, entry.state, read(body, entry.limits)).count()
-
-    codes = (200, 400, 401, 404, 408, 410, 413, 415)
 
     @app.post("/sessions/{session_id}/v1/messages/count_tokens", **openapi.protocol_request("messages", *codes))
     async def count_messages(session_id: str, request: Request) -> Response:

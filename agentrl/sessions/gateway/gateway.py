@@ -66,6 +66,7 @@ class Gateway:
         score: sets a closed session's rewards, or its error, where its client gave none.
 
     Attributes:
+        closing: called as it stops.
         schedules: the recorded order of sessions that are to be run again, by their id; `open` takes it from here.
         jobs: replies that are made in the background.
     """
@@ -82,6 +83,7 @@ class Gateway:
         self._secret = secret or secrets.token_bytes(SECRET_BYTES)
         self.in_flight = 0
         self.begun = 0
+        self.closing: list[Callable[[], Awaitable[None]]] = []
         self.schedules: dict[str, Schedule] = {}
         self._entries: dict[str, SessionEntry] = {}
         self._writer = Writer(store)
@@ -352,6 +354,8 @@ class Gateway:
             await self.write(_saving(self.store, entry.state))
         self._entries.clear()
         self._writer.close()
+        for close in self.closing:
+            await close()
 
 
 def _no_such_session() -> ApiError:

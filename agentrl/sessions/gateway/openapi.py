@@ -76,6 +76,7 @@ _REQUESTS: dict[str, tuple[list[str], dict[str, Any]]] = {
         },
     ),
 }
+_REQUESTS["embeddings"] = (["model", "input"], {"model": _TEXT, "input": {}})
 _REQUESTS["generateContent"] = (
     ["contents"],
     {
