@@ -12,7 +12,6 @@ import asyncio
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,16 @@ import anthropic
 import openai
 import pytest
 
-import agentrl
+from agentrl.config import GatewayConfig, RolloutConfig
+from agentrl.envs.calculator import Calculator
+from agentrl.rollout.policies import Policy
+from agentrl.rollout.programs import serving
 from agentrl.sessions import tree
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.types import Message, Session
+from agentrl.sessions.store import Store
+from agentrl.types import Message, Session, Status
 from tests.sessions.gateway.conftest import Serve, Served
-from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn
+from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
 from tests.sessions.gateway.programs import FOLDER, ROOT, causes, programs, saw_what_is_stored, script
 
 AS_RUNS = Limits(sampling="run")
@@ -250,15 +253,6 @@ async def test_anthropics_own_client_on_the_real_engine(serve: Serve, tiny: Path
         await was_drawn_by_the_engine(served, served.session(access["id"]))
 
 
-REWARDED = """
-import os, random, urllib.request
-body = b'{"value": %f}' % random.random()
-headers = {"x-api-key": os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
-root = os.environ["OPENAI_BASE_URL"].removesuffix("v1")
-urllib.request.urlopen(urllib.request.Request(f"{root}reward", body, headers))
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "program", "speak"),
@@ -269,18 +263,24 @@ urllib.request.urlopen(urllib.request.Request(f"{root}reward", body, headers))
         ("own", "tool_runner_client.py", "messages"),
     ],
 )
-def test_a_run_trains_on_what_a_program_did(tmp_path: Path, environment: str, program: str, speak: str) -> None:
-    """The model's tokens are random: a program may fail over them, and what it was told before is trained on."""
+async def test_a_runs_own_gateway_plays_a_program_and_all_of_its_turns_can_be_trained(
+    tmp_path: Path, environment: str, program: str, speak: str
+) -> None:
+    """They send temperature 0, top-p and the same seed in every session: a run samples as it is set all the same."""
     command = shlex.join(map(str, script(environment, program, tmp_path)))
-    (tmp_path / "reward.py").write_text(REWARDED)
-    own = f"cd {tmp_path}; export HOME={tmp_path} SPEAK={speak} OPENHANDS_SUPPRESS_BANNER=1; {command} >/dev/null 2>&1"
-    (tmp_path / "agent.sh").write_text(f"{own}; exec {sys.executable} reward.py\n")
-    small: dict[str, Any] = {
-        **{"warm_start.steps": 0, "rollout.groups_per_step": 1, "rollout.group_size": 2},
-        **{"rollout.turn_tokens": 16, "eval.tasks": 0, "steps": 1, "run_dir": str(tmp_path / "run")},
-    }
-    result = agentrl.train("calculator", agent=f"bash {tmp_path / 'agent.sh'}", model="tiny", **small)
-    (row,) = result.metrics
-    assert row["tokens/trained"] > 0
-    assert "count/gateway/untrainable" not in row
-    assert row["count/gateway/ignored/temperature"] >= 2
+    quiet = "OPENHANDS_SUPPRESS_BANNER=1 LITELLM_LOCAL_MODEL_COST_MAP=True"
+    file = tmp_path / "agent.sh"
+    file.write_text(f"cd {tmp_path}; export HOME={tmp_path} SPEAK={speak} {quiet}; exec {command}\n")
+    engine, env = ScriptedEngine(in_turn(*SUM), max_context=100_000), Calculator()
+    session = Session("a", next(iter(env.tasks())))
+    training = RolloutConfig(session_tokens=100_000)
+    with Store(":memory:") as store:
+        policy = Policy(renderer(), engine)
+        async with serving(f"bash {file}", policy, store, training, GatewayConfig()) as served:
+            await served.play(env, session, training)
+    assert (session.status, session.error) == (Status.COMPLETED, None)
+    turns = [node for node in session.nodes if node.sampled]
+    assert len(turns) == len(engine.calls) == len(SUM)
+    assert all(any(node.trainable) for node in turns)
+    assert [node.parent for node in session.nodes] == [None, *range(len(session.nodes) - 1)]
+    assert {call.sampling.temperature for call in engine.calls} == {training.temperature}
