@@ -49,7 +49,7 @@ planted: .venv/installed
 clients: .venv-clients/installed uv
 	tests/sessions/gateway/clients/install.sh
 
-# Every client that the gateway is tried with (about 3 GB), and their tests.
+# Every client that the gateway is tried with (about 4 GB), and their tests.
 clients-all: .venv/installed .venv-clients/installed
 	tests/sessions/gateway/clients/install.sh all
 	$(BIN)/pytest tests/sessions/gateway/test_clients.py tests/sessions/gateway/test_coding_agents.py

@@ -35,3 +35,13 @@ def test_a_run_is_measured_before_and_after_on_the_same_tasks(tmp_path: Path) ->
     found = authors.run("parity", authors.environments("newcomers")["parity"], 0, tmp_path, **sizes)
     assert found.low <= found.after - found.before <= found.high
     assert found.verdict in authors.summary([found])
+
+
+@pytest.mark.slow
+def test_the_command_that_a_run_proposes_is_run_and_measured_against_the_same_start(tmp_path: Path) -> None:
+    sizes = {"steps": 1, "warm_start.steps": 2, "warm_start.demos": 8, "eval.tasks": 6, "rollout.groups_per_step": 2}
+    found = authors.run("parity", authors.environments("newcomers")["parity"], 0, tmp_path, **sizes)
+    assert found.proposal, found.said
+    again = authors.follow(found)
+    assert again.before == found.before
+    assert again.low <= again.after - again.before <= again.high

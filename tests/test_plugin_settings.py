@@ -108,14 +108,41 @@ def test_what_a_recipe_says_of_the_plug_in_that_it_expects_does_not_bind_another
         "import agentrl\n"
         "class Shop(agentrl.Env):\n"
         "    @classmethod\n"
-        "    def recipe(cls, model): return {'engine.proof': False, 'engine.max_batch': 7}\n"
+        "    def recipe(cls, model):\n"
+        "        return {'engine.proof': False, 'engine.max_batch': 7, 'rollout.groups_per_step': 3}\n"
         "    def tasks(self, split='train'): return [{'a': 1}]\n"
         "    def reset(self, task, *, seed=None): return 'hello'\n"
     )
     env = {"name": f"{tmp_path}/shop.py:Shop"}
     assert complete({"env": env}).engine.model_dump()["proof"] is False
+    assert complete({"env": env}).algo.minibatches == 3
     server = complete({"env": env, "engine": "sglang"}).engine
     assert (type(server), server.max_batch) == (ServerConfig, 7)
+
+
+class OneUpdate:
+    """Stands for a trainer of somebody's own that knows nothing of parts."""
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ({}, 4),
+        ({"rollout": {"groups_per_step": 2}}, 2),
+        ({"trainer": f"{__name__}:OneUpdate"}, 1),
+        ({"trainer": {"name": f"{__name__}:OneUpdate"}, "algo": "gspo"}, 1),
+        ({"model": "smollm2-135m"}, 1),
+    ],
+)
+def test_the_tiny_models_minibatches_are_no_more_than_the_users_groups_and_trainer_allow(
+    given: dict[str, object], parts: int
+) -> None:
+    assert complete({"env": "castle", **given}).algo.minibatches == parts
+
+
+def test_minibatches_that_the_user_sets_are_refused_where_no_step_can_have_them() -> None:
+    with pytest.raises(ConfigError, match=r"algo\.minibatches=3: .*use algo\.minibatches<=2"):
+        complete({"env": "castle", "algo": {"minibatches": 3}, "rollout": {"groups_per_step": 2}})
 
 
 def test_names_and_import_paths_lead_to_one_plug_in_and_mistakes_say_what_there_is(mine: str, tmp_path: Path) -> None:

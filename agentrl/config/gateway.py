@@ -3,14 +3,53 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Literal
+import re
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, SecretStr
 
 from agentrl.config.sections import Section
 
 NODE = "node"
 """As `gateway.host`: the address of the node that the gateway is on."""
+
+
+ONE_TURN = "one_turn"
+"""The rule of `exclude` for roots without tools on which no turn follows another, where another root has tools."""
+
+
+def _rule(rule: str) -> str:
+    """A rule of `exclude`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    name, equals, pattern = rule.partition("=")
+    if rule == ONE_TURN:
+        return rule
+    if not equals or not (name in ("prompt", "tools") or re.fullmatch(r"header\.[\w-]+", name)):
+        raise ValueError(f"{rule!r} is none of {ONE_TURN}, prompt=PATTERN, tools=PATTERN and header.NAME=PATTERN")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{rule!r}: {pattern!r} is no regular expression: {error}") from None
+    return rule
+
+
+ExclusionRule = Annotated[str, AfterValidator(_rule)]
+"""Which roots of a session's tree are excluded from training: `one_turn`, or `prompt=`, `tools=` or `header.NAME=` with
+a regular expression."""
+
+
+class ForwardConfig(Section):
+    """Where requests for other models than the trained one are sent, such as embeddings."""
+
+    url: str | None = Field(default=None, pattern=r"^https?://[^\s/]+")
+    """The base URL of a server with OpenAI's API, such as http://127.0.0.1:9000/v1; None forwards nothing."""
+    models: tuple[str, ...] = ()
+    """The names of the models whose requests are sent there. Requests for any other name are the trained model's."""
+    key: SecretStr | None = None
+    """The key that the server is given; clients' keys never are."""
 
 
 class GatewayConfig(Section):
@@ -34,6 +73,14 @@ class GatewayConfig(Section):
     """Whose temperature, top-p, top-k, min-p, penalties, logit bias and seed a program's turns have. `run`: those of
     `rollout` (in evaluations of `eval`); what a program sends is ignored, counted and told. `client`: what it sends,
     its seed mixed with session and sample; turns drawn from less than the whole vocabulary are not trained on."""
+
+    forward: ForwardConfig = ForwardConfig()
+    """Where requests for other models, such as embeddings, are sent; nothing of them is stored or trained."""
+    exclude: tuple[ExclusionRule, ...] = (ONE_TURN,)
+    """Roots of a session's tree that are neither trained on nor credited; a rule each. `one_turn`: one without tools on
+    which no turn follows another, where another root has tools (a title); `prompt=`, `tools=` or `header.NAME=` and a
+    regular expression, which is found in the text before the root's first turn, in the names of its tools (joined by
+    commas), or in that header of the request that began it. All roots together are never excluded."""
 
     @property
     def on_loopback(self) -> bool:

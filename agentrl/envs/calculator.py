@@ -105,6 +105,7 @@ class Calculator(Env):
             "warm_start.lr": 4e-3,
             "warm_start.normalize": "rollout",  # premature answers are short, and weigh more
             "algo.lr": 5e-4,
+            "algo.minibatches": 1,
             "algo.schedule": "linear",
             "algo.warmup_steps": 0,
             "algo.kl_coef": 0.0,

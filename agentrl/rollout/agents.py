@@ -209,6 +209,8 @@ def environment(task: Task, address: Address) -> dict[str, str]:
         "OPENAI_API_KEY": address.api_key,
         "ANTHROPIC_BASE_URL": address.anthropic_base_url,
         "ANTHROPIC_API_KEY": address.api_key,
+        "GOOGLE_GEMINI_BASE_URL": address.anthropic_base_url,
+        "GEMINI_API_KEY": address.api_key,
         "AGENTRL_TASK": whole_json({"id": task.id, **task.data}),
     }
 

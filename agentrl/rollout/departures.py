@@ -33,6 +33,7 @@ def compare(recorded: Session, session: Session) -> None:
     same(where, [recorded.status], [session.status], what="status")
     same(where, [recorded.reward], [session.reward], what="reward")
     same(where, recorded.branches, session.branches, what="branch")
+    same(where, [recorded.excluded], [session.excluded], what="set of excluded roots (gateway.exclude)")
 
 
 def same(where: str, recorded: Sequence[Any], found: Sequence[Any], start: int = 0, what: str = "token") -> None:

@@ -167,6 +167,8 @@ async def own_gateway(
         context_tokens=limits.context_tokens,
         retry_detection=limits.retry_detection,
         strip_reasoning=policy.strip_reasoning,
+        exclude=where.exclude,
+        forward=where.forward,
         admin_key=secrets.token_urlsafe(24),
     )
     host, name, tls = listening_place(where)

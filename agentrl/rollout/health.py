@@ -133,6 +133,11 @@ def sampling_notes(sessions: Sequence[Session], *, trained: bool) -> list[str]:
             "sessions failed by the infrastructure inside a tool call in every attempt, while other groups' tools "
             f"answered: they end as AGENT_ERROR, with the reward that they have (count/{TOOL_FAULTS})"
         )
+    if trained and "gateway/excluded" in counted:
+        notes.append(
+            "roots beside the task (titles, summaries) are neither trained on nor credited: gateway.exclude says which "
+            "(count/gateway/excluded)"
+        )
     if trained and "gateway/untrainable/schema" in counted:
         notes.append(
             "turns whose text has to fit a schema (response_format) are not trained on: the support that they were "

@@ -162,11 +162,11 @@ def sizes_of(session: Session) -> Sizes:
     """A session's size."""
     if facts := _facts(session):
         return facts.sizes
-    nodes = session.nodes
+    nodes, excluded = session.nodes, session.excluded_nodes()
     return Sizes(
         turns=session.turns,
         tokens=sum(len(node.token_ids) for node in nodes),
-        trainable=sum(sum(node.trainable) for node in nodes),
+        trainable=sum(sum(node.trainable) for node in nodes if node.id not in excluded),
         after_switch=sum(after_switch(node) for node in nodes),
         sampled=sum(map(sampled_tokens, nodes)),
     )
@@ -231,6 +231,8 @@ def _content(session: Session) -> Iterable[bytes]:
     yield orjson.dumps((session.id, session.status.value, session.reward, session.agent_rewards))
     if session.branches:
         yield orjson.dumps(session.branches)
+    if session.excluded:
+        yield orjson.dumps({"excluded": session.excluded})
     for node in session.nodes:
         spans = [(span.version, span.start, span.end) for span in node.versions]
         reward = None if node.reward is None else node.reward + 0.0

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from agentrl import logs, tracing
 from agentrl.config import NAMED, EngineSection, FleetConfig, ModelConfig, RewardSections, Section, WeightsConfig
+from agentrl.config.gateway import ONE_TURN, ExclusionRule, ForwardConfig
 from agentrl.config.secrets import secret_values
 from agentrl.envs.base import Env
 from agentrl.envs.results import give_rewards, told
@@ -68,6 +69,10 @@ class ServeConfig(Section):
     was lost; `marked`, only those that say so; `all`, every one. Each other one gets a new sample."""
     strict_fields: bool = False
     """Refuse a request with a field that its protocol doesn't know; else a harmless one is ignored and counted."""
+    forward: ForwardConfig = ForwardConfig()
+    """Where requests for other models, such as embeddings, are sent; as `gateway.forward` of a run."""
+    exclude: tuple[ExclusionRule, ...] = (ONE_TURN,)
+    """Roots of a session's tree that are neither trained on nor credited, as `gateway.exclude` of a run."""
     tracing: str | None = Field(default=None, pattern=r"^https?://[^\s/]+")
     """A collector that gets OpenTelemetry spans of turns over OTLP/HTTP, such as http://127.0.0.1:4318; None: there are
     no spans; see docs/metrics.md."""
@@ -201,6 +206,8 @@ async def serve_config(
                     limits=Limits(strict_fields=config.strict_fields),
                     secret=None if config.store == ":memory:" else persistent_secret(Path(config.store)),
                     strip_reasoning=config.model.reasoning == "strip",
+                    exclude=config.exclude,
+                    forward=config.forward,
                     announce=announce,
                     own_process=True,
                     bound=bound,

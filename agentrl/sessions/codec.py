@@ -44,7 +44,8 @@ HEAD = (
     *("rewards", "reward", "agent_rewards", "partner_rewards", "error", "started", "ended"),
     *("counters", "timings", "info", "nonce", "reward_state", "branches"),
 )
-"""A session's fields that are stored as JSON, in one value; its task is stored apart, since it never changes."""
+"""A session's fields that are stored as JSON, in one value, beside `excluded` where there are any; its task is stored
+apart, since it never changes."""
 
 
 def node_row(node: Node) -> Row:
@@ -115,7 +116,8 @@ def head_json(session: Session) -> str:
     Raises:
         InvalidInput: something in it is not JSON (for example an object in `info`).
     """
-    return _json(session, {name: getattr(session, name) for name in HEAD})
+    excluded = {"excluded": session.excluded} if session.excluded else {}
+    return _json(session, {name: getattr(session, name) for name in HEAD} | excluded)
 
 
 def task_json(session: Session) -> str:

@@ -55,8 +55,8 @@ class WeightedPath:
 
 def paths_of(session: Session) -> list[WeightedPath]:
     """A session's paths that were rewarded, root to leaf, those of untrained continuations included."""
-    weights, unused, ends = path_weights(session), session.unused(), session.partly_used()
-    counted = {n.id for n in session.nodes if n.sampled and n.id not in unused and trained_tokens(n, ends.get(n.id))}
+    weights, left_out, ends = path_weights(session), session.uncredited(), session.partly_used()
+    counted = {n.id for n in session.nodes if n.sampled and n.id not in left_out and trained_tokens(n, ends.get(n.id))}
     forked = {member for members in siblings(session) for member in members}
     found = []
     for path in session.stored_paths():

@@ -90,8 +90,8 @@ def trainable_nodes(session: Session, *, demonstrated: bool = False) -> list[Nod
 
     Continuations that only estimate a value (`Branch.trained`) have none.
     """
-    unused, ends = session.unused() | untrained(session), session.partly_used()
-    used = (n for n in session.nodes if n.sampled != demonstrated and n.id not in unused)
+    left_out, ends = session.uncredited() | untrained(session), session.partly_used()
+    used = (n for n in session.nodes if n.sampled != demonstrated and n.id not in left_out)
     return [n for n in used if trained_tokens(n, ends.get(n.id))]
 
 
@@ -190,13 +190,14 @@ def _length(session: Session, advantages: Mapping[NodeKey, Sequence[Advantage]])
 def passed_to_helpers(credit: Credit, groups: Sequence[Group], factor: float) -> Credit:
     """The credit with the advantages of helpers' turns multiplied by `factor` (`AlgoConfig.helper_credit`).
 
-    Helpers are the sub-agents of a session's main agent, which opened its first root: other agents without rewards of
+    Helpers are the sub-agents of a session's main agent (`Session.main_agent`): other agents without rewards of
     their own. A compaction is the main agent's. With a factor of 0 helpers are not trained; they stay in denominators.
     Pairs of sequences are compared whole, and stay as they are.
     """
     if factor == 1 or credit.pairs is not None:
         return credit
-    helpers = {(s.id, n.id) for g in groups for s in g.sessions for n in s.nodes if n.agent != s.nodes[0].agent}
+    sessions = [(session, session.main_agent) for group in groups for session in group.sessions]
+    helpers = {(session.id, node.id) for session, main in sessions for node in session.nodes if node.agent != main}
 
     def passed(share: NodeAdvantage) -> NodeAdvantage:
         advantage = share.advantage

@@ -88,7 +88,7 @@ def advantages(
     sums = {i: [0.0] * len(session.nodes[i].token_ids) for i in places}
     paths: dict[int, list[float]] = {i: [0] * len(each) for i, each in sums.items()}
     ahead = [FutureSums() for _ in session.nodes]
-    inner = session.continued() | session.unused()
+    inner = session.continued() | session.uncredited()
     weights = path_weights(session) if session.branches else None
     for node in reversed(session.nodes):
         if node.id in inner:

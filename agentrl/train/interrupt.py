@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run, in order where that is quick, and within seconds in any case.
+"""Ctrl-C, SIGTERM and SIGHUP end a run, in order where that is quick, and within seconds in any case.
 
 The first signal cancels the work: sessions end, engines and trainers are closed. Some of that can take long (a thread
 in the middle of an optimizer step can't be cancelled at all), so a thread of its own informs the user at once how to go
@@ -6,8 +6,9 @@ on, and after `GRACE` seconds ends this process's descendants, removes what outl
 `processes.register_cleanup`), and ends this process. Nothing is lost by that: what is stored survives a kill at any
 byte. A second signal ends it at once, and leaves the containers to the next run.
 
-SIGTERM, by which schedulers end a job, first lets the work leave by itself where it can (`leave`): a training run saves
-what its last step has learned. It has as many seconds as it said; after those all goes as above.
+SIGTERM, by which schedulers end a job, and SIGHUP, which a terminal sends that is closed, first let the work leave by
+itself where it can (`leave`): a training run saves what its last step has learned. It has as many seconds as it said;
+after those all goes as above. What `nohup` started goes on.
 
 That is for a process of ours, the command line's. In a script or a notebook an interrupt cancels the work, waits
 until that has ended, and raises `KeyboardInterrupt`.
@@ -36,7 +37,7 @@ GRACE = 1.0
 """Seconds that the work has to end in order."""
 CLEANUP = 10.0
 """Seconds at most for what outlives this process; 0.5 are usual."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Work(Generic[T]):
@@ -75,8 +76,8 @@ def run(
         work: what to run.
         on_interrupt: called at once when it is interrupted; prints how to resume. It may be called from another thread.
         owns_process: end the process when it is interrupted, with 128 plus the signal's number.
-        leave: called on SIGTERM in a process of ours: asks the work to end by itself, and returns how many seconds it
-            may take for that; 0 where it can't.
+        leave: called on SIGTERM and SIGHUP in a process of ours: asks the work to end by itself, and returns how many
+            seconds it may take for that; 0 where it can't.
 
     Raises:
         KeyboardInterrupt: it was interrupted; the work has ended.
@@ -100,24 +101,31 @@ def _run_here(work: Coroutine[Any, Any, T], on_interrupt: Callable[[], object]) 
 def _run_in_own_process(work: Work[T], on_interrupt: Callable[[], object], leave: Callable[[], float]) -> T:
     sent: list[int] = []
     said, over = threading.Event(), threading.Event()
+    terminals = [number for number in (1, 2) if os.isatty(number)]
 
     def watch() -> None:
-        if sent[0] == signal.SIGTERM and not over.wait(leave()):
+        if sent[0] != signal.SIGINT and not over.wait(leave()):
             work.cancel()
-        on_interrupt()
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            on_interrupt()
         said.set()
         time.sleep(GRACE)
         end_process(128 + sent[0])
 
     def handle(number: int, frame: FrameType | None) -> None:
+        if sent and number == signal.SIGHUP:  # a shell and the kernel both send it
+            return
         sent.append(number)
         if len(sent) > 1:
             end_process(128 + sent[0], cleanup=0)
+        if number == signal.SIGHUP:
+            _write_nowhere(terminals)
         threading.Thread(target=watch, name="agentrl-ending", daemon=True).start()
-        if number != signal.SIGTERM:
+        if number == signal.SIGINT:
             work.cancel()
 
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()  # by nohup
+    before = {number: signal.signal(number, handle) for number in SIGNALS if number not in ignored}
     try:
         return asyncio.run(work())
     finally:
@@ -127,6 +135,13 @@ def _run_in_own_process(work: Work[T], on_interrupt: Callable[[], object], leave
             end_process(128 + sent[0])
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _write_nowhere(numbers: list[int]) -> None:
+    """Have what is printed to a terminal that was closed go nowhere: each write would fail."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in numbers:
+        os.dup2(nowhere, number)
 
 
 def _run_in_thread(work: Work[T], on_interrupt: Callable[[], object]) -> T:

@@ -45,6 +45,7 @@ class Cause(StrEnum):
     TRUNCATED = "truncated"
     FAILED = "failed"
     UNUSED = "unused"
+    EXCLUDED = "excluded"
     LEFT_OUT = "left_out"
 
     @property
@@ -58,7 +59,7 @@ class Cause(StrEnum):
         return self.value.replace("_", " ")
 
 
-STRUCTURAL = frozenset({Cause.SAMPLING, Cause.SEED, Cause.MASKED, Cause.UNREWARDED, Cause.FROZEN})
+STRUCTURAL = frozenset({Cause.SAMPLING, Cause.SEED, Cause.MASKED, Cause.UNREWARDED, Cause.FROZEN, Cause.EXCLUDED})
 """Causes that lie in the settings, the environment or the agent's program: another step does not change them."""
 ADVICE: Mapping[Cause, str] = {
     Cause.SAMPLING: "turns were sampled at temperature 0, or with top-p, top-k, min-p, penalties, a logit bias or a "
@@ -74,6 +75,7 @@ ADVICE: Mapping[Cause, str] = {
     "rollout.turn_tokens or rollout.timeout",
     Cause.FAILED: "their sessions failed and have no reward: see their errors",
     Cause.UNUSED: "the agent's program used other samples, or they only estimate a value",
+    Cause.EXCLUDED: "they are of helpers beside the task, such as titles: gateway.exclude says which",
     Cause.LEFT_OUT: "the algorithm or rollout.filter left their groups out",
 }
 """What each means, and what to do."""
@@ -103,10 +105,12 @@ def account(groups: Iterable[Group], credit: Credit, config: AlgoConfig) -> dict
 def _count(view: Session, credit: Credit, flat: Cause, helper_credit: float, found: Counter[Cause | None]) -> None:
     """Add the tokens of one agent's session to the counts; None counts those that are trained."""
     unused, ends = view.unused() | untrained(view), view.partly_used()
+    excluded = view.excluded_nodes()
     for node in view.nodes:
         if not (tokens := sampled_tokens(node)):
             continue
-        if cause := _lost(view, node) or (Cause.UNUSED if node.id in unused else None):
+        left_out = Cause.EXCLUDED if node.id in excluded else Cause.UNUSED if node.id in unused else None
+        if cause := _lost(view, node) or left_out:
             found[cause] += tokens
             continue
         used = trained_tokens(node, ends.get(node.id))
@@ -114,8 +118,8 @@ def _count(view: Session, credit: Credit, flat: Cause, helper_credit: float, fou
         if any(map(_teaches, credit.shares.get((view.id, node.id), ()))):
             found[None] += used
         else:
-            left_out = helper_credit == 0 and node.agent != view.nodes[0].agent
-            found[Cause.MASKED if left_out else flat] += used
+            masked = helper_credit == 0 and node.agent != view.main_agent
+            found[Cause.MASKED if masked else flat] += used
 
 
 def _lost(session: Session, node: Node) -> Cause | None:

@@ -16,15 +16,16 @@ from agentrl.envs.episode import DEMONSTRATOR, EXPERT, play
 from agentrl.envs.registry import find
 from agentrl.errors import ConfigError, EnvError, InfraError, InvalidReward
 from agentrl.models.registry import model_folder
-from agentrl.overrides import applicable, merge, spread, validate
+from agentrl.overrides import Tree, applicable, merge, spread, validate, value_at
 from agentrl.rollout.evaluation import SCRIPTED, held_out_split
 from agentrl.sessions.renderers.writer import text_of
 from agentrl.types import Session, Task
 
 TINY = "tiny"
 TINY_RECIPE: Mapping[str, Any] = {
-    "steps": 30,
-    "algo.lr": 4e-4,
+    "steps": 40,
+    "algo.lr": 1e-3,
+    "algo.minibatches": 4,
     "algo.schedule": "linear",
     "algo.warmup_steps": 4,
     "algo.kl_coef": 0.02,
@@ -65,12 +66,32 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
     if "env" not in tree:
         validate(tree, RunConfig)  # which says so, beside what else is wrong
     named = {key: tree[key] for key in ("env", "model", "policy") if key in tree}
-    suits = spread(recipe(validate(named, RunConfig)))
+    suits = recipe(validate(named, RunConfig))
     try:
         validate(merge(suits, named), RunConfig)
     except ConfigError as error:
         raise EnvError(f"the recipe of environment {named['env']!r}: {error}") from None
-    return validate(_known(merge(applicable(suits, tree), tree)), RunConfig)
+    return validate(_known(_in_parts(merge(applicable(suits, tree), tree), tree)), RunConfig)
+
+
+def _in_parts(settings: Tree, given: Mapping[str, Any]) -> Tree:
+    """The settings, with no more of a recipe's minibatches than a step's groups and the trainer allow."""
+    parts, groups = value_at(settings, "algo.minibatches"), value_at(settings, "rollout.groups_per_step")
+    if not isinstance(parts, int) or value_at(given, "algo.minibatches") is not None:
+        return settings
+    if isinstance(groups, int):
+        parts = min(parts, max(groups, 1))
+    chosen = settings.get("trainer")
+    trainer = chosen.get("name") if isinstance(chosen, Mapping) else chosen
+    if isinstance(trainer, str) and not _takes_minibatches(trainer):
+        parts = 1
+    return merge(settings, {"algo": {"minibatches": parts}})
+
+
+def _takes_minibatches(trainer: str) -> bool:
+    from agentrl.train.backends import TRAINERS
+
+    return TRAINERS.find(trainer).takes_minibatches
 
 
 def _known(tree: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -85,8 +106,8 @@ def _known(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     return tree
 
 
-def recipe(config: RunConfig) -> dict[str, Any]:
-    """Default settings (dotted keys) for this environment with this model; the user's own override them."""
+def recipe(config: RunConfig) -> Tree:
+    """Default settings for this environment with this model; the user's own override them."""
     target = find(config.env.name)
     settings: dict[str, Any] = {}
     model = "" if config.policy in SCRIPTED else config.model.name  # a script plays any form of a task
@@ -95,7 +116,8 @@ def recipe(config: RunConfig) -> dict[str, Any]:
         if isinstance(target, type) and issubclass(target, Env) and has_demonstrator(target):
             settings["warm_start.steps"] = TINY_WARM_START
     suits = getattr(target, "recipe", None)
-    return settings | (_written(config.env.name, suits, model) if callable(suits) else {})
+    own = _written(config.env.name, suits, model) if callable(suits) else {}
+    return _in_parts(spread(settings | own), spread(own))
 
 
 def _written(env: str, suits: Callable[[str], Any], model: str) -> dict[str, Any]:

@@ -172,12 +172,13 @@ def alone(session: Session, nodes: Sequence[Node]) -> Session:
     numbered = [
         replace(node, id=place, parent=ids[node.parent], copy_of=ids[node.copy_of]) for place, node in enumerate(nodes)
     ]
-    return replace(session, nodes=numbered, branches=[])
+    excluded = [place for root in session.excluded if (place := ids.get(root)) is not None]
+    return replace(session, nodes=numbered, branches=[], excluded=excluded)
 
 
 def _scored_leaves(session: Session) -> list[int]:
     """The last nodes of the stored paths that were rewarded, in order."""
-    left_out = session.continued() | session.unused()
+    left_out = session.continued() | session.uncredited()
     for branch in session.branches:
         if not scored(session, branch):
             left_out.update(range(branch.start, branch.end))

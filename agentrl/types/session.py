@@ -127,6 +127,8 @@ class Session:
         info: the environment's own data, from `StepResult.info`.
         branches: where the run forked the session on purpose, each way in which it was continued (`Branch`); `reward`
             and `rewards` are then means over the paths, and status and error those of the first.
+        excluded: roots whose trees are neither trained on nor credited, in order: helpers beside the task, such as the
+            request for a title (`gateway.exclude`). They are never all of the roots.
     """
 
     id: str
@@ -155,6 +157,7 @@ class Session:
     timings: dict[str, float] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
     branches: list[Branch] = field(default_factory=list)
+    excluded: list[int] = field(default_factory=list)
 
     @property
     def turns(self) -> int:
@@ -199,6 +202,23 @@ class Session:
         others = (node for node in returned if node.id not in continued and node.parent in chosen)
         return {node.id for node in others if node.reward is None}
 
+    def excluded_nodes(self) -> set[int]:
+        """The ids of the nodes below `excluded` roots; a reward for one of its turns makes a tree count."""
+        if not self.excluded:
+            return set()
+        trees: dict[int, list[int]] = {root: [] for root in self.excluded}
+        root_of: dict[int, int] = {}
+        for node in self.nodes:
+            root = root_of[node.id] = node.id if node.parent is None else root_of[node.parent]
+            if root in trees:
+                trees[root].append(node.id)
+        rewarded = (any(self.nodes[i].reward is not None for i in own) for own in trees.values())
+        return {i for own, counts in zip(trees.values(), rewarded, strict=True) if not counts for i in own}
+
+    def uncredited(self) -> set[int]:
+        """The ids of nodes that get no credit for the outcome: unused samples, and what is excluded."""
+        return self.unused() | self.excluded_nodes()
+
     def partly_used(self) -> dict[int, int]:
         """Turns of which only the first tokens are on a path to an outcome: their ids and those tokens' number.
 
@@ -211,8 +231,8 @@ class Session:
         return {turn: count for turn, count in partial.items() if turn is not None and turn not in whole}
 
     def stored_paths(self) -> Iterator[list[Node]]:
-        """The paths from a root to a leaf, root first, but for those that end in an unused sample."""
-        left_out = self.continued() | self.unused()
+        """The paths from a root to a leaf, root first, but for those that end in a node without credit."""
+        left_out = self.continued() | self.uncredited()
         for leaf in (node.id for node in self.nodes if node.id not in left_out):
             path: list[Node] = []
             at: int | None = leaf
@@ -247,13 +267,21 @@ class Session:
             for place, node in enumerate(own)
         ]
         id_, group = f"{self.id}/{agent}", f"{self.group}/{agent}"
-        return replace(self, id=id_, group=group, nodes=nodes, reward=reward, agent_rewards={})
+        excluded = [place for root in self.excluded if (place := ids.get(root)) is not None]
+        return replace(self, id=id_, group=group, nodes=nodes, reward=reward, agent_rewards={}, excluded=excluded)
+
+    @property
+    def main_agent(self) -> str:
+        """The agent that began the first root which is not excluded; the others are its helpers."""
+        roots = (node for node in self.nodes if node.parent is None and node.id not in self.excluded)
+        return next((node.agent for node in roots), AGENT)
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation that ends in the newest node, root first."""
+        """The conversation that ends in the newest node that is not excluded, root first."""
         found: list[Message] = []
-        at = len(self.nodes) - 1 if self.nodes else None
+        excluded = self.excluded_nodes()
+        at = next((node.id for node in reversed(self.nodes) if node.id not in excluded), None)
         while at is not None:
             found.append(self.nodes[at].message)
             at = self.nodes[at].parent
@@ -261,8 +289,9 @@ class Session:
 
     @property
     def answer(self) -> str:
-        """The text of the newest assistant message, sub-agents' left out ('' where there is none)."""
-        own = (node for node in reversed(self.nodes) if not node.spawned)
+        """The text of the newest assistant message ('' where there is none), sub-agents' and excluded ones left out."""
+        excluded = self.excluded_nodes()
+        own = (node for node in reversed(self.nodes) if not node.spawned and node.id not in excluded)
         return next((node.message.text for node in own if node.message.role == "assistant"), "")
 
     def count(self, name: str, by: int = 1) -> None:

@@ -31,7 +31,7 @@ MOST_NODES = 200
 
 def head(found: Replayed) -> dict[str, Any]:
     """What the page shows around the conversation, and an outline of the nodes, those of replays included."""
-    session, turns = found.session, _turns(found.session)
+    session, turns, excluded = found.session, _turns(found.session), found.session.excluded_nodes()
     return {
         "id": session.id,
         "group": session.group,
@@ -57,7 +57,7 @@ def head(found: Replayed) -> dict[str, Any]:
             for b in found.tree.branches
         ],
         "recorded": len(session.nodes),
-        "nodes": [{**_outline(node), "turn": turns.get(node.id)} for node in found.tree.nodes],
+        "nodes": [{**_outline(node, node.id in excluded), "turn": turns.get(node.id)} for node in found.tree.nodes],
     }
 
 
@@ -76,7 +76,7 @@ def no_replay(run: Run, session: Session) -> str:
     return "an agent program played it" if run.settings().get("agent") else ""
 
 
-def _outline(node: Node) -> dict[str, Any]:
+def _outline(node: Node, excluded: bool) -> dict[str, Any]:
     message = node.message
     calls = [call.function.name for call in message.tool_calls or ()]
     sampled = node.logprobs[node.versions[0].start :] if node.versions else []
@@ -91,7 +91,8 @@ def _outline(node: Node) -> dict[str, Any]:
         "digest": blake2b(pack_ids(node.token_ids), digest_size=8).hexdigest(),
         "tokens": len(node.token_ids),
         "sampled": len(sampled),
-        "trained": node.trainable.count(True),
+        "trained": 0 if excluded else node.trainable.count(True),
+        "excluded": excluded,
         "logp": sum(sampled) / len(sampled) if sampled else None,
         "versions": [span.version for span in node.versions],
         "finish": node.finish_reason.value if node.finish_reason else None,

@@ -32,6 +32,7 @@ SMALL: Mapping[str, Any] = {
     "warm_start.batch": 8,
     "eval.tasks": 2,
     "rollout.groups_per_step": 1,
+    "algo.minibatches": 1,
     "rollout.group_size": 2,
 }
 

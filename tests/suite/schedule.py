@@ -1,7 +1,7 @@
 """In which order the tests run, and by which worker: by the heavy real part that they need.
 
 A heavy part (Ray's nodes, an inference server, ranks, the Docker daemon, a browser) starts at its first use and ends
-after its last one. So all tests of one are a unit that one worker takes, the dearest units first, and at most two
+after its last one. So all tests of one are a unit that one worker takes, in the order of a table, and at most two
 workers have one at a time: two is what a machine of 16 GB can hold. Any further worker takes only other tests, a file
 at a time, which need nothing but Python; they fill the time in which the heavy ones wait.
 
@@ -27,17 +27,21 @@ from tests.suite.leftovers import servers
 T = TypeVar("T")
 HEAVY_WORKERS = ("gw0", "gw1")
 PARTS: dict[str, tuple[str, ...]] = {
+    "ray": ("tests/cluster/",),
+    "docker": ("tests/envs/swe/", "tests/envs/code/", "tests/tools/", "tests/redteam/"),
     "sglang": (
         *("tests/rollout/engines/test_sglang", "tests/rollout/engines/test_real_model"),
         "tests/rollout/fleet/test_servers",
     ),
-    "ray": ("tests/cluster/",),
-    "engines": ("tests/rollout/engines/", "tests/rollout/fleet/"),
-    "docker": ("tests/envs/swe/", "tests/envs/code/", "tests/tools/", "tests/redteam/"),
     "ranks": ("tests/train/backends/",),
+    "engines": ("tests/rollout/engines/", "tests/rollout/fleet/"),
     "browser": ("tests/viewer/",),
 }
-"""The heavy parts, the dearest first, and the beginnings of the paths of their tests; the first that fits counts."""
+"""The heavy parts and the beginnings of the paths of their tests; the first that fits counts.
+
+In the order in which they begin: those that wait most first, since others compute meanwhile, and the two that hold
+most memory, both of inference servers, with another between them.
+"""
 CACHED = {"tokenizers": ("tests/sessions/renderers/", "tests/sessions/test_strip.py", "tests/models/test_tokenizer")}
 """What is light, and dear to make and to keep: one worker, whichever is free, takes its tests and clears its caches."""
 

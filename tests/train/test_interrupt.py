@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,7 @@ WAITING = {
 
 
 def test_a_signal_ends_the_process_and_its_children_whatever_it_is_doing() -> None:
-    cases = [(number, name) for number in (signal.SIGINT, signal.SIGTERM) for name in WAITING]
+    cases = [(number, name) for number in interrupt.SIGNALS for name in WAITING]
     with contextlib.ExitStack() as stack:
         begun = []
         for _, name in cases:
@@ -133,6 +134,49 @@ def test_a_signal_ends_the_process_and_its_children_whatever_it_is_doing() -> No
     while not all(map(group_is_gone, children)):
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+ON_A_TERMINAL = """
+    import asyncio, sys, threading
+    from pathlib import Path
+    from agentrl.train import interrupt
+
+    leaving = threading.Event()
+
+    def leave():
+        leaving.set()
+        return 60.0
+
+    async def work():
+        print("begun", flush=True)
+        await asyncio.to_thread(leaving.wait)
+        print("saving", flush=True)  # to a terminal that is gone
+        Path(sys.argv[1]).write_text("saved")
+
+    interrupt.run(work(), lambda: print("go on like this", flush=True), owns_process=True, leave=leave)
+"""
+
+
+def test_a_run_whose_terminal_is_closed_saves_and_what_nohup_started_goes_on(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", textwrap.dedent(ON_A_TERMINAL)]
+    ours, theirs = os.openpty()
+    with subprocess.Popen(
+        [*program, str(tmp_path / "closed")],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        preexec_fn=partial(os.login_tty, theirs),
+    ) as process:
+        os.close(theirs)
+        assert os.read(ours, 100).startswith(b"begun")
+        os.close(ours)
+        assert process.wait(PATIENCE) == 128 + signal.SIGHUP
+    assert (tmp_path / "closed").read_text() == "saved"
+    with subprocess.Popen(["nohup", *program, str(tmp_path / "nohup")], stdout=subprocess.PIPE, text=True) as process:
+        assert line_of(process) == "begun"
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 128 + signal.SIGTERM
 
 
 def test_a_notebooks_interrupt_stops_the_run_in_its_thread() -> None:

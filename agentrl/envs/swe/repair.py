@@ -52,6 +52,7 @@ TINY_RECIPE = {
     "warm_start.lr": 4e-3,
     "warm_start.normalize": "rollout",
     "algo.lr": 5e-4,
+    "algo.minibatches": 1,
     "algo.schedule": "linear",
     "algo.warmup_steps": 0,
     "algo.kl_coef": 0.0,

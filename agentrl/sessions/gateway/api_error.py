@@ -18,7 +18,7 @@ from agentrl.errors import (
     TokenBudgetExceeded,
 )
 
-Style = Literal["openai", "anthropic"]
+Style = Literal["openai", "anthropic", "google"]
 
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {
@@ -29,6 +29,16 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
 }
 """No failure here is Anthropic's `overloaded_error`, for which clients change the model or wait for long."""
+_GOOGLE_STATUSES = {
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",
+    410: "FAILED_PRECONDITION",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    503: "UNAVAILABLE",
+}
 
 
 @dataclass
@@ -66,6 +76,10 @@ class ApiError(Exception):
             kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
             details = {"error_code": self.code}
             return {"type": "error", "error": {"type": kind, "message": self.message, "details": details}}
+        if style == "google":
+            reason = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": self.code, "domain": "agentrl"}
+            status = _GOOGLE_STATUSES.get(self.status, "INVALID_ARGUMENT")
+            return {"error": {"code": self.status, "message": self.message, "status": status, "details": [reason]}}
         kind = _OPENAI_TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 

@@ -1,9 +1,10 @@
 """The gateway's web application: sessions, and the protocols under each session's own address.
 
-    POST /sessions                          a session: {id, base_url, anthropic_base_url, api_key}
+    POST /sessions                          a session: {id, base_url, anthropic_base_url, google_base_url, api_key}
     GET  /sessions/{id}                     its tree
     POST /sessions/{id}/reward, …/close
     …    /sessions/{id}/v1/…                the endpoints of OpenAI's and Anthropic's APIs
+    …    /sessions/{id}/v1beta/…            those of Google's (`google`)
 
 The session's key is in `Authorization: Bearer` or `x-api-key`, whichever the client uses.
 """
@@ -23,6 +24,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from agentrl.config.gateway import ONE_TURN, ForwardConfig
 from agentrl.errors import InvalidInput, brief
 from agentrl.prometheus import TYPE, page
 from agentrl.sessions.export import session_dict
@@ -32,9 +34,15 @@ from agentrl.sessions.gateway.bodies import Body as RequestBody
 from agentrl.sessions.gateway.completion_exchange import CompletionExchange
 from agentrl.sessions.gateway.delivery import Delivery, Reply, Stream
 from agentrl.sessions.gateway.exchange import Exchange, Parts
+from agentrl.sessions.gateway.exclusion import Exclusion
+from agentrl.sessions.gateway.forwarding import Forwarding
 from agentrl.sessions.gateway.gateway import Gateway
+from agentrl.sessions.gateway.google.routes import add_google
 from agentrl.sessions.gateway.http_requests import authorized_body, json_body, key_of, retry_count, validated
 from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.replies.background import ReplyDelivery
+from agentrl.sessions.gateway.replies.exchange import ReplyExchange
+from agentrl.sessions.gateway.replies.routes import add_routes, described_model
 from agentrl.sessions.gateway.retries import RetryDetection
 from agentrl.sessions.gateway.rewards import CloseBody, OpenBody, RewardBody
 from agentrl.sessions.gateway.sizes import check_length, check_text
@@ -101,6 +109,8 @@ def create_app(
     context_tokens: int | None = None,
     retry_detection: RetryDetection = "lost",
     strip_reasoning: bool = False,
+    exclude: tuple[str, ...] = (ONE_TURN,),
+    forward: ForwardConfig | None = None,
     admin_key: str | None = None,
     url: str | None = None,
     secret: bytes | None = None,
@@ -119,6 +129,8 @@ def create_app(
         context_tokens: the longest path, where that is less than the engine's own limit.
         retry_detection: which identical requests are retries; see `RetryDetection`.
         strip_reasoning: see `TurnGenerator`.
+        forward: where requests for other models are sent; None: nowhere.
+        exclude: which roots are not trained on; see `GatewayConfig.exclude`.
         admin_key: what opening a session needs; None allows everyone who reaches the address.
         url: the address that clients are given; None takes it from the request.
         secret: what sessions' keys follow from; see `Gateway`.
@@ -126,14 +138,16 @@ def create_app(
         score: sets a closed session's rewards, where its client gave none; see `Gateway`.
     """
     generator = TurnGenerator(renderer, engine, context_tokens, session_tokens, strip_reasoning)
-    parts = Parts(generator, limits or Limits(), retry_detection)
+    parts = Parts(generator, limits or Limits(), retry_detection, Exclusion(exclude))
     check_length(renderer.tokenizer, 0, 1)  # reads the vocabulary now, not during a request
     check_text(renderer.tokenizer, "", 1)
+    forwarding = Forwarding(forward or ForwardConfig())
     gateway = Gateway(parts, store, model, secret, score)
+    gateway.closing.append(forwarding.close)
     app = GatewayApp(title="agentrl gateway", version="1", description=__doc__)
     app.state.gateway, app.state.url, app.shard = gateway, url, shard
     _sessions(app, gateway, admin_key)
-    _protocols(app, gateway)
+    _protocols(app, gateway, forwarding)
     _errors(app)
     return app
 
@@ -192,60 +206,74 @@ def _sessions(app: GatewayApp, gateway: Gateway, admin_key: str | None) -> None:
         return answer(summary(await gateway.close(session_id, key_of(request), given)))
 
 
-def _protocols(app: GatewayApp, gateway: Gateway) -> None:
+def _protocols(app: GatewayApp, gateway: Gateway, forwarding: Forwarding) -> None:
     app.turns = {}
+    codes = (200, 400, 401, 404, 408, 410, 413, 415)
 
     def add_protocol(path: str, read: Read, reply: Reply, stream: Stream, style: Style, kind: type[Exchange]) -> None:
         async def handle(session_id: str, request: Request) -> Response:
             entry, body = await authorized_body(gateway, session_id, request, CONVERSATION_FIELD[path])
+            if forwarding.takes(body):
+                seconds = entry.limits.turn_timeout
+                return forwarding.reply(path, body, CONVERSATION_FIELD[path], entry.state.session, seconds)
             can = gateway.parts.engine.capabilities.json_schema
             reading = partial(read, body, entry.limits, retry_count(request), can)
             large = sum(map(len, body.text)) > MAX_TEXT
             turn_request = await asyncio.to_thread(reading) if large else reading()
-            return Delivery(gateway, entry, kind(gateway.parts, entry.state, turn_request), reply, stream, style)
+            turn_request.excluded = gateway.parts.exclusion.by_header(request.headers)
+            exchange = kind(gateway.parts, entry.state, turn_request)
+            delivery = ReplyDelivery if isinstance(exchange, ReplyExchange) else Delivery
+            return delivery(gateway, entry, exchange, reply, stream, style)
 
         name = path.replace("/", "_")
-        codes = (200, 400, 401, 404, 408, 410, 413, 415, 429, 500, 503)
-        app.post(f"/sessions/{{session_id}}/v1/{path}", name=name, **openapi.protocol_request(path, *codes))(handle)
+        all_codes = (*codes, 429, 500, 503)
+        app.post(f"/sessions/{{session_id}}/v1/{path}", name=name, **openapi.protocol_request(path, *all_codes))(handle)
         app.turns[path] = handle
 
     add_protocol("chat/completions", cached(chat.read), chat_replies.reply, chat_replies.stream, "openai", Exchange)
-    add_protocol("responses", responses.read, responses.reply, responses.stream, "openai", Exchange)
+    add_protocol("responses", responses.read, responses.reply, responses.stream, "openai", ReplyExchange)
     add_protocol("completions", completions.read, completions.reply, completions.stream, "openai", CompletionExchange)
     add_protocol("messages", messages.read, messages_replies.reply, messages_replies.stream, "anthropic", Exchange)
 
+    @app.post("/sessions/{session_id}/v1/embeddings", **openapi.protocol_request("embeddings", *codes))
+    async def embeddings(session_id: str, request: Request) -> Response:
+        """Embeddings of another server."""
+        entry, body = await authorized_body(gateway, session_id, request, "input")
+        if not forwarding.takes(body):
+            raise ApiError(404, "this model has no embeddings: gateway.forward names a server and models that do")
+        return forwarding.reply("embeddings", body, "input", entry.state.session, entry.limits.turn_timeout)
+
     Counting = Callable[[RequestBody, Limits], TurnRequest]
 
-    async def count(session_id: str, request: Request, path: str, read: Counting) -> int:
+    async def count(session_id: str, request: Request, path: str, read: Counting, kind: type[Exchange]) -> int:
         entry, body = await authorized_body(gateway, session_id, request, CONVERSATION_FIELD[path])
-        return await Exchange(gateway.parts, entry.state, read(body, entry.limits)).count()
-
-    codes = (200, 400, 401, 404, 408, 410, 413, 415)
+        return await kind(gateway.parts, entry.state, read(body, entry.limits)).count()
 
     @app.post("/sessions/{session_id}/v1/messages/count_tokens", **openapi.protocol_request("messages", *codes))
     async def count_messages(session_id: str, request: Request) -> Response:
         """How many tokens an Anthropic request's prompt has."""
-        tokens = await count(session_id, request, "messages", messages.read_counting)
+        tokens = await count(session_id, request, "messages", messages.read_counting, Exchange)
         return answer({"input_tokens": tokens})
 
     @app.post("/sessions/{session_id}/v1/responses/input_tokens", **openapi.protocol_request("responses", *codes))
     async def count_responses(session_id: str, request: Request) -> Response:
         """How many tokens a Responses request's prompt has."""
-        tokens = await count(
-            session_id, request, "responses", lambda body, limits: responses.read(body, limits, None, True)
-        )
+        reading: Counting = partial(responses.read, retry=None, json_schema=True)
+        tokens = await count(session_id, request, "responses", reading, ReplyExchange)
         return answer({"object": "response.input_tokens", "input_tokens": tokens})
 
     @app.get("/sessions/{session_id}/v1/models", responses=openapi.answers(200, 401, 410))
     async def models(session_id: str, request: Request) -> Response:
         """The model behind this gateway."""
         gateway.entry(session_id, key_of(request))
-        one = {"id": gateway.model, "object": "model", "created": 0, "owned_by": "agentrl"}
-        if "anthropic-version" in request.headers:
-            created = "1970-01-01T00:00:00Z"
-            one = {"id": gateway.model, "type": "model", "display_name": gateway.model, "created_at": created}
+        anthropic = "anthropic-version" in request.headers
+        one = described_model(gateway.model, anthropic)
+        if anthropic:
             return answer({"data": [one], "has_more": False, "first_id": one["id"], "last_id": one["id"]})
         return answer({"object": "list", "data": [one]})
+
+    add_routes(app, gateway)
+    add_google(app, gateway)
 
 
 def _errors(app: FastAPI) -> None:
@@ -290,7 +318,7 @@ def addresses(request: Request, session_id: str) -> dict[str, str]:
     """The base URLs of a session's endpoints."""
     root = (request.app.state.url or str(request.base_url)).rstrip("/")
     own = f"{root}/sessions/{session_id}"
-    return {"base_url": f"{own}/v1", "anthropic_base_url": own}
+    return {"base_url": f"{own}/v1", "anthropic_base_url": own, "google_base_url": own}
 
 
 def public(session: Session) -> dict[str, Any]:

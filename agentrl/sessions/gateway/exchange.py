@@ -20,6 +20,7 @@ from functools import partial
 from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.attempts import Attempts
 from agentrl.sessions.gateway.echoes import match_extended
+from agentrl.sessions.gateway.exclusion import Exclusion
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.matching import extended_digest, tools_digest
 from agentrl.sessions.gateway.reading import Reading, forced_tokens
@@ -41,11 +42,12 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Parts:
-    """What every exchange of a gateway shares; `retry_detection` says which identical requests are retries."""
+    """What every exchange of a gateway shares: which identical requests are retries, and which roots are no task's."""
 
     generator: TurnGenerator
     limits: Limits
     retry_detection: RetryDetection = "lost"
+    exclusion: Exclusion = field(default_factory=Exclusion)
 
     @property
     def engine(self) -> Engine:

@@ -66,7 +66,9 @@ class Gateway:
         score: sets a closed session's rewards, or its error, where its client gave none.
 
     Attributes:
+        closing: called as it stops.
         schedules: the recorded order of sessions that are to be run again, by their id; `open` takes it from here.
+        jobs: replies that are made in the background.
     """
 
     def __init__(
@@ -81,11 +83,13 @@ class Gateway:
         self._secret = secret or secrets.token_bytes(SECRET_BYTES)
         self.in_flight = 0
         self.begun = 0
+        self.closing: list[Callable[[], Awaitable[None]]] = []
         self.schedules: dict[str, Schedule] = {}
         self._entries: dict[str, SessionEntry] = {}
         self._writer = Writer(store)
         self._sealing: set[asyncio.Task[None]] = set()
         self._scoring: set[asyncio.Task[None]] = set()
+        self.jobs: set[asyncio.Future[None]] = set()
 
     @property
     def open_sessions(self) -> int:
@@ -244,6 +248,7 @@ class Gateway:
             for pending in list(entry.state.pending):
                 session.count("gateway/unanswered")
                 pending.cancel()
+            self.parts.exclusion.apply(session)
             self._await_rewards(entry, self.parts.limits.reward_deadline)
         return await self._after_reward(entry, complete)
 
@@ -344,10 +349,13 @@ class Gateway:
                 entry.timer.cancel()
             for pending in list(entry.state.pending):
                 pending.cancel()
+        await asyncio.gather(*self.jobs, return_exceptions=True)
         for entry in list(self._entries.values()):
             await self.write(_saving(self.store, entry.state))
         self._entries.clear()
         self._writer.close()
+        for close in self.closing:
+            await close()
 
 
 def _no_such_session() -> ApiError:

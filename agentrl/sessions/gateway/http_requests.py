@@ -111,8 +111,10 @@ def validated(kind: type[Body], value: Any) -> Body:
 
 
 def key_of(request: Request) -> str:
-    """The key: in either header, or in the query after a redirect; '' if there is none."""
-    return bearer_key(request) or request.headers.get("x-api-key", "") or request.query_params.get(KEY_FIELD, "")
+    """The key: in a protocol's header, or in the query (Google's, or after a redirect); '' if there is none."""
+    headers, query = request.headers, request.query_params
+    given = bearer_key(request) or headers.get("x-api-key") or headers.get("x-goog-api-key")
+    return given or query.get(KEY_FIELD) or query.get("key", "")
 
 
 def retry_count(request: Request) -> int | None:

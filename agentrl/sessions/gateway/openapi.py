@@ -76,6 +76,23 @@ _REQUESTS: dict[str, tuple[list[str], dict[str, Any]]] = {
         },
     ),
 }
+_REQUESTS["embeddings"] = (["model", "input"], {"model": _TEXT, "input": {}})
+_REQUESTS["generateContent"] = (
+    ["contents"],
+    {
+        "contents": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"role": {"enum": ["user", "model"]}, "parts": {"type": "array"}},
+            },
+        },
+        "generationConfig": {"type": "object"},
+        "systemInstruction": {"type": "object"},
+        "toolConfig": {"type": "object"},
+        "tools": {"type": "array", "items": {"type": "object"}},
+    },
+)
 _DESCRIPTIONS = {
     200: "Done",
     201: "Opened",
@@ -100,6 +117,11 @@ def answers(*codes: int) -> dict[int | str, dict[str, Any]]:
 def body(kind: type[BaseModel], *codes: int) -> dict[str, Any]:
     """Keyword arguments of a route that takes this model."""
     return {"openapi_extra": _body(kind.model_json_schema()), "responses": answers(*codes)}
+
+
+def json_object(*codes: int) -> dict[str, Any]:
+    """Keyword arguments of a route that takes any JSON object."""
+    return {"openapi_extra": _body({"type": "object"}), "responses": answers(*codes)}
 
 
 def protocol_request(path: str, *codes: int) -> dict[str, Any]:

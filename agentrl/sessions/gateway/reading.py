@@ -11,9 +11,10 @@ import json
 from collections.abc import Sequence
 from itertools import takewhile
 
+from agentrl.errors import RenderError
 from agentrl.sessions.gateway.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.turn_request import TurnRequest
-from agentrl.sessions.renderers.base import Delta, Parser, Renderer
+from agentrl.sessions.renderers.base import Delta, Parser, Renderer, parse
 from agentrl.types import FinishReason, FunctionCall, Message, ToolCall
 
 CHARACTERS = 8
@@ -127,14 +128,68 @@ class Reading:
         return text[: len(text) - keep]
 
 
-def forced_tokens(renderer: Renderer, request: TurnRequest) -> list[int]:
-    """The beginning of a forced call: what all calls of the allowed tools have in common.
+def prefill_of(message: Message) -> str:
+    """The text that a client wrote as the beginning of the turn.
 
     Raises:
-        ApiError: there is no such tool, or the format's calls have no common beginning.
+        ApiError: it has more than text, or ends in white space, from which models go on badly.
     """
-    if request.force is None:
+    if message.tool_calls or message.reasoning_content:
+        raise unsupported("messages", "a reply that begins with a call or with reasoning; only with text")
+    if message.text != message.text.rstrip():
+        raise ApiError(
+            400, "messages: final assistant content cannot end with trailing whitespace", "invalid_value", "messages"
+        )
+    return message.text
+
+
+def forced_tokens(renderer: Renderer, request: TurnRequest) -> list[int]:
+    """What is written for the model: the beginning of a call, the client's beginning of a reply, or no reasoning.
+
+    Raises:
+        ApiError: the format has no such beginning.
+    """
+    if request.force is not None:
+        return _call_begun(renderer, request)
+    if request.prefill:
+        return _text_begun(renderer, request.prefill)
+    return [] if request.thinking is None else _thinking(renderer, request.thinking)
+
+
+def _text_begun(renderer: Renderer, text: str) -> list[int]:
+    """A turn that begins with this text, without its end."""
+    ids = renderer.turn(Message(role="assistant", content=text))
+    while ids and ids[-1] in renderer.stop_token_ids:
+        ids.pop()
+    read = parse(renderer, ids).message
+    if read.text != text or read.reasoning_content or read.tool_calls:
+        raise unsupported("messages", f"the format {renderer.name} has no turn that begins with this text")
+    return ids
+
+
+def _thinking(renderer: Renderer, wanted: bool) -> list[int]:
+    """What says that a turn has no reasoning; nothing where the format has none, or where reasoning is wanted."""
+    try:
+        renderer.turn(Message(role="assistant", content="a", reasoning_content="b"))
+    except RenderError:
+        if wanted:
+            raise unsupported("chat_template_kwargs", f"the format {renderer.name} has no reasoning") from None
         return []
+    if wanted:
+        return []
+    without = _shared([renderer.turn(Message(role="assistant", content=text)) for text in ("a", "B", "1", "(")])
+    if not without:
+        raise unsupported("chat_template_kwargs", f"{renderer.name} has no mark for a turn without reasoning")
+    return without
+
+
+def _shared(turns: Sequence[Sequence[int]]) -> list[int]:
+    """The tokens that all of these begin with."""
+    return [tokens[0] for tokens in takewhile(lambda tokens: len(set(tokens)) == 1, zip(*turns, strict=False))]
+
+
+def _call_begun(renderer: Renderer, request: TurnRequest) -> list[int]:
+    """What all calls of the allowed tools begin with."""
     names = [tool["function"]["name"] for tool in request.tools]
     wanted = [name for name in names if request.force in ("", name)]
     if not wanted:
@@ -145,8 +200,7 @@ def forced_tokens(renderer: Renderer, request: TurnRequest) -> list[int]:
             function = FunctionCall(name=name, arguments=json.dumps(arguments))
             call = ToolCall(id="call_0", function=function)
             turns.append(renderer.turn(Message(role="assistant", tool_calls=[call])))
-    same = (tokens[0] for tokens in takewhile(lambda tokens: len(set(tokens)) == 1, zip(*turns, strict=False)))
-    shared = list(same)
+    shared = _shared(turns)
     if not shared:
         raise unsupported("tool_choice", f"the format {renderer.name} has no mark that begins a call")
     return shared

@@ -17,12 +17,14 @@ from agentrl.sessions import tree
 from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.bodies import History
 from agentrl.sessions.gateway.matching import HistoryMatch, Index, ParentKey, tools_digest
+from agentrl.sessions.gateway.reading import prefill_of
+from agentrl.sessions.gateway.replies.kept import Replies
 from agentrl.sessions.gateway.retries import PendingRequest, Retries
 from agentrl.sessions.gateway.schedule import Schedule
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.renderers.base import RenderedMessage
 from agentrl.sessions.turn_generator import GeneratedTurn, Prompt, TurnGenerator
-from agentrl.types import Arrival, FinishReason, Node, Sampling, Session
+from agentrl.types import Arrival, FinishReason, Message, Node, Sampling, Session
 
 HISTORIES = 8
 """Histories (and token paths) that a session caches; older ones are found by walking the tree."""
@@ -34,6 +36,14 @@ def _few(items: list[Any], most: int) -> list[Any]:
             413, f"{len(items)} messages are new in this request; at most {most} are read", "too_many_messages"
         )
     return items
+
+
+def _converted(request: TurnRequest, items: list[Any], start: int) -> list[Message]:
+    """The messages of items, without one that begins the turn (`TurnRequest.prefill`)."""
+    messages = request.convert(items, start, request.ignored)
+    if request.prefills and messages and messages[-1].role == "assistant":
+        request.prefill = prefill_of(messages.pop())
+    return messages
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +71,7 @@ class SessionState:
     histories: list[KnownHistory] = field(default_factory=list)
     pending: list[PendingRequest] = field(default_factory=list)
     retries: Retries = field(default_factory=Retries)
+    replies: Replies = field(default_factory=Replies)
     stored: int = 0
     truncated: bool = False
     broken: str | None = None
@@ -125,7 +136,7 @@ class SessionState:
         items = _few(history.items(known.beginning if known is not None else b""), most)
         start = known.count if known is not None else 0
         request.count = start + len(items)
-        messages = request.convert(items, start, request.ignored)
+        messages = _converted(request, items, start)
         if known is not None:
             return self.index.match(known.node, messages, request.callable), known
         return self.index.match(tools_digest(request.tools), [*request.prelude, *messages], request.callable), None
@@ -140,23 +151,31 @@ class SessionState:
         return known.beginning if known is not None else b""
 
     def _after_reply(self, request: TurnRequest, reply_id: str, most: int) -> HistoryMatch:
-        """Continue a reply by its id; other instructions or tools than its own begin a new root."""
-        node_id = self.index.node_of_reply(reply_id)
-        if node_id is None:
+        """Continue a reply by its id; other instructions or tools than its own begin a new root.
+
+        A system message of the input is part of what is continued, instructions are not. Where nothing is kept of the
+        reply any more, one that begins the path counts as instructions if the request has some.
+        """
+        kept, node_id = self.replies.find(reply_id), self.index.node_of_reply(reply_id)
+        if node_id is None or self.replies.hidden(reply_id):
+            if kept is not None and kept.cancel is not None:
+                raise ApiError(400, f"reply {reply_id!r:.100} is in progress", "previous_response_in_progress")
             code = "thread_not_found" if request.in_thread else "previous_response_not_found"
             raise ApiError(404, f"no reply {reply_id!r:.100} in this session", code)
         nodes = tree.path(self.session, node_id)
         items = _few(request.history.items(), most) if request.history is not None else []
-        new = request.convert(items, 0, request.ignored)
-        prompt = [nodes[0].message] if _prompt(nodes[0]) is not None else []
+        new = _converted(request, items, 0)
+        wanted = request.prelude[0].text if request.prelude else None
+        had = kept.asked.instructions if kept is not None else _prompt(nodes[0]) if wanted is not None else None
         if request.in_thread:
-            request.tools = nodes[0].tools
+            request.tools, same = nodes[0].tools, True
+        else:
+            same = had == wanted and tools_digest(request.tools) == tools_digest(nodes[0].tools)
+        if same and nodes[-1].finish_reason is not FinishReason.LENGTH:
             return self.index.match(node_id, new, request.callable)
-        same = [m.text for m in prompt] == [m.text for m in request.prelude]
-        if same and tools_digest(request.tools) == tools_digest(nodes[0].tools):
-            return self.index.match(node_id, new, request.callable)
-        history = [node.message for node in nodes[len(prompt) :]]
-        return self.index.match(tools_digest(request.tools), [*request.prelude, *history, *new], request.callable)
+        said = [node.message for node in nodes]
+        history = said if same else [*request.prelude, *said[0 if had is None else 1 :]]
+        return self.index.match(tools_digest(request.tools), [*history, *new], request.callable)
 
     def path_ids(self, node_id: int | None) -> tuple[int, ...]:
         """The tokens of the path to a node."""
@@ -245,6 +264,8 @@ class SessionState:
                 parent = key if isinstance(key, int) else None
                 tools = request.tools if parent is None else ()
                 node = self._add(tree.add_rendered(self.session, parent, message, tools=tools))
+                if parent is None and request.excluded:
+                    self.session.excluded.append(node.id)
             key = node.id
         assert isinstance(key, int)
         self._paths.pop(prompt.parent if prompt.parent is not None else -1, None)
@@ -304,8 +325,8 @@ class SessionState:
 
     def cache_history(self, request: TurnRequest, old: KnownHistory | None, node: int) -> None:
         """Cache this history, in place of the one that it continues."""
-        if request.history is None or request.previous_reply is not None:
-            return
+        if request.history is None or request.previous_reply is not None or request.prefill:
+            return  # the message that a prefilled turn becomes is not what this history ends in
         if old in self.histories:
             self.histories.remove(old)
         self.histories.append(

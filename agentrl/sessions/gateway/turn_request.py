@@ -16,7 +16,7 @@ from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import Message, Sampling
 
-Protocol = Literal["chat", "responses", "messages", "completions"]
+Protocol = Literal["chat", "responses", "messages", "completions", "google"]
 
 
 @dataclass(slots=True)
@@ -37,6 +37,9 @@ class TurnRequest:
         n: how many choices.
         stream: whether the reply is streamed.
         force: None lets the model choose, "" forces a call, a name forces a call of that tool.
+        thinking: whether the turn may begin with reasoning; None leaves it to the format.
+        prefills: whether an assistant's message at the end of the history is the beginning of the turn.
+        prefill: that beginning, once the history is read.
         parallel: whether a turn may have more than one call.
         previous_reply: the reply that the conversation continues (Responses' `previous_response_id`).
         in_thread: whether it continues that reply with its system prompt and tools (Anthropic's `thread`).
@@ -44,6 +47,7 @@ class TurnRequest:
         extra: what only the protocol's own code needs.
         count: how many items the history has, once known.
         ignored: ignored fields, which change nothing, each with the name of its counter.
+        excluded: whether its headers say that a root which it begins is not trained on.
     """
 
     protocol: Protocol
@@ -58,6 +62,9 @@ class TurnRequest:
     n: int = 1
     stream: bool = False
     force: str | None = None
+    thinking: bool | None = None
+    prefills: bool = False
+    prefill: str = ""
     parallel: bool = True
     previous_reply: str | None = None
     in_thread: bool = False
@@ -65,6 +72,8 @@ class TurnRequest:
     extra: dict[str, Any] = field(default_factory=dict)
     count: int = 0
     ignored: dict[str, str] = field(default_factory=dict)
+    excluded: bool = False
+    _digest: int | None = field(default=None, init=False)
 
     @property
     def callable(self) -> list[ToolSchema]:
@@ -72,9 +81,12 @@ class TurnRequest:
         return [*self.tools, *self.deferred]
 
     def digest(self) -> int:
-        """A digest that this process's equal requests share."""
-        history = self.history.raw if self.history is not None else repr(self.extra.get("prompt"))
-        return hash((self.protocol, history, self.previous_reply, self.sampling, self.n, self.stream))
+        """A digest that this process's equal requests share: of the request as it was when this was first called."""
+        if self._digest is None:
+            history = self.history.raw if self.history is not None else repr(self.extra.get("prompt"))
+            follows = self.previous_reply, self.extra.get("conversation")
+            self._digest = hash((self.protocol, history, follows, self.sampling, self.n, self.stream))
+        return self._digest
 
 
 Read = Callable[[Body, Limits, "int | None", bool], TurnRequest]

@@ -109,7 +109,10 @@ def redirect(request: Request, session_id: str, port: int) -> Response:
 
 def style_of(request: Request) -> Style:
     """The protocol in which errors are written."""
-    anthropic = "/v1/messages" in request.url.path or "anthropic-version" in request.headers
+    path = request.url.path
+    if "/v1beta/" in path or ("/v1/models/" in path and ":" in path.rpartition("/")[2]):
+        return "google"
+    anthropic = "/v1/messages" in path or "anthropic-version" in request.headers
     return "anthropic" if anthropic else "openai"
 
 
@@ -179,7 +182,7 @@ class Front:
             answer: dict[str, Any] = orjson.loads(reply.content)
             if reply.status_code == 201:
                 own = f"{root_url(request, self._ports[number])}/sessions/{answer['id']}"
-                answer |= {"base_url": f"{own}/v1", "anthropic_base_url": own}
+                answer |= {"base_url": f"{own}/v1", "anthropic_base_url": own, "google_base_url": own}
             kept = {name: reply.headers[name] for name in ("retry-after", "x-should-retry") if name in reply.headers}
             return _json(answer, reply.status_code, kept)
         raise ApiError(503, "no worker is running; all are being restarted", "no_worker", retry_after=1)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from agentrl.errors import StoreError
 from agentrl.sessions.store import Store
 from agentrl.types import Node, Session
 
@@ -40,6 +41,7 @@ class Writer:
         self._store = store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentrl-store")
         self._waiting: list[_Addition] = []
+        self._closed = False
 
     async def do(self, work: Callable[[], T]) -> T:
         """Run this after all earlier work."""
@@ -50,9 +52,11 @@ class Writer:
         """Add these nodes to a stored session, and rewrite its head; see `Store.append`.
 
         Raises:
-            StoreError: writing failed.
+            StoreError: writing failed, or `close` was called.
             InvalidInput: the session holds what JSON can't express.
         """
+        if self._closed:
+            raise StoreError(f"session {session.id!r}: the gateway has stopped")
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_later(COLLECT_SECONDS, self._write_waiting)
@@ -95,5 +99,7 @@ class Writer:
         return None
 
     def close(self) -> None:
-        """Finish the writes in progress; idempotent."""
+        """Write what has been collected, and finish the writes in progress; idempotent."""
+        self._write_waiting()
+        self._closed = True
         self._thread.shutdown()

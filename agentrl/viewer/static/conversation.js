@@ -79,6 +79,7 @@ export class Conversation {
     return h("article", { class: ["message", message.role], "data-message": id },
       h("header", {}, h("b", {}, message.role), node.agent === "agent" ? null : h("span", {}, shown(node.agent)), message.name ? h("code", {}, shown(message.name)) : null,
         node.copy_of === null ? null : h("span", { class: "badge" }, `copy of node ${node.copy_of}`),
+        node.excluded && node.parent === null ? h("span", { class: "badge" }, "beside the task: no credit (gateway.exclude)") : null,
         node.finish === "length" ? h("span", { class: "badge truncated" }, "cut by a limit") : null,
         node.reward === null ? null : h("span", { class: "badge" }, `reward ${short(node.reward)}`), h("span", { class: "grow" }), timingLine(node.timings),
         node.sampled ? h("span", { class: "quiet small" }, [`mean log p ${short(node.logp)}`, `version ${[...new Set(node.versions)].join(", ")}`, node.trained ? null : "not trained",

@@ -108,7 +108,7 @@ export class Outline {
       class: ["node", on && "on", this.chosen === node.id && "chosen", node.role], role: "treeitem", "aria-selected": String(this.chosen === node.id), "data-node": node.id,
       style: { top: `${this.place.get(node.id) * ROW}px`, "padding-left": `${lanes * LANE + 6}px` }, onclick: () => this.selected(node.id),
     }, h("span", { class: "mark", style: { left: `${this.x(node.id) - 6}px` }, "aria-hidden": "true" }, MARKS[node.role] ?? "●"),
-    h("span", { class: "preview" }, h("span", { class: "quiet" }, this.replayed(node.id), `${node.agent !== "agent" ? `${shown(node.agent)} · ` : ""}${node.role} `), shown(node.preview) || (node.copy_of === null ? "" : `copy of node ${node.copy_of}`)),
+    h("span", { class: "preview" }, h("span", { class: "quiet" }, this.replayed(node.id), `${node.agent !== "agent" ? `${shown(node.agent)} · ` : ""}${node.role} `, node.excluded && node.parent === null ? "no credit · " : null), shown(node.preview) || (node.copy_of === null ? "" : `copy of node ${node.copy_of}`)),
     reward === null ? null : h("span", { class: "badge reward" }, short(reward)));
   }
 }

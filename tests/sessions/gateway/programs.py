@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.sessions.gateway.fakes import ScriptedEngine
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = Path(__file__).parent / "clients"
-IN_CI = {"", "node", "instructor", "pydantic_ai", "smolagents"}
+IN_CI = {"", "ai_sdk", "node", "instructor", "pydantic_ai", "smolagents", "google_genai"}
 QUIET = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "CREWAI_DISABLE_TELEMETRY": "true",
@@ -29,6 +30,9 @@ QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "MSWEA_CONFIGURED": "true",
     "MSWEA_SILENT_STARTUP": "1",
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
     "OTEL_SDK_DISABLED": "true",
 }
 """No telemetry, no updates, nothing that is fetched at the start."""
@@ -45,6 +49,19 @@ def installed(name: str) -> Path:
         pytest.skip(f"no {folder.name}: make clients-all")
     need(there, f"no {folder.name}: make clients")
     return folder
+
+
+def script(environment: str, program: str, home: Path) -> list[str | Path]:
+    """The command that runs one of the programs of `clients/` in its environment; "own" is that of the tests."""
+    if environment == "own":
+        return [sys.executable, FOLDER / program]
+    folder = installed(environment)
+    if not program.endswith(".mjs"):
+        return [folder / "bin" / "python", FOLDER / program]
+    copy = home / program  # its modules are looked for beside it
+    copy.write_text((FOLDER / program).read_text())
+    (home / "node_modules").symlink_to(folder.resolve() / "node_modules")
+    return ["node", copy]
 
 
 @dataclass
@@ -78,6 +95,8 @@ class Programs:
             "OPENAI_API_KEY": self.access["api_key"],
             "ANTHROPIC_BASE_URL": self.access["anthropic_base_url"],
             "ANTHROPIC_API_KEY": self.access["api_key"],
+            "GOOGLE_GEMINI_BASE_URL": self.access["google_base_url"],
+            "GEMINI_API_KEY": self.access["api_key"],
             **more,
         }
         none, pipe, both = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT

@@ -337,7 +337,12 @@ async def test_structured_outputs_work_where_the_engine_can_and_are_refused_wher
     [
         ({"extra_body": {"temprature": 1}}, "did you mean 'temperature'"),
         ({"extra_body": {"top_logprobs": 3}}, "'top_logprobs' is not supported"),
-        ({"extra_body": {"chat_template_kwargs": {}}}, "chat_template_kwargs"),
+        ({"extra_body": {"chat_template_kwargs": {"date": "x"}}}, "chat_template_kwargs.date"),
+        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": 1.5}}}, "must be true or false"),
+        ({"extra_body": {"structured_outputs": {"regex": "a+"}}}, "structured_outputs"),
+        ({"extra_body": {"guided_json": "{"}}, "guided_json"),
+        ({"extra_body": {"top_k": 0.5}}, "top_k=0.5"),
+        ({"extra_body": {"min_p": 2}}, "min_p=2"),
         ({"max_tokens": True}, "max_tokens"),
         ({"extra_body": {"max_tokens": "5"}}, "max_tokens"),
         ({"temperature": 3}, "temperature=3"),

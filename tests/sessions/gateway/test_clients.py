@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,16 @@ import anthropic
 import openai
 import pytest
 
+import agentrl
 from agentrl.sessions import tree
+from agentrl.sessions.gateway.limits import Limits
 from agentrl.types import Message, Session
 from tests.sessions.gateway.conftest import Serve, Served
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn
-from tests.sessions.gateway.programs import FOLDER, ROOT, causes, installed, programs, saw_what_is_stored
+from tests.sessions.gateway.programs import FOLDER, ROOT, causes, programs, saw_what_is_stored, script
 
+AS_RUNS = Limits(sampling="run")
+"""As in training: what programs send of temperature, top-p and seeds, some the same in every session, is ignored."""
 ADD = assistant("", None, [("add", '{"a": 2, "b": 3}')])
 SHELL = assistant("", None, [("bash", '{"command": "echo hello"}')])
 DONE = assistant("", None, [("bash", '{"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}')])
@@ -35,6 +41,8 @@ PROGRAMS = [
     ("litellm_client.py", "chat", SUM),
     ("litellm_client.py", "messages", SUM),
     ("langchain_client.py", "chat", SUM),
+    ("langchain_client.py", "responses", SUM),
+    ("langchain_client.py", "ids", SUM),
     ("mini_swe_agent.py", "chat", [SHELL, DONE]),
 ]
 
@@ -60,7 +68,21 @@ REACT = [
 CODE = ["add\n<code>\nprint(add(a=2, b=3))\n</code>", "<code>\nfinal_answer(5)\n</code>", assistant("still 5")]
 CODE[2] = "<code>\nfinal_answer(6)\n</code>"
 
+MCP = assistant("", None, [("mcp__sums__add", '{"a": 2, "b": 3}')])
+EDIT = "a.txt\n```\n<<<<<<< SEARCH\none\n=======\ntwo\n>>>>>>> REPLACE\n```\n"
+
 FRAMEWORKS = [
+    ("ai_sdk", "chat", SUM, {}),
+    ("ai_sdk", "responses", SUM, {}),
+    ("openhands", "chat", SUM, {}),
+    ("openhands", "responses", SUM, {}),
+    ("strands", "chat", SUM, {}),
+    ("haystack", "chat", SUM, {}),
+    ("haystack", "responses", SUM, {}),
+    ("mirascope", "chat", SUM, {}),
+    ("mirascope", "responses", SUM, {}),
+    ("claude_agent_sdk", "messages", [MCP, *SUM[1:]], {}),
+    ("aider", "chat", [EDIT, "done"], {"branches/edited": 1}),  # it writes its questions anew
     ("instructor", "chat", [value(-5), value(5)], {}),
     ("instructor", "responses", [value(-5), value(5)], {"branches/edited": 1}),  # it drops the turn that was wrong
     ("pydantic_ai", "chat", SUM, {}),
@@ -83,6 +105,9 @@ FRAMEWORKS = [
         {"extended": 1},
     ),
     ("google_adk", "chat", SUM, {}),
+    ("google_adk", "google", SUM, {}),
+    ("google_genai", "whole", SUM, {}),
+    ("google_genai", "stream", SUM, {}),
 ]
 """Environment and program, protocol, what is said, and what is no clean continuation of it, by cause."""
 
@@ -98,10 +123,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def run(served: Served, environment: str, program: str, speak: str, home: Path) -> tuple[int, str, Session]:
-    python = installed(environment) / "bin" / "python"
+    command = script(environment, program, home)
     access = await served.open()
     async with programs(access, home) as own:
-        code, out = await own.run(python, FOLDER / program, SPEAK=speak)
+        code, out = await own.run(*command, SPEAK=speak)
     assert own.outside == [], out
     return code, out, served.session(access["id"])
 
@@ -112,7 +137,7 @@ async def test_a_program_with_tools_makes_one_clean_path(
     serve: Serve, tmp_path: Path, program: str, speak: str, words: list[Any]
 ) -> None:
     engine = ScriptedEngine(in_turn(*words), max_context=32_000)
-    async with serve(engine) as served:
+    async with serve(engine, limits=AS_RUNS) as served:
         code, out, session = await run(served, "", program, speak, tmp_path)
         assert code == 0, out
         assert [n.parent for n in session.nodes] == [None, *range(len(session.nodes) - 1)], out
@@ -124,7 +149,10 @@ async def test_a_program_with_tools_makes_one_clean_path(
 @pytest.mark.slow
 def test_the_document_names_the_versions_that_are_tried() -> None:
     table = (ROOT / "docs" / "agents.md").read_text().partition("## Clients")[2]
-    wanted = set(re.findall(r"\d+\.\d+\.\d+", (FOLDER / "package.json").read_text()))
+    wanted = set[str]()
+    for packages in (FOLDER / "packages").iterdir():
+        pinned = json.loads(packages.read_text())["dependencies"]
+        wanted |= set(pinned.values()) if packages.stem == "node" else {next(iter(pinned.values()))}
     for pins in (FOLDER / "requirements").iterdir():
         wanted.add(pins.read_text().splitlines()[0].partition("==")[2])
     for pin in ("langchain-openai", "litellm", "mini-swe-agent", "openai-agents"):
@@ -139,8 +167,9 @@ async def test_a_framework_makes_one_clean_path_or_branches_of_the_stated_causes
     serve: Serve, tmp_path: Path, name: str, speak: str, words: list[Any], branches: dict[str, int]
 ) -> None:
     engine = ScriptedEngine(in_turn(*words), max_context=100_000)
-    async with serve(engine) as served:
-        code, out, session = await run(served, name, f"{name}_client.py", speak, tmp_path)
+    (program,) = [file.name for file in FOLDER.glob(f"{name}_client.*")]
+    async with serve(engine, limits=AS_RUNS) as served:
+        code, out, session = await run(served, name, program, speak, tmp_path)
         assert code == 0, out
         saw_what_is_stored(engine, session)
         assert sum(n.sampled for n in session.nodes) == len(engine.calls) == len(words), out
@@ -166,7 +195,7 @@ def local(serve: Serve, tiny: Path) -> Any:
     from agentrl.rollout.engines.local import LocalEngine
     from agentrl.sessions.renderers import get_renderer
 
-    return serve(LocalEngine(tiny, EngineConfig(max_batch=8)), get_renderer(tiny))
+    return serve(LocalEngine(tiny, EngineConfig(max_batch=8)), get_renderer(tiny), limits=AS_RUNS)
 
 
 async def was_drawn_by_the_engine(served: Served, session: Session) -> None:
@@ -219,3 +248,39 @@ async def test_anthropics_own_client_on_the_real_engine(serve: Serve, tiny: Path
                 final = await stream.get_final_message()
         assert {whole.stop_reason, final.stop_reason} <= {"end_turn", "max_tokens"}
         await was_drawn_by_the_engine(served, served.session(access["id"]))
+
+
+REWARDED = """
+import os, random, urllib.request
+body = b'{"value": %f}' % random.random()
+headers = {"x-api-key": os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+root = os.environ["OPENAI_BASE_URL"].removesuffix("v1")
+urllib.request.urlopen(urllib.request.Request(f"{root}reward", body, headers))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("environment", "program", "speak"),
+    [
+        ("ai_sdk", "ai_sdk_client.mjs", "responses"),
+        ("", "langchain_client.py", "responses"),
+        ("openhands", "openhands_client.py", "responses"),
+        ("own", "tool_runner_client.py", "messages"),
+    ],
+)
+def test_a_run_trains_on_what_a_program_did(tmp_path: Path, environment: str, program: str, speak: str) -> None:
+    """The model's tokens are random: a program may fail over them, and what it was told before is trained on."""
+    command = shlex.join(map(str, script(environment, program, tmp_path)))
+    (tmp_path / "reward.py").write_text(REWARDED)
+    own = f"cd {tmp_path}; export HOME={tmp_path} SPEAK={speak} OPENHANDS_SUPPRESS_BANNER=1; {command} >/dev/null 2>&1"
+    (tmp_path / "agent.sh").write_text(f"{own}; exec {sys.executable} reward.py\n")
+    small: dict[str, Any] = {
+        **{"warm_start.steps": 0, "rollout.groups_per_step": 1, "rollout.group_size": 2},
+        **{"rollout.turn_tokens": 16, "eval.tasks": 0, "steps": 1, "run_dir": str(tmp_path / "run")},
+    }
+    result = agentrl.train("calculator", agent=f"bash {tmp_path / 'agent.sh'}", model="tiny", **small)
+    (row,) = result.metrics
+    assert row["tokens/trained"] > 0
+    assert "count/gateway/untrainable" not in row
+    assert row["count/gateway/ignored/temperature"] >= 2

@@ -1,4 +1,4 @@
-"""Claude Code and Codex, unmodified from npm, at work in a folder: several turns, tools, a second question."""
+"""Coding agents, unmodified from npm, at work in a folder: several turns, tools, a second question."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.sessions.gateway.limits import Limits
 from tests.sessions.gateway.conftest import Serve
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
 from tests.sessions.gateway.programs import causes, installed, programs, roots, saw_what_is_stored
@@ -122,3 +123,58 @@ async def test_codex_works_in_a_shell_and_goes_on_the_next_time_on_one_clean_pat
         assert (tmp_path / "a.txt").read_text() == "one\n"
         assert len(roots(session)) == 1
         assert causes(session) == {"clean": 5}
+
+
+@pytest.mark.slow
+async def test_opencode_works_in_a_shell_and_goes_on_the_next_time_beside_its_title(
+    serve: Serve, tmp_path: Path
+) -> None:
+    opencode = installed("opencode") / "node_modules/.bin/opencode"
+    words = ("A title", use("bash", command="echo hello", description="Say hello"), "All done.", "Still done.")
+    engine = ScriptedEngine(in_turn(*words), max_context=ROOM)
+    async with serve(engine) as served:
+        access = await served.open()
+        own_models = {"name": "m", "tool_call": True, "limit": {"context": 200_000, "output": 2000}}
+        options = {"baseURL": access["base_url"], "apiKey": access["api_key"]}
+        provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {"m": own_models}}
+        given = {"model": "agentrl/m", "small_model": "agentrl/m", "provider": {"agentrl": provider}}
+        (tmp_path / "opencode.json").write_text(json.dumps({**given, "autoupdate": False, "share": "disabled"}))
+        async with programs(access, tmp_path) as own:
+            first = await own.run(opencode, "run", "Work.")
+            second = await own.run(opencode, "run", "--continue", "And now?")
+            assert first[0] == second[0] == 0, f"{first}\n{second}"
+            assert "Still done." in second[1]
+            assert {place.split()[1] for place in own.outside} <= {"registry.npmjs.org:443"}
+        session = served.session(access["id"])
+        saw_what_is_stored(engine, session)
+        found = causes(session)
+        assert found.pop("loose") == 1  # arguments in another order
+        assert found == {"clean": 2, "branches/agent": 1}
+
+
+@pytest.mark.slow
+async def test_qwen_code_works_in_a_shell_and_its_second_start_is_a_branch(serve: Serve, tmp_path: Path) -> None:
+    qwen = installed("qwen_code") / "node_modules/.bin/qwen"
+    shell = use("run_shell_command", command="echo hello", description="Say hello", is_background=False)
+    engine = ScriptedEngine(in_turn(shell, *["All done."] * 4), max_context=ROOM)
+    async with serve(engine, limits=Limits(sampling="run")) as served:
+        access = await served.open()
+        drawn = {"samplingParams": {"temperature": 0, "top_p": 0.9, "seed": 7}}
+        quiet = {"privacy": {"usageStatisticsEnabled": False}, "general": {"disableAutoUpdate": True}}
+        (tmp_path / ".qwen").mkdir()
+        (tmp_path / ".qwen/settings.json").write_text(json.dumps({**quiet, "model": {"generationConfig": drawn}}))
+        command = (qwen, "--auth-type", "openai", "--model", "m", "--yolo")
+        straight = {f"{name}_proxy": "" for name in ("http", "https", "all")}  # it asks a proxy for this machine too
+        async with programs(access, tmp_path) as own:
+            for more in ((), ("--continue",)):
+                code, out = await own.run(*command, *more, "-p", "Work.", **straight, **_upper(straight))
+                assert code == 0, out
+                assert "All done." in out
+        session = served.session(access["id"])
+        saw_what_is_stored(engine, session)
+        found = causes(session)
+        assert {"clean", "branches/edited", "branches/agent"} <= found.keys()  # its folder's list changes; a sub-agent
+
+
+def _upper(given: dict[str, str]) -> dict[str, str]:
+    return {name.upper(): value for name, value in given.items()}

@@ -35,7 +35,7 @@ CODEX: dict[str, Any] = {
 }
 CODEX_IGNORED = {
     *("client_metadata", "include", "prompt_cache_key", "reasoning.effort", "reasoning.summary"),
-    *("store", "text.verbosity"),
+    *("text.verbosity",),
     *("tools.namespace", "tools.web_search"),
 }
 CLAUDE: dict[str, Any] = {
@@ -259,7 +259,7 @@ async def test_unknown_fields_are_passed_over_or_with_the_strict_setting_refused
 @pytest.mark.slow
 async def test_no_field_that_changes_the_text_anywhere_is_passed_over(serve: Serve, path: str) -> None:
     kind = {"chat/completions": chat, "responses": responses, "completions": completions, "messages": messages}[path]
-    known = kind.PARAMETERS.known | {"model", "stream"}
+    known = kind.PARAMETERS.known | kind.PARAMETERS.servers | {"model", "stream"}
     async with serve() as served:
         access = await served.open()
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {access['api_key']}"}) as http:

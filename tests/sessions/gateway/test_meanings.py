@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import anthropic
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.bodies import Body
+from agentrl.sessions.gateway.google import requests as google
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import chat, messages, responses
 from agentrl.sessions.gateway.wire.meanings import MEANINGS, Meaning, Treatment, table
 from agentrl.types import Message
 from tests.sessions.gateway.conftest import Serve
-from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn
+from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
+from tests.sessions.gateway.test_chat import client
 from tests.sessions.gateway.test_other_protocols import claude
 
 HI = [{"role": "user", "content": "hi"}]
@@ -27,6 +32,7 @@ TOOLS: dict[str, Any] = {
     "responses": [{"type": "function", "name": "add", "parameters": SHAPE}],
     "messages": [{"name": "add", "input_schema": SHAPE}],
 }
+GOOGLES: Any = [{"functionDeclarations": [{"name": "add", "parameters": SHAPE}, {"name": "subtract"}, {"name": "x"}]}]
 SENT: dict[str, dict[str, Any]] = {
     "parallel_tool_calls": {"parallel_tool_calls": False},
     "disable_parallel_tool_use": {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
@@ -41,14 +47,27 @@ SENT: dict[str, dict[str, Any]] = {
     "truncation": {"truncation": "auto"},
     "trace": {"trace": "x"},
     "temprature": {"temprature": 1},
-    "tools.file_search": {"tools": [{"type": "file_search", "vector_store_ids": []}]},
+    "mcp_servers": {"mcp_servers": [{"type": "url", "url": "https://a.example", "name": "a"}]},
+    "prompt": {"prompt": {"id": "pmpt_a"}},
+    "context_management": {"context_management": [{"type": "compaction", "compact_threshold": 1000}]},
+    "max_tool_calls": {"max_tool_calls": 3},
+    "moderation": {"moderation": {"model": "a"}},
     "tools.bash_20250124": {"tools": [{"type": "bash_20250124", "name": "bash"}]},
+    "structured_outputs": {"structured_outputs": {"json": {"type": "object"}}},
+    "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": False}},
     "background": {"background": True},
+    "conversation": {"conversation": "conv_a"},
+    "store": {"store": False},
 }
 
 
 def asked(protocol: str, limits: Limits | None = None, **fields: Any) -> tuple[TurnRequest, list[Message]]:
     """A request of a protocol, and its messages."""
+    if protocol == "google":
+        whole = {"contents": [{"parts": [{"text": "hi"}]}], "tools": GOOGLES, **fields}
+        request = google.read(Body.parse(orjson.dumps(whole), "contents"), limits or Limits(), "m", False, None, True)
+        assert request.history is not None
+        return request, request.convert(request.history.items(), 0, request.ignored)
     read, conversation = {
         "chat": (chat.read, "messages"),
         "responses": (responses.read, "input"),
@@ -64,24 +83,42 @@ def asked(protocol: str, limits: Limits | None = None, **fields: Any) -> tuple[T
 def sent(protocol: str, name: str) -> dict[str, Any]:
     """The fields that a name of the table stands for."""
     conversation = "input" if protocol == "responses" else "messages"
+    googles: dict[str, dict[str, Any]] = {
+        "toolConfig": {"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}},
+        "thinkingConfig": {"generationConfig": {"thinkingConfig": {"thinkingLevel": "HIGH"}}},
+        "googleSearch": {"tools": [*GOOGLES, {"googleSearch": {}}]},
+        "trace": {"trace": "x"},
+        "mood": {"contents": [{"parts": [{"text": "hi"}], "mood": "good"}]},
+        "temprature": {"generationConfig": {"temprature": 1}},
+        "part": {"contents": [{"part": [{"text": "hi"}]}]},
+        "allowedFunctionNames": {
+            "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["add", "x"]}}
+        },
+        "codeExecution": {"tools": [{"codeExecution": {}}]},
+    }
     special: dict[tuple[str, str], dict[str, Any]] = {
         ("mood", protocol): {conversation: [{**HI[0], "mood": "good"}]},
         ("contents", protocol): {conversation: [{**HI[0], "contents": "x"}]},
+        ("prefill", "messages"): {"messages": [*HI, {"role": "assistant", "content": "so"}]},
         ("tool_choice", "messages"): {"tool_choice": {"type": "any"}},
         ("tools.web_search", "responses"): {"tools": [*TOOLS["responses"], {"type": "web_search"}]},
         ("tools.web_search", "messages"): {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
         ("tools.custom", "chat"): {"tools": [{"type": "custom", "custom": {"name": "patch"}}]},
         ("allowed_tools", "chat"): {
-            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": TOOLS["chat"]}}
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": TOOLS["chat"]}}
         },
         ("allowed_tools", "responses"): {
-            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "add"}]}
+            "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "add"}]}
         },
     }
+    if protocol == "google":
+        return googles[name]
+    if (name, protocol) not in special and name not in SENT and name.startswith("tools."):
+        return {"tools": [*TOOLS[protocol], {"type": name.removeprefix("tools."), "name": "theirs"}]}
     return special.get((name, protocol)) or SENT[name]
 
 
-CASES = [(m, p) for m in MEANINGS for p in ("chat", "responses", "messages") if getattr(m, p)]
+CASES = [(m, p) for m in MEANINGS for p in ("chat", "responses", "messages", "google") if getattr(m, p)]
 
 
 @pytest.mark.parametrize(("meaning", "protocol"), CASES, ids=[f"{m.thing}-{p}" for m, p in CASES])
@@ -91,13 +128,22 @@ def test_the_table_says_what_is_done(meaning: Meaning, protocol: str) -> None:
         with pytest.raises(ApiError) as refused:
             asked(protocol, **sent(protocol, name))
         assert refused.value.status == 400
+        assert refused.value.param is not None
+        if name.startswith("tools."):
+            assert refused.value.param.startswith("tools[")
+            assert re.search("only (function|tools)", refused.value.message)
         return
     request, _ = asked(protocol, **sent(protocol, name))
-    assert (name in request.ignored) == (meaning.treatment is Treatment.IGNORED)
+    assert any(name in one for one in request.ignored) == (meaning.treatment is Treatment.IGNORED)
     if meaning.treatment is Treatment.HONOURED:
-        plain, _ = asked(protocol)
-        changed = ("parallel", "force", "tools", "previous_reply")
-        assert any(getattr(request, field) != getattr(plain, field) for field in changed)
+        (plain, read), (_, said) = asked(protocol), asked(protocol, **sent(protocol, name))
+        changed = ("parallel", "force", "tools", "previous_reply", "sampling", "thinking")
+        kept = ("background", "conversation", "custom", "store")
+        assert (
+            said != read
+            or any(getattr(request, field) != getattr(plain, field) for field in changed)
+            or any(request.extra.get(field) != plain.extra.get(field) for field in kept)
+        )
 
 
 def test_the_docs_print_the_table() -> None:
@@ -190,3 +236,99 @@ async def test_a_thread_that_is_not_known_is_refused_so_that_its_client_sends_ev
         with pytest.raises(anthropic.NotFoundError) as caught:
             await claude(access).beta.messages.create(model="m", max_tokens=9, messages=HI, thread=thread)
         assert caught.value.body["error"]["details"]["error_code"] == "thread_not_found"
+
+
+@pytest.mark.parametrize("protocol", ["chat", "responses"])
+def test_tools_that_are_not_allowed_are_not_offered(protocol: str) -> None:
+    own: Any = {"type": "function", "name": "sub"}
+    choice: Any = {"type": "allowed_tools", "mode": "auto", "tools": [own, {"type": "web_search"}]}
+    if protocol == "chat":
+        own = {"type": "function", "function": {"name": "sub"}}
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [own, {"type": "web_search"}]}}
+    request, _ = asked(protocol, tools=[*TOOLS[protocol], own], tool_choice=choice)
+    assert [tool["function"]["name"] for tool in request.tools] == ["sub"]
+    assert request.force is None
+    assert request.head != asked(protocol, tools=[*TOOLS[protocol], own])[0].head
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_custom_tool_of_chat_is_called_with_text_and_its_result_goes_on_the_path(
+    serve: Serve, streamed: bool
+) -> None:
+    form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /a+/"}}
+    tool: Any = {"type": "custom", "custom": {"name": "patch", "description": "Patch.", "format": form}}
+    engine = ScriptedEngine(in_turn(assistant("", None, [("patch", '{"input":  "aa"}')]), assistant("done")))
+    async with serve(engine) as served:
+        access = await served.open()
+        create = client(access).chat.completions.create
+        if streamed:
+            chunks = [chunk async for chunk in await create(model="m", messages=HI, tools=[tool], stream=True)]
+            (call,) = (one for chunk in chunks for one in chunk.choices[0].delta.tool_calls or ())
+            sent_back = {"id": call.id, "type": "custom", "custom": call.custom}
+        else:
+            (call,) = (await create(model="m", messages=HI, tools=[tool])).choices[0].message.tool_calls
+            sent_back = call.model_dump()
+        assert (sent_back["type"], sent_back["custom"]) == ("custom", {"name": "patch", "input": "aa"})
+        echo = {"role": "assistant", "content": None, "tool_calls": [sent_back]}
+        result = {"role": "tool", "tool_call_id": call.id, "content": "ok"}
+        await create(model="m", messages=[*HI, echo, result], tools=[tool])
+        session = served.session(access["id"])
+        assert [node.parent for node in session.nodes] == [None, 0, 1, 2]
+        assert "start: /a+/" in renderer().tokenizer.decode(engine.calls[0].input_ids)
+
+
+@pytest.mark.parametrize("protocol", ["chat", "responses", "messages"])
+def test_fields_and_values_that_are_newer_than_the_sdk_are_no_error_where_they_change_nothing(protocol: str) -> None:
+    (tool,) = TOOLS[protocol]
+    if protocol == "chat":
+        tool = {**tool, "newer": 1, "function": {**tool["function"], "strict": "perhaps", "newer": [1]}}
+    newer: dict[str, Any] = {
+        "chat": {"service_tier": "newer", "reasoning_effort": "utmost", "stream_options": {"newer": 1}},
+        "responses": {
+            **{"include": ["newer"], "metadata": {"a": 1}, "truncation": "newer", "stream_options": {"newer": 1}},
+            **{"reasoning": {"effort": "utmost", "summary": "newer"}, "text": {"verbosity": "newer", "newer": 1}},
+        },
+        "messages": {
+            **{"thinking": {"type": "newer", "newer": 1}, "output_config": {"effort": "utmost", "newer": 1}},
+            **{"service_tier": "newer", "system": [{"type": "text", "text": "a", "newer": 1}]},
+        },
+    }[protocol]
+    request, _ = asked(protocol, tools=[{**tool, "newer": {"a": 1}}], **newer)
+    assert [set(tool["function"]) for tool in request.tools] == [{"name", "parameters"}]
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.floats(-2, 2)
+    | st.sampled_from(["", "auto", "add", "function"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["type", "name", "function", "tools", "format", "mode"]), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("protocol", ["chat", "responses", "messages"])
+def test_whatever_a_parameter_holds_is_read_or_refused_by_its_name(protocol: str, data: st.DataObject) -> None:
+    parameters = {"chat": chat.PARAMETERS, "responses": responses.PARAMETERS, "messages": messages.PARAMETERS}[protocol]
+    names = sorted(parameters.known - {"messages", "input"})
+    fields = {name: data.draw(JSON) for name in data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=3))}
+    refusal = refused_by(protocol, fields)
+    assert refusal is None or refusal.status == 400
+    named = None if refusal is None else refusal.param
+    assert named is None or named.split(".")[0].split("[")[0] in fields
+
+
+def refused_by(protocol: str, fields: dict[str, Any]) -> ApiError | None:
+    """How a request with these fields is refused, if it is."""
+    try:
+        asked(protocol, **fields)
+    except ApiError as refusal:
+        return refusal
+    return None

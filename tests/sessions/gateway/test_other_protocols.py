@@ -170,7 +170,8 @@ async def test_a_response_that_was_cut_is_incomplete(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
+        ({"conversation": "conv_a", "previous_response_id": "resp_a"}, "can't both"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"reasoning": {"context": "all_turns"}}, "reasoning.context"),
         ({"extra_body": {"max_tokens": 5}}, "did you mean 'max_output_tokens'"),
@@ -178,10 +179,9 @@ async def test_a_response_that_was_cut_is_incomplete(serve: Serve) -> None:
         ({"max_output_tokens": True}, "max_output_tokens"),
         ({"reasoning": {"mode": "pro"}}, "reasoning"),
         ({"tools": [{"type": "local_shell"}]}, r"tools\[0\].type"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, r"input\[0\].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "detail": "auto"}]}]}, "takes text only"),
         ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "output"),
-        ({"text": {"format": {"type": "json_object"}}}, "response_format"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
     ],
 )
 @pytest.mark.slow
@@ -270,9 +270,9 @@ async def test_anthropic_stop_sequences_limits_choices_and_counting(serve: Serve
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"messages": [*HI, {"role": "assistant", "content": "so"}]}, "prefilled"),
+        ({"messages": [*HI, {"role": "assistant", "content": "so "}]}, "trailing whitespace"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, r"tools\[0\].type"),
+        ({"tools": [{"type": "web_fetch_20250910", "name": "web_fetch"}]}, r"tools\[0\].type"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"extra_body": {"temprature": 1}}, "did you mean 'temperature'"),
         ({"extra_body": {"container": "x"}}, "container"),

@@ -16,7 +16,8 @@ from agentrl.sessions.gateway.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
-from agentrl.sessions.gateway.wire.objects import object_at, pass_over, text_at, texts_at
+from agentrl.sessions.gateway.wire import custom
+from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, text_at, texts_at
 from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import FunctionCall, Message, Sampling, ToolCall
@@ -26,17 +27,23 @@ HARMLESS = {
     *("store", "user"),
 }
 """What OpenAI's protocols have for caching, billing and book-keeping."""
+SERVERS = ("chat_template_kwargs", "guided_json", "min_p", "structured_outputs", "top_k")
+"""Fields of vLLM and SGLang that are honoured."""
 PARAMETERS = Parameters(
     [completion_create_params.CompletionCreateParamsNonStreaming],
+    required=("model", "messages"),
     honoured=(
         *("frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens"),
         *("n", "parallel_tool_calls", "response_format", "seed", "stop", "stream_options", "temperature"),
         *("tool_choice", "tools", "top_p"),
     ),
-    harmless=HARMLESS | {"metadata", "prediction", "reasoning_effort", "verbosity", "web_search_options"},
+    harmless=HARMLESS | {"metadata", "moderation", "prediction", "reasoning_effort", "verbosity", "web_search_options"},
     fixed={"modalities": (["text"],), "top_logprobs": (0,), "functions": ([],)},
+    servers=SERVERS,
     inside="messages",
 )
+_LENGTHS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+"""What OpenAI's protocols call a turn's length; the first one that is given counts."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 _READ = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning"})
@@ -59,59 +66,112 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         ApiError: a parameter is wrong, unknown or not supported.
     """
     given, ignored = PARAMETERS.check(body, limits)
-    tools = tools_of(given.get("tools", []))
-    force, offered = choice_of(given.get("tool_choice", "auto"), bool(tools))
-    logprobs = given.get("logprobs", False)
+    declared = given.get("tools", [])
+    tools, force = chosen(tools_of(declared), given.get("tool_choice", "auto"))
+    if custom.grammars(declared):
+        ignored["tools.custom.format"] = "tools.custom.format"
     return TurnRequest(
         protocol="chat",
         model=given["model"],
-        head=(given.get("tools"), offered),
+        head=(declared, [tool["function"]["name"] for tool in tools]),
         history=body.history,
         convert=functools.partial(convert, strict=limits.strict_fields),
-        tools=tools if offered else (),
-        sampling=sampling_of(
-            given, limits, form_of(given.get("response_format"), "response_format", force, ignored), json_schema
-        ),
+        tools=tools,
+        sampling=sampling_of(given, limits, form_of(_form(given), "response_format", force, ignored), json_schema),
         n=number(given, "n", 1, 1, limits.choices, whole=True),
         stream=given.get("stream", False),
         force=force,
+        thinking=_thinking(given.get("chat_template_kwargs", {})),
         parallel=given.get("parallel_tool_calls", True),
         retry=retry,
-        extra={"logprobs": logprobs, "usage": given.get("stream_options", {}).get("include_usage", False)},
+        extra={
+            "custom": custom.names_of(declared),
+            "logprobs": bool(given.get("logprobs", False)),
+            "usage": bool(given.get("stream_options", {}).get("include_usage", False)),
+        },
         ignored=ignored,
     )
 
 
-def sampling_of(given: Mapping[str, Any], limits: Limits, form: Any, json_schema: bool) -> Sampling:
+def sampling_of(
+    given: Mapping[str, Any], limits: Limits, form: Any, json_schema: bool, form_name: str = "response_format"
+) -> Sampling:
     """The sampling parameters, from OpenAI's parameter names; temperature and top-p are the limits' where not given."""
-    most = given.get("max_completion_tokens", given.get("max_tokens", limits.turn_tokens))
-    if most < 1:
-        raise ApiError(
-            400, f"max_completion_tokens={most} must be at least 1", "invalid_value", "max_completion_tokens"
-        )
-    stop = given.get("stop", ())
+    length = next((name for name in _LENGTHS if name in given), _LENGTHS[-1])
+    most = number(given, length, limits.turn_tokens, 1, 2**62, whole=True)
+    stop = given.get("stop", [])
+    most_probable = number(given, "top_k", None, -1, 1 << 20, whole=True)
     bias = given.get("logit_bias", {})
     try:
         pairs = tuple(sorted((int(token), float(value)) for token, value in bias.items()))
-    except ValueError:
-        raise ApiError(400, "logit_bias: keys must be token ids", "invalid_value", "logit_bias") from None
+    except (TypeError, ValueError):
+        message = "logit_bias: must have token ids and a number for each"
+        raise ApiError(400, message, "invalid_value", "logit_bias") from None
     return Sampling(
         temperature=number(given, "temperature", limits.temperature, 0, 2),
         top_p=number(given, "top_p", limits.top_p, 1e-6, 1),
+        top_k=most_probable if most_probable is not None and most_probable > 0 else None,
+        min_p=number(given, "min_p", 0.0, 0, 1),
         max_new_tokens=most,
         stop=stops_of([stop] if isinstance(stop, str) else stop),
         seed=number(given, "seed", None, -(2**62), 2**62, whole=True),
         presence_penalty=number(given, "presence_penalty", 0.0, -2, 2),
         frequency_penalty=number(given, "frequency_penalty", 0.0, -2, 2),
         logit_bias=pairs,
-        json_schema=schema_of(form, json_schema),
+        json_schema=schema_of(form, json_schema, form_name),
     )
 
 
-def stops_of(stops: Sequence[str]) -> tuple[str, ...]:
-    """Stop strings; an empty one would stop at once."""
-    if len(stops) > 16 or not all(isinstance(s, str) and 0 < len(s) <= 1000 for s in stops):
-        raise ApiError(400, "stop: at most 16 strings of 1 to 1000 characters", "invalid_value", "stop")
+def _form(given: Mapping[str, Any]) -> Any:
+    """The form of the text, in OpenAI's words or in those of vLLM.
+
+    Raises:
+        ApiError: there are several, or one that is no schema.
+    """
+    forms = [(name, given[name]) for name in ("response_format", "guided_json", "structured_outputs") if name in given]
+    if len(forms) > 1:
+        raise ApiError(400, f"only one of {' and '.join(name for name, _ in forms)}", "invalid_value", forms[1][0])
+    if not forms or forms[0][0] == "response_format":
+        return given.get("response_format")
+    ((name, schema),) = forms
+    if name == "structured_outputs":
+        wanted = object_at(schema, name)
+        if wanted.keys() != {"json"}:
+            raise unsupported(name, f"{', '.join(sorted(wanted))[:100]}; only json, a schema")
+        schema = wanted["json"]
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError:
+            raise ApiError(400, f"{name}: is no JSON", "invalid_value", name) from None
+    return {"type": "json_schema", "json_schema": {"schema": dict(object_at(schema, name))}}
+
+
+def _thinking(template: Any) -> bool | None:
+    """Whether turns may have reasoning, as chat templates are told; None where they are not.
+
+    Raises:
+        ApiError: the template is told something else.
+    """
+    given = object_at(template, "chat_template_kwargs")
+    other = given.keys() - {"enable_thinking", "thinking"}
+    if other:
+        raise unsupported(f"chat_template_kwargs.{min(other)[:100]}", "only enable_thinking (thinking)")
+    wanted = set(given.values())
+    if not wanted <= {True, False} or len(wanted) > 1:
+        raise ApiError(400, "chat_template_kwargs: enable_thinking must be true or false", "invalid_value")
+    return wanted.pop() if wanted else None
+
+
+def stops_of(stops: Any, name: str = "stop") -> tuple[str, ...]:
+    """Stop strings; an empty one would stop at once.
+
+    Raises:
+        ApiError: the parameter of this name holds something else.
+    """
+    listed = isinstance(stops, list) and len(stops) <= 16
+    if not listed or not all(isinstance(stop, str) and 0 < len(stop) <= 1000 for stop in stops):
+        raise ApiError(400, f"{name}: at most 16 strings of 1 to 1000 characters", "invalid_value", name)
     return tuple(stops)
 
 
@@ -124,7 +184,8 @@ def form_of(form: Any, name: str, force: str | None, ignored: dict[str, str]) ->
         force: see `TurnRequest.force`.
         ignored: takes the name where it was ignored.
     """
-    if force is None or not form or form["type"] == "text":
+    form = object_at(form, name) if form is not None else None
+    if force is None or form is None or form.get("type") == "text":
         return form
     ignored[name] = name
     return None
@@ -132,44 +193,85 @@ def form_of(form: Any, name: str, force: str | None, ignored: dict[str, str]) ->
 
 def schema_of(form: Any, can: bool, name: str = "response_format") -> str | None:
     """The JSON schema that a reply must keep to."""
-    kind = form["type"] if form else "text"
+    kind = form.get("type") if form else "text"
     if kind == "text":
         return None
+    if kind not in ("json_object", "json_schema"):
+        raise unsupported(name, f"{kind!r:.100}; only text, json_object and json_schema")
     if not can:
         raise unsupported(name, f"{kind} needs an engine that can keep to a JSON schema; this one can't")
-    schema = form.get("json_schema", form).get("schema", {"type": "object"})
+    schema = object_at(form.get("json_schema", form), name).get("schema", {"type": "object"})
+    object_at(schema, f"{name}.schema")
     return json.dumps(schema, sort_keys=True)
 
 
-def tools_of(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
-    """The tools on offer, without what is null.
+def tools_of(tools: Sequence[Any]) -> list[ToolSchema]:
+    """The tools on offer, as functions.
 
     Raises:
-        ApiError: a tool is not a function, or two have one name.
+        ApiError: one is neither a function nor a custom tool, or two have one name.
     """
     found: list[ToolSchema] = []
     for place, tool in enumerate(tools):
-        if tool.get("type") != "function":
-            raise unsupported(f"tools[{place}].type", f"{tool.get('type')!r}; only functions")
-        function = {name: value for name, value in tool["function"].items() if value is not None and name != "strict"}
+        at = f"tools[{place}]"
+        tool = object_at(tool, at)
+        if tool.get("type") == "custom":
+            function = custom.as_function(tool, f"{at}.custom")
+        elif tool.get("type") == "function":
+            function = function_of(object_at(tool.get("function"), f"{at}.function"), f"{at}.function")
+        else:
+            raise unsupported(f"{at}.type", f"{tool.get('type')!r:.100}; only function and custom")
         found.append({"type": "function", "function": function})
-    names = [tool["function"]["name"] for tool in found]
+    return distinct(found)
+
+
+def distinct(tools: list[ToolSchema]) -> list[ToolSchema]:
+    """The same tools.
+
+    Raises:
+        ApiError: two have one name.
+    """
+    names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) < len(names):
         raise ApiError(400, f"tools: names must differ, not {names}", "invalid_value", "tools")
-    return found
+    return tools
 
 
-def choice_of(choice: Any, tools: bool) -> tuple[str | None, bool]:
-    """What `tool_choice` forces (see `TurnRequest.force`), and whether the tools are on offer at all."""
+def chosen(tools: list[ToolSchema], choice: Any) -> tuple[list[ToolSchema], str | None]:
+    """The tools that a turn is offered, and what `tool_choice` forces (see `TurnRequest.force`).
+
+    Of allowed tools the others are left out of the prompt: nothing else keeps a model from calling them.
+
+    Raises:
+        ApiError: the choice is none that is known, or demands a call of a tool that there is not.
+    """
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        tools, choice = _allowed(tools, object_at(choice.get("allowed_tools", choice), "tool_choice"))
     if choice in ("auto", "none"):
-        return None, choice == "auto"
+        return (tools if choice == "auto" else []), None
     if not tools:
         raise ApiError(400, "tool_choice demands a call, but there are no tools", "invalid_value", "tool_choice")
     if choice == "required":
-        return "", True
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        return str(choice["function"]["name"]), True
-    raise unsupported("tool_choice", "only auto, none, required, or a function by name")
+        return tools, ""
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind in ("function", "custom"):
+        return tools, text_at(object_at(choice.get(kind, choice), "tool_choice"), "name", "tool_choice")
+    raise unsupported("tool_choice", "only auto, none, required, allowed_tools, or a function or custom tool by name")
+
+
+def _allowed(tools: list[ToolSchema], allowed: Mapping[str, Any]) -> tuple[list[ToolSchema], str]:
+    """The tools that may be called, and whether one must be."""
+    named, mode = allowed.get("tools"), allowed.get("mode", "auto")
+    if not isinstance(named, list) or mode not in ("auto", "required"):
+        message = "tool_choice: allowed_tools has a list of tools, and the mode auto or required"
+        raise ApiError(400, message, "invalid_value", "tool_choice")
+    names = set[str]()
+    for place, tool in enumerate(named):
+        at = f"tool_choice.tools[{place}]"
+        tool = object_at(tool, at)
+        if (kind := tool.get("type")) in ("function", "custom"):  # what is run elsewhere is not offered anyway
+            names.add(text_at(object_at(tool.get(kind, tool), at), "name", at))
+    return [tool for tool in tools if tool["function"]["name"] in names], mode
 
 
 def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: bool = False) -> list[Message]:
@@ -214,9 +316,11 @@ def _calls(calls: Any, where: str) -> list[ToolCall]:
     for place, one in enumerate(calls):
         at = f"{where}.tool_calls[{place}]"
         call = object_at(one, at)
-        if call.get("type", "function") != "function":
-            raise unsupported(f"{at}.type", repr(call["type"])[:100])
-        function = object_at(call.get("function"), f"{at}.function")
-        name, arguments = (text_at(function, part, f"{at}.function") for part in ("name", "arguments"))
+        kind = call.get("type", "function")
+        if kind not in ("function", "custom"):
+            raise unsupported(f"{at}.type", repr(kind)[:100])
+        function, own = object_at(call.get(kind), f"{at}.{kind}"), "arguments" if kind == "function" else "input"
+        name, arguments = (text_at(function, part, f"{at}.{kind}") for part in ("name", own))
+        arguments = arguments if kind == "function" else custom.arguments_of(arguments)
         found.append(ToolCall(id=text_at(call, "id", at), function=FunctionCall(name=name, arguments=arguments)))
     return found

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from typing import Any
 
 from agentrl.sessions.gateway.exchange import Exchange
+from agentrl.sessions.gateway.wire import custom
 from agentrl.sessions.gateway.wire.sse import encoded, event
 from agentrl.sessions.renderers.base import Delta, SpanKind
 from agentrl.sessions.turn_generator import GeneratedTurn
@@ -19,7 +20,7 @@ def reply(exchange: Exchange) -> bytes:
         choices.append(
             {
                 "index": place,
-                "message": _message(choice.message),
+                "message": _message(choice.message, exchange.request.extra["custom"]),
                 "finish_reason": finish(choice),
                 "logprobs": logprobs(exchange, choice) if exchange.request.extra["logprobs"] else None,
             }
@@ -40,7 +41,7 @@ async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
         if place not in begun:
             begun.add(place)
             yield chunk(place, {"role": "assistant", "content": ""})
-        yield chunk(place, _delta(delta))
+        yield chunk(place, _delta(delta, exchange.request.extra["custom"]))
     for place, choice in enumerate(exchange.choices):
         if place not in begun:
             yield chunk(place, {"role": "assistant", "content": ""})
@@ -61,23 +62,30 @@ def _frame(exchange: Exchange, kind: str) -> dict[str, Any]:
     }
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: Message, customs: Set[str]) -> dict[str, Any]:
     data: dict[str, Any] = {"role": "assistant", "content": message.content}
     if message.reasoning_content is not None:
         data["reasoning_content"] = message.reasoning_content
     if message.tool_calls is not None:
         data["tool_calls"] = [
-            {"id": c.id, "type": "function", "function": {"name": c.function.name, "arguments": c.function.arguments}}
-            for c in message.tool_calls
+            {"id": call.id, **_called(call.function.name, call.function.arguments, customs)}
+            for call in message.tool_calls
         ]
     return data
 
 
-def _delta(delta: Delta) -> dict[str, Any]:
+def _delta(delta: Delta, customs: Set[str]) -> dict[str, Any]:
     if delta.call is not None:
-        function = {"name": delta.name, "arguments": delta.arguments}
-        return {"tool_calls": [{"index": delta.call, "id": delta.id, "type": "function", "function": function}]}
+        called = _called(delta.name or "", delta.arguments or "", customs)
+        return {"tool_calls": [{"index": delta.call, "id": delta.id, **called}]}
     return {"reasoning_content": delta.reasoning} if delta.reasoning else {"content": delta.content}
+
+
+def _called(name: str, arguments: str, customs: Set[str]) -> dict[str, Any]:
+    """A call of a function, or of a custom tool."""
+    if name in customs:
+        return {"type": "custom", "custom": {"name": name, "input": custom.input_of(arguments)}}
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def finish(choice: GeneratedTurn) -> str:

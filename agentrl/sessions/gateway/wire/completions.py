@@ -21,6 +21,7 @@ from agentrl.types import FinishReason, Message
 
 PARAMETERS = Parameters(
     [completion_create_params.CompletionCreateParamsNonStreaming],
+    required=("model", "prompt"),
     honoured=(
         *("frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "max_tokens", "n", "seed", "stop"),
         *("stream_options", "temperature", "top_p", "prompt"),
@@ -51,7 +52,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         extra={
             "prompt": _prompt(body.history.items() if body.history is not None else given.get("prompt")),
             "logprobs": "logprobs" in given,
-            "usage": given.get("stream_options", {}).get("include_usage", False),
+            "usage": bool(given.get("stream_options", {}).get("include_usage", False)),
         },
         ignored=ignored,
     )

@@ -27,6 +27,7 @@ class Meaning:
         chat: its name in Chat Completions; "" where the protocol lacks it.
         responses: the same in Responses.
         messages: the same in Anthropic Messages.
+        google: the same in Google's generateContent.
     """
 
     thing: str
@@ -34,6 +35,7 @@ class Meaning:
     chat: str = ""
     responses: str = ""
     messages: str = ""
+    google: str = ""
 
 
 _ONE_CALL = "disable_parallel_tool_use"
@@ -41,27 +43,57 @@ MEANINGS = (
     Meaning(
         "one call a turn", Treatment.HONOURED, "parallel_tool_calls", "parallel_tool_calls", "disable_parallel_tool_use"
     ),
-    Meaning("a call demanded", Treatment.HONOURED, "tool_choice", "tool_choice", "tool_choice"),
-    Meaning("tools of one text", Treatment.HONOURED, "", "tools.custom"),
-    Meaning("a conversation kept here", Treatment.HONOURED, "", "previous_response_id", "thread"),
-    Meaning("effort", Treatment.IGNORED, "reasoning_effort", "reasoning.effort", "output_config.effort"),
-    Meaning("web search", Treatment.IGNORED, "web_search_options", "tools.web_search", "tools.web_search"),
+    Meaning("a call demanded", Treatment.HONOURED, "tool_choice", "tool_choice", "tool_choice", "toolConfig"),
+    Meaning("a choice among some of the tools", Treatment.HONOURED, "allowed_tools", "allowed_tools"),
+    Meaning("tools of one text", Treatment.HONOURED, "tools.custom", "tools.custom"),
+    Meaning("shell, editor and memory of the client", Treatment.HONOURED, "", "", "tools.bash_20250124"),
+    Meaning("the beginning of the reply", Treatment.HONOURED, "", "", "prefill"),
+    Meaning("a schema, as vLLM has it", Treatment.HONOURED, "structured_outputs"),
+    Meaning("no reasoning", Treatment.HONOURED, "chat_template_kwargs"),
+    Meaning("a reply that is continued", Treatment.HONOURED, "", "previous_response_id", "thread"),
+    Meaning("a conversation that is continued", Treatment.HONOURED, "", "conversation"),
+    Meaning("a reply that is made in the background", Treatment.HONOURED, "", "background"),
+    Meaning("whether a reply can be fetched and continued", Treatment.HONOURED, "", "store"),
+    Meaning(
+        "effort", Treatment.IGNORED, "reasoning_effort", "reasoning.effort", "output_config.effort", "thinkingConfig"
+    ),
+    Meaning(
+        "web search", Treatment.IGNORED, "web_search_options", "tools.web_search", "tools.web_search", "googleSearch"
+    ),
+    Meaning("a search among tools", Treatment.IGNORED, "", "tools.tool_search"),
+    Meaning("tools in a name space", Treatment.IGNORED, "", "tools.namespace"),
     Meaning("dropping what does not fit", Treatment.IGNORED, "", "truncation"),
-    Meaning("unknown parameters", Treatment.IGNORED, "trace", "trace", "trace"),
-    Meaning("unknown fields of messages", Treatment.IGNORED, "mood", "mood", "mood"),
-    Meaning("parameters spelt wrong", Treatment.REFUSED, "temprature", "temprature", "temprature"),
-    Meaning("fields of messages spelt wrong", Treatment.REFUSED, "contents", "contents", "contents"),
-    Meaning("tools of one text", Treatment.REFUSED, "tools.custom"),
-    Meaning("a choice among some of the tools", Treatment.REFUSED, "allowed_tools", "allowed_tools"),
-    Meaning("other tools that a provider runs", Treatment.REFUSED, "", "tools.file_search", "tools.bash_20250124"),
-    Meaning("replies fetched later", Treatment.REFUSED, "", "background"),
+    Meaning("shortening what does not fit", Treatment.IGNORED, "", "context_management"),
+    Meaning("calls of a provider's tools, at most", Treatment.IGNORED, "", "max_tool_calls"),
+    Meaning("moderation", Treatment.IGNORED, "moderation", "moderation"),
+    Meaning("unknown parameters", Treatment.IGNORED, "trace", "trace", "trace", "trace"),
+    Meaning("unknown fields of messages", Treatment.IGNORED, "mood", "mood", "mood", "mood"),
+    Meaning("parameters spelt wrong", Treatment.REFUSED, "temprature", "temprature", "temprature", "temprature"),
+    Meaning("fields of messages spelt wrong", Treatment.REFUSED, "contents", "contents", "contents", "part"),
+    Meaning("a choice among some of the tools", Treatment.REFUSED, google="allowedFunctionNames"),
+    Meaning("a provider's search of files", Treatment.REFUSED, "", "tools.file_search"),
+    Meaning("pages that a provider fetches", Treatment.REFUSED, "", "", "tools.web_fetch_20250910"),
+    Meaning(
+        "code that a provider runs",
+        Treatment.REFUSED,
+        "",
+        "tools.code_interpreter",
+        "tools.code_execution_20250825",
+        "codeExecution",
+    ),
+    Meaning("images that a provider makes", Treatment.REFUSED, "", "tools.image_generation"),
+    Meaning("MCP servers that a provider asks", Treatment.REFUSED, "", "tools.mcp", "mcp_servers"),
+    Meaning("a screen, mouse and keys", Treatment.REFUSED, "", "tools.computer", "tools.computer_20250124"),
+    Meaning("shells with calls of their own form", Treatment.REFUSED, "", "tools.local_shell"),
+    Meaning("patches with calls of their own form", Treatment.REFUSED, "", "tools.apply_patch"),
+    Meaning("prompts that a provider keeps", Treatment.REFUSED, "", "prompt"),
 )
 
 
 def table() -> str:
     """The table in Markdown."""
-    rows = ["| what | | Chat Completions | Responses | Messages |", "|---|---|---|---|---|"]
+    rows = ["| what | | Chat Completions | Responses | Messages | generateContent |", "|---|---|---|---|---|---|"]
     for one in MEANINGS:
-        names = (f"`{name}`" if name else "" for name in (one.chat, one.responses, one.messages))
+        names = (f"`{name}`" if name else "" for name in (one.chat, one.responses, one.messages, one.google))
         rows.append(f"| {one.thing} | {one.treatment.value} | {' | '.join(names)} |")
     return "\n".join(rows)

@@ -24,8 +24,9 @@ from agentrl.sessions.gateway.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.bodies import Body
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
-from agentrl.sessions.gateway.wire.chat import form_of, schema_of, stops_of, tools_of
-from agentrl.sessions.gateway.wire.objects import object_at, pass_over, text_at
+from agentrl.sessions.gateway.wire.chat import distinct, form_of, schema_of, stops_of
+from agentrl.sessions.gateway.wire.client_tools import CLIENT_TOOLS, as_function
+from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, text_at, texts_at
 from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import FunctionCall, Message, Sampling, ToolCall
@@ -45,8 +46,9 @@ _COMMON: dict[str, Any] = {
     "inside": "messages",
 }
 _BETA = beta_types.message_create_params.MessageCreateParamsNonStreaming
-PARAMETERS = Parameters([message_create_params.MessageCreateParamsNonStreaming, _BETA], **_COMMON)
-COUNTING = Parameters([MessageCountTokensParams, _BETA], **_COMMON)
+_NEEDED = ("model", "max_tokens", "messages")
+PARAMETERS = Parameters([message_create_params.MessageCreateParamsNonStreaming, _BETA], required=_NEEDED, **_COMMON)
+COUNTING = Parameters([MessageCountTokensParams, _BETA], required=("model", "messages"), **_COMMON)
 _READ = frozenset({"role", "content"})
 _ECHOED = frozenset({"id", "type", "model", "stop_reason", "stop_sequence", "stop_details", "usage", "container"})
 """What a reply has besides; clients send it back whole."""
@@ -71,29 +73,30 @@ def read_counting(body: Body, limits: Limits) -> TurnRequest:
 def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, json_schema: bool) -> TurnRequest:
     marks = dict[str, str]()
     fields = {name: _unmarked(value, marks) if name in _MARKED else value for name, value in body.fields.items()}
-    fields, left_out = _without_searches(fields)
+    fields, left_out = _with_tools(fields)
     given, ignored = parameters.check(Body(fields, body.history), limits)
     ignored |= marks | left_out
     follows = _followed(given.get("thread"))
     _keeps_all(given.get("context_management", {}))
-    choice = given.get("tool_choice", {"type": "auto"})
-    offered = choice["type"] != "none"
-    declared = given.get("tools", [])
+    choice = object_at(given.get("tool_choice", {"type": "auto"}), "tool_choice")
+    kind = text_at(choice, "type", "tool_choice")
+    if kind not in ("auto", "any", "tool", "none"):
+        raise unsupported("tool_choice", f"{kind!r:.100}; only auto, any, tool and none")
+    offered = kind != "none"
+    declared = [object_at(tool, f"tools[{place}]") for place, tool in enumerate(given.get("tools", []))]
     prompted = [tool for tool in declared if not tool.get("defer_loading")]
     tools = _tools(prompted) if offered else []
     deferred = _tools([tool for tool in declared if tool.get("defer_loading")])
-    force = {"any": "", "tool": choice.get("name")}.get(choice["type"])
+    force = text_at(choice, "name", "tool_choice") if kind == "tool" else {"any": ""}.get(kind)
     if force is not None and not tools and follows is None:
         raise ApiError(400, "tool_choice demands a call, but there are no tools", "invalid_value", "tool_choice")
     thinking = given.get("thinking", {"type": "disabled"})
     if "budget_tokens" in thinking:
         ignored["thinking.budget_tokens"] = "thinking.budget_tokens"
-    most = given.get("max_tokens", 1)
-    if most < 1:
-        raise ApiError(400, f"max_tokens={most} must be at least 1", "invalid_value", "max_tokens")
+    most = number(given, "max_tokens", 1, 1, 2**62, whole=True)
     form = form_of(given.get("output_config", {}).get("format"), "output_config.format", force, ignored)
     system = given.get("system")
-    prompt = system if isinstance(system, str) else "".join(block["text"] for block in system or ())
+    prompt = "" if system is None else texts_at(given, "system", "", {"text"})
     return TurnRequest(
         protocol="messages",
         model=given["model"],
@@ -108,16 +111,17 @@ def _ask(parameters: Parameters, body: Body, limits: Limits, retry: int | None, 
             top_p=number(given, "top_p", limits.top_p, 1e-6, 1),
             top_k=number(given, "top_k", None, 1, 1 << 20, whole=True),
             max_new_tokens=most,
-            stop=stops_of(given.get("stop_sequences", ())),
+            stop=stops_of(given.get("stop_sequences", []), "stop_sequences"),
             json_schema=schema_of(form, json_schema, "output_config.format"),
         ),
         stream=given.get("stream", False),
         force=force,
-        parallel=not choice.get("disable_parallel_tool_use", False),
+        parallel=choice.get("disable_parallel_tool_use") is not True,
         previous_reply=follows,
         in_thread=follows is not None,
+        prefills=True,
         retry=retry,
-        extra={"thinking": thinking["type"] != "disabled"},
+        extra={"thinking": text_at(thinking, "type", "thinking") != "disabled"},
         ignored=ignored,
     )
 
@@ -136,14 +140,14 @@ def _followed(thread: Any) -> str | None:
     return text_at(thread, "previous_message_id", "thread").removeprefix("msg_")
 
 
-def _without_searches(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The request without the web search, which its provider would run; and what was left out."""
+def _with_tools(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The request without the web search, which its provider would run, and what was left out; tools as functions."""
     tools = fields.get("tools")
     if not isinstance(tools, list):
         return fields, {}
     kept = [tool for tool in tools if not (isinstance(tool, dict) and str(tool.get("type")).startswith("web_search_"))]
     left_out = {"tools.web_search": "tools.web_search"} if len(kept) < len(tools) else {}
-    return {**fields, "tools": kept}, left_out
+    return {**fields, "tools": [as_function(tool) for tool in kept]}, left_out
 
 
 def _unmarked(blocks: Any, ignored: dict[str, str]) -> Any:
@@ -182,13 +186,14 @@ def _keeps_all(management: Any) -> None:
 
 
 def _tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
-    shaped = []
+    shaped: list[ToolSchema] = []
     for place, tool in enumerate(tools):
+        at = f"tools[{place}]"
         if tool.get("type") not in (None, "custom"):
-            raise unsupported(f"tools[{place}].type", f"{tool['type']!r}; only tools with an input_schema")
-        names = {"name": "name", "description": "description", "input_schema": "parameters"}
-        shaped.append({"type": "function", "function": {to: tool[name] for name, to in names.items() if name in tool}})
-    return tools_of(shaped)
+            what = f"{tool['type']!r:.100} is not run here; only tools with an input_schema"
+            raise unsupported(f"{at}.type", f"{what}, and {', '.join(CLIENT_TOOLS)}")
+        shaped.append({"type": "function", "function": function_of(tool, at, "input_schema")})
+    return distinct(shaped)
 
 
 def convert(
@@ -218,13 +223,12 @@ def convert(
         pass_over(given, _READ, _ECHOED, where, ignored, strict)
         blocks = _blocks(given, where)
         if role == "assistant":
-            messages.append(_assistant(blocks, where))
+            said = _assistant(blocks, where)
+            messages.append(together(messages.pop(), said) if messages and messages[-1].role == role else said)
         elif role == "user":
             messages += _user(blocks, where, definitions)
         else:
             messages.append(Message(role="system", content=_texts(blocks, f"{where}.content")))
-    if messages and messages[-1].role == "assistant":
-        raise unsupported("messages", "ending in an assistant message (a prefilled reply)")
     return messages
 
 
@@ -260,6 +264,16 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> Message:
         content=content if content or not calls else None,
         reasoning_content="".join(thoughts) or None,
         tool_calls=calls or None,
+    )
+
+
+def together(first: Message, then: Message) -> Message:
+    """Two messages of the assistant as one: a client sends the beginning that it wrote apart from what followed."""
+    return Message(
+        role="assistant",
+        content=None if first.content is then.content is None else first.text + then.text,
+        reasoning_content="".join(filter(None, (first.reasoning_content, then.reasoning_content))) or None,
+        tool_calls=[*(first.tool_calls or ()), *(then.tool_calls or ())] or None,
     )
 
 

@@ -18,8 +18,8 @@ def reply(exchange: Exchange) -> bytes:
     if choice.message.reasoning_content and exchange.request.extra["thinking"]:
         thinking = choice.message.reasoning_content
         blocks.append({"type": "thinking", "thinking": thinking, "signature": exchange.reply_id})
-    if choice.message.text:
-        blocks.append({"type": "text", "text": choice.message.text})
+    if text := choice.message.text.removeprefix(exchange.request.prefill):
+        blocks.append({"type": "text", "text": text})
     for call in choice.message.tool_calls or ():
         given = json.loads(call.function.arguments or "{}")
         blocks.append({"type": "tool_use", "id": call.id, "name": call.function.name, "input": given})

@@ -41,19 +41,41 @@ def text_at(item: Mapping[str, Any], name: str, where: str) -> str:
     return value
 
 
+def function_of(tool: Mapping[str, Any], where: str, parameters: str = "parameters") -> dict[str, Any]:
+    """A function as a model is offered it: what else a client declares of it is not the model's to know.
+
+    Args:
+        tool: has the function's name, description and parameters.
+        where: its place in the request.
+        parameters: the field that holds the parameters' schema.
+
+    Raises:
+        ApiError: one is something else.
+    """
+    function: dict[str, Any] = {"name": text_at(tool, "name", where)}
+    if "description" in tool:
+        function["description"] = text_at(tool, "description", where)
+    if parameters in tool:
+        schema, place = tool[parameters], f"{where}.{parameters}"
+        if not isinstance(schema, dict):
+            raise ApiError(400, f"{place}: must be an object", "invalid_value", place)
+        function["parameters"] = schema
+    return function
+
+
 def texts_at(item: Mapping[str, Any], name: str, where: str, kinds: Set[str]) -> str:
     """A field that must be there: text, or parts of text, which are put together.
 
     Args:
         item: has the field.
         name: the field's.
-        where: the item's place in the request.
+        where: the item's place in the request; "" is the request itself.
         kinds: the types of parts that are text; one without a type is text too.
 
     Raises:
         ApiError: it is missing, something else, or has a part that is no text.
     """
-    content, place = item.get(name), f"{where}.{name}"
+    content, place = item.get(name), f"{where}.{name}" if where else name
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -1,8 +1,7 @@
 """OpenAI Responses (https://platform.openai.com/docs/api-reference/responses).
 
 A turn is several items here (reasoning, a message, function calls); on the way in, neighbours that an
-assistant generated become one message again. Every reply can be followed by its id (`previous_response_id`),
-whatever `store` says.
+assistant generated become one message again. Replies are kept (`replies`), unless `store` says otherwise.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ from agentrl.sessions.gateway.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.bodies import Body, History
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.replies.kept import Asked, KeptReply, ReplyStatus
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import custom
-from agentrl.sessions.gateway.wire.chat import HARMLESS, choice_of, form_of, sampling_of, tools_of
+from agentrl.sessions.gateway.wire.chat import HARMLESS, chosen, distinct, form_of, sampling_of
 from agentrl.sessions.gateway.wire.items import Items, output_items
-from agentrl.sessions.gateway.wire.objects import object_at, pass_over, text_at, texts_at
+from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, text_at, texts_at
 from agentrl.sessions.gateway.wire.sse import encoded
 from agentrl.sessions.gateway.wire.validation import Parameters
 from agentrl.sessions.renderers.base import ToolSchema
@@ -30,14 +30,21 @@ from agentrl.types import FinishReason, FunctionCall, Message, ToolCall
 
 PARAMETERS = Parameters(
     [response_create_params.ResponseCreateParamsNonStreaming],
+    required=("model",),
     honoured=(
-        *("input", "instructions", "max_output_tokens", "parallel_tool_calls", "previous_response_id"),
-        *("metadata", "stream_options", "temperature", "text", "tool_choice", "tools", "top_p"),
+        *("background", "conversation", "input", "instructions", "max_output_tokens", "parallel_tool_calls"),
+        *("previous_response_id", "metadata", "store", "stream_options", "temperature", "text", "tool_choice"),
+        *("tools", "top_p"),
     ),
-    harmless=HARMLESS
+    harmless=(HARMLESS - {"store"})
     | {
+        "access_programs",
+        "background_options",
         "client_metadata",
+        "context_management",
         "include",
+        "max_tool_calls",
+        "moderation",
         "reasoning.effort",
         "reasoning.generate_summary",
         "reasoning.summary",
@@ -45,7 +52,6 @@ PARAMETERS = Parameters(
         "truncation",
     },
     fixed={
-        "background": (False,),
         "reasoning.context": ("auto",),
         "reasoning.mode": ("standard",),
         "top_logprobs": (0,),
@@ -68,6 +74,10 @@ _LEFT_OUT = {
 }
 """Tools that a client offers of its own accord, and that are run elsewhere than in the client."""
 _LOGPROBS = "message.output_text.logprobs"
+_REPEATED = ("instructions", "metadata", "max_output_tokens", "text")
+"""Parameters that a reply repeats where they were given."""
+_EACH_TIME = frozenset({"input", "previous_response_id", "conversation"})
+"""Parameters that differ from turn to turn."""
 
 
 def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> TurnRequest:
@@ -76,49 +86,85 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
     Raises:
         ApiError: a parameter is wrong, unknown or not supported.
     """
-    body, left_out = _completed(body)
+    text = tuple(part for pair in zip(body.text[::2], body.text[1::2], strict=True) for part in _kept_of(pair))
+    body, left_out = _offered(body)
     given, ignored = PARAMETERS.check(body, limits)
     ignored |= left_out
     include = body.fields.get("include")
     if isinstance(include, list) and _LOGPROBS in include:
         raise unsupported("include", repr(_LOGPROBS))
-    if "model" not in given:
-        raise ApiError(400, "model: Field required", "invalid_value", "model")
-    tools = _tools(given.get("tools", []))
+    tools, force = chosen(_tools(given.get("tools", [])), given.get("tool_choice", "auto"))
     if custom.grammars(given.get("tools", [])):
         ignored["tools.custom.format"] = "tools.custom.format"
-    choice = given.get("tool_choice", "auto")
-    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
-        choice = {"type": "function", "function": {"name": choice.get("name")}}
-    force, offered = choice_of(choice, bool(tools))
-    text = given.get("text", {})
     said = given.get("input")
     history = History.of([{"role": "user", "content": said}]) if isinstance(said, str) else body.history
     instructions = given.get("instructions")
-    if "max_output_tokens" in given:
-        given["max_completion_tokens"] = given["max_output_tokens"]
-    follows = given.get("previous_response_id")
+    follows, conversation = given.get("previous_response_id"), _conversation(given)
+    background = _background(given, ignored)
+    form = form_of(given.get("text", {}).get("format"), "text.format", force, ignored)
     return TurnRequest(
         protocol="responses",
         model=given["model"],
-        head=(instructions, given.get("tools"), offered),
+        head=(instructions, given.get("tools"), [tool["function"]["name"] for tool in tools]),
         prelude=[Message(role="system", content=instructions)] if instructions else [],
         history=history,
         convert=functools.partial(convert, strict=limits.strict_fields),
-        tools=tools if offered else (),
-        sampling=sampling_of(given, limits, form_of(text.get("format"), "text.format", force, ignored), json_schema),
+        tools=tools,
+        sampling=sampling_of(given, limits, form, json_schema, "text.format"),
         stream=given.get("stream", False),
         force=force,
         parallel=given.get("parallel_tool_calls", True),
         previous_reply=follows.removeprefix("resp_") if follows is not None else None,
         retry=retry,
-        extra={"request": given, "custom": custom.names_of(given.get("tools", []))},
+        extra={
+            "asked": Asked(text, {name: one for name, one in given.items() if name not in _EACH_TIME}, instructions),
+            "background": background,
+            "conversation": conversation,
+            "custom": custom.names_of(given.get("tools", [])),
+            "store": given.get("store", True),
+        },
         ignored=ignored,
     )
 
 
-def _completed(body: Body) -> tuple[Body, dict[str, str]]:
-    """The request with what the SDK's types want of a tool, and without the tools that can't be had here.
+def _kept_of(parameter: tuple[bytes, bytes]) -> tuple[bytes, ...]:
+    return () if parameter[0].decode() in _EACH_TIME else parameter
+
+
+def _conversation(given: Mapping[str, Any]) -> str | None:
+    """The conversation's id.
+
+    Raises:
+        ApiError: there is one beside a reply to follow: each says what comes before.
+    """
+    conversation = given.get("conversation")
+    if isinstance(conversation, dict):
+        conversation = text_at(conversation, "id", "conversation")
+    if not isinstance(conversation, str | None):
+        raise ApiError(400, "conversation: must be an id", "invalid_value", "conversation")
+    if conversation is not None and "previous_response_id" in given:
+        message = "conversation and previous_response_id can't both be given"
+        raise ApiError(400, message, "invalid_value", "previous_response_id")
+    return conversation
+
+
+def _background(given: Mapping[str, Any], ignored: dict[str, str]) -> bool:
+    """Whether the reply is made in the background: a stream is sent while it is made.
+
+    Raises:
+        ApiError: it is, but not to be stored.
+    """
+    background = given.get("background", False)
+    if background and given.get("stream", False):
+        ignored["background"] = "background"
+        return False
+    if background and not given.get("store", True):
+        raise ApiError(400, "background: a reply that is fetched must be stored", "invalid_value", "store")
+    return bool(background)
+
+
+def _offered(body: Body) -> tuple[Body, dict[str, str]]:
+    """The request without the tools that can't be had here.
 
     Returns:
         It, and what was left out, each with the name that it is counted under.
@@ -129,24 +175,24 @@ def _completed(body: Body) -> tuple[Body, dict[str, str]]:
     kinds = [tool.get("type") if isinstance(tool, dict) else None for tool in tools]
     left_out = {f"tools.{kind}": f"tools.{kind}" for kind in kinds if isinstance(kind, str) and kind in _LEFT_OUT}
     kept = [
-        {"strict": None, "parameters": None, **tool} if kind == "function" else tool
+        {"strict": None, "parameters": None, **tool} if kind == "function" else tool  # as replies repeat it
         for kind, tool in zip(kinds, tools, strict=True)
         if f"tools.{kind}" not in left_out
     ]
     return Body({**body.fields, "tools": kept}, body.history), left_out
 
 
-def _tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
-    shaped = []
+def _tools(tools: Sequence[Any]) -> list[ToolSchema]:
+    shaped: list[ToolSchema] = []
     for place, tool in enumerate(tools):
+        at = f"tools[{place}]"
+        tool = object_at(tool, at)
         if tool.get("type") not in ("function", "custom"):
-            raise unsupported(f"tools[{place}].type", f"{tool.get('type')!r}; only functions and custom tools")
-        tool = custom.as_function(tool) if tool["type"] == "custom" else tool
-        names = ("name", "description", "parameters")
-        shaped.append(
-            {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
-        )
-    return tools_of(shaped)
+            what = f"{tool.get('type')!r:.100} is not run here; only function and custom"
+            raise unsupported(f"{at}.type", f"{what} ({', '.join(sorted(_LEFT_OUT))} are left out)")
+        function = custom.as_function(tool, at) if tool["type"] == "custom" else function_of(tool, at)
+        shaped.append({"type": "function", "function": function})
+    return distinct(shaped)
 
 
 def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: bool = False) -> list[Message]:
@@ -226,17 +272,17 @@ def reply(exchange: Exchange) -> bytes:
 async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
     """The reply as server-sent events."""
     items = Items(exchange.reply_id, exchange.request.extra["custom"])
-    begun = False
+    begun, begins = response(kept(exchange, ReplyStatus.IN_PROGRESS), []), True
     async for _, delta in exchange.events():
-        if not begun:
-            begun = True
+        if begins:
+            begins = False
             for kind in ("response.created", "response.in_progress"):
-                yield items.event(kind, response=_frame(exchange, "in_progress", []))
+                yield items.event(kind, response=begun)
         for piece in items.take(delta):
             yield piece
-    if not begun:
+    if begins:
         for kind in ("response.created", "response.in_progress"):
-            yield items.event(kind, response=_frame(exchange, "in_progress", []))
+            yield items.event(kind, response=begun)
     for piece in items.close():
         yield piece
     finished = _finished(exchange)
@@ -247,30 +293,42 @@ def _finished(exchange: Exchange) -> dict[str, Any]:
     (choice,) = exchange.choices
     cut = choice.turn.finish_reason is FinishReason.LENGTH
     output = output_items(exchange.reply_id, choice.message, exchange.request.extra["custom"])
-    frame = _frame(exchange, "incomplete" if cut else "completed", output)
-    if cut:
-        frame["incomplete_details"] = {"reason": "max_output_tokens"}
-    return {**frame, "usage": _usage(exchange, choice)}
+    return response(kept(exchange, ReplyStatus.INCOMPLETE if cut else ReplyStatus.COMPLETED), output)
 
 
-def _frame(exchange: Exchange, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-    request = exchange.request.extra["request"]
-    names = ("instructions", "metadata", "max_output_tokens", "previous_response_id", "text")
-    return {
+def kept(exchange: Exchange, status: ReplyStatus, node: int | None = None) -> KeptReply:
+    """What is kept of a reply; `node` is its turn's."""
+    request, sampling = exchange.request, exchange.request.sampling
+    follows, conversation = request.previous_reply, request.extra["conversation"]
+    frame = {
         "id": f"resp_{exchange.reply_id}",
         "object": "response",
         "created_at": float(exchange.created),
-        "model": exchange.request.model,
-        "status": status,
+        "model": request.model,
         "error": None,
-        "incomplete_details": None,
+        "parallel_tool_calls": request.parallel,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "background": request.extra["background"],
+        "store": request.extra["store"],
+        **({} if follows is None or conversation is not None else {"previous_response_id": f"resp_{follows}"}),
+        **({} if conversation is None else {"conversation": {"id": conversation}}),
+        **({"usage": _usage(exchange, exchange.choices[0])} if exchange.choices else {}),
+    }
+    return KeptReply(exchange.reply_id, request.extra["asked"], frame, status, node)
+
+
+def response(reply: KeptReply, output: list[dict[str, Any]]) -> dict[str, Any]:
+    """A response as the protocol writes it."""
+    asked, cut = reply.asked.fields, reply.status is ReplyStatus.INCOMPLETE
+    return {
+        **reply.frame,
+        "status": reply.status.value,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "output": output,
-        "parallel_tool_calls": exchange.request.parallel,
-        "temperature": exchange.request.sampling.temperature,
-        "top_p": exchange.request.sampling.top_p,
-        "tool_choice": request.get("tool_choice", "auto"),
-        "tools": request.get("tools", []),
-        **{name: request.get(name) for name in names if name in request},
+        "tool_choice": asked.get("tool_choice", "auto"),
+        "tools": asked.get("tools", []),
+        **{name: asked[name] for name in _REPEATED if name in asked},
     }
 
 

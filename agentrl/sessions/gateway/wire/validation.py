@@ -1,16 +1,14 @@
-"""Validation of parameters against the SDKs' own request types; `objects` reads the conversation.
+"""Which parameters a request may have, and of what kind they are; `objects` reads the conversation.
 
-The packages describe requests as TypedDicts. pydantic checks those, but leaves anything typed `Iterable`
-unchecked until they are iterated; here such fields are checked at once, as lists.
+The SDKs' request types say which names there are. What a parameter holds is checked by who reads it, as far as it is
+read: the SDKs lag behind the protocols, so a value or a field that is new to them is refused only where it counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, get_type_hints
-
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails, SchemaValidator
 
 from agentrl.errors import nearest
 from agentrl.sessions.gateway.api_error import ApiError, unsupported
@@ -22,23 +20,18 @@ MOST_FIELDS = 200
 """Fields of a request: several times what any protocol has, and few enough to look each up among known names."""
 
 
-def _check(schema: SchemaValidator, value: Any) -> None:
-    """Validate a request's parameters; no type is taken for another: neither true for 1 nor "1".
-
-    Raises:
-        ApiError: one does not fit; it names the place.
-    """
-    try:
-        schema.validate_python(value, strict=True)
-    except ValidationError as error:
-        details = _telling(error.errors(include_url=False, include_input=False, include_context=False))
-        place = ""
-        for step in details["loc"]:
-            if isinstance(step, int):
-                place += f"[{step}]"
-            elif step.isidentifier() and step[:1].islower() and step not in ("str", "list", "dict", "int", "float"):
-                place += f".{step}" if place else step
-        raise ApiError(400, f"{place}: {details['msg']}", "invalid_value", place) from None
+_KINDS: Mapping[str, tuple[type, str]] = MappingProxyType(
+    {
+        **dict.fromkeys(("model", "instructions", "previous_response_id"), (str, "text")),
+        **dict.fromkeys(("stream", "background", "store", "parallel_tool_calls"), (bool, "true or false")),
+        **dict.fromkeys(("tools", "messages"), (list, "a list")),
+        **dict.fromkeys(
+            ("stream_options", "response_format", "text", "logit_bias", "output_config", "thinking"),
+            (dict, "an object"),
+        ),
+    }
+)
+"""Parameters of one kind in every protocol; numbers, and what is inside, are checked where they are read."""
 
 
 class Parameters:
@@ -47,11 +40,13 @@ class Parameters:
     Names may be of fields inside a parameter: "reasoning.summary".
 
     Args:
-        kinds: the SDK's types that list all parameters; the first one validates.
+        kinds: the SDK's types that list all parameters.
+        required: names without which a request is refused.
         honoured: names that change the reply, and do so here.
         harmless: names that change nothing about what is generated here; they are accepted whatever they hold.
         fixed: names that are accepted with these values only; with none, refused.
         extra: names that clients send and the SDK's types lack.
+        servers: names of other servers' that are honoured; where fields are strict, they are unknown.
         inside: the parameter that holds the conversation; it is read message by message.
     """
 
@@ -59,18 +54,20 @@ class Parameters:
         self,
         kinds: Iterable[Any],
         *,
+        required: Sequence[str],
         honoured: Iterable[str],
         harmless: Iterable[str],
         fixed: Mapping[str, tuple[Any, ...]],
         extra: Iterable[str] = (),
+        servers: Iterable[str] = (),
         inside: str,
     ) -> None:
-        kinds = list(kinds)
+        self.servers = frozenset(servers)
         self._harmless, self._fixed, self.inside = frozenset(harmless), fixed, inside
         self._taken = {*honoured, inside, "model", "stream"}
         self._deep = {name.partition(".")[0] for name in (*self._harmless, *fixed) if "." in name}
         self.known = {name for kind in kinds for name in get_type_hints(kind)} | set(extra)
-        self._schema = SchemaValidator(_listed(TypeAdapter(kinds[0]).core_schema))
+        self._required = required
 
     def check(self, body: Body, limits: Limits) -> tuple[dict[str, Any], dict[str, str]]:
         """The request's parameters; those that are null are left out, and so is the conversation.
@@ -101,6 +98,8 @@ class Parameters:
                     ignored[name] = name
             elif name in self._harmless:
                 ignored[name] = name
+            elif name in self.servers and not strict:
+                given[name] = value
             elif name not in self.known and name not in self._taken:
                 self._unknown(name, strict)
                 ignored[shown(name)] = "unknown"
@@ -112,10 +111,13 @@ class Parameters:
                 raise unsupported(name)
             else:
                 given[name] = value
-        if not isinstance(given.get("stream", False), bool):
-            raise ApiError(400, "stream: must be true or false", "invalid_value", "stream")
-        inside = {} if body.history is None else {self.inside: list[Any]()}
-        _check(self._schema, {**given, **inside, "stream": False})
+        for name in self._required:
+            if name not in given and (name != self.inside or body.history is None):
+                raise ApiError(400, f"{name}: is required", "invalid_value", name)
+        for name, value in given.items():
+            kind = _KINDS.get(name)
+            if kind is not None and not isinstance(value, kind[0]):
+                raise ApiError(400, f"{name}={value!r:.100} must be {kind[1]}", "invalid_value", name)
         return given, ignored
 
     def _within(self, outer: str, value: Mapping[str, Any], ignored: dict[str, str]) -> dict[str, Any]:
@@ -167,22 +169,3 @@ def number(body: Mapping[str, Any], name: str, default: Any, low: float, high: f
 def shown(name: str) -> str:
     """A client's own name for a field as it may stand in a header."""
     return name if len(name) <= 64 and name.isascii() and name.replace("-", "_").isidentifier() else "unknown"
-
-
-def _listed(schema: Any) -> Any:
-    """The core schema with lazily checked iterables as lists."""
-    if isinstance(schema, dict):
-        out = {name: _listed(value) for name, value in schema.items()}
-        if out.get("type") == "generator":
-            out["type"] = "list"
-        return out
-    if isinstance(schema, list | tuple):
-        return type(schema)(_listed(value) for value in schema)
-    return schema
-
-
-def _telling(errors: list[ErrorDetails]) -> ErrorDetails:
-    """Of a union's many complaints the one about the member that was meant: whose tags all fit."""
-    wrong = [e["loc"][:-1] for e in errors if e["type"] == "literal_error"]
-    meant = [e for e in errors if not any(e["loc"][: len(w)] == w for w in wrong)]
-    return max(meant or errors, key=lambda e: len(e["loc"]))

@@ -1,4 +1,4 @@
-"""google-adk: an agent with a tool, on its litellm model."""
+"""google-adk: an agent with a tool, on its litellm model, or on its own, which speaks Google's protocol."""
 
 import asyncio
 import os
@@ -16,7 +16,8 @@ def add(a: int, b: int) -> dict:
 
 async def main() -> None:
     base, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
-    model = LiteLlm(model="openai/m", api_base=base, api_key=key, max_tokens=2000)
+    other = LiteLlm(model="openai/m", api_base=base, api_key=key, max_tokens=2000)
+    model = "gemini-m" if os.environ["SPEAK"] == "google" else other
     agent = LlmAgent(name="adder", model=model, instruction="Use add.", tools=[add])
     runner = InMemoryRunner(agent=agent, app_name="sums")
     session = await runner.session_service.create_session(app_name="sums", user_id="u")

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Other people's clients, each in an environment of its own beside .venv: they pin other versions of the same packages.
 #
-#   tests/sessions/gateway/clients/install.sh               those that CI runs: Claude Code and Codex, and three of Python's
-#   tests/sessions/gateway/clients/install.sh all           every one (about 3 GB)
+#   tests/sessions/gateway/clients/install.sh               those that CI runs
+#   tests/sessions/gateway/clients/install.sh all           every one (about 4 GB)
 #   tests/sessions/gateway/clients/install.sh crewai node   these
 #
-# `node` is Claude Code and Codex, from npm; the others are named as the files in requirements/. An environment that
-# is there already, of the same versions, stays as it is.
+# They are named as the files in packages/ (from npm; `node` is Claude Code and Codex) and requirements/ (Python's, which may
+# name a version of Python: an interpreter of it is found or fetched, or is CLIENTS_PYTHON). An environment that is there
+# already, of the same versions, stays as it is.
 set -euo pipefail
 cd "$(dirname "$0")/../../../.."
 HERE=tests/sessions/gateway/clients
@@ -14,10 +15,12 @@ HERE=tests/sessions/gateway/clients
 
 main() {
     local names=("$@")
-    [ $# -gt 0 ] || names=(node instructor pydantic_ai smolagents)
-    if [ "${names[0]}" = all ]; then names=(node $(basename -s .txt $HERE/requirements/*.txt)); fi
+    [ $# -gt 0 ] || names=(node ai_sdk instructor pydantic_ai smolagents google_genai)
+    if [ "${names[0]}" = all ]; then
+        names=($(basename -s .json $HERE/packages/*.json) $(basename -s .txt $HERE/requirements/*.txt))
+    fi
     for name in "${names[@]}"; do
-        if [ "$name" = node ]; then install_node; else install_python "$name"; fi
+        if [ -e $HERE/packages/"$name".json ]; then install_npm "$name"; else install_python "$name"; fi
     done
 }
 
@@ -26,21 +29,32 @@ install_python() {
     cmp -s "$wanted" "$env/installed" && return
     find_uv
     rm -rf "$env"
-    "$UV" venv --quiet --python "$(.venv/bin/python -c 'import sys; print(sys.executable)' 2>/dev/null || command -v python3)" "$env"
+    "$UV" venv --quiet --python "$(python_of "$wanted")" "$env"
     "$UV" pip install --quiet --compile-bytecode --python "$env/bin/python" --requirement "$wanted"
     cp "$wanted" "$env/installed"
 }
 
-# npm may leave a package's own install script out; Claude Code's puts the program for this machine in its place.
-install_node() {
-    local env=.venv-clients-node
-    cmp -s $HERE/package.json $env/package.json && test -e $env/installed && return
-    rm -rf $env
-    mkdir $env
-    cp $HERE/package.json $env/
-    npm install --prefix $env --no-audit --no-fund --no-package-lock --ignore-scripts --loglevel=error
-    node $env/node_modules/@anthropic-ai/claude-code/install.cjs
-    touch $env/installed
+# The interpreter for a list of requirements: one that is at least of the version that the list names.
+python_of() {
+    local least
+    least=$(sed -n 's/^# python //p' "$1")
+    if [ -n "$least" ]; then echo "${CLIENTS_PYTHON:->=$least}"; return; fi
+    .venv/bin/python -c 'import sys; print(sys.executable)' 2>/dev/null || command -v python3
+}
+
+# npm may leave a package's own install script out; Claude Code's and opencode's put the program for this machine in its
+# place.
+install_npm() {
+    local wanted=$HERE/packages/$1.json env=.venv-clients-$1
+    cmp -s "$wanted" "$env/package.json" && test -e "$env/installed" && return
+    rm -rf "$env"
+    mkdir "$env"
+    cp "$wanted" "$env/package.json"
+    npm install --prefix "$env" --no-audit --no-fund --no-package-lock --ignore-scripts --loglevel=error
+    for own in @anthropic-ai/claude-code/install.cjs opencode-ai/postinstall.mjs; do
+        if [ -e "$env/node_modules/$own" ]; then (cd "$env/node_modules/${own%/*}" && node "${own##*/}"); fi
+    done
+    touch "$env/installed"
 }
 
 main "$@"

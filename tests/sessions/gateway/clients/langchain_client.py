@@ -1,4 +1,6 @@
-"""langchain-openai: a chat model with a bound tool, invoked and streamed."""
+"""langchain-openai: a chat model with a bound tool, invoked and streamed, over Chat Completions and over Responses."""
+
+import os
 
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
@@ -11,7 +13,10 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-model = ChatOpenAI(model="m", max_tokens=2000).bind_tools([add])
+ways = {"chat": {"seed": 7}, "responses": {"use_responses_api": True}, "ids": {"use_previous_response_id": True}}
+speak = os.environ.get("SPEAK", "chat")
+settings = {"max_tokens": 2000, "temperature": 0, "top_p": 0.9, "max_retries": 0}
+model = ChatOpenAI(model="m", **settings, **ways[speak]).bind_tools([add])
 messages = [SystemMessage("Use add."), HumanMessage("What is 2 + 3?")]
 for _ in range(4):
     message = model.invoke(messages)

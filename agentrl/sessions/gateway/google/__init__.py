@@ -1,0 +1,1 @@
+"""Google's `generateContent`, as gemini-cli, google-genai and the native ADK speak it."""

@@ -1,0 +1,84 @@
+"""Replies of Google's API: whole, and as server-sent events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from agentrl.sessions.gateway.exchange import Exchange
+from agentrl.sessions.gateway.wire.sse import encoded, event
+from agentrl.sessions.renderers.base import Delta
+from agentrl.sessions.turn_generator import GeneratedTurn
+from agentrl.types import FinishReason, Message
+
+
+def reply(exchange: Exchange) -> bytes:
+    """The whole reply."""
+    thinking = exchange.request.extra["thinking"]
+    candidates = [
+        _candidate(place, _parts(choice.message, thinking), choice) for place, choice in enumerate(exchange.choices)
+    ]
+    return encoded(_frame(exchange, candidates, _usage(exchange)))
+
+
+async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
+    """The reply as server-sent events; the last part of each candidate comes with the reason why it ended."""
+    waiting: dict[int, list[dict[str, Any]]] = {}
+    async for place, delta in exchange.events():
+        if delta.call is None and not delta.content and not exchange.request.extra["thinking"]:
+            continue
+        if place in waiting:
+            yield event(encoded(_frame(exchange, [_candidate(place, waiting[place])], _prompt_usage(exchange))))
+        waiting[place] = [_part(delta)]
+    for place, choice in enumerate(exchange.choices):
+        ended = _candidate(place, waiting.get(place, []), choice)
+        yield event(encoded(_frame(exchange, [ended], _usage(exchange))))
+
+
+def _frame(exchange: Exchange, candidates: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
+    about = {"modelVersion": exchange.request.model, "responseId": exchange.reply_id}
+    return {"candidates": candidates, "usageMetadata": usage, **about}
+
+
+def _candidate(place: int, parts: list[dict[str, Any]], ended: GeneratedTurn | None = None) -> dict[str, Any]:
+    candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": place}
+    if ended is not None:
+        cut = ended.turn.finish_reason is FinishReason.LENGTH
+        candidate["finishReason"] = "MAX_TOKENS" if cut else "STOP"
+    return candidate
+
+
+def _parts(message: Message, thinking: bool) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
+    if thinking and message.reasoning_content:
+        parts.append({"text": message.reasoning_content, "thought": True})
+    if message.text:
+        parts.append({"text": message.text})
+    calls = ((call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ())
+    return parts + [_call(*call) for call in calls]
+
+
+def _part(delta: Delta) -> dict[str, Any]:
+    if delta.call is not None:
+        return _call(delta.id, delta.name, delta.arguments)
+    return {"text": delta.content} if delta.content else {"text": delta.reasoning, "thought": True}
+
+
+def _call(id_: str | None, name: str | None, arguments: str | None) -> dict[str, Any]:
+    return {"functionCall": {"id": id_, "name": name, "args": json.loads(arguments or "{}")}}
+
+
+def _prompt_usage(exchange: Exchange) -> dict[str, int]:
+    return {"promptTokenCount": exchange.prompt_tokens, "totalTokenCount": exchange.prompt_tokens}
+
+
+def _usage(exchange: Exchange) -> dict[str, int]:
+    sampled = sum(len(choice.turn.token_ids) for choice in exchange.choices)
+    cached = max((choice.turn.cached_tokens for choice in exchange.choices), default=0)
+    return {
+        "promptTokenCount": exchange.prompt_tokens,
+        "candidatesTokenCount": sampled,
+        "totalTokenCount": exchange.prompt_tokens + sampled,
+        "cachedContentTokenCount": cached,
+    }

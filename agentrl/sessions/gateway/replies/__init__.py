@@ -1,0 +1,1 @@
+"""Replies as state: fetched, polled, ended and continued by their ids (the Responses protocol)."""
