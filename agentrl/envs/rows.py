@@ -25,7 +25,14 @@ TEXTS = (".jsonl", ".json", ".csv", ".tsv")
 ENDINGS = (*TEXTS, ".parquet", *(f"{ending}.gz" for ending in TEXTS))
 """What the names of data files end in; any other file is read as JSONL."""
 BATCH = 8192
-"""Rows of a Parquet file that are in memory at a time."""
+"""Rows of a Parquet file that are in memory at a time, where they have no more than `BATCH_BYTES` on average."""
+BATCH_BYTES = 1 << 26
+MOST_BYTES, MOST_VALUES = 1 << 28, 1 << 25
+"""Of what is in memory at a time: rows of a Parquet file, or a whole JSON file, whose commas are counted."""
+MOST_JSON = 1 << 30
+"""Bytes of a JSON file, unpacked."""
+MOST_LINE = 1 << 26
+"""Characters of a line. Megabytes of gzip can be thousands of times as many, and are not unpacked further."""
 MMLU = ("question", "A", "B", "C", "D", "answer")
 """The columns of MMLU's own CSV files, which don't name them: a first line that ends in a letter is a question."""
 SCORING = frozenset(
@@ -120,15 +127,26 @@ def parse_rows(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]
             case ".parquet":
                 yield from enumerate(_parquet(name, file), 1)
             case ".csv" | ".tsv":
-                yield from _csv(name, io.TextIOWrapper(file, "utf-8-sig", newline=""), plain.endswith(".tsv"))
+                lines = _lines(name, io.TextIOWrapper(file, "utf-8-sig", newline=""))
+                yield from _csv(name, lines, plain.endswith(".tsv"))
             case ".json":
                 yield from _json(name, file)
             case _:
-                yield from _jsonl(name, io.TextIOWrapper(file, "utf-8-sig"))
+                yield from _jsonl(name, _lines(name, io.TextIOWrapper(file, "utf-8-sig")))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name}: not UTF-8: {error}") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ConfigError(f"{name}: not a gzip file: {error}") from None
+
+
+def _lines(name: str, text: io.TextIOBase) -> Iterator[str]:
+    """The lines, each of which is bounded before it is read."""
+    number = 0
+    while line := text.readline(MOST_LINE + 1):
+        number += 1
+        if len(line) > MOST_LINE:
+            raise ConfigError(f"{name}, line {number}: it has more than {MOST_LINE:,} characters")
+        yield line
 
 
 def _jsonl(name: str, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -147,12 +165,17 @@ def _jsonl(name: str, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any
 
 def _json(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
     """A list of objects, as it is or as `data` of an object, or one object; or an object in each line, as in JSONL."""
-    text = file.read().decode("utf-8-sig")
+    data = file.read(MOST_JSON + 1)
+    if len(data) > MOST_JSON or data.count(b",") > MOST_VALUES:
+        raise ConfigError(
+            f"{name}: a JSON file may have {MOST_JSON:,} bytes and {MOST_VALUES:,} commas; give JSONL, a row in a line"
+        )
+    text = data.decode("utf-8-sig")
     try:
         rows = read_json(text)
     except ValueError as error:
         if not text.lstrip().startswith("["):
-            yield from _jsonl(name, io.StringIO(text))
+            yield from _jsonl(name, _lines(name, io.StringIO(text)))
             return
         raise ConfigError(f"{name}: not JSON: {error}") from None
     if isinstance(rows, dict):
@@ -188,13 +211,27 @@ def _parquet(name: str, opened: BinaryIO) -> Iterator[dict[str, Any]]:
     try:
         with parquet.ParquetFile(opened) as file:
             for group in range(file.num_row_groups):  # asked for together, all would be read ahead
-                for batch in file.iter_batches(BATCH, row_groups=[group]):
+                about = file.metadata.row_group(group)
+                rows = BATCH_BYTES * about.num_rows // max(about.total_byte_size, 1)
+                for batch in file.iter_batches(max(1, min(rows, BATCH)), row_groups=[group]):
+                    if batch.nbytes > MOST_BYTES or sum(map(_count, batch.columns)) > MOST_VALUES:
+                        raise ConfigError(f"{name}: a row has more than {MOST_BYTES:,} bytes or {MOST_VALUES:,} values")
                     for row in batch.to_pylist():
                         yield {name: _plain(value) for name, value in row.items()}
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, RecursionError, OSError) as error:
         if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
             raise  # of the file system, or of the network; pyarrow's own for damaged pages has no number
         raise ConfigError(f"{name}: not a readable Parquet file: {error}") from None
+
+
+def _count(array: Any) -> int:
+    """How many values are in a column's rows, lists within lists included."""
+    if hasattr(array, "keys"):  # a map
+        return _count(array.keys) + _count(array.items)
+    if not hasattr(array, "flatten"):
+        return len(array)
+    inner = array.flatten()
+    return sum(map(_count, inner)) if isinstance(inner, list) else _count(inner)
 
 
 def _plain(value: Any) -> Any:

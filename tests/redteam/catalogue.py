@@ -160,6 +160,9 @@ CATALOGUE: dict[str, Target] = {
     "data": Target(
         Kind.LOADER, files.ROWS, by("redteam/test_files", "test_no_data_ends_a_command_otherwise_than_by_its_name")
     ),
+    "data that unpacks": Target(
+        Kind.LOADER, files.BOMBS, by("redteam/test_files", "test_no_data_is_unpacked_beyond_its_bounds")
+    ),
     "settings": Target(Kind.LOADER, files.SETTINGS, by("redteam/test_files", "test_no_settings_run_or_multiply")),
     "models": Target(Kind.LOADER, files.MODELS, by("redteam/test_files", "test_no_model_is_taken_that_is_none")),
     "tasks, corpora and indexes": Target(

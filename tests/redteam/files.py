@@ -1,8 +1,8 @@
 """Files that somebody else made, which a run or a command reads: data, settings, models, tasks, checkpoints.
 
-A payload is a Python expression. Of `ROWS` it is a file's name and bytes; of `SETTINGS` a text in YAML; of `MODELS` and
-`FOLDERS` the files of a folder, those of a model besides `WHOLE`. Of `PICKLES` the payload is a module and a name in
-it, which a checkpoint's pickle would call.
+A payload is a Python expression. Of `ROWS` and `BOMBS` it is a file's name and bytes; of `SETTINGS` a text in YAML; of
+`MODELS` and `FOLDERS` the files of a folder, those of a model besides `WHOLE`. Of `PICKLES` the payload is a module and
+a name in it, which a checkpoint's pickle would call.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 from tests.redteam.attack import Attack, attacks
 
 UNNAMED = "reading ends with any other error than one sentence that names the file, or with none"
+UNBOUNDED = "more is unpacked than a machine can hold, or reading ends otherwise than with one sentence"
 RUN = "what the pickle names is called, or the checkpoint is taken"
 
 
@@ -22,6 +23,28 @@ def parquet() -> bytes:
 
     body = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table({"a": [f"text {n}" for n in range(500)]}), body)
+    return body.getvalue()
+
+
+def long_list(length: int) -> bytes:
+    """A table of a few kilobytes whose only row is a list of nothing."""
+    import pyarrow
+    import pyarrow.parquet
+
+    body, nothing = io.BytesIO(), pyarrow.nulls(length, pyarrow.int8())
+    row = pyarrow.ListArray.from_arrays(pyarrow.array([0, length], pyarrow.int32()), nothing)
+    pyarrow.parquet.write_table(pyarrow.table({"a": row}), body)
+    return body.getvalue()
+
+
+def long_value(length: int) -> bytes:
+    """A table of a few kilobytes whose only value is long."""
+    import pyarrow
+    import pyarrow.parquet
+
+    body = io.BytesIO()
+    table = pyarrow.table({"a": pyarrow.array([bytes(length)])})
+    pyarrow.parquet.write_table(table, body, compression="zstd", use_dictionary=False, write_statistics=False)
     return body.getvalue()
 
 
@@ -51,6 +74,17 @@ ROWS = [
         UNNAMED,
     ),
     Attack("damaged pages of Parquet", """"a.parquet", b"PAR1" + b"\\xff" * 60 + parquet()[64:]""", UNNAMED),
+]
+
+BOMBS = [
+    Attack("a line without end, packed", """"a.jsonl.gz", gzip.compress(b"[" * MOST_LINE + b"[[", 1)""", UNBOUNDED),
+    Attack("a cell without end, packed", """"a.csv.gz", gzip.compress(b"a\\n" + b"x" * MOST_LINE, 1)""", UNBOUNDED),
+    Attack("columns without end, packed", """"a.csv.gz", gzip.compress(b"a," * MOST_LINE, 1)""", UNBOUNDED),
+    Attack(
+        "values without end, packed", """"a.json.gz", gzip.compress(b"[" + b"{}," * (MOST_VALUES + 1), 1)""", UNBOUNDED
+    ),
+    Attack("a row of a Parquet file without end", """"a.parquet", long_list(MOST_VALUES + 1)""", UNBOUNDED),
+    Attack("a value of a Parquet file without end", """"a.parquet", long_value(MOST_BYTES + 1)""", UNBOUNDED),
 ]
 
 SETTINGS = [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.envs import rows
 from agentrl.envs.rows import read_rows
 from agentrl.envs.swe import harbor, terminal_bench
 from agentrl.errors import ConfigError, InvalidInput
@@ -17,7 +18,7 @@ from agentrl.retrieval.corpus import scan
 from agentrl.retrieval.index import read_manifest
 from tests.redteam import files
 from tests.redteam.attack import Attack, ids
-from tests.redteam.files import FOLDERS, MODELS, PICKLES, ROWS, SETTINGS, WHOLE, header, parquet
+from tests.redteam.files import BOMBS, FOLDERS, MODELS, PICKLES, ROWS, SETTINGS, WHOLE, header, parquet
 
 MODEL_SPACE = {"header": header, "INDEX": files.INDEX}
 READERS: Mapping[str, Callable[[Path], object]] = {
@@ -33,6 +34,19 @@ def test_no_data_ends_a_command_otherwise_than_by_its_name(case: Attack, tmp_pat
     name, data = eval(case.payload, {"gzip": gzip, "parquet": parquet})
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ConfigError, match=name):
+        list(read_rows(tmp_path / name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", BOMBS, ids=ids(BOMBS))
+def test_no_data_is_unpacked_beyond_its_bounds(case: Attack, tmp_path: Path) -> None:
+    """Two gigabytes in a line, from two megabytes, were still being read after four minutes."""
+    bounds = {name: getattr(rows, name) for name in ("MOST_LINE", "MOST_VALUES", "MOST_BYTES")}
+    own = {"gzip": gzip, "long_list": files.long_list, "long_value": files.long_value}
+    name, data = eval(case.payload, {**own, **bounds})
+    assert len(data) < 1 << 20, "it is no bomb"
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ConfigError, match=rf"{name}.*(more than|may have|larger than)"):
         list(read_rows(tmp_path / name))
 
 
