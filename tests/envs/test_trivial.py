@@ -37,7 +37,7 @@ def test_no_trivial_agent_gets_over_a_fifth_of_a_built_in_environment_unless_a_c
     if name in ZERO_SUM:
         assert most <= scores[EXPERT] + SLACK, who
     else:
-        assert most <= max(FIFTH, make(name, **options).chance or 0.0) * scores.get(EXPERT, 1.0) + SLACK, who
+        assert most <= max(FIFTH * scores.get(EXPERT, 1.0), make(name, **options).chance or 0.0) + SLACK, who
 
 
 @pytest.mark.slow
