@@ -17,7 +17,7 @@ from rich.table import Table
 from agentrl.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
-    from agentrl.envs.check import Finding, Measured, Progress
+    from agentrl.envs.check import Finding, Measured, Note, Progress, Scores
 
 Check = Callable[..., bool]
 """(name, options, where to print, the check's own settings by keyword) -> whether the contract is kept."""
@@ -27,15 +27,23 @@ QUIET_SECONDS = 5.0
 
 def check_environment(name: str, options: dict[str, Any], out: Console, **settings: Any) -> bool:
     """The environment's contract, rule by rule, as docs/check.md lists them."""
-    from agentrl.envs.check import LIMIT, check_env
+    from agentrl.envs.check import LIMIT, SCORED, SECONDS, check_env
 
-    numbers: dict[str, Any] = {"tasks": 3, "seed": 0, "limit": LIMIT, "hostile": None}
+    numbers: dict[str, Any] = {
+        "tasks": 3,
+        "seed": 0,
+        "limit": LIMIT,
+        "hostile": None,
+        "scored": SCORED,
+        "seconds": SECONDS,
+    }
     rewards = settings.pop("rewards", {})
     for key, value in settings.items():
         if key not in numbers:
             raise unknown_name("setting of check env=…", key, [*numbers, "rewards"])
-        if isinstance(value, bool) or not isinstance(value, (int, float) if key == "limit" else int):
-            raise ConfigError(f"{key} = {value!r}: must be a {'number' if key == 'limit' else 'whole number'}")
+        fraction = key in ("limit", "seconds")
+        if isinstance(value, bool) or not isinstance(value, (int, float) if fraction else int):
+            raise ConfigError(f"{key} = {value!r}: must be a {'number' if fraction else 'whole number'}")
     with out.status("starting") as status:
         findings = check_env(
             name, options=options, rewards=rewards, report=_Shown(out, status), **{**numbers, **settings}
@@ -59,15 +67,17 @@ class _Shown:
         self.out, self.status = out, status
         self._faults, self._next = 0, QUIET_SECONDS
 
-    def __call__(self, event: Finding | Measured | Progress) -> None:
-        from agentrl.envs.check import Finding, Measured
+    def __call__(self, event: Finding | Measured | Note | Progress | Scores) -> None:
+        from agentrl.envs.check import Finding, Measured, Note, Scores
 
         if isinstance(event, Finding):
             self._faults += 1
             self.out.print(f"[red]✗[/] {escape(event.rule)}: {escape(event.message)}", highlight=False, soft_wrap=True)
             if event.fix:
                 self.out.print(f"    [dim]→[/] {escape(event.fix)}", highlight=False, soft_wrap=True)
-        elif isinstance(event, Measured):
+        elif isinstance(event, Note):
+            self.out.print(f"[yellow]![/] {escape(str(event))}", highlight=False, soft_wrap=True)
+        elif isinstance(event, Measured | Scores):
             self.out.print(f"[dim]{event}[/]", highlight=False, soft_wrap=True)
         elif event.done:
             if not self._faults:

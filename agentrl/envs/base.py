@@ -58,6 +58,8 @@ class Env:
         return_range: the least and the greatest sum that the step rewards of an episode can have.
         version: of its rules and of what `state` returns; a state is restored only where it is the same.
         needs: what it needs besides agentrl, in words, such as "Docker"; `agentrl envs` shows it.
+        chance: the mean score of random valid play, such as 0.25 where one of four choices is right; `check_env` plays
+            it, and takes an agent that gets more than that for no coincidence.
     """
 
     agents: tuple[str, ...] = (AGENT,)
@@ -69,6 +71,7 @@ class Env:
     return_range: tuple[float, float] = (0.0, 1.0)
     version: str = "1"
     needs: str = ""
+    chance: float | None = None
 
     _earned: float | None = None
     _over: bool = False

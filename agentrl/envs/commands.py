@@ -41,16 +41,18 @@ def envs(words: Words = None) -> None:
 
 
 def _list_environments() -> None:
-    from agentrl.envs.reference import references
+    from agentrl.envs.reference import FEW, references
     from agentrl.envs.registry import list_envs
 
     table = Table(Column("name", no_wrap=True), "turns", "about", show_lines=True)
     for env in list_envs():
-        played = references(env.name, {}, LISTED_TASKS) if env.ready else []
+        played = references(env.name, {}, LISTED_TASKS, agents=FEW) if env.ready else []
         parts = {
             "tools": env.tools,
             "rewards": () if env.rewards is None else env.rewards or ("of steps",),
-            "scores": [f"{each.agent} {each.reward:.2f}" for each in played if each.reward is not None],
+            "scores": [
+                f"{each.agent.partition(' ')[0]} {each.reward:.2f}" for each in played if each.reward is not None
+            ],
             "needs": (env.needs,) if env.needs else (),
             "outdated": (f"use {env.newer}",) if env.newer else (),
             "splits": env.splits,
@@ -70,7 +72,13 @@ def _measure_environment(name: str, options: dict[str, Any], n: int) -> None:
     table = Table("agent", "mean reward", "mean turns", "failed calls", "episodes", title=escape(name))
     for each in references(name, options, n):
         reward = "none" if each.reward is None else f"{each.reward:.3f}"
-        table.add_row(each.agent, reward, f"{each.turns:.1f}", f"{each.tool_errors:.0%}", str(each.episodes))
+        table.add_row(
+            each.short,
+            reward,
+            f"{each.turns:.1f}",
+            f"{each.tool_errors:.0%}",
+            str(each.episodes),
+        )
     out.print(table)
 
 

@@ -1,9 +1,9 @@
-"""What `agentrl envs` measures: the rewards of the expert, of a random agent, and of one that says nothing."""
+"""What `agentrl envs` measures: the scores of the expert and of six agents that understand nothing (`trivial`)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
@@ -11,13 +11,14 @@ from typing import Any
 
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_expert
-from agentrl.envs.episode import ScriptedPolicy, expert_policy, noop_policy, play
-from agentrl.envs.registry import factory
-from agentrl.envs.samples import random_policy
+from agentrl.envs.episode import play
+from agentrl.envs.registry import EnvFactory, factory
+from agentrl.envs.trivial import AGENTS, RANDOM, SILENT, Known, play_trivial, score
 from agentrl.types import Session
 
-MAX_TURNS = 200
-"""Turns of a random and of a silent agent; the expert's are the environment's own."""
+EXPERT = "expert"
+FEW = (RANDOM, SILENT)
+"""Those that the list of all environments shows."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class Reference:
 
     Attributes:
         agent: which.
-        reward: the mean over its episodes; None where none was rewarded.
-        turns: the mean number of its turns.
-        tool_errors: the share of its tool calls that failed.
+        reward: the mean score over its episodes and, of several agents, over their places; None without any.
+        turns: the mean number of turns in its episodes.
+        tool_errors: the share of tool calls that failed.
         episodes: how many were played.
     """
 
@@ -38,9 +39,21 @@ class Reference:
     tool_errors: float
     episodes: int
 
+    @property
+    def short(self) -> str:
+        """The agent's name in a table."""
+        return self.agent.removesuffix(" agent")
 
-def references(name: str, options: dict[str, Any], n: int, split: str = "eval", seed: int = 0) -> list[Reference]:
-    """Play the first tasks of a split with each scripted agent.
+
+def references(
+    name: str | EnvFactory,
+    options: dict[str, Any],
+    n: int,
+    split: str = "eval",
+    seed: int = 0,
+    agents: Sequence[str] = AGENTS,
+) -> list[Reference]:
+    """Play the first tasks of a split with each scripted agent; beside a trivial one the expert plays the others.
 
     Args:
         name: the environment's.
@@ -48,30 +61,38 @@ def references(name: str, options: dict[str, Any], n: int, split: str = "eval", 
         n: how many tasks.
         split: of which split; the environment's first one where it has no such.
         seed: the episodes', and the random agent's.
+        agents: which of the trivial agents.
 
     Raises:
         AgentRLError: the environment can't be made, or failed.
     """
-    make = factory(name, **options)
-    return asyncio.run(_play_all(make, n, split, seed))
+    return asyncio.run(_play_all(factory(name, **options), n, split, seed, agents))
 
 
-async def _play_all(make: Callable[[], Env], n: int, split: str, seed: int) -> list[Reference]:
+async def _play_all(make: Callable[[], Env], n: int, split: str, seed: int, agents: Sequence[str]) -> list[Reference]:
     env = make()
     tasks = list(islice(calls.tasks(env, split if split in env.splits else env.splits[0]), n))
-    agents: dict[str, ScriptedPolicy] = {"expert": expert_policy} if has_expert(env) else {}
-    agents.update({"random": random_policy(seed), "silent": noop_policy})
-    found = []
-    for agent, policy in agents.items():
-        limit = None if agent == "expert" else MAX_TURNS
-        sessions = [await play(make(), task, policy, seed=seed, max_turns=limit) for task in tasks]
-        found.append(_summary(agent, sessions))
+    known, found = Known(), list[Reference]()
+    if has_expert(env):
+        sessions = [await play(make(), task, seed=seed) for task in tasks]
+        for session in sessions:
+            known.add(session)
+        found.append(_summary(EXPERT, [(session, agent) for session in sessions for agent in env.agents]))
+    for name in agents:
+        played = [
+            (await play_trivial(make(), task, name, agent, known, seed=seed), agent)
+            for task in tasks
+            for agent in env.agents
+        ]
+        found.append(_summary(name, played))
     return found
 
 
-def _summary(agent: str, sessions: list[Session]) -> Reference:
-    rewards = [session.score for session in sessions if session.score is not None]
+def _summary(agent: str, played: Sequence[tuple[Session, str]]) -> Reference:
+    sessions = [session for session, _ in played]
+    given = any(session.score is not None for session in sessions)
     asked = sum(session.counters.get("tool_calls", 0) for session in sessions)
     failed = sum(session.counters.get("tool_errors", 0) for session in sessions)
     turns = fmean(session.turns for session in sessions) if sessions else 0.0
-    return Reference(agent, fmean(rewards) if rewards else None, turns, failed / max(asked, 1), len(sessions))
+    reward = fmean(score(session, own) for session, own in played) if given else None
+    return Reference(agent, reward, turns, failed / max(asked, 1), len(sessions))

@@ -11,6 +11,7 @@ from typing import Any
 from agentrl.envs.base import Env
 from agentrl.envs.episode import ScriptedPolicy
 from agentrl.errors import ToolError
+from agentrl.tools.tool import Tool
 from agentrl.types import FunctionCall, Message, ToolCall
 
 MAX_DEPTH = 20
@@ -64,16 +65,21 @@ def random_policy(seed: int) -> ScriptedPolicy:
         tools = list(env.tools)
         if not tools or rng.random() < SAYING:
             return Message(role="assistant", content=rng.choice(words))
-        tool = rng.choice(tools)
-        arguments = _drawn(rng, tool.parameters, tool.parameters.get("$defs", {}), words, MAX_DEPTH)
-        try:
-            tool.check(json.loads(json.dumps(arguments)))
-        except (ToolError, TypeError, ValueError):
-            arguments = sample(tool.parameters)
-        function = FunctionCall(name=tool.name, arguments=json.dumps(arguments))
-        return Message(role="assistant", tool_calls=[ToolCall(id=f"call_{said}", function=function)])
+        return random_call(rng, rng.choice(tools), messages, f"call_{said}")
 
     return policy
+
+
+def random_call(rng: random.Random, tool: Tool, messages: Sequence[Message], call_id: str) -> Message:
+    """A valid call of a tool, with words and numbers of the conversation as arguments."""
+    words = [word for message in messages for word in _WORD.findall(message.text[:MAX_READ])] or ["a"]
+    arguments = _drawn(rng, tool.parameters, tool.parameters.get("$defs", {}), words, MAX_DEPTH)
+    try:
+        tool.check(json.loads(json.dumps(arguments)))
+    except (ToolError, TypeError, ValueError):
+        arguments = sample(tool.parameters)
+    function = FunctionCall(name=tool.name, arguments=json.dumps(arguments))
+    return Message(role="assistant", tool_calls=[ToolCall(id=call_id, function=function)])
 
 
 def hostile_policy(seed: int) -> ScriptedPolicy:

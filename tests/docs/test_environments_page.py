@@ -73,7 +73,7 @@ def test_every_block_of_the_page_runs_and_its_environments_keep_the_contract(pag
     assert page["result"].checkpoint.name == "step-000001"
     for name, cls in found.items():
         options = {"sandbox": "subprocess"} if name.endswith("Shell") else {}
-        assert agentrl.check_env(factory(cls, **options), tasks=2) == [], name
+        assert agentrl.check_env(factory(cls, **options), tasks=2, scored=8) == [], name
         assert disjoint(cls(**options)), name
 
 
@@ -117,7 +117,7 @@ async def test_an_example_keeps_the_contract_and_its_splits_apart(path: Path) ->
 )
 def test_an_example_of_several_agents_passes_the_check(name: str) -> None:
     """Two of them trained and measured on the same tasks."""
-    assert agentrl.check_env(f"{ROOT}/examples/{name}") == []
+    assert agentrl.check_env(f"{ROOT}/examples/{name}", scored=8) == []
 
 
 def disjoint(env: agentrl.Env) -> bool:

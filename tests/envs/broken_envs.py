@@ -242,7 +242,7 @@ class GivingDataAway(Till):
 # ------------------------------------------------------------------------------------------------ rewards
 
 made("expert", "task 'train-1': the expert got right = 0.0 instead of 1", expert=lambda self, said: "4")
-made("noop", "task 'train-0': an agent that says nothing", right=agentrl.reward(lambda self, session: 1))
+made("scores", "saying nothing is rewarded: silent agent 1.00", right=agentrl.reward(lambda self, session: 1))
 made("rewarded", "no episode was rewarded", right=lambda self, session: 1)
 
 
@@ -287,7 +287,7 @@ class Outdone(Till):
         return 1.0 if self._over else 0.5 * float(session.answer == str(self.prices[self.item]))
 
 
-@fault("noop", "an agent that says nothing gets the maximum, 0")
+@fault("scores", "saying nothing is rewarded: silent agent 0.00")
 class Deterring(Till):
     """Every step costs, and nothing is rewarded."""
 

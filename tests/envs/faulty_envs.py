@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -36,17 +35,6 @@ class OnceOnly(Till):
 
     def tasks(self, split: str = "train") -> Any:
         return self.items[split]
-
-
-@fault("other_process", "in another process")
-class Unordered(Till):
-    """Takes its tasks from a set of words, whose order follows from their hashes."""
-
-    def tasks(self, split: str = "train") -> Any:
-        words = {f"{split} {word}" for word in ("tea", "rice", "salt", "milk", "eggs", "soap", "oil", "jam")}
-        return [{"item": word.split()[1], "words": word} for word in words]
-
-    prices: ClassVar = {**Till.prices, "oil": 9, "jam": 8}
 
 
 # ------------------------------------------------------------------------------------------------ the answer
@@ -100,7 +88,7 @@ class Refusing(Till):
         return self.prices[item]
 
 
-@fault("shortcut", "said at once, gets the expert's reward in all of 6 tasks")
+@fault("scores", "one message fits all tasks")
 class AnyNumber(Till):
     """Rewards any number, whatever was asked."""
 
@@ -109,7 +97,7 @@ class AnyNumber(Till):
         return float(session.answer.isdigit())
 
 
-@fault("shortcut", "such as done({}) in task 'train-0'")
+@fault("scores", "one message fits all tasks")
 class Trusting(Till):
     """Rewards an agent for saying that it is done."""
 
@@ -227,14 +215,6 @@ class Growing(Till):
 
 
 # ------------------------------------------------------------------------------------------------ circumstances
-
-
-@fault("clock", "task 'train-0', entry 0: it depends on the time of day or the date")
-class Dated(Till):
-    """Tells the date."""
-
-    def reset(self, task: Task, *, seed: int | None = None) -> Any:
-        return f"Today is {datetime.date.today()}. {super().reset(task)}"
 
 
 @fault("unseeded", "task 'train-0': without a seed, Counting.reset raised TypeError")

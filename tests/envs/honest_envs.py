@@ -97,25 +97,27 @@ class Bounded(Till):
 
     def tasks(self, split: str = "train") -> Iterator[dict[str, Any]]:
         for number in itertools.count(split == "eval", 2):
-            yield {"parts": 1 + number // 2 % 3, "number": number}
+            yield {"parts": random.Random(number).sample(range(10**6), 1 + number // 2 % 3)}
 
     def reset(self, task: Task, *, seed: int | None = None) -> Any:
-        self.left = task["parts"]
-        return f"Pick up {self.left} parts."
+        self.left = sorted(task["parts"])
+        return f"Pick up the parts {', '.join(map(str, task['parts']))}, the smallest number first."
 
     price = None  # type: ignore[assignment]
 
     @agentrl.tool(quick=True)
-    def pick(self) -> str:
+    def pick(self, part: int) -> str:
         """Pick up a part."""
-        self.left -= 1
+        if part != self.left.pop(0):
+            self.end()
+            return "That was not the next one."
         self.earn(1.0)
         if not self.left:
             self.end()
         return "ok"
 
     def expert(self, messages: Sequence[Message]) -> Any:
-        return self.call("pick")
+        return self.call("pick", part=self.left[0])
 
 
 @honest
@@ -224,14 +226,19 @@ class Surviving(Env):
 
     def reset(self, task: Task, *, seed: int | None = None) -> Any:
         self.rng = random.Random(f"{task.id}/{seed}")
-        return f"left or right? The wind: {self.rng.random():.2f}"
+        self.wind = self.rng.random()
+        return f"left or right? The wind: {self.wind:.2f}"
 
     async def step(self, message: Message) -> StepResult:
-        said = Message(role="user", content=f"The wind: {self.rng.random():.2f}")
-        return StepResult([said], reward=float(message.text == "left"), terminated=message.text == "right")
+        right, self.wind = message.text == self.side(), self.rng.random()
+        told = Message(role="user", content=f"The wind: {self.wind:.2f}")
+        return StepResult([told], reward=float(right), terminated=not right)
+
+    def side(self) -> str:
+        return "left" if self.wind < 0.5 else "right"
 
     def expert(self, messages: Sequence[Message]) -> str:
-        return "left"
+        return self.side()
 
 
 @lru_cache(maxsize=64)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 
 import agentrl
 from agentrl.envs.base import Env
-from agentrl.envs.check import Finding, Measured, Progress, check_env
+from agentrl.envs.check import Finding, Measured, Note, Progress, Scores, check_env
 from agentrl.envs.check.monitor import LoopClock
 from agentrl.envs.check.table import RULES
 from agentrl.envs.samples import sample
@@ -25,6 +25,7 @@ from agentrl.errors import ConfigError, InvalidInput, UnknownName
 from agentrl.tools import Tool
 from tests.envs import faulty_envs
 from tests.envs.broken_envs import FAULTS, Basket, Till
+from tests.envs.check.planting import faults
 from tests.envs.hanging_envs import HANGING
 from tests.envs.honest_envs import HONEST
 
@@ -32,8 +33,7 @@ SOON = 1.0
 """Seconds after which a call counts as hanging here."""
 MORE_TASKS = ("expert", "ranges", "isolation")
 """Rules that need more than one task of each split to see the fault."""
-BY_NAME = ("other_process",)
-"""Rules that need the environment's name."""
+QUICK: dict[str, Any] = {"tasks": 1, "scored": 6, "seconds": 60.0}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "check.md"
 
 
@@ -58,13 +58,13 @@ async def test_it_can_be_called_from_a_running_event_loop():
 @pytest.mark.parametrize("name", ["calculator", "castle"])
 @pytest.mark.slow
 def test_the_built_in_environments_have_no_findings(name: str):
-    assert check_env(name) == []
+    assert check_env(name, scored=12, seconds=60.0) == []
 
 
 @pytest.mark.parametrize("env", HONEST, ids=lambda env: env.__name__)
 @pytest.mark.slow
 def test_nothing_is_found_in_unusual_environments_that_keep_the_contract(env: type[Env]):
-    assert said(env, tasks=1) == ""
+    assert said(env, **QUICK) == ""
 
 
 @pytest.mark.slow
@@ -90,14 +90,14 @@ def test_a_config_error_of_a_class_that_only_the_checked_file_has_is_raised_as_a
 @pytest.mark.parametrize(("env", "rule", "words"), FAULTS, ids=[f"{rule}-{env.__name__}" for env, rule, _ in FAULTS])
 @pytest.mark.slow
 def test_each_fault_is_found_under_its_rule(env: type[Env], rule: str, words: str):
-    target = f"{env.__module__}:{env.__name__}" if rule in BY_NAME else env
-    found = check_env(target, tasks=3 if rule in MORE_TASKS else 1)
+    found = check_env(env, **{**QUICK, "tasks": 3 if rule in MORE_TASKS else 1})
     assert [finding for finding in found if finding.rule == rule and words in finding.message], found
 
 
 def test_every_rule_has_an_environment_that_breaks_it():
     assert faulty_envs.__name__ in {env.__module__ for env, _, _ in FAULTS}
-    assert {rule for _, rule, _ in FAULTS} == {rule.name for rule in RULES} | {"make"}
+    planted = {fault.rule for fault in faults()}
+    assert {rule for _, rule, _ in FAULTS} | planted == {rule.name for rule in RULES} | {"make"}
     assert len(RULES) >= 40
 
 
@@ -160,7 +160,7 @@ def test_progress_is_reported_while_a_check_runs():
         def reset(self, task: Any, *, seed: int | None = None) -> Any:
             time.sleep(1000)
 
-    events: list[Finding | Measured | Progress] = []
+    events: list[Finding | Measured | Note | Progress | Scores] = []
     check_env(Waiting, limit=SOON, report=events.append)
     doing = [event for event in events if isinstance(event, Progress) and "Waiting.reset" in event.doing]
     assert doing
@@ -170,7 +170,7 @@ def test_progress_is_reported_while_a_check_runs():
 
 @pytest.mark.slow
 def test_a_turn_and_an_instance_are_measured():
-    events: list[Finding | Measured | Progress] = []
+    events: list[Finding | Measured | Note | Progress | Scores] = []
 
     class Large(Till):
         def __init__(self) -> None:

@@ -151,4 +151,4 @@ def test_an_unknown_level_is_refused():
 
 @pytest.mark.slow
 def test_it_keeps_the_contract():
-    assert check_env("data_analysis") == []
+    assert check_env("data_analysis", scored=8) == []

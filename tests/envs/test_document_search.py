@@ -207,4 +207,4 @@ def test_a_missing_folder_an_unknown_level_and_both_are_refused(tmp_path: Path):
 
 @pytest.mark.slow
 def test_it_keeps_the_contract():
-    assert check_env("document_search", level=1, compact=1_000) == []
+    assert check_env("document_search", level=1, compact=1_000, scored=8) == []

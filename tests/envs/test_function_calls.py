@@ -129,4 +129,4 @@ def test_what_is_no_question_of_one_turn_is_refused(tmp_path: Path, row: dict[st
 
 @pytest.mark.slow
 def test_the_environment_keeps_its_contract(tmp_path: Path) -> None:
-    assert check_env("function_calls", path=str(folder(tmp_path, {"music.play": RIGHT}))) == []
+    assert check_env("function_calls", path=str(folder(tmp_path, {"music.play": RIGHT})), scored=8) == []

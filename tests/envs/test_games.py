@@ -186,4 +186,4 @@ async def test_without_an_agreement_nobody_gets_anything():
 @pytest.mark.parametrize("name", GAMES)
 @pytest.mark.slow
 def test_games_keep_the_contract(name: str):
-    assert check_env(name, tasks=2) == []
+    assert check_env(name, tasks=2, scored=8) == []

@@ -106,7 +106,7 @@ async def test_without_tools_examples_stand_before_the_question_and_the_form_is_
         assert session.rewards == rewards
         assert session.reward == pytest.approx(rewards["correct"] + 0.1 * rewards["form"])
     assert (await play(env(), Task(id="t", data=ROWS[0]))).rewards == {"correct": 1.0, "form": 1.0}
-    assert check_env("gsm8k", path=str(file), tools=False, shots=2, reward_form=True) == []
+    assert check_env("gsm8k", path=str(file), tools=False, shots=2, reward_form=True, scored=8) == []
 
 
 @pytest.mark.parametrize(("options", "words"), [({"shots": 3}, "allowed is 0 to 2"), ({"shots": 1}, "env.tools=false")])
@@ -147,13 +147,13 @@ def test_an_eval_file_of_its_own_leaves_the_other_whole(file: Path, tmp_path: Pa
 
 @pytest.mark.slow
 def test_it_passes_the_check(file: Path):
-    assert check_env("gsm8k", path=str(file)) == []
+    assert check_env("gsm8k", path=str(file), scored=8) == []
 
 
 @pytest.mark.slow
 def test_the_real_problems_pass_the_check_and_all_are_solved_by_their_annotations(shared_data: Path):
     path = str(shared_data / "gsm8k_train_2000.jsonl")
-    assert check_env("gsm8k", path=path, tasks=6) == []
+    assert check_env("gsm8k", path=path, tasks=6, scored=8) == []
     tasks = [task for split in ("train", "eval") for task in make("gsm8k", path=path).tasks(split)]
     assert len(tasks) == 2000
     assert sum(len(calculations(task["answer"])) for task in tasks) > 6000

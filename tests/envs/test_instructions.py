@@ -151,4 +151,4 @@ def test_a_row_that_is_none_is_named(tmp_path: Path, changed: dict[str, Any], sa
 
 @pytest.mark.slow
 def test_the_environment_keeps_its_contract(tmp_path: Path) -> None:
-    assert check_env("instructions", path=str(rows(tmp_path, ROW, {**ROW, "key": 2}))) == []
+    assert check_env("instructions", path=str(rows(tmp_path, ROW, {**ROW, "key": 2})), scored=8) == []

@@ -106,4 +106,4 @@ def test_the_largest_number_that_is_taken_is_factorised_and_an_unknown_level_ref
 
 @pytest.mark.slow
 def test_it_keeps_the_contract():
-    assert check_env("math_tools") == []
+    assert check_env("math_tools", scored=8) == []

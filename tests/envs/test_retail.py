@@ -22,7 +22,7 @@ from agentrl.envs.retail.expert import WRITES
 from agentrl.envs.retail.generate import LEVELS, made_tasks, made_world
 from agentrl.envs.retail.store import TOOLS, Store
 from agentrl.errors import ConfigError, ToolError
-from agentrl.types import Message, Status, Task
+from agentrl.types import FunctionCall, Message, Status, Task, ToolCall
 
 DATABASE = made_world(0).database
 SAMPLE = list(islice(made_tasks("train", None, 0), 60))
@@ -200,6 +200,46 @@ async def test_an_agent_that_lets_the_customer_wait_gets_nothing_also_where_noth
     assert refusing.rewards["database"] == 1
 
 
+def forbidden() -> Task:
+    return next(task for task in SAMPLE if task["refuse"] and len(task["actions"]) == 1)
+
+
+async def test_saying_that_it_is_done_or_refusing_without_a_look_up_is_worth_nothing_where_nothing_may_be_changed():
+    """One sentence got half of level 1."""
+    task = forbidden()
+    looks_up = Message(role="assistant", tool_calls=[ToolCall(id="1", function=function_of(task["actions"][0]))])
+    other = {**task["actions"][0], "name": "get_user_details", "arguments": {"user_id": next(iter(DATABASE.users))}}
+    of_another = Message(role="assistant", tool_calls=[ToolCall(id="1", function=function_of(other))])
+    refusal = "Unfortunately that is not possible."
+    for messages, wanted in (
+        (["It is done."], 0),
+        ([refusal], 0),
+        ([looks_up, "It is done."], 0),
+        ([of_another, refusal], 0),
+        ([looks_up, refusal], 1),
+    ):
+        assert (await play(make("retail"), task, writing(*messages))).reward == wanted, messages
+
+
+def function_of(action: dict[str, Any]) -> FunctionCall:
+    return FunctionCall(name=action["name"], arguments=json.dumps(action["arguments"]))
+
+
+def writing(*messages: str | Message) -> Any:
+    def policy(env: Env, conversation: Sequence[Message]) -> Message:
+        said = messages[min(sum(message.role == "assistant" for message in conversation), len(messages) - 1)]
+        return Message(role="assistant", content=said) if isinstance(said, str) else said
+
+    return policy
+
+
+@pytest.mark.parametrize("level", [None, *LEVELS])
+def test_at_most_a_fifth_of_the_tasks_of_any_level_change_nothing(level: int | None):
+    tasks = list(islice(made_tasks("train", level, 0), 600))
+    still = sum(not any(call["name"].startswith(WRITES) for call in task["actions"]) for task in tasks)
+    assert still <= len(tasks) / 5
+
+
 async def test_what_has_to_be_said_counts_with_commas_in_numbers_and_not_unsaid():
     task = SAMPLE[0].model_copy(update={"data": {**SAMPLE[0].data, "actions": [], "communicate": ["1250.5"]}})
     said = await play(make("retail"), task, saying("It costs $1,250.50. Anything else?"))
@@ -239,6 +279,6 @@ def test_a_folder_without_a_file_or_of_another_layout_is_refused_by_name(tmp_pat
 
 @pytest.mark.slow
 def test_it_keeps_the_contract_also_with_tau2_benchs_data(shared_data: Path):
-    assert check_env("retail", hostile=20) == []
-    assert check_env("retail", path=str(shared_data / "tau2_retail"), tasks=1) == []
-    assert check_env("retail", customer="policy", tasks=1) == []
+    assert check_env("retail", hostile=20, scored=8) == []
+    assert check_env("retail", path=str(shared_data / "tau2_retail"), tasks=1, scored=8) == []
+    assert check_env("retail", customer="policy", tasks=1, scored=8) == []

@@ -13,14 +13,16 @@ from typing import Any
 
 from agentrl.envs.base import Env
 from agentrl.envs.check.child import Job
-from agentrl.envs.check.rules import Finding, Measured
+from agentrl.envs.check.rules import Finding, Measured, Note, Scores
 from agentrl.envs.check.supervise import Progress, supervise
 from agentrl.errors import InvalidInput
 
-__all__ = ["LIMIT", "Finding", "Measured", "Progress", "check_env"]
+__all__ = ["LIMIT", "Finding", "Measured", "Note", "Progress", "Scores", "check_env"]
 
 LIMIT = 60.0
 """Seconds that one call of a method may take, unless more are allowed."""
+SCORED, SECONDS = 100, 10.0
+"""Tasks that the trivial agents play, and the seconds after which they begin no further one."""
 
 
 def check_env(
@@ -30,9 +32,11 @@ def check_env(
     seed: int = 0,
     limit: float = LIMIT,
     hostile: int | None = None,
+    scored: int = SCORED,
+    seconds: float = SECONDS,
     options: dict[str, Any] | None = None,
     rewards: Mapping[str, Any] | None = None,
-    report: Callable[[Finding | Progress | Measured], None] | None = None,
+    report: Callable[[Finding | Progress | Measured | Note | Scores], None] | None = None,
     **kwargs: Any,
 ) -> list[Finding]:
     """Find violations of an environment's contract, in a process forked from this one.
@@ -42,11 +46,13 @@ def check_env(
         tasks: how many tasks of each split to run.
         seed: the episodes' seed.
         limit: seconds that one call of a method may take; the whole check may take ten times as long.
+        scored: how many tasks the trivial agents and the expert play.
+        seconds: they begin no further one after so long.
         hostile: how many episodes of malformed, hostile and huge calls to run; by default a few, within seconds.
         options: the constructor's options, where one of them has the name of an argument here.
         rewards: settings of further rewards by name, as `rewards.*` of a run.
-        report: called with each finding at once, and with the progress every tenth of a second, and with what
-            turns and instances cost.
+        report: called with each finding and note at once, with the progress every tenth of a second, with the table
+            of scores, and with what turns and instances cost.
         kwargs: the constructor's other options.
 
     Returns:
@@ -57,12 +63,15 @@ def check_env(
         ConfigError: the options, or the settings of a reward, are wrong.
         InvalidInput: a number that is not positive.
     """
-    for name, value in (("tasks", tasks), ("limit", limit), ("hostile", 1 if hostile is None else hostile)):
+    numbers = {"tasks": tasks, "limit": limit, "hostile": 1 if hostile is None else hostile}
+    for name, value in {**numbers, "scored": scored, "seconds": seconds}.items():
         if not value > 0:
             raise InvalidInput(f"{name} = {value!r}: must be positive")
     target = type(env) if isinstance(env, Env) else env
     found = []
-    for event in supervise(Job(target, {**(options or {}), **kwargs}, tasks, seed, limit, rewards or {}, hostile)):
+    for event in supervise(
+        Job(target, {**(options or {}), **kwargs}, tasks, seed, limit, rewards or {}, hostile, scored, seconds)
+    ):
         if report is not None:
             report(event)
         if isinstance(event, Finding):

@@ -1,4 +1,4 @@
-"""Rules about the answer: where an agent could read it, and whether another task's answer is as good.
+"""Rules about the answer: where an agent could read it.
 
 A coincidence (a choice among options, a small number) does not count: at least `LEAKED` tasks with different answers
 must show the same fault, and a text that holds every task's answer tells none of them.
@@ -112,26 +112,10 @@ async def in_replies(subject: Subject) -> AsyncIterator[str]:
         )
 
 
-async def shortcut(subject: Subject) -> AsyncIterator[str]:
-    """Another task's last message, said at once, does not get the expert's reward in every task."""
-    solved = [one async for one in _solved(subject, answered=False)]
-    turns = [one.episode.session.turns for one in solved if one.episode.session]
-    several = len({_said(one.last) for one in solved}) > 1
-    if len(solved) < LEAKED or not (several or min(turns) > 1):
-        return
-    for one, other in zip(solved, solved[1:] + solved[:1], strict=True):
-        if not await _enough(subject, one, other.last):
-            return
-    yield (
-        f"the expert's last message in another task, said at once, gets the expert's reward in all of {len(solved)} "
-        f"tasks, such as {_said(solved[1].last)} in task {solved[0].task.id!r}"
-    )
-
-
 # ------------------------------------------------------------------------------------------------ the expert's answers
 
 
-async def _solved(subject: Subject, *, answered: bool = True) -> AsyncIterator[Solved]:
+async def _solved(subject: Subject) -> AsyncIterator[Solved]:
     """Tasks with the expert's answers, up to one that it fails or has no answer to."""
     if not subject.expert or len(subject.env.agents) > 1:
         return
@@ -144,7 +128,7 @@ async def _solved(subject: Subject, *, answered: bool = True) -> AsyncIterator[S
         if episode.session is None or episode.session.score is None:
             return
         last, answer = _final(episode)
-        if last is None or (answered and not answer):
+        if last is None or not answer:
             return
         yield Solved(task, episode, last, answer, episode.session.score)
 
@@ -277,12 +261,6 @@ def _wrong_calls(env: Env) -> Iterator[Message]:
         for text in ('{"no_such_argument": 1}', json.dumps(sample(tool.parameters))):
             function = FunctionCall(name=tool.name, arguments=text)
             yield Message(role="assistant", tool_calls=[ToolCall(id=f"wrong_{number}_{len(text)}", function=function)])
-
-
-def _said(message: Message) -> str:
-    """A message in words: its text, or its calls."""
-    made = [f"{call.function.name}({call.function.arguments})" for call in message.tool_calls or ()]
-    return "; ".join(made) if made else repr(message.text[:80])
 
 
 def _around(text: str, answer: str) -> str:

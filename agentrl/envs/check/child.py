@@ -24,9 +24,9 @@ from typing import Any
 
 from agentrl.envs import attribution
 from agentrl.envs.base import Env
-from agentrl.envs.check import places
+from agentrl.envs.check import canary, places
 from agentrl.envs.check.monitor import Monitor, SharedLabel
-from agentrl.envs.check.rules import Finding, Rule
+from agentrl.envs.check.rules import Finding, Note, Rule
 from agentrl.envs.check.subject import Subject
 from agentrl.envs.check.table import RULES
 from agentrl.envs.registry import factory
@@ -56,6 +56,7 @@ class Job:
         limit: seconds that one call may take.
         rewards: settings of further rewards by name.
         hostile: how many episodes of hostile calls are run; None: a few.
+        scored: how many tasks the trivial agents play, within about so many `seconds`.
     """
 
     env: Any
@@ -65,6 +66,8 @@ class Job:
     limit: float
     rewards: Mapping[str, Any] = field(default_factory=dict)
     hostile: int | None = None
+    scored: int = 100
+    seconds: float = 10.0
 
 
 def hang(label: str, limit: float, place: str) -> Finding:
@@ -74,12 +77,14 @@ def hang(label: str, limit: float, place: str) -> Finding:
 
 
 def check_in_child(job: Job, send: Connection, shared: SharedLabel, folder: str) -> None:
-    """Check, and send ("rule", whether it begins), ("finding", …), ("measured", …), ("done", None).
+    """Check, and send ("rule", whether it begins), ("finding", …), ("note", …), ("measured", …), ("done", None).
 
     Or it ends with ("stop", last finding) or ("raise", error).
     """
     _set_up_process(folder)
     monitor = Monitor(shared)
+    monitor.canary = canary.hide(folder)
+    monitor.traces.install()
     log = logging.getLogger(TOOL_LOGGER)
     log.setLevel(logging.DEBUG)
     log.handlers, log.propagate = [monitor], False
@@ -140,6 +145,7 @@ def _factory(job: Job, monitor: Monitor) -> Callable[[], Env]:
 
 async def _check(job: Job, make: Callable[[], Env], send: Connection, monitor: Monitor) -> None:
     monitor.install()
+    monitor.traces.listen(asyncio.get_running_loop())
     work = asyncio.ensure_future(_try_rules(job, make, send, monitor))
     while not work.done():
         await asyncio.wait([work], timeout=POLL)
@@ -164,18 +170,22 @@ async def _check(job: Job, make: Callable[[], Env], send: Connection, monitor: M
 async def _try_rules(job: Job, make: Callable[[], Env], send: Connection, monitor: Monitor) -> Finding | None:
     """Try them in order; returns what ends the check early."""
     name = job.env if isinstance(job.env, str) else None
-    subject = Subject(make, monitor, job.seed, job.hostile, name, job.options)
+    subject = Subject(make, monitor, job.seed, job.hostile, name, job.options, job.scored, job.seconds)
     seen: set[str] = set()
     for rule in RULES:
         if rule.name == "failures":
             subject.tasks = [task for listed, _ in subject.splits.values() for task in listed[: job.tasks]]
             if not subject.tasks:
                 return None
+        if rule.alone and seen:
+            continue
         _send(send, "rule", True)
         async for finding in _findings(rule, subject):
             if finding.message not in seen:  # one fault often shows under several rules
                 seen.add(finding.message)
-                _send(send, "finding", finding)
+                _send(send, "note" if isinstance(finding, Note) else "finding", finding)
+        if rule.name == "scores":
+            _send(send, "measured", subject.scores)
         _send(send, "rule", False)
         if rule.name == "failures" and all(episode.error for episode in subject.all_played()):
             return Finding(rule.name, "no episode could be played", "run the check again once that is mended")
@@ -183,10 +193,10 @@ async def _try_rules(job: Job, make: Callable[[], Env], send: Connection, monito
     return None
 
 
-async def _findings(rule: Rule, subject: Subject) -> AsyncIterator[Finding]:
+async def _findings(rule: Rule, subject: Subject) -> AsyncIterator[Finding | Note]:
     try:
-        async for message in rule.check(subject):
-            yield Finding(rule.name, message, rule.fix)
+        async for found in rule.check(subject):
+            yield Note(found.message, rule.name) if isinstance(found, Note) else Finding(rule.name, found, rule.fix)
     except AgentRLError as error:
         yield Finding(rule.name, str(error), rule.fix)
     except Exception as error:

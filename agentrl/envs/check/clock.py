@@ -1,7 +1,7 @@
 """Another day: what code is told that asks for the time or the date, while an episode is played.
 
-`time` and `datetime` themselves are changed, and what the environment's own modules have imported from them. The event
-loop and timeouts use the monotonic clock, which stays.
+`time` and `datetime` themselves are changed before the environment is imported. The event loop and timeouts use the
+monotonic clock, which stays.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def _later(clock: Callable[..., Any]) -> Callable[[float | None], Any]:
 
 
 @contextmanager
-def shifted_clock(env: type) -> Iterator[None]:
-    """Let the clock be `DAYS` days later, for an environment of this class."""
+def shifted_clock() -> Iterator[None]:
+    """Let the clock be `DAYS` days later, also for what environments import meanwhile."""
     seconds, nanoseconds = time.time, time.time_ns
     later: dict[int, Any] = {
         id(date): _Date,
@@ -73,10 +73,13 @@ def shifted_clock(env: type) -> Iterator[None]:
         id(nanoseconds): lambda: nanoseconds() + int(SHIFT.total_seconds()) * 10**9,
         **{id(clock): _later(clock) for clock in (time.localtime, time.gmtime, time.ctime)},
     }
-    modules = [time, sys.modules["datetime"], *_modules(env)]
+    formatted = time.strftime
+    modules = [time, sys.modules["datetime"], *_environments()]
     found = [(module, name, value) for module in modules for name, value in vars(module).items() if id(value) in later]
+    found.append((time, "strftime", formatted))
     for module, name, value in found:
-        setattr(module, name, later[id(value)])
+        setattr(module, name, later.get(id(value), value))
+    time.strftime = lambda form, *moment: formatted(form, *(moment or (time.localtime(),)))
     try:
         yield
     finally:
@@ -84,15 +87,13 @@ def shifted_clock(env: type) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def _modules(env: type) -> list[ModuleType]:
-    """The modules of the packages in which the class and its bases are written, but not agentrl's own core."""
-    packages = {base.__module__.rpartition(".")[0] or base.__module__ for base in env.__mro__[:-1]}
-    packages.discard("agentrl.envs")  # single files of it are named below
-    names = {base.__module__ for base in env.__mro__[:-1]}
+def _environments() -> list[ModuleType]:
+    """The modules of environments that are loaded already, but not agentrl's own core."""
     return [
         module
         for name, module in list(sys.modules.items())
         if isinstance(module, ModuleType)
-        and name not in ("builtins", __name__)
-        and (name in names or name.rpartition(".")[0] in packages or name in packages)
+        and name.startswith("agentrl.envs.")
+        and name.count(".") > 2
+        and not name.startswith("agentrl.envs.check")
     ]

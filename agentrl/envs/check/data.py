@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from itertools import combinations, islice
+from itertools import islice
 from typing import Any
 
 from agentrl.envs import calls
@@ -25,8 +25,6 @@ COPIED = 0.5
 """The share of a split's tasks that may be equal to another: sampled ones are, now and then."""
 FEW = 4
 """Tasks that a split must have to be judged by its copies."""
-TRAINED = {"train", "demo"}
-"""Splits that are trained on: these may share tasks with each other."""
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What the OpenAI API takes for a function's name."""
 TYPE_KEYS = {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"}
@@ -93,21 +91,6 @@ async def task_data(subject: Subject) -> AsyncIterator[str]:
             except TypeError as error:
                 yield f"split {split!r}: task {task.id!r} can't be stored as JSON ({error})"
                 break
-
-
-async def split_overlap(subject: Subject) -> AsyncIterator[str]:
-    """No task is in two splits. A task without data can't be compared: its content follows from its seed."""
-    contents = {
-        split: {key: task for task in listed if (key := _content(task)) is not None}
-        for split, (listed, _) in subject.splits.items()
-    }
-    for (one, first), (other, second) in combinations(contents.items(), 2):
-        if {one, other} <= TRAINED:
-            continue
-        both = first.keys() & second.keys()
-        if both:
-            task = next(task for key, task in first.items() if key in both)
-            yield f"splits {one!r} and {other!r} share {len(both)} of the compared tasks, such as {_shown(task)}"
 
 
 async def tool_schemas(subject: Subject) -> AsyncIterator[str]:

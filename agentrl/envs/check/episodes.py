@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator
 
-from agentrl.envs.check import places
+from agentrl.envs.check import places, scores
 from agentrl.envs.check.subject import CAP, EXPERT, MADE_UP, SILENT, Subject
 from agentrl.tools.registry import LEFT_OUT
 from agentrl.types import Status
@@ -30,6 +30,7 @@ async def failures(subject: Subject) -> AsyncIterator[str]:
         for agent in (*((EXPERT,) if subject.expert else ()), MADE_UP, SILENT):
             await subject.episode(task, agent)
     await subject.random_episodes()
+    await scores.play_all(subject)
     seen: set[tuple[str, str]] = set()
     for episode in subject.all_played():
         if episode.error is None:

@@ -38,11 +38,12 @@ class Walk:
         opened = sum(map(len, openings.values()))
         self._keep([message for messages in openings.values() for message in messages])
         schemas = copy.deepcopy(env.tools.schemas())
-        for turn, node in enumerate((one for one in session.nodes[opened:] if one.message.role == "assistant"), 1):
+        turns = (one for one in session.nodes[opened:] if one.message.role == "assistant")
+        for turn, (node, said) in enumerate(zip(turns, episode.said, strict=False), 1):
             named = {"name": node.agent} if len(env.agents) > 1 else {}
-            message = node.message.model_copy(deep=True, update=named)
+            message = said.model_copy(deep=True, update=named)
             result = await calls.step(env, message)
-            wanted = node.message.model_copy(update=named)
+            wanted = said.model_copy(update=named)
             self.given = self.given or (f"of turn {turn}: {_difference(wanted, message)}" if message != wanted else "")
             self.sent = self.sent or self._changed(turn)
             if not self.task and not same_task(task, before):

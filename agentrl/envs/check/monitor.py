@@ -11,6 +11,9 @@ a crash and after `os._exit`.
 from __future__ import annotations
 
 import asyncio
+import decimal
+import gc
+import locale
 import logging
 import mmap
 import os
@@ -22,14 +25,19 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentrl.envs.base import Env
+from agentrl.envs.base import Env, reward_methods
 from agentrl.envs.check import places
+from agentrl.envs.check.traces import Traces
 from agentrl.foreign_errors import words
+
+if TYPE_CHECKING:
+    from agentrl.envs.check.canary import Canary
 
 LABEL_BYTES = 4000
 _HEAD = struct.Struct("dI")
@@ -86,6 +94,15 @@ class Failure:
     place: str
 
 
+@dataclass(frozen=True)
+class Handled:
+    """An exception in a reward's code, which that code handled."""
+
+    kind: type[BaseException]
+    error: str
+    place: str
+
+
 class Monitor(logging.Handler):
     """Records calls (set as `attribution.watch`), and what tools raise from the tool registry's log.
 
@@ -96,6 +113,9 @@ class Monitor(logging.Handler):
         failures: what tools raised since `take`.
         open: the running calls.
         fatal_call: the call that raised what ends an event loop.
+        traces: files that calls write, warnings, lost exceptions.
+        canary: the secret that no agent may be told.
+        handled: where exceptions that a reward handled are noted; None notes none.
         attributing: whether changes of the process and time on the event loop are a call's own; see `unattributed`.
     """
 
@@ -111,6 +131,9 @@ class Monitor(logging.Handler):
         self._stretch: tuple[float, float] | None = None
         self._not_counted_seconds = 0.0
         self._clock = LoopClock()
+        self.traces = Traces(lambda: bool(self.open))
+        self.canary: Canary | None = None
+        self.handled: list[Handled] | None = None
 
     def take(self) -> tuple[list[Call], list[Failure]]:
         """The calls and failures since the previous `take`."""
@@ -141,8 +164,25 @@ class Monitor(logging.Handler):
     @contextmanager
     def __call__(self, env: Env, method: str) -> Iterator[None]:
         """Record one call; a nested one (of a wrapped environment) counts as part of it."""
+        traced = self.handled is not None and method in {mark.name for mark, _ in reward_methods(env)}
         with self.watching(f"{type(env.unwrapped).__name__}.{method}"):
-            yield
+            if traced:
+                sys.settrace(self._trace)
+            try:
+                yield
+            finally:
+                if traced:
+                    sys.settrace(None)
+
+    def _trace(self, frame: Any, event: str, arg: Any) -> Any:
+        """Note exceptions in the environment's own code."""
+        frame.f_trace_lines = False
+        place = places.own([(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)])
+        if not place:
+            return None
+        if event == "exception" and self.handled is not None and not issubclass(arg[0], (StopIteration, GeneratorExit)):
+            self.handled.append(Handled(arg[0], words(arg[1]), place))
+        return self._trace
 
     @contextmanager
     def watching(self, where: str) -> Iterator[None]:
@@ -269,7 +309,15 @@ class _Process:
             "the level of the root logger": logging.root.level,
             "the recursion limit": sys.getrecursionlimit(),
             "the default timeout of sockets": socket.getdefaulttimeout(),
+            "the locale": locale.setlocale(locale.LC_ALL),
+            "the time zone": time.tzname,
+            "the precision of decimal": decimal.getcontext().prec,
+            "the filters of warnings": (len(warnings.filters), *map(id, warnings.filters[:1])),
+            "sys.stdout": id(sys.stdout),
+            "sys.stderr": id(sys.stderr),
+            "the garbage collector": gc.isenabled(),
             **{f"the handler of {one.name}": signal.getsignal(one) for one in HANDLED},
+            **{f"the handlers of the logger {name!r}": each for name, each in _log_handlers()},
         }
         return cls(folder, dict(os.environ), fingerprints(), settings)
 
@@ -279,11 +327,20 @@ class _Process:
             changed.append("the working directory (os.chdir)")
         names = {key for key in self.variables.keys() | after.variables.keys() if self._of(key) != after._of(key)}
         changed += [f"the environment variable {key}" for key in sorted(names)]
-        changed += [name for name, value in self.settings.items() if value != after.settings[name]]
+        settings = {**self.settings, **after.settings}
+        changed += [name for name in settings if self.settings.get(name) != after.settings.get(name)]
         return {name: (self.random.get(name, 0), state) for name, state in after.random.items()}, changed
 
     def _of(self, key: str) -> str | None:
         return self.variables.get(key)
+
+
+def _log_handlers() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The handlers of every logger that has some, by its name."""
+    yield "root", tuple(map(id, logging.root.handlers))
+    for name, each in list(logging.root.manager.loggerDict.items()):
+        if isinstance(each, logging.Logger) and each.handlers:
+            yield name, tuple(map(id, each.handlers))
 
 
 def fingerprints() -> dict[str, int]:

@@ -17,6 +17,8 @@ Holdings = dict[str, frozenset[str]]
 """Resources by kind, each with a name that an author recognises."""
 OURS = ("agentrl-", "asyncio_")
 """Prefixes of the names of threads that agentrl or the event loop keep for the next call."""
+SHARED = {"file in the working directory": ".", "file in /var/tmp": "/var/tmp", "shared memory segment": "/dev/shm"}
+"""Folders that all processes of a machine, or a run, share, by what is left in them."""
 SETTLE = 1.0
 """Seconds that a thread or process gets to end after it was stopped."""
 
@@ -30,6 +32,7 @@ def held() -> Holdings:
         "asyncio task": frozenset(_tasks()),
         "process": frozenset(f"{command(pid)} (pid {pid})" for pid in descendants(os.getpid())),
         "temporary file": frozenset(entry.name for entry in os.scandir(tempfile.gettempdir())),
+        **{kind: frozenset(_names(folder)) for kind, folder in SHARED.items()},
     }
 
 
@@ -49,6 +52,13 @@ async def left_since(before: Holdings, settle: float = SETTLE) -> Holdings:
 
 def _newest(names: frozenset[str], number: int) -> frozenset[str]:
     return frozenset(sorted(names)[-number:]) if number > 0 else frozenset()
+
+
+def _names(folder: str) -> Iterator[str]:
+    try:
+        yield from (entry.name for entry in os.scandir(folder))
+    except OSError:
+        return
 
 
 def command(pid: int) -> str:

@@ -1,15 +1,22 @@
-"""Rules about rewards: ranges, the expert's reward, the silent agent's reward."""
+"""Rules about rewards: ranges, the expert's and the demonstrator's, errors that rewards handle."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from statistics import fmean
 
-from agentrl.envs.base import RewardMark, reward_methods
-from agentrl.envs.check.subject import EXPERT, SILENT, Episode, Subject
+from agentrl.envs.base import Env, RewardMark, reward_methods
+from agentrl.envs.check import places
+from agentrl.envs.check.subject import DEMONSTRATING, EXPERT, RANDOM, SILENT, Episode, Subject
+from agentrl.envs.episode import record
 from agentrl.types import Session, Task
 
 TOLERANCE = 1e-6
 """Step rewards are added up in floating point."""
+DEMONSTRATED, TRACED = 8, 12
+"""Tasks that are demonstrated, and whose rewards are traced."""
+WRITTEN_WRONG = (NameError, ImportError, NotImplementedError, RecursionError)
+"""Errors that no agent's answer causes."""
 ALIKE = 3
 """Tasks in which the expert gets the same return, before that counts as the greatest possible one."""
 
@@ -44,20 +51,23 @@ async def expert(subject: Subject) -> AsyncIterator[str]:
     if not subject.expert:
         return
     sums: list[float] = []
-    for task in subject.tasks:
-        episode = await subject.episode(task, EXPERT)
-        session = episode.session
+    failed: dict[str, str] = {}
+    tasks = {task.id: task for task in [*subject.tasks, *subject.scored]}.values()
+    for task in tasks:
+        session = (await subject.episode(task, EXPERT)).session
         if session is None:
             continue
         sums.append(sum(_steps(session)))
         problems = _failed(subject, session)
-        best, who = _best_of_others(subject, task)
+        best, who = _best_of_others(subject, task) if task in subject.tasks else (None, "")
         if best is not None and session.score is not None and best > session.score + TOLERANCE:
             problems.append(f"{session.score:g} where a {who} got {best:g}")
         if problems:
-            subject.notes.add("the expert fails")
-            yield f"task {task.id!r}: the expert got {'; '.join(problems)} (status {session.status})"
-            return
+            failed[task.id] = f"{'; '.join(problems)} (status {session.status})"
+    if failed:
+        task_id, problem = next(iter(failed.items()))
+        yield f"task {task_id!r}: the expert got {problem}; it fails in {len(failed)} of {len(tasks)} tasks"
+        return
     costs = any(step < 0 for _, session in subject.played() for step in _steps(session))
     high = subject.env.return_range[1]
     stepped = any(_steps(session) for episode, session in subject.played() if episode.agent == EXPERT)
@@ -66,22 +76,50 @@ async def expert(subject: Subject) -> AsyncIterator[str]:
         yield f"the expert got step rewards of at most {max(sums):g} in all instead of {high:g} (return_range)"
 
 
-async def silence(subject: Subject) -> AsyncIterator[str]:
-    """An agent that says nothing does not get the maximum."""
-    for task in subject.tasks:
-        episode = await subject.episode(task, SILENT)
-        if episode.session is None or episode.session.score is None:
-            continue
-        score = episode.session.score
-        compared = subject.expert and "the expert fails" not in subject.notes
-        wanted = (await subject.episode(task, EXPERT)).session if compared else None
-        if wanted is not None and wanted.score is not None:
-            enough = score >= wanted.score
-        else:
-            enough = not _failed(subject, episode.session) and not _short(subject, episode.session)
-        if enough:
-            yield f"task {task.id!r}: an agent that says nothing gets the maximum, {score:g}"
+async def demonstrator(subject: Subject) -> AsyncIterator[str]:
+    """The demonstrator runs, is rewarded more than silence, and does the same with the same chance."""
+    if type(subject.env.unwrapped).demonstrate is Env.demonstrate:
+        return
+    scores, silent = [], []
+    for number, task in enumerate((subject.scored or subject.tasks)[:DEMONSTRATED]):
+        episode = await subject.play(task, DEMONSTRATING, 0)
+        if episode.session is None:
+            place = places.of_error(episode.error.__cause__ or episode.error) if episode.error else ""
+            yield f"{episode.name}: {episode.error}{f' at {place}' if place else ''}"
             return
+        scores.append(episode.session.score or 0.0)
+        silence = (await subject.episode(task, SILENT)).session
+        silent.append(silence.score or 0.0 if silence else 0.0)
+        again = (await subject.play(task, DEMONSTRATING, 0)).session if not number else None
+        if again is not None and record(again) != record(episode.session):
+            yield f"{episode.name}: with the same `rng` it demonstrates something else: draw all chance from `rng`"
+            return
+    alone = len(subject.env.agents) == 1  # playing itself, it gets what any agent gets that plays itself
+    if alone and len(scores) >= ALIKE and fmean(scores) <= fmean(silent) + TOLERANCE:
+        words = f"{fmean(scores):.2f} in {len(scores)} tasks"
+        yield f"the demonstrator got {words}, no more than an agent that says nothing"
+
+
+async def swallowed(subject: Subject) -> AsyncIterator[str]:
+    """No reward handles an error of its own code: it would look like the agent's failure."""
+    monitor = subject.monitor
+    for task in (subject.scored or subject.tasks)[:TRACED]:
+        for agent in dict.fromkeys((subject.default, RANDOM, SILENT)):
+            monitor.handled = []
+            try:
+                session = (await subject.play(task, agent, 0)).session
+            finally:
+                handled, monitor.handled = monitor.handled, None
+            if session is None:
+                continue
+            short = agent == EXPERT and bool(_failed(subject, session))
+            found = [one for one in handled if short or issubclass(one.kind, WRITTEN_WRONG)]
+            if found:
+                yield (
+                    f"task {task.id!r}, the {agent}'s episode: a reward met {found[0].error} at {found[0].place}, "
+                    f"and gave {session.score if session.score is None else f'{session.score:g}'} all the same"
+                )
+                return
 
 
 def _within(subject: Subject, session: Session) -> bool:
@@ -117,14 +155,6 @@ def _failed(subject: Subject, session: Session) -> list[str]:
         if abs(value - worst) <= TOLERANCE if value is not None else session.score is None:
             problems.append(f"{mark.name} = {value} instead of {best:g}")
     return problems
-
-
-def _short(subject: Subject, session: Session) -> bool:
-    """Whether a session's rewards are below the maximum that the environment declares."""
-    finals = [(session.rewards.get(mark.name), _ends(mark)[0]) for mark, _ in reward_methods(subject.env)]
-    steps = _steps(session)
-    short = bool(steps) and sum(steps) < subject.env.return_range[1] - TOLERANCE
-    return short or any(value != best for value, best in finals)
 
 
 def _ends(mark: RewardMark) -> tuple[float, float]:

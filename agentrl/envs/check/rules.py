@@ -9,8 +9,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agentrl.envs.check.subject import Subject
 
-Check = Callable[["Subject"], AsyncIterator[str]]
-"""Yields a message for each violation: which one, where, and the values that show it."""
+
+@dataclass(frozen=True)
+class Note:
+    """What an author should know and may well want; the check passes all the same."""
+
+    message: str
+    rule: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.message}"
+
+
+Check = Callable[["Subject"], AsyncIterator[str] | AsyncIterator[str | Note]]
+"""Yields a message for each violation: which one, where, and the values that show it; or a note."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,28 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Scores:
+    """The table of scores.
+
+    Attributes:
+        rows: agent, mean score, and half of its 95 % interval.
+        tasks: how many tasks each agent played.
+        wanted: how many it would have played with more time.
+        seconds: how long that took.
+    """
+
+    rows: tuple[tuple[str, float, float], ...]
+    tasks: int
+    wanted: int
+    seconds: float
+
+    def __str__(self) -> str:
+        lines = [f"{agent:<22} {mean:6.2f} ± {margin:.2f}" for agent, mean, margin in self.rows]
+        late = f" of {self.wanted}; seconds=N gives more time" if self.tasks < self.wanted else ""
+        return "\n".join([f"mean scores in {self.tasks}{late} tasks ({self.seconds:.1f} s)", *lines])
+
+
+@dataclass(frozen=True)
 class Rule:
     """One rule of an environment's contract.
 
@@ -50,9 +84,11 @@ class Rule:
         proves: what it proves, as a sentence.
         fix: how an author fixes a violation.
         check: yields a message for each violation.
+        alone: whether it is checked only where nothing else was found, because it starts processes.
     """
 
     name: str
     proves: str
     fix: str
     check: Check
+    alone: bool = False

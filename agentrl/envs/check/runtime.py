@@ -10,8 +10,8 @@ from statistics import median
 
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.envs.check.resources import held, left_since
-from agentrl.envs.check.subject import SILENT, Episode, Subject
+from agentrl.envs.check.resources import SHARED, held, left_since
+from agentrl.envs.check.subject import MADE_UP, RANDOM, SILENT, Episode, Subject
 from agentrl.envs.episode import noop_policy, play, record
 from agentrl.errors import AgentRLError
 from agentrl.types import FunctionCall, Message, Session, Task, ToolCall
@@ -33,21 +33,24 @@ OFF_LOOP = ("making", "tasks", "expert", "demonstrate", "prepare")
 
 
 async def determinism(subject: Subject) -> AsyncIterator[str]:
-    """The same task and seed give the same episode."""
+    """The same task and seed give the same episode, whatever the agent does."""
     for task in subject.tasks:
-        played = [(await subject.episode(task, subject.default, copy)).session for copy in (0, 1)]
-        if played[0] is None or played[1] is None:
-            continue
-        first, second = record(played[0]), record(played[1])
-        for place, (one, other) in enumerate(zip(first, second, strict=False)):
-            if one != other:
+        for agent in dict.fromkeys((subject.default, MADE_UP, RANDOM)):
+            one = (await subject.episode(task, agent)).session
+            again = subject.episode(task, agent, 1) if agent == subject.default else subject.play(task, agent, 0)
+            other = (await again).session
+            if one is not None and other is not None and (words := _difference(one, other)):
                 subject.notes.add("not deterministic")
-                yield f"task {task.id!r}, entry {place}: the same seed gave first {_cut(one)}, then {_cut(other)}"
+                yield f"task {task.id!r}{'' if agent == subject.default else f', the {agent}'}{words}"
                 return
-        if len(first) != len(second):
-            subject.notes.add("not deterministic")
-            yield f"task {task.id!r}: the same seed gave {len(first)} and then {len(second)} entries"
-            return
+
+
+def _difference(one: Session, other: Session) -> str:
+    first, second = record(one), record(other)
+    for place, (entry, again) in enumerate(zip(first, second, strict=False)):
+        if entry != again:
+            return f", entry {place}: the same seed gave first {_cut(entry)}, then {_cut(again)}"
+    return "" if len(first) == len(second) else f": the same seed gave {len(first)} and then {len(second)} entries"
 
 
 async def bad_calls(subject: Subject) -> AsyncIterator[str]:
@@ -128,7 +131,7 @@ async def leaks(subject: Subject) -> AsyncIterator[str]:
     for copy in range(2, REPEATS + 1):
         if repeated and len(repeated) < REPEATS:
             repeated.append(await subject.episode(repeated[0].task, subject.default, copy))
-    for kind in ("open file", "thread", "asyncio task", "process", "temporary file"):
+    for kind in ("open file", "thread", "asyncio task", "process", "temporary file", *SHARED):
         leaving = [episode for episode in repeated if episode.left.get(kind)]
         if repeated and 2 * len(leaving) >= len(repeated) and await _leak_persists(subject, kind, leaving):
             names = sorted({name for episode in leaving for name in episode.left[kind]})
@@ -201,6 +204,8 @@ async def _leak_persists(subject: Subject, kind: str, leaving: list[Episode]) ->
 def _plural(kind: str, number: int) -> str:
     if number == 1:
         return kind
+    if " in " in kind:
+        return kind.replace("file", "files", 1)
     return f"{kind}es" if kind.endswith("s") else f"{kind}s"
 
 

@@ -11,10 +11,11 @@ import copy
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice, product
 
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_fork, has_state
-from agentrl.envs.check.subject import RANDOM, Episode, Subject
+from agentrl.envs.check.subject import MADE_UP, RANDOM, Episode, Subject
 from agentrl.envs.state import EnvState
 from agentrl.errors import AgentError, StateUnsupported
 from agentrl.sessions.conversation import Conversation
@@ -25,6 +26,8 @@ from agentrl.types import Message, Session
 Open = Callable[[], Awaitable[Env]]
 Turn = tuple[str, Message]
 """An agent and its message."""
+INTERRUPTED = 12
+"""Episodes that are interrupted, at most."""
 Take = Callable[[Env], Awaitable[Open]]
 """Takes a copy of an episode; what it returns gives the instance that continues it."""
 
@@ -135,7 +138,8 @@ class Replay:
 async def _interrupted_episodes(subject: Subject, take: Take, how: str) -> AsyncIterator[str]:
     if "not deterministic" in subject.notes:
         return
-    for task, agent in zip(subject.tasks, (subject.default, RANDOM), strict=False):
+    agents = (subject.default, RANDOM, MADE_UP)
+    for task, agent in islice(product(subject.tasks, dict.fromkeys(agents)), INTERRUPTED):
         episode = await subject.episode(task, agent)
         if episode.session is None or any(node.spawned for node in episode.session.nodes):
             continue  # sub-agents write their messages within a step, and those of a replay have none

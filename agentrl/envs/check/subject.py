@@ -5,25 +5,31 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from agentrl.envs import calls
 from agentrl.envs.base import Env, has_expert
+from agentrl.envs.check.functions import empty_defaults
 from agentrl.envs.check.monitor import Call, Failure, Monitor, seed_generators
 from agentrl.envs.check.resources import SETTLE, Holdings, held, left_since
 from agentrl.envs.episode import ScriptedPolicy, expert_policy, noop_policy, play
 from agentrl.envs.samples import hostile_policy, random_policy, sampled_policy
+from agentrl.envs.trivial import RANDOM as RANDOM
+from agentrl.envs.trivial import SILENT as SILENT
+from agentrl.envs.trivial import TURNS, Known, Seated, partner, policy
 from agentrl.types import Message, Session, Task
 
 if TYPE_CHECKING:
     from agentrl.envs.check.inputs import Walk
-    from agentrl.envs.check.rules import Measured
+    from agentrl.envs.check.rules import Measured, Scores
 
-EXPERT, SILENT, MADE_UP, RANDOM = "expert", "silent agent", "agent of made-up calls", "random agent"
-HOSTILE = "agent of hostile calls"
+EXPERT, MADE_UP, HOSTILE = "expert", "agent of made-up calls", "agent of hostile calls"
+PRYING, VARYING, DEMONSTRATING = "prying agent", "agent of varied calls", "demonstrator"
 CAP = 100
 """Turns after which an episode counts as endless."""
 ENDLESS_TURNS = 1000
@@ -46,6 +52,7 @@ class Episode:
         session: None where the environment failed.
         error: why it failed.
         opening: what reset returned.
+        said: copies of the agents' messages, as they were written.
         calls: the calls of its methods, in order.
         failures: what its tools raised.
         left: resources that remained after `close`, of a repeated episode.
@@ -57,6 +64,7 @@ class Episode:
     session: Session | None = None
     error: BaseException | None = None
     opening: list[Message] = field(default_factory=list)
+    said: list[Message] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     left: Holdings = field(default_factory=dict)
@@ -66,6 +74,12 @@ class Episode:
     def name(self) -> str:
         """For messages."""
         return f"task {self.task.id!r}, the {self.agent}'s episode"
+
+
+async def demonstrate(env: Env, messages: Sequence[Message]) -> Message:
+    """What the environment's own demonstrator writes."""
+    said = sum(message.role == "assistant" for message in messages)
+    return await calls.demonstrate(env, messages, random.Random(f"{messages[0].text}/{said}"))
 
 
 class Subject:
@@ -83,6 +97,11 @@ class Subject:
         notes: results of a rule that a later one reads.
         copies: numbers for further copies of an episode.
         name: the environment's, where it was given by its name; `options` are its constructor's.
+        wanted: how many tasks the trivial agents play, within about so many `seconds`; `scores` is what they got.
+        known: what the expert says last, for trivial agents.
+        scored: the tasks that all trivial agents and the expert have played (`scores`), in `played_seconds`.
+        prying, varying: the policies of agents that two rules set.
+        empty_defaults: the parameters with an empty list or mapping as their default, before anything ran.
         walk: what an episode changed that it may not change (`inputs`).
         measured: what it costs.
         instance: the instance of the last episode.
@@ -96,17 +115,26 @@ class Subject:
         hostile: int | None = None,
         name: str | None = None,
         options: Mapping[str, Any] | None = None,
+        wanted: int = 100,
+        seconds: float = 10.0,
     ) -> None:
         self.make, self.monitor, self.seed = make, monitor, seed
         self.hostile, self.patient = HOSTILE_EPISODES if hostile is None else hostile, hostile is not None
         self.name, self.options = name, dict(options or {})
+        self.prying = self.varying = noop_policy
         self.walk: Walk | None = None
         self.measured: Measured | None = None
         self.env = make()
         self.expert = has_expert(self.env)
+        self.empty_defaults = empty_defaults(self.env)
         self.splits: dict[str, tuple[list[Task], list[Task]]] = {}
         self.tasks: list[Task] = []
         self.notes: set[str] = set()
+        self.wanted, self.seconds = wanted, seconds
+        self.scores: Scores | None = None
+        self.known = Known()
+        self.scored: list[Task] = []
+        self.played_seconds = 0.0
         self._kept: dict[tuple[str, str, int], Episode] = {}
         self._folder, self._variables = os.getcwd(), dict(os.environ)
         self._played = 0
@@ -129,6 +157,10 @@ class Subject:
         if key not in self._kept:
             self._kept[key] = await self.play(task, agent, copy)
         return self._kept[key]
+
+    def has_played(self, task: Task, agent: str) -> bool:
+        """Whether an agent has played a task."""
+        return (task.id, agent, 0) in self._kept
 
     async def episodes(self, *agents: str, copies: Sequence[int] = (0,)) -> list[Episode]:
         """The episodes of every task that had no error."""
@@ -172,32 +204,62 @@ class Subject:
             MADE_UP: sampled_policy,
             RANDOM: random_policy(self.seed + copy),
             HOSTILE: hostile_policy(self.seed + copy),
+            PRYING: self.prying,
+            VARYING: self.varying,
+            DEMONSTRATING: demonstrate,
         }
         return policies[agent]
 
+    async def trivial_episode(self, task: Task, name: str, seat: int) -> Episode:
+        """A trivial agent's episode as one of the environment's agents, the others played by the expert."""
+        key = (task.id, name, -1 - seat)
+        if key not in self._kept:
+            agent = self.env.agents[seat]
+            own = policy(name, task, agent, self.known, self.seed)
+            label = f"{name} as {agent}" if len(self.env.agents) > 1 else name
+            limit = TURNS * len(self.env.agents)
+            self._kept[key] = await self._run(Episode(task, label), limit, agent, own, partner(self.env))
+        return self._kept[key]
+
     async def play(self, task: Task, agent: str, copy: int) -> Episode:
         """Run an episode without keeping it."""
-        self._restore()
-        self.label(task, agent)
-        self.monitor.take()
-        before = held() if copy and agent == self.default else None
-        policy, episode = self.policy(agent, copy), Episode(task, agent)
+        limit = RANDOM_TURNS if agent in (RANDOM, HOSTILE) else self.limit
+        own = self.policy(agent, copy)
+        counted = bool(copy) and agent == self.default
+        return await self._run(Episode(task, agent), limit, self.env.agents[0], own, own, counted=counted)
 
-        async def recorded(env: Env, messages: Sequence[Message]) -> Message:
-            episode.opening = episode.opening or list(messages)
-            said = policy(env, messages)
-            message = await said if inspect.isawaitable(said) else said
-            self.monitor.tools = tuple(call.function.name for call in message.tool_calls or ())
-            return message
+    async def _run(
+        self,
+        episode: Episode,
+        limit: int | None,
+        seat: str,
+        own: ScriptedPolicy,
+        others: ScriptedPolicy,
+        *,
+        counted: bool = False,
+    ) -> Episode:
+        self._restore()
+        self.label(episode.task, episode.agent)
+        self.monitor.take()
+        before = held() if counted else None
+
+        def recorded(policy: ScriptedPolicy) -> ScriptedPolicy:
+            async def act(env: Env, messages: Sequence[Message]) -> Message:
+                episode.opening = episode.opening or list(messages)
+                said = policy(env, messages)
+                message = await said if inspect.isawaitable(said) else said
+                episode.said.append(message.model_copy(deep=True))
+                self.monitor.tools = tuple(call.function.name for call in message.tool_calls or ())
+                return message
+
+            return act
 
         env, began = self.make(), time.monotonic()
-        limit = RANDOM_TURNS if agent in (RANDOM, HOSTILE) else self.limit
+        actor = Seated(recorded(others), seat, recorded(own))
         try:
-            own = task.model_copy(deep=True)  # what an episode does to its task shows in `inputs.task_kept` alone
-            playing = play(env, own, recorded, seed=self.seed, max_turns=limit)
-            episode.session = await asyncio.create_task(
-                playing
-            )  # a task of its own: its stack begins with this episode
+            task = episode.task.model_copy(deep=True)  # what an episode does to its task: `inputs.task_kept` alone
+            playing = play(env, task, actor, seed=self.seed, max_turns=limit)
+            episode.session = await asyncio.create_task(playing)  # of its own: its stack begins with this episode
         except (Exception, asyncio.CancelledError) as error:
             episode.error = error
         self.monitor.tools = ()
@@ -215,4 +277,5 @@ class Subject:
             os.environ.clear()
             os.environ.update(self._variables)
         self._played += 1
+        self.monitor.traces.episode = self._played
         seed_generators(self._played)

@@ -22,7 +22,7 @@ from typing import Any
 from agentrl.envs.check import places
 from agentrl.envs.check.child import EXIT, POLL, STACKS, Job, check_in_child, hang
 from agentrl.envs.check.monitor import SharedLabel
-from agentrl.envs.check.rules import Finding, Measured
+from agentrl.envs.check.rules import Finding, Measured, Note, Scores
 from agentrl.envs.check.table import RULES
 from agentrl.processes import descendants
 
@@ -55,7 +55,7 @@ class Progress:
     done: bool = False
 
 
-def supervise(job: Job) -> Iterator[Finding | Progress | Measured]:
+def supervise(job: Job) -> Iterator[Finding | Progress | Measured | Note | Scores]:
     """Check an environment in a process of its own; yields findings, progress and measurements as they come.
 
     Raises:
@@ -79,7 +79,7 @@ def supervise(job: Job) -> Iterator[Finding | Progress | Measured]:
 
 def _events(
     job: Job, receive: Connection, shared: SharedLabel, process: BaseProcess, stacks: Path
-) -> Iterator[Finding | Progress | Measured]:
+) -> Iterator[Finding | Progress | Measured | Note | Scores]:
     began, tried = time.monotonic(), 0
     rule = Progress("make", "an instance can be made")
     kind: str
@@ -104,7 +104,7 @@ def _events(
             else:
                 rule = Progress(rule.rule, rule.proves, done=True)
             yield rule
-        elif kind == "finding" or (kind == "measured" and value is not None):
+        elif kind in ("finding", "note") or (kind == "measured" and value is not None):
             yield value
         elif kind == "stop":
             yield _stopped(value, tried)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from agentrl.envs.check import (
+    alike,
     answers,
+    canary,
+    circumstances,
     conditions,
     costs,
     data,
@@ -13,7 +16,11 @@ from agentrl.envs.check import (
     inputs,
     rewards,
     runtime,
+    scores,
+    several,
     states,
+    traces,
+    variants,
 )
 from agentrl.envs.check.rules import Rule
 
@@ -30,12 +37,6 @@ RULES: tuple[Rule, ...] = (
         "generate tasks from a fixed seed, and from nothing that changes between calls",
         data.same_tasks,
     ),
-    Rule(
-        "other_process",
-        "another process gives the same tasks, where the environment is given by its name",
-        "sort what comes from a set or a folder, and never use hash() of a text",
-        conditions.other_process,
-    ),
     Rule("task_ids", "every task of a split has a unique id", "leave ids out, or number them", data.task_ids),
     Rule(
         "copies",
@@ -44,12 +45,6 @@ RULES: tuple[Rule, ...] = (
         data.copies,
     ),
     Rule("task_data", "tasks can be stored", "use plain data: text, numbers, lists, mappings", data.task_data),
-    Rule(
-        "splits",
-        "no task is in two splits",
-        "split by a hash of the task, or by ranges that do not overlap; else evaluation runs on training tasks",
-        data.split_overlap,
-    ),
     Rule(
         "tools",
         "every tool has a name, a description and a schema that matches what it accepts",
@@ -67,6 +62,12 @@ RULES: tuple[Rule, ...] = (
         "episodes of the expert, a silent, a systematic and a random agent run without an error",
         "fix it; where an agent's input is wrong, raise agentrl.errors.ToolError, whose text the agent gets",
         episodes.failures,
+    ),
+    Rule(
+        "splits",
+        "no task is in two splits, nor one that is told and solved alike",
+        "split by a hash of the task, or by ranges that do not overlap; else evaluation runs on training tasks",
+        alike.splits,
     ),
     Rule(
         "opening",
@@ -117,6 +118,12 @@ RULES: tuple[Rule, ...] = (
         episodes.reprs,
     ),
     Rule(
+        "prompts",
+        "the prompt tells which task it is",
+        "put into the opening messages what the expert knows of the task",
+        alike.prompts,
+    ),
+    Rule(
         "answer",
         "the prompt does not contain the answer",
         "remove it from the opening messages; what an agent is meant to copy belongs in the task's data",
@@ -141,10 +148,10 @@ RULES: tuple[Rule, ...] = (
         runtime.determinism,
     ),
     Rule(
-        "clock",
-        "an episode is the same on another day",
-        "take the time from the task's data; time.monotonic() measures durations",
-        conditions.clock,
+        "stored_tasks",
+        "a task that was stored as JSON is played as before",
+        "use text as keys, and lists in place of tuples",
+        alike.stored,
     ),
     Rule(
         "ranges",
@@ -165,16 +172,46 @@ RULES: tuple[Rule, ...] = (
         rewards.expert,
     ),
     Rule(
-        "noop",
-        "an agent that says nothing does not get the maximum",
-        "reward only what the task asks for",
-        rewards.silence,
+        "demonstrator",
+        "the demonstrator is rewarded more than silence, and repeats",
+        "fix `demonstrate`, and draw its chance from `rng`",
+        rewards.demonstrator,
     ),
     Rule(
-        "shortcut",
-        "another task's last message, said at once, does not get the reward of every task",
-        "compute the reward from this task and from what was done in the episode",
-        answers.shortcut,
+        "swallowed",
+        "no reward handles an error of its own code",
+        "catch only what an answer can cause (ValueError of float(answer)), and let the rest be raised",
+        rewards.swallowed,
+    ),
+    Rule(
+        "scores",
+        "no trivial agent gets what the expert gets, nor half of it where no chance explains it",
+        "change the reward, or declare `chance` where guessing is right that often",
+        scores.compared,
+    ),
+    Rule(
+        "chance",
+        "the chance that is declared is what random valid play gets",
+        "set `chance` to what the random agent got, or remove it",
+        scores.chance,
+    ),
+    Rule(
+        "hidden",
+        "no agent is told what only another may know",
+        "leave it out of the other agents' messages",
+        several.hidden,
+    ),
+    Rule(
+        "silent_partner",
+        "an agent beside silent ones is rewarded, with no less than they get",
+        "give every agent its result, also where another one has said nothing or was cut off",
+        several.silent_partner,
+    ),
+    Rule(
+        "order",
+        "moves at once have the same results in whatever order they are answered",
+        "keep the moves of a round, and carry them out together when the last one is there",
+        several.order,
     ),
     Rule(
         "fixtures",
@@ -183,10 +220,28 @@ RULES: tuple[Rule, ...] = (
         fixtures.fixtures,
     ),
     Rule(
+        "optional_arguments",
+        "tools work without their optional arguments, and with each of them",
+        "give the parameter a default that the tool can work with, or none",
+        variants.optional_arguments,
+    ),
+    Rule(
+        "defaults",
+        "no default of a parameter is changed",
+        "use None as the default, and make the list or mapping in the function",
+        variants.defaults,
+    ),
+    Rule(
         "bad_calls",
         "invalid tool calls are answered",
         "answer every call once, in order, under its own id; `self.run_tools(message)` does",
         runtime.bad_calls,
+    ),
+    Rule(
+        "secrets",
+        "what an agent writes is neither run nor followed to files and variables",
+        "parse it with ast.literal_eval or json; compare Path(…).resolve() with the allowed folder; use a sandbox",
+        canary.kept_secret,
     ),
     Rule(
         "hostile",
@@ -279,6 +334,18 @@ RULES: tuple[Rule, ...] = (
         costs.growth,
     ),
     Rule(
+        "files",
+        "episodes write no files but in their temporary folder",
+        "use tempfile, and remove it in `close`",
+        traces.files,
+    ),
+    Rule(
+        "warnings",
+        "no coroutine is left without await, and no exception is lost",
+        "await it; catch what a thread raises and raise it in the next step",
+        traces.told,
+    ),
+    Rule(
         "globals",
         "global random generators, the working directory, environment variables and settings of the process stay",
         "use random.Random(seed) or numpy.random.default_rng(seed), absolute paths, and env= of subprocess",
@@ -289,5 +356,12 @@ RULES: tuple[Rule, ...] = (
         "no method blocks the event loop for more than 20 ms",
         "use async I/O; compute in a tool (without quick=True) or in asyncio.to_thread",
         runtime.blocking,
+    ),
+    Rule(
+        "elsewhere",
+        "tasks and episodes are the same in another process, on another day, in another folder, time zone and locale",
+        "see what it depends on",
+        circumstances.elsewhere,
+        alone=True,
     ),
 )

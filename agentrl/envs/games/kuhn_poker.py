@@ -37,12 +37,12 @@ class KuhnPoker(Game):
         super().__init__()
         self.cards: dict[str, str] = dict.fromkeys(self.agents, "")
         self.history: list[str] = []
-        self.chance = 0.0
+        self.luck = 0.0
 
     def deal(self, rng: random.Random) -> Mapping[str, str]:
         """Give each agent a card."""
         self.cards = dict(zip(self.agents, rng.sample(CARDS, 2), strict=True))
-        self.history, self.turn, self.chance = [], self.agents[0], rng.random()
+        self.history, self.turn, self.luck = [], self.agents[0], rng.random()
         openings = {agent: RULES.format(card=card) for agent, card in self.cards.items()}
         return {agent: f"{text} You begin." if agent == self.turn else text for agent, text in openings.items()}
 
@@ -76,15 +76,15 @@ class KuhnPoker(Game):
         """The equilibrium's move; its chances are decided by the deal, so that a demonstration repeats."""
         history = " ".join(self.history)
         passive, active = ("check", "bet") if "bet" not in self.history else ("fold", "call")
-        return active if self.chance < probability(self.cards[self.turn], history) else passive
+        return active if self.luck < probability(self.cards[self.turn], history) else passive
 
     def position(self) -> dict[str, Any]:
         """Cards and moves."""
-        return {"cards": self.cards, "history": self.history, "chance": self.chance}
+        return {"cards": self.cards, "history": self.history, "chance": self.luck}
 
     def resume(self, position: dict[str, Any]) -> None:
         """Cards and moves."""
-        self.cards, self.history, self.chance = position["cards"], position["history"], position["chance"]
+        self.cards, self.history, self.luck = position["cards"], position["history"], position["chance"]
 
 
 def probability(card: str, history: str) -> float:

@@ -41,6 +41,8 @@ class Negotiation(Game):
 
     name = "negotiation"
     draw = 0.0
+    chance = 0.4
+    """Half of the agents' places only take what a fair partner offers."""
 
     def __init__(self, rounds: int = 5) -> None:
         if not 1 <= rounds <= 20:

@@ -34,9 +34,10 @@ CONFIRM = re.compile(
 MORE = re.compile(
     r"\b(anything else|something else|other (questions?|requests?)|further (help|assistance|questions?))\b"
 )
+REFUSAL = re.compile(r"\b(unable|unfortunately|not (able|possible|allowed)|can ?not|can't|won't)\b")
 SETTLED = re.compile(
-    r"\b(done|completed?|processed|transferred|cancell?ed|returned|exchanged|modified|updated|changed|requested"
-    r"|unable|unfortunately|not (possible|allowed)|can ?not|can't|won't)\b"
+    r"\b(done|completed?|processed|transferred|cancell?ed|returned|exchanged|modified|updated|changed|requested)\b"
+    rf"|{REFUSAL.pattern}"
 )
 TOPICS = (
     (

@@ -1,9 +1,10 @@
 """`env=retail`: an agent serves a customer of an online store, with tools on its database and a policy to follow.
 
 The agent talks to a simulated customer and works on the database; the episode ends when the customer has nothing more
-to say. It is rewarded where the database is then as the task's reference actions leave it, and everything was said that
-had to be. With `env.path` the tasks, database and policy are those of a folder in the layout of tau2-bench's retail
-domain; otherwise they are made from a seed, in three levels.
+to say. It is rewarded where the database is then as the task's reference actions leave it, and everything was said
+that had to be. Where a wish is forbidden, the agent must have looked the customer up, and then have refused: else
+saying that all is done would be right wherever nothing may be changed. With `env.path` the tasks, database and policy
+are those of a folder in the layout of tau2-bench's retail domain; otherwise they are made from a seed, in three levels.
 
 A customer who leaves because nothing happened truncates the episode, which is then worth nothing, as a limit of turns
 does: else an agent that says nothing would succeed in the tasks in which nothing may be changed.
@@ -17,9 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.envs.base import Env, reward
-from agentrl.envs.retail.customer import MAX_READ, Customer
+from agentrl.envs.retail.customer import MAX_READ, REFUSAL, Customer
 from agentrl.envs.retail.data import World, read_world
-from agentrl.envs.retail.expert import script
+from agentrl.envs.retail.expert import must_refuse, script
 from agentrl.envs.retail.generate import LEVELS, made_tasks, made_world
 from agentrl.envs.retail.store import TOOLS, Store
 from agentrl.envs.splits import TaskList
@@ -78,7 +79,7 @@ class Retail(Env):
             read_world(self.path)
         if customer == "policy":
             self.agents = (AGENT, CUSTOMER)
-        self._task, self._store, self._said = Task(id=""), Store(), set[str]()
+        self._task, self._store, self._said, self._refused = Task(id=""), Store(), set[str](), False
         self._customer = Customer(dict.fromkeys(("reason", "known", "unknown", "instructions"), ""))
         for name in TOOLS:
             self.tools.add(getattr(self._store, name))
@@ -120,14 +121,20 @@ class Retail(Env):
 
     def state(self) -> dict[str, Any]:
         """What has changed in the database, what was said, and where the customer is."""
-        store = {"changed": self._store.changed, "transferred": self._store.transferred}
-        return {"store": store, "said": sorted(self._said), "customer": self._customer.state()}
+        store = {
+            "changed": self._store.changed,
+            "transferred": self._store.transferred,
+            "found": sorted(self._store.found),
+        }
+        said = {"said": sorted(self._said), "refused": self._refused}
+        return {"store": store, **said, "customer": self._customer.state()}
 
     def restore(self, task: Task, state: dict[str, Any]) -> None:
         """Continue the conversation."""
         self._begin(task)
         self._store.begin(self._world.database, **state["store"])
-        self._said, self._customer = set(state["said"]), Customer(task["scenario"], **state["customer"])
+        self._said, self._refused = set(state["said"]), state["refused"]
+        self._customer = Customer(task["scenario"], **state["customer"])
 
     def brief(self, task: Task) -> Task:
         """The policy and what the customer wants at first."""
@@ -138,9 +145,9 @@ class Retail(Env):
 
     @reward
     def solved(self, session: Session) -> Any:
-        """1 where the database is as it should be and all was said that had to be, in a conversation that ended."""
+        """1 where the database is as it should be, and all was said and refused that had to be, to the end."""
         ended = session.status is not Status.TRUNCATED
-        return self._of_agent(float(ended and self._database_matches() and self._all_said()))
+        return self._of_agent(float(ended and self._database_matches() and self._all_said() and self._has_refused()))
 
     @reward(weight=0.0)
     def database(self, session: Session) -> Any:
@@ -153,9 +160,17 @@ class Retail(Env):
         return self._of_agent(float(self._all_said()))
 
     def _database_matches(self) -> bool:
+        return self._store.same_as(self._reference())
+
+    def _has_refused(self) -> bool:
+        """Whether a forbidden wish was refused once the customer had been looked up; True where none is."""
+        found = self._reference().found
+        return not must_refuse(self._task) or (self._refused and found <= self._store.found)
+
+    def _reference(self) -> Store:
         reference = Store(self._world.database)
         reference.apply(self._task["actions"])
-        return self._store.same_as(reference)
+        return reference
 
     def _all_said(self) -> bool:
         return len(self._said) == len(set(self._task["communicate"]))
@@ -190,10 +205,12 @@ class Retail(Env):
 
     def _begin(self, task: Task) -> None:
         self._task, self._said, self._customer = task, set(), Customer(task["scenario"])
+        self._refused = False
         self._store.begin(self._world.database)
 
     def _note(self, text: str) -> None:
-        """Note which of the things that have to be said are in a message."""
+        """Note what of that which has to be said is in a message, and a refusal once a customer was looked up."""
+        self._refused |= bool(self._store.found and REFUSAL.search(text[:MAX_READ].casefold()))
         self._said |= told(self._task["communicate"], text)
 
 

@@ -13,6 +13,7 @@ WRITES = ("cancel_", "modify_", "return_", "exchange_")
 IDENTIFIES = "find_user_id_"
 TRANSFER = "transfer_to_human_agents"
 TRANSFERRED = "YOU ARE BEING TRANSFERRED TO A HUMAN AGENT. PLEASE HOLD ON."
+REFUSED = "our policy does not allow it"
 Step = str | Mapping[str, Any]
 """A message to the customer, or a tool call with `name` and `arguments`."""
 
@@ -31,11 +32,23 @@ def script(task: Task, database: Database) -> list[Step]:
     if writes:
         plan = "; ".join(f"{action['name']}({_words(action['arguments'])})" for action in writes)
         steps += [f"I will do the following: {plan}. Do you confirm (yes/no)?", *writes]
-    answers = f"Here is what you wanted to know: {', '.join(task['communicate'])}. " if task["communicate"] else ""
+    refusal = f"Unfortunately that is not possible: {REFUSED}. " if must_refuse(task) else ""
+    answers = (
+        f"{refusal}Here is what you wanted to know: {', '.join(task['communicate'])}. "
+        if task["communicate"]
+        else refusal
+    )
     if any(action["name"] == TRANSFER for action in actions):
         summary = {"summary": "The request is beyond what I can do."}
         return [*steps, {"name": TRANSFER, "arguments": summary}, f"{answers}{TRANSFERRED}"]
     return [*steps, f"{answers}That is all done, as far as possible. Is there anything else?"]
+
+
+def must_refuse(task: Task) -> bool:
+    """Whether a wish of the customer is forbidden; where no task says so, one that nothing is done or said for."""
+    actions = [action["name"] for action in task["actions"]]
+    nothing = not any(name.startswith(WRITES) or name == TRANSFER for name in actions) and not task["communicate"]
+    return bool(task.data.get("refuse", nothing))
 
 
 def _customer(actions: list[Mapping[str, Any]], database: Database) -> Record | None:

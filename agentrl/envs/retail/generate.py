@@ -18,6 +18,8 @@ from agentrl.types import Task
 
 LEVELS = (1, 2, 3)
 USERS = 600
+STATES = ("pending",) * 5 + ("processed",)
+"""Of orders under way. A processed one can't be cancelled: at most a fifth of the tasks of any level change nothing."""
 EVAL_EVERY = 5
 POLICY = """\
 # Policy
@@ -76,7 +78,7 @@ def made_world(seed: int) -> World:
         users[user["user_id"]] = user
         bought = rng.sample(sorted(products), rng.randint(3, 6))
         half = rng.randint(1, len(bought) - 1)
-        for chosen, status in ((bought[:half], rng.choice(("pending", "processed"))), (bought[half:], "delivered")):
+        for chosen, status in ((bought[:half], rng.choice(STATES)), (bought[half:], "delivered")):
             order = _order(rng, user, [products[each] for each in chosen], status)
             orders[order["order_id"]] = order
             user["orders"].append(order["order_id"])
@@ -138,6 +140,7 @@ class _Maker:
                 *(call for _, calls, _ in requests for call in calls),
             ],
             "communicate": [words for _, _, said in requests for words in said],
+            "refuse": any(not calls for _, calls, _ in requests),
             "assertions": [],
         }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agentrl.envs.retail.data import Database, Record
@@ -26,6 +26,7 @@ class Records:
     Attributes:
         changed: copies of the users and orders that the episode has changed, by kind and id.
         transferred: whether the customer was transferred to a human agent.
+        found: the ids of the customers who were looked up.
     """
 
     def __init__(self, database: Database | None = None) -> None:
@@ -36,9 +37,10 @@ class Records:
         database: Database,
         changed: Mapping[str, Mapping[str, Record]] | None = None,
         transferred: bool = False,
+        found: Iterable[str] = (),
     ) -> None:
         """Begin an episode, or continue one with what it had changed."""
-        self.database, self.transferred = database, transferred
+        self.database, self.transferred, self.found = database, transferred, set(found)
         self.changed: dict[str, dict[str, Record]] = {"users": {}, "orders": {}}
         for kind, records in (changed or {}).items():
             self.changed[kind] = {key: dict(record) for key, record in records.items()}
@@ -74,6 +76,7 @@ class Records:
         """The id of the first user that matches."""
         for user_id in self.database.users:
             if matches(self.get("users", user_id)):
+                self.found.add(user_id)
                 return user_id
         raise ToolError("no such customer")
 

@@ -69,7 +69,9 @@ class Store(Records):
         Args:
             user_id: such as ann_lee_1234.
         """
-        return self.get("users", user_id)
+        user = self.get("users", user_id)
+        self.found.add(user_id)
+        return user
 
     @tool(quick=True)
     def get_order_details(self, order_id: str) -> Record:
@@ -78,7 +80,9 @@ class Store(Records):
         Args:
             order_id: such as #W0000000, with the # in front.
         """
-        return self.get("orders", order_id)
+        order = self.get("orders", order_id)
+        self.found.add(order["user_id"])
+        return order
 
     @tool(quick=True)
     def get_product_details(self, product_id: str) -> Record:

@@ -322,7 +322,7 @@ def test_training_questions_that_are_in_the_evaluation_are_left_out_where_that_i
 
 @pytest.mark.slow
 def test_the_environment_keeps_its_contract(folder: Path) -> None:
-    assert check_env("questions", path=str(folder), decontaminate=6) == []
+    assert check_env("questions", path=str(folder), decontaminate=6, scored=8) == []
 
 
 def test_questions_that_their_set_says_have_no_answer_are_left_out(tmp_path: Path) -> None:

@@ -320,7 +320,7 @@ def test_a_form_is_sent_only_with_every_page_right_and_once():
 @pytest.mark.slow
 @BOTH
 def test_it_keeps_the_contract(name: str):
-    assert check_env(name) == []
+    assert check_env(name, scored=2) == []
 
 
 def test_an_unknown_level_or_browser_is_refused():

@@ -181,7 +181,7 @@ async def test_an_episode_is_saved_in_the_middle_and_goes_on_the_same() -> None:
 
 
 def test_an_adapted_environment_keeps_the_contract() -> None:
-    assert agentrl.check_env("gymnasium:Mixed-v0", tasks=2) == []
+    assert agentrl.check_env("gymnasium:Mixed-v0", tasks=2, scored=8) == []
 
 
 def test_wrong_ids_and_options_are_named() -> None:

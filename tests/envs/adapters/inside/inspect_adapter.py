@@ -157,7 +157,7 @@ async def test_a_solver_that_rewrites_the_conversation_is_refused() -> None:
 
 
 def test_the_contract_holds_and_mistakes_are_named() -> None:
-    assert agentrl.check_env(f"inspect:{FILE}@tools", tasks=2) == []
+    assert agentrl.check_env(f"inspect:{FILE}@tools", tasks=2, scored=8) == []
     for source, words in (
         (f"{FILE}@sandboxed", "in a sandbox of inspect_ai"),
         (f"{FILE}@unscored", "no scorer"),

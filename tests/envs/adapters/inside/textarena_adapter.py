@@ -96,7 +96,7 @@ async def test_games_side_by_side_don_t_change_each_other_and_are_saved() -> Non
 
 
 def test_the_contract_holds_and_mistakes_are_named() -> None:
-    assert agentrl.check_env("textarena:GuessTheNumber-v0", tasks=2) == []
+    assert agentrl.check_env("textarena:GuessTheNumber-v0", tasks=2, scored=8) == []
     with pytest.raises(UnknownName, match="did you mean 'TicTacToe-v0'"):
         agentrl.make("textarena:TicTacTow-v0")
     with pytest.raises(ConfigError, match=r"env\.players=3: .*has to be 2, received 3"):

@@ -140,7 +140,7 @@ def test_splits_are_the_librarys_or_held_out_and_options_reach_its_function() ->
 
 def test_the_contract_holds_and_mistakes_are_named() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    assert agentrl.check_env(f"verifiers:{FILE}:tools", tasks=2) == []
+    assert agentrl.check_env(f"verifiers:{FILE}:tools", tasks=2, scored=8) == []
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     with pytest.raises(ConfigError, match="scores rollouts of a group together"):
         agentrl.make(f"verifiers:{FILE}:grouped")

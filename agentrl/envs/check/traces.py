@@ -1,0 +1,114 @@
+"""What episodes leave besides resources: files that they write, Python's warnings, exceptions that nobody catches.
+
+Files are seen as they are opened for writing (an audit hook), so what other processes write meanwhile is none of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import threading
+import warnings
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from agentrl.envs.check import places
+from agentrl.envs.check.resources import SHARED
+from agentrl.envs.check.rules import Note
+
+if TYPE_CHECKING:
+    from agentrl.envs.check.subject import Subject
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+FILES = {"open": 0, "os.mkdir": 0, "sqlite3.connect": 0}
+"""Audit events that may make a file, and which argument is its path."""
+SYSTEM = ("/dev/", "/proc/", "/sys/")
+REPEATED, SPREAD = 2, 3
+"""Episodes that must have written one file, or different ones in one folder."""
+NEVER = "was never awaited"
+
+
+class Traces:
+    """Collects them.
+
+    Attributes:
+        episode: the number of the episode that runs.
+        written: the episodes that opened a file for writing, by its path.
+        warnings: what Python warned of, each once, and whether it is a coroutine that was never awaited.
+        lost: exceptions that nobody caught, each once.
+    """
+
+    def __init__(self, running: Callable[[], bool]) -> None:
+        self.episode = 0
+        self.written: dict[str, set[int]] = defaultdict(set)
+        self.warnings: dict[str, bool] = {}
+        self.lost: dict[str, None] = {}
+        self._running = running
+
+    def install(self) -> None:
+        """Listen, for as long as this process lives."""
+        sys.addaudithook(self._audit)
+        warnings.simplefilter("always", RuntimeWarning)
+        warnings.showwarning = self._warned
+        sys.unraisablehook = lambda args: self._lose(args.exc_value)
+        threading.excepthook = lambda args: self._lose(args.exc_value)
+
+    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hear of tasks whose exceptions nobody fetched."""
+        loop.set_exception_handler(lambda loop, context: self._lose(context.get("exception")))
+
+    def _audit(self, event: str, args: Any) -> None:
+        if event not in FILES or not self._running():
+            return
+        path, flags = args[0], args[2] if event == "open" else WRITING
+        if not isinstance(path, (str, bytes, os.PathLike)) or not (isinstance(flags, int) and flags & WRITING):
+            return
+        self.written[os.path.abspath(os.fsdecode(path))].add(self.episode)
+
+    def _warned(
+        self, message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: str | None = None
+    ) -> None:
+        never = NEVER in str(message)
+        place = places.own([(filename, lineno, "")])
+        if never or place:
+            self.warnings.setdefault(str(message) if never else f"{category.__name__}: {message}", never)
+
+    def _lose(self, error: BaseException | None) -> None:
+        place = places.of_error(error) if error is not None else ""
+        if error is not None and place:
+            self.lost.setdefault(f"{type(error).__name__}: {error} at {place}")
+
+
+async def files(subject: Subject) -> AsyncIterator[str]:
+    """Episodes write no files but in their temporary folder."""
+    for words in _left_files(subject.monitor.traces):
+        yield words
+
+
+def _left_files(traces: Traces) -> Iterator[str]:
+    temporary, cache = os.path.realpath(tempfile.gettempdir()), os.path.expanduser("~/.cache")
+    allowed = (os.path.dirname(temporary) + os.sep, os.environ.get("XDG_CACHE_HOME") or cache, cache, *SYSTEM)
+    watched = set(map(os.path.realpath, SHARED.values()))  # whose new files `leaks` reports
+    left: dict[str, list[str]] = defaultdict(list)
+    for path, episodes in traces.written.items():
+        real = os.path.realpath(path)
+        if real.startswith(allowed) or "__pycache__" in real or not os.path.exists(real):
+            continue
+        if len(episodes) >= REPEATED:
+            yield f"{len(episodes)} episodes write to {path}, which stays and is shared by all that run at a time"
+        else:
+            left[os.path.dirname(path)].append(path)
+    for folder, paths in left.items():
+        if len(paths) >= SPREAD and os.path.realpath(folder) not in watched:
+            yield f"{len(paths)} episodes leave files in {folder}, such as {os.path.basename(paths[0])}"
+
+
+async def told(subject: Subject) -> AsyncIterator[str | Note]:
+    """Python warns of nothing, and no exception gets lost."""
+    for words, never in subject.monitor.traces.warnings.items():
+        yield words if never else Note(words)
+    for words in subject.monitor.traces.lost:
+        yield f"an exception was raised where nobody catches it: {words}"
