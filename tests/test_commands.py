@@ -96,6 +96,13 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
         "tests/cluster/test_programs.py"
         "::test_programs_on_another_node_reach_its_gateway_by_https_and_change_nothing_where_a_worker_dies"
     ),
+    'agentrl train env=calculator agent="opencode run" \'gateway.exclude=[one_turn,"prompt=(?i)summari[sz]e"]\'': Left(
+        "opencode is in an environment of its own; tests/sessions/gateway/test_clients.py runs it where it is made"
+    ),
+    "agentrl train env=calculator agent=agent.py:agent gateway.forward.url=http://127.0.0.1:9000/v1 "
+    "'gateway.forward.models=[text-embedding-3-small]'": Left(
+        "a server of embeddings; tests/sessions/gateway/test_forwarding.py has one"
+    ),
     'agentrl eval env=calculator agent="python my_agent.py" model=PATH': Run(QUICK, {"model=PATH": "model=model"}),
     "uv venv .venv-sglang && uv pip install --python .venv-sglang/bin/python sglang==0.5.23": Left(
         "ten gigabytes; `make engines` installs the same, and CI runs that"
