@@ -18,13 +18,13 @@ from agentrl.tools.sandbox.process import ResidentProcess
 from agentrl.tools.sandbox.resident import ResidentSandbox
 
 DRIVER = r"""
-import ast, io, json, os, signal, sys, traceback
+import ast, json, os, signal, sys, traceback, types
 cells = os.fdopen(os.dup(0), "rb"); report = os.dup(3)
 os.set_inheritable(cells.fileno(), False); os.set_inheritable(report, False); os.close(3)
 null = os.open(os.devnull, os.O_RDONLY); os.dup2(null, 0); os.close(null)
-import __main__
-space = {"__name__": "__main__", "__builtins__": __builtins__}
-__main__.__dict__.update(space); space = __main__.__dict__
+ours = sys.modules["__main__"]  # it lives on; cells have a module of their own, and no name of this program in it
+sys.modules["__main__"] = types.ModuleType("__main__"); space = sys.modules["__main__"].__dict__
+space["__builtins__"] = __builtins__
 sys.argv = [""]; sys.path.insert(0, "")
 def run(code):
     tree = ast.parse(code, "<cell>")

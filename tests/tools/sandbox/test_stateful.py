@@ -88,6 +88,18 @@ async def test_cells_share_variables_show_values_and_report_errors(sandbox: Resi
 
 
 @pytest.mark.slow
+async def test_cells_neither_see_nor_break_the_program_that_runs_them(sandbox: ResidentSandbox) -> None:
+    """A cell that said `report = …` or `json = …` ended the interpreter, and `line` showed the request."""
+    cells = Interpreter(sandbox)
+    seen = await cells.run("print([name for name in dir() if not name.startswith('__')])")
+    assert seen.stdout == b"[]\n"
+    names = "ast cell cells code failed json line null os ours report run signal space stream sys trace traceback types"
+    await cells.run(" = ".join([*names.split(), "print", "None"]).replace("print = None", "enumerate = None"))
+    again = await cells.run("import pickle\ndef f(): return 3\nlen(pickle.dumps(f)) > 0, json")
+    assert (again.stdout, again.exit_code) == (b"(True, None)\n", 0)
+
+
+@pytest.mark.slow
 async def test_a_cell_that_takes_too_long_is_interrupted_and_variables_survive(sandbox: ResidentSandbox) -> None:
     python = Interpreter(sandbox)
     await python.run("x = 1")
