@@ -25,6 +25,7 @@ from typing import Any
 from agentrl.envs import attribution
 from agentrl.envs.base import Env
 from agentrl.envs.check import canary, places
+from agentrl.envs.check.circumstances import name_of
 from agentrl.envs.check.monitor import Monitor, SharedLabel
 from agentrl.envs.check.rules import Finding, Note, Rule
 from agentrl.envs.check.subject import Subject
@@ -169,8 +170,7 @@ async def _check(job: Job, make: Callable[[], Env], send: Connection, monitor: M
 
 async def _try_rules(job: Job, make: Callable[[], Env], send: Connection, monitor: Monitor) -> Finding | None:
     """Try them in order; returns what ends the check early."""
-    name = job.env if isinstance(job.env, str) else None
-    subject = Subject(make, monitor, job.seed, job.hostile, name, job.options, job.scored, job.seconds)
+    subject = Subject(make, monitor, job.seed, job.hostile, name_of(job.env), job.options, job.scored, job.seconds)
     seen: set[str] = set()
     for rule in RULES:
         if rule.name == "failures":

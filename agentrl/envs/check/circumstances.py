@@ -55,8 +55,7 @@ async def elsewhere(subject: Subject) -> AsyncIterator[str]:
 
 def _job(subject: Subject) -> dict[str, Any] | None:
     """What another process is told; None where it could not make the environment."""
-    name = subject.name or _import_path(type(subject.env)) if subject.name or not subject.options else None
-    if name is None:
+    if (name := subject.name) is None:
         return None
     try:
         options = json.loads(json.dumps({key: _absolute(value) for key, value in subject.options.items()}))
@@ -65,6 +64,13 @@ def _job(subject: Subject) -> dict[str, Any] | None:
     file, colon, rest = name.partition(":")
     most = max((len(listed) for listed, _ in subject.splits.values()), default=0)
     return {"name": f"{_absolute(file)}{colon}{rest}", "options": options, "most": most, "seed": subject.seed}
+
+
+def name_of(env: object) -> str | None:
+    """The name by which another process can make an environment; None for a factory, whose options are its own."""
+    if isinstance(env, str) or not isinstance(env, type):
+        return env if isinstance(env, str) else None
+    return _import_path(env)
 
 
 def _import_path(cls: type) -> str | None:
