@@ -131,7 +131,7 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     ),
     "agentrl envs": Run(slow=False),
     "agentrl envs env=retail env.level=2 n=20": Run(instead={"n=20": "n=2"}, slow=False),
-    "agentrl check env=retail hostile=1000": Run(instead={"hostile=1000": "hostile=2"}),
+    "agentrl check env=retail hostile=1000": Run("scored=6", instead={"hostile=1000": "hostile=2"}),
     "agentrl eval env=math_tools env.level=4 policy=expert eval.tasks=20": Run(slow=False),
     "agentrl eval env=text_adventure env.level=3 policy=expert eval.tasks=4": Run(
         instead={"env.level=3": "env.level=1"}, slow=False
@@ -159,7 +159,7 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl train env=kuhn_poker algo=ppo algo.value_view=1": Run(
         TRAINED.replace("rollout.max_turns=1 ", "") + "eval.n=1 steps=1 warm_start.steps=2 warm_start.demos=16"
     ),
-    "agentrl check env=oracle.py:Oracle": Run(slow=False),
+    "agentrl check env=oracle.py:Oracle": Run("scored=6", slow=False),
     **dict.fromkeys(
         ("agentrl init my-env", "pip install -e 'my-env[test]'", "agentrl check env=my-env"),
         Elsewhere("tests/envs/test_init.py::test_the_package_installs_passes_its_own_tests_is_checked_and_trains"),

@@ -43,14 +43,14 @@ def said(env: Callable[..., Env], **settings: Any) -> str:
 
 @pytest.mark.slow
 def test_a_correct_environment_has_no_findings():
-    assert check_env(Till) == []
-    assert check_env(Basket, tasks=1) == []
-    assert agentrl.check_env(Till(), tasks=1) == []
+    assert check_env(Till, scored=8) == []
+    assert check_env(Basket, **QUICK) == []
+    assert agentrl.check_env(Till(), **QUICK) == []
 
 
 @pytest.mark.slow
 async def test_it_can_be_called_from_a_running_event_loop():
-    assert check_env(Till, tasks=1) == []
+    assert check_env(Till, **QUICK) == []
     with pytest.raises(UnknownName):
         check_env("no such")
 
@@ -69,8 +69,8 @@ def test_nothing_is_found_in_unusual_environments_that_keep_the_contract(env: ty
 
 @pytest.mark.slow
 def test_options_reach_the_constructor():
-    assert check_env("castle", tasks=1, locks=1, width=3, height=3) == []
-    assert check_env("calculator", tasks=1, options={"seed": 3}) == []
+    assert check_env("castle", **QUICK, locks=1, width=3, height=3) == []
+    assert check_env("calculator", **QUICK, options={"seed": 3}) == []
     with pytest.raises(ConfigError, match=r"env\.lock = 1"):
         check_env("castle", lock=1)
     with pytest.raises(InvalidInput, match="tasks = 0"):
@@ -108,8 +108,8 @@ def test_what_an_environment_prints_and_options_that_are_no_json_make_no_other_p
         "import atexit\nfrom tests.envs.broken_envs import Till\natexit.register(print, 'goodbye')\n"
         "class Loud(Till):\n    def __init__(self, path=None):\n        super().__init__()\n"
     )
-    assert check_env(f"{tmp_path / 'loud.py'}:Loud", tasks=1, path=tmp_path) == []
-    assert check_env(f"{tmp_path / 'loud.py'}:Loud", tasks=1) == []
+    assert check_env(f"{tmp_path / 'loud.py'}:Loud", **QUICK, path=tmp_path) == []
+    assert check_env(f"{tmp_path / 'loud.py'}:Loud", **QUICK) == []
 
 
 @pytest.mark.parametrize(("env", "words"), HANGING, ids=lambda value: getattr(value, "__name__", ""))
@@ -149,7 +149,7 @@ def test_the_checking_process_is_not_changed():
             return super().reset(task)
 
     here = Path.cwd()
-    check_env(Changing, tasks=1)
+    check_env(Changing, **QUICK)
     assert Path.cwd() == here
     assert "TILL_ITEM" not in os.environ
 
@@ -176,7 +176,7 @@ def test_a_turn_and_an_instance_are_measured():
         def __init__(self) -> None:
             self.table = bytearray(2**20)
 
-    check_env(Large, tasks=1, report=events.append)
+    check_env(Large, **QUICK, report=events.append)
     (measured,) = [event for event in events if isinstance(event, Measured)]
     assert measured.turn_ms > 0
     assert 2**20 < measured.instance_bytes < 2**21
