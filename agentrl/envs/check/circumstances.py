@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.envs.check.elsewhere import MARK, episodes
+from agentrl.envs.check.elsewhere import MARK, episodes, written
 from agentrl.envs.check.subject import Subject
 
 SECONDS = 90.0
@@ -143,12 +143,12 @@ def _difference(here: Mapping[str, Any], there: Mapping[str, Any] | None) -> str
     if error := there.get("error"):
         return f"in another process it can't be made: {error}"
     for split, tasks in there["tasks"].items():
-        own = json.loads(json.dumps(here["tasks"].get(split, []), default=str))
+        own = json.loads(written(here["tasks"].get(split, [])))
         for index, (one, other) in enumerate(zip(own, tasks, strict=False)):
             if one != other:
                 return f"split {split!r}, index {index}: {_cut(one)} here and {_cut(other)} in another process"
     played = {(id_, agent): entries for id_, agent, entries in there["episodes"]}
-    for id_, agent, entries in json.loads(json.dumps(here["episodes"], default=str)):
+    for id_, agent, entries in json.loads(written(here["episodes"])):
         other = played.get((id_, agent), entries)
         for place, (one, two) in enumerate(zip(entries, other, strict=False)):
             if one != two:

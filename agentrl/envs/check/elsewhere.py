@@ -16,6 +16,7 @@ from agentrl.envs.check.clock import shifted_clock
 from agentrl.envs.episode import ScriptedPolicy, expert_policy, play, record
 from agentrl.envs.registry import factory
 from agentrl.envs.samples import random_policy, sampled_policy
+from agentrl.plain import plain
 from agentrl.types import Task
 
 MARK = "tasks and episodes: "
@@ -29,6 +30,11 @@ def policies(seed: int, expert: bool) -> dict[str, ScriptedPolicy]:
     """The agents whose episodes are compared, by name; they write the same in every process."""
     own: ScriptedPolicy = expert_policy if expert else sampled_policy
     return {"expert" if expert else "agent of made-up calls": own, "random agent": random_policy(seed)}
+
+
+def written(value: Any) -> str:
+    """What stands for a value in JSON, the same in every process: sets sorted, and what has no form as its text."""
+    return json.dumps(value, default=lambda one: str(one) if (found := plain(one)) is one else found)
 
 
 async def episodes(make: Any, tasks: list[Task], seed: int, seconds: float = EPISODE_SECONDS) -> Iterator[Any]:
@@ -57,7 +63,7 @@ def main(text: str) -> None:
         chosen = [task for tasks in listed.values() for task in tasks if task.id in job["played"]]
         found = list(asyncio.run(episodes(make, chosen, job["seed"])))
     tasks = {split: [task.model_dump() for task in each] for split, each in listed.items()}
-    print(f"\n{MARK}{json.dumps({'tasks': tasks, 'episodes': found}, default=str)}", flush=True)
+    print(f"\n{MARK}{written({'tasks': tasks, 'episodes': found})}", flush=True)
 
 
 if __name__ == "__main__":
