@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +24,8 @@ SAYING = 0.1
 MAX_READ = 10_000
 """Characters of a message that it takes words from."""
 _WORD = re.compile(r"\w+")
+SHELL = frozenset({"time", "times", "history", "jobs", "exec", "kill", "ulimit", "umask"})
+"""Words that a shell itself runs, and does something with that is seen beyond the call, or another time."""
 MANY_CALLS = 10
 HOSTILE_TEXTS = (
     "",
@@ -61,8 +65,7 @@ def random_policy(seed: int) -> ScriptedPolicy:
     def policy(env: Env, messages: Sequence[Message]) -> Message:
         said = sum(message.role == "assistant" for message in messages)
         rng = random.Random(f"{seed}/{said}/{messages[0].text[:MAX_READ]}")
-        words = [word for message in messages for word in _WORD.findall(message.text[:MAX_READ])] or ["a"]
-        tools = list(env.tools)
+        tools, words = list(env.tools), _words(messages)
         if not tools or rng.random() < SAYING:
             return Message(role="assistant", content=rng.choice(words))
         return random_call(rng, rng.choice(tools), messages, f"call_{said}")
@@ -72,14 +75,24 @@ def random_policy(seed: int) -> ScriptedPolicy:
 
 def random_call(rng: random.Random, tool: Tool, messages: Sequence[Message], call_id: str) -> Message:
     """A valid call of a tool, with words and numbers of the conversation as arguments."""
-    words = [word for message in messages for word in _WORD.findall(message.text[:MAX_READ])] or ["a"]
-    arguments = _drawn(rng, tool.parameters, tool.parameters.get("$defs", {}), words, MAX_DEPTH)
+    arguments = _drawn(rng, tool.parameters, tool.parameters.get("$defs", {}), _words(messages), MAX_DEPTH)
     try:
         tool.check(json.loads(json.dumps(arguments)))
     except (ToolError, TypeError, ValueError):
         arguments = sample(tool.parameters)
     function = FunctionCall(name=tool.name, arguments=json.dumps(arguments))
     return Message(role="assistant", tool_calls=[ToolCall(id=call_id, function=function)])
+
+
+def _words(messages: Sequence[Message]) -> list[str]:
+    """Words of a conversation, but for those that a shell would run as programs: a sandbox may isolate nothing."""
+    found = (word for message in messages for word in _WORD.findall(message.text[:MAX_READ]))
+    return [word for word in found if word not in SHELL and not _is_program(word)] or ["a"]
+
+
+@functools.cache
+def _is_program(word: str) -> bool:
+    return shutil.which(word) is not None
 
 
 def hostile_policy(seed: int) -> ScriptedPolicy:

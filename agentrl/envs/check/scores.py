@@ -115,8 +115,8 @@ async def compared(subject: Subject) -> AsyncIterator[str | Note]:
         return
     low, top = _bounds(subject)
     target = expert.scores if expert else (top,) * len(subject.scored)
-    if fmean(target) <= low + TOLERANCE:
-        return  # an expert that fails in all tasks, which is a finding of its own
+    if not math.isfinite(fmean(target)) or fmean(target) <= low + TOLERANCE:
+        return  # nothing is the most that there is; or an expert that fails in all tasks, a finding of its own
     zero_sum = _is_zero_sum(subject)
     reaching = [row for row in rows.values() if row.agent != EXPERT and _reaches(row, target, zero_sum)]
     if reaching:

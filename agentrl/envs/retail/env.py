@@ -210,7 +210,8 @@ class Retail(Env):
 
     def _note(self, text: str) -> None:
         """Note what of that which has to be said is in a message, and a refusal once a customer was looked up."""
-        self._refused |= bool(self._store.found and REFUSAL.search(text[:MAX_READ].casefold()))
+        refused = REFUSAL.search(text[:MAX_READ].casefold()) is not None
+        self._refused |= refused and bool(self._store.found or not self._reference().found)  # nobody can be looked up
         self._said |= told(self._task["communicate"], text)
 
 
