@@ -15,7 +15,7 @@ from agentrl.overrides import parse_words
 from agentrl.rollout.seeds import derive
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.backends import make_trainer
-from agentrl.train.packing import pack
+from agentrl.train.packing import pack_credited
 
 
 async def main(env: str, **settings: object) -> dict[str, float]:
@@ -31,7 +31,7 @@ async def main(env: str, **settings: object) -> dict[str, float]:
             if len(batch) < config.rollout.groups_per_step:
                 continue
             seed = derive(config.seed, "pack", run.stream.gate.published)
-            forests = pack(batch, algorithm.credit(batch), config.trainer.token_budget, seed=seed)
+            _, forests = pack_credited(algorithm, batch, None, config.trainer.token_budget, seed)
             metrics = await asyncio.to_thread(trainer.step, forests)
             await run.publish(trainer.weights, trainer.version)
             scores = [session.score or 0.0 for group in batch for session in group.scored]
