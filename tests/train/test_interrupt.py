@@ -108,6 +108,11 @@ def group_is_gone(group: int) -> bool:
     return False
 
 
+def hear_a_hangup() -> None:
+    """As a process does that nohup did not start, also where it started the tests."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 WAITING = {
     "idle": "asyncio.sleep(600)",
     "a thread computes": "asyncio.to_thread(time.sleep, 600)",
@@ -121,7 +126,8 @@ def test_a_signal_ends_the_process_and_its_children_whatever_it_is_doing() -> No
         begun = []
         for _, name in cases:
             command = [sys.executable, "-c", textwrap.dedent(PROGRAM).format(waiting=WAITING[name])]
-            begun.append(stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)))
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=hear_a_hangup)
+            begun.append(stack.enter_context(process))
         children = [int(line_of(process)) for process in begun]
         time.sleep(0.2)
         for process, (number, _) in zip(begun, cases, strict=True):
@@ -157,6 +163,12 @@ ON_A_TERMINAL = """
 """
 
 
+def on_terminal(terminal: int) -> None:
+    """Have a terminal control this process."""
+    hear_a_hangup()
+    os.login_tty(terminal)
+
+
 def test_a_run_whose_terminal_is_closed_saves_and_what_nohup_started_goes_on(tmp_path: Path) -> None:
     program = [sys.executable, "-c", textwrap.dedent(ON_A_TERMINAL)]
     ours, theirs = os.openpty()
@@ -165,7 +177,7 @@ def test_a_run_whose_terminal_is_closed_saves_and_what_nohup_started_goes_on(tmp
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        preexec_fn=partial(os.login_tty, theirs),
+        preexec_fn=partial(on_terminal, theirs),
     ) as process:
         os.close(theirs)
         assert os.read(ours, 100).startswith(b"begun")

@@ -32,13 +32,22 @@ class _Replacement(type):
         return issubclass(subclass, cls.__mro__[1])
 
 
+def _as_standard(cls: type, source: Any, handler: Callable[[Any], Any]) -> Any:
+    """Pydantic's models take what stands for a class of the standard library as that class."""
+    return handler(cls.__mro__[1])
+
+
 class _Date(date, metaclass=_Replacement):
+    __get_pydantic_core_schema__: Any = classmethod(_as_standard)
+
     @classmethod
     def today(cls) -> Any:
         return (datetime.now() + SHIFT).date()  # date.today() itself asks time.time
 
 
 class _DateTime(datetime, metaclass=_Replacement):
+    __get_pydantic_core_schema__: Any = classmethod(_as_standard)
+
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> Any:
         return datetime.now(tz) + SHIFT
