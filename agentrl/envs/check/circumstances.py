@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.envs.check.elsewhere import MARK, episodes, written
+from agentrl.envs.check.rules import Note
 from agentrl.envs.check.subject import Subject
 
 SECONDS = 90.0
@@ -34,7 +35,7 @@ FIXES = {
 ORDER = ("process", "hashes", "date", "folder", "time zone", "locale")
 
 
-async def elsewhere(subject: Subject) -> AsyncIterator[str]:
+async def elsewhere(subject: Subject) -> AsyncIterator[str | Note]:
     """Tasks and episodes are the same under other circumstances; checked where the environment has a name."""
     job = _job(subject)
     if job is None or "not deterministic" in subject.notes:
@@ -43,8 +44,12 @@ async def elsewhere(subject: Subject) -> AsyncIterator[str]:
     here = {"tasks": _listed(subject), "episodes": list(await episodes(subject.make, tasks, subject.seed, 5.0))}
     job["played"] = list(dict.fromkeys(id_ for id_, _, _ in here["episodes"]))
     there = await _process(job, ORDER)
-    if there is not None and "error" in there:  # libraries in C may not bear another clock
-        there = await _process(job, [one for one in ORDER if one != "date"])
+    if there is not None and "error" in there:  # libraries in C may fail where the clock's classes are replaced
+        error, there = there["error"], await _process(job, [one for one in ORDER if one != "date"])
+        if there is not None and "error" not in there:
+            yield Note(f"another date was not tried: with a replaced clock the process ended ({_cut(error)})")
+    if there is None:
+        yield Note(f"other circumstances were not compared: the other process said nothing in {SECONDS:g} s")
     difference = _difference(here, there)
     if not difference:
         return

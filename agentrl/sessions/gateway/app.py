@@ -206,9 +206,12 @@ def _sessions(app: GatewayApp, gateway: Gateway, admin_key: str | None) -> None:
         return answer(summary(await gateway.close(session_id, key_of(request), given)))
 
 
+REQUEST_CODES = (200, 400, 401, 404, 408, 410, 413, 415)
+"""Statuses that the description names for every request of a protocol."""
+
+
 def _protocols(app: GatewayApp, gateway: Gateway, forwarding: Forwarding) -> None:
     app.turns = {}
-    codes = (200, 400, 401, 404, 408, 410, 413, 415)
 
     def add_protocol(path: str, read: Read, reply: Reply, stream: Stream, style: Style, kind: type[Exchange]) -> None:
         async def handle(session_id: str, request: Request) -> Response:
@@ -226,7 +229,7 @@ def _protocols(app: GatewayApp, gateway: Gateway, forwarding: Forwarding) -> Non
             return delivery(gateway, entry, exchange, reply, stream, style)
 
         name = path.replace("/", "_")
-        all_codes = (*codes, 429, 500, 503)
+        all_codes = (*REQUEST_CODES, 429, 500, 503)
         app.post(f"/sessions/{{session_id}}/v1/{path}", name=name, **openapi.protocol_request(path, *all_codes))(handle)
         app.turns[path] = handle
 
@@ -235,7 +238,7 @@ def _protocols(app: GatewayApp, gateway: Gateway, forwarding: Forwarding) -> Non
     add_protocol("completions", completions.read, completions.reply, completions.stream, "openai", CompletionExchange)
     add_protocol("messages", messages.read, messages_replies.reply, messages_replies.stream, "anthropic", Exchange)
 
-    @app.post("/sessions/{session_id}/v1/embeddings", **openapi.protocol_request("embeddings", *codes))
+    @app.post("/sessions/{session_id}/v1/embeddings", **openapi.protocol_request("embeddings", *REQUEST_CODES))
     async def embeddings(session_id: str, request: Request) -> Response:
         """Embeddings of another server."""
         entry, body = await authorized_body(gateway, session_id, request, "input")
@@ -243,19 +246,27 @@ def _protocols(app: GatewayApp, gateway: Gateway, forwarding: Forwarding) -> Non
             raise ApiError(404, "this model has no embeddings: gateway.forward names a server and models that do")
         return forwarding.reply("embeddings", body, "input", entry.state.session, entry.limits.turn_timeout)
 
+    _counts_and_models(app, gateway)
+    add_routes(app, gateway)
+    add_google(app, gateway)
+
+
+def _counts_and_models(app: GatewayApp, gateway: Gateway) -> None:
     Counting = Callable[[RequestBody, Limits], TurnRequest]
 
     async def count(session_id: str, request: Request, path: str, read: Counting, kind: type[Exchange]) -> int:
         entry, body = await authorized_body(gateway, session_id, request, CONVERSATION_FIELD[path])
         return await kind(gateway.parts, entry.state, read(body, entry.limits)).count()
 
-    @app.post("/sessions/{session_id}/v1/messages/count_tokens", **openapi.protocol_request("messages", *codes))
+    @app.post("/sessions/{session_id}/v1/messages/count_tokens", **openapi.protocol_request("messages", *REQUEST_CODES))
     async def count_messages(session_id: str, request: Request) -> Response:
         """How many tokens an Anthropic request's prompt has."""
         tokens = await count(session_id, request, "messages", messages.read_counting, Exchange)
         return answer({"input_tokens": tokens})
 
-    @app.post("/sessions/{session_id}/v1/responses/input_tokens", **openapi.protocol_request("responses", *codes))
+    @app.post(
+        "/sessions/{session_id}/v1/responses/input_tokens", **openapi.protocol_request("responses", *REQUEST_CODES)
+    )
     async def count_responses(session_id: str, request: Request) -> Response:
         """How many tokens a Responses request's prompt has."""
         reading: Counting = partial(responses.read, retry=None, json_schema=True)
@@ -271,9 +282,6 @@ def _protocols(app: GatewayApp, gateway: Gateway, forwarding: Forwarding) -> Non
         if anthropic:
             return answer({"data": [one], "has_more": False, "first_id": one["id"], "last_id": one["id"]})
         return answer({"object": "list", "data": [one]})
-
-    add_routes(app, gateway)
-    add_google(app, gateway)
 
 
 def _errors(app: FastAPI) -> None:
