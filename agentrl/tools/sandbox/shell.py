@@ -14,8 +14,8 @@ from agentrl.tools.sandbox.base import ExecResult, Outcome, Sandbox
 
 _BASH = r"""
 __agentrl_save() {
-  { declare -p; declare -f; alias -p; shopt -p; set +o; printf 'cd -- %q\n' "$PWD"; } >"$1.new" 2>/dev/null &&
-    mv -f "$1.new" "$1"
+  { builtin declare -p; builtin alias -p; builtin shopt -p; builtin set +o; builtin printf 'cd -- %q\n' "$PWD"
+    builtin declare -f; } >"$1.new" 2>/dev/null && command mv -f "$1.new" "$1"
 }
 [ -r "$2" ] && . "$2" >/dev/null 2>&1
 __agentrl_state=$2
@@ -30,6 +30,7 @@ trap '{ set; export -p; printf "cd -- \"%s\"\n" "$PWD"; } >"$__agentrl_state" 2>
 eval "shift 2
 $1"
 """
+# Functions come last, and builtins by name: a command may define functions called `declare`, `cd` or `set`.
 # $1 is the command and $2 the state's file; the command itself sees no arguments. Bash reports read-only variables that
 # can't be set again, and continues.
 

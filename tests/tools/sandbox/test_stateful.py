@@ -42,6 +42,10 @@ def shell(sandbox: ResidentSandbox) -> Shell:
         (["declare -A m=([k]='v w')", 'echo "${m[k]}"'], b"v w\n"),
         (["export E=out", "sh -c 'echo $E'"], b"out\n"),
         (["f() { echo f$1; }", "f 1"], b"f1\n"),
+        (
+            ["x=1; declare() { :; }; printf() { :; }; set() { :; }; cd() { :; }", "echo $x; type -t cd"],
+            b"1\nfunction\n",
+        ),
         (["set -o pipefail", "false | true; echo $?"], b"1\n"),
         (["shopt -s nullglob", "echo none-*"], b"\n"),
         (["x=1; false", "echo $x"], b"1\n"),
