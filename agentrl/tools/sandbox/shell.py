@@ -26,7 +26,7 @@ $1"
 _POSIX = r"""
 [ -r "$2" ] && . "$2" >/dev/null 2>&1
 __agentrl_state=$2
-trap '{ set; export -p; printf "cd -- \"%s\"\n" "$PWD"; } >"$__agentrl_state" 2>/dev/null' EXIT
+trap '{ set; export -p; command printf "cd -- \"%s\"\n" "$PWD"; } >"$__agentrl_state" 2>/dev/null' EXIT
 eval "shift 2
 $1"
 """
