@@ -79,7 +79,7 @@ PARTS = (
     Part("speed", "a forest against rows", 60),
     Part("megatron", "Megatron-core on forests", 100, ("megatron.core",)),
     Part("engine", "the local engine's tokens and speed", 90),
-    Part("learning", "calculator and a SmolLM2 shape learn", 120),
+    Part("learning", "calculator and a SmolLM2 shape learn", 180),
     Part("head", "the chunked language-model head", 30),
     Part("mfu", "MFU and memory of a 0.6 B and a 4 B shape", 120),
     Part("ipc", "weights by CUDA IPC", 30, gpu=True),

@@ -10,6 +10,9 @@ from agentrl.models.tiny import TinyShape, build, render
 from benchmarks import vs_trl
 from benchmarks.gpu_parts.report import SMOLLM2, Report
 
+CALCULATOR_STEPS = 10
+"""The reward is at 0.9 by step 5; a step of so small a model waits for the host, up to 7 seconds."""
+
 
 def run(report: Report) -> None:
     """Both runs."""
@@ -27,7 +30,7 @@ def calculator(report: Report) -> None:
     with TemporaryDirectory() as folder:
         result = agentrl.train(
             "calculator",
-            steps=1 if report.small else 25,
+            steps=1 if report.small else CALCULATOR_STEPS,
             run_dir=f"{folder}/run",
             engine={"device": report.device},
             trainer={"device": report.device},
@@ -39,7 +42,7 @@ def calculator(report: Report) -> None:
     if report.small:
         report.add("calculator: held-out reward after 1 step", result.after.mean)
     else:
-        report.above("calculator: held-out reward after 25 steps", result.after.mean, result.before.mean + 0.1)
+        report.above(f"calculator: held-out reward after {CALCULATOR_STEPS} steps", result.after.mean, result.before.mean + 0.1)
 
 
 def digits(report: Report) -> None:
