@@ -24,6 +24,7 @@ from itertools import chain
 from typing import Any, Literal, TypeVar
 
 from agentrl.envs.adapters import library
+from agentrl.envs.adapters.planning import planned_action
 from agentrl.envs.base import Env
 from agentrl.errors import ConfigError, EnvError, InfraError, StateUnsupported, ToolArguments
 from agentrl.imports import load
@@ -99,7 +100,8 @@ class Gymnasium(Env):
             prompt: what stands before the first observation.
             digits: significant digits of numbers in observations.
             demonstrator: path/to/file.py:function of the observation and the environment, which returns an action for
-                a warm start to imitate; without one they are random.
+                a warm start to imitate; without one half of them are the best by the environment's table of
+                transitions, where it has one, and the others random.
             episodes: tasks of the split `train`, each a seed.
             idle_reward: of a turn without a valid action.
             returns: the least and greatest sum of an episode's rewards.
@@ -191,11 +193,11 @@ class Gymnasium(Env):
             await self._take(action)
 
     def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> Message:
-        """The demonstrator's action, or a random one."""
+        """The demonstrator's action; else one of a plan, where the environment tells its table; else a random one."""
         space = self._about.actions
         if self._demonstrator is not None:
             action = self._demonstrator(self._seen, self._env.unwrapped)
-        else:
+        elif (action := planned_action(self._env.unwrapped, rng)) is None:
             space.seed(rng.randrange(EVAL_SEEDS))
             action = space.sample()
         value: Any = self.names[int(action) - int(space.start)] if self.names else self._spaces.plain(space, action)

@@ -27,6 +27,7 @@ import agentrl
 from agentrl.envs import EnvState, calls
 from agentrl.envs.adapters import spaces as ours
 from agentrl.envs.adapters.as_gymnasium import AsGymnasium
+from agentrl.envs.adapters.planning import best_actions
 from agentrl.envs.episode import DEMONSTRATOR, play
 from agentrl.envs.registry import factory
 from agentrl.errors import ConfigError, InfraError, InvalidInput, StateUnsupported, ToolArguments
@@ -118,22 +119,48 @@ def columns(space: spaces.Space[Any], value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", IDS)
-async def test_fifty_random_episodes_are_those_of_gymnasium_driven_directly(name: str) -> None:
+async def test_a_hundred_episodes_are_those_of_gymnasium_driven_directly(name: str) -> None:
+    """In reward, end and observation."""
     options = IDS[name]
-    direct = gymnasium.make(name)
+    ansi = options.get("observe") == "ansi"
+    direct = gymnasium.make(name, **({"render_mode": "ansi"} if ansi else {}))
+
+    def seen(observation: Any) -> str:
+        text = re.sub(r"\x1b\[[0-9;]*m", "", str(direct.render())) if ansi else ours.text(observations, observation)
+        return text.strip("\n")
+
+    observations = direct.observation_space
     make = factory(f"gymnasium:{name}", **options)
-    for task in itertools.islice(calls.tasks(make()), 50):
+    for task in itertools.islice(calls.tasks(make()), 100):
         session = await play(make(), task, DEMONSTRATOR, max_turns=TURNS)
-        direct.reset(seed=task["seed"])
+        observation, _ = direct.reset(seed=task["seed"])
+        assert session.nodes[0].message.text.endswith("\n" + seen(observation))
         for node in (node for node in session.nodes if node.message.role == "assistant"):
             action = decoded(node.message)
             named = options["actions"].index(action) if "actions" in options else element(direct.action_space, action)
-            _, reward, terminated, truncated, _ = direct.step(named)
+            observation, reward, terminated, truncated, _ = direct.step(named)
             assert node.reward == pytest.approx(float(reward))
+            told = [other.message.text for other in session.nodes if other.parent == node.id]
+            assert told == [seen(observation)]
         ended = Status.COMPLETED if terminated else Status.TRUNCATED
         assert session.status is ended
         assert terminated or truncated or session.turns == TURNS
     direct.close()
+
+
+@pytest.mark.parametrize("name", ["FrozenLake-v1", "CliffWalking-v1", "Taxi-v4"])
+def test_a_table_of_transitions_is_solved_for_demonstrations(name: str) -> None:
+    slippery = {"is_slippery": False} if name == "FrozenLake-v1" else {}
+    env = gymnasium.make(name, **slippery)
+    plan = best_actions(env.unwrapped.P)  # type: ignore[attr-defined]
+    for seed in range(10):
+        observation, _ = env.reset(seed=seed)
+        terminated = truncated = False
+        while not (terminated or truncated):
+            observation, reward, terminated, truncated, _ = env.step(plan[int(observation)])
+        assert terminated
+        assert float(reward) == {"FrozenLake-v1": 1.0, "CliffWalking-v1": -1.0, "Taxi-v4": 20.0}[name]
+    env.close()
 
 
 async def test_what_is_no_action_is_answered_with_what_is_allowed_and_changes_nothing() -> None:
