@@ -27,7 +27,6 @@ import agentrl
 from agentrl.envs import EnvState, calls
 from agentrl.envs.adapters import spaces as ours
 from agentrl.envs.adapters.as_gymnasium import AsGymnasium
-from agentrl.envs.adapters.planning import best_actions
 from agentrl.envs.episode import DEMONSTRATOR, play
 from agentrl.envs.registry import factory
 from agentrl.errors import ConfigError, InfraError, InvalidInput, StateUnsupported, ToolArguments
@@ -146,21 +145,6 @@ async def test_a_hundred_episodes_are_those_of_gymnasium_driven_directly(name: s
         assert session.status is ended
         assert terminated or truncated or session.turns == TURNS
     direct.close()
-
-
-@pytest.mark.parametrize("name", ["FrozenLake-v1", "CliffWalking-v1", "Taxi-v4"])
-def test_a_table_of_transitions_is_solved_for_demonstrations(name: str) -> None:
-    slippery = {"is_slippery": False} if name == "FrozenLake-v1" else {}
-    env = gymnasium.make(name, **slippery)
-    plan = best_actions(env.unwrapped.P)  # type: ignore[attr-defined]
-    for seed in range(10):
-        observation, _ = env.reset(seed=seed)
-        terminated = truncated = False
-        while not (terminated or truncated):
-            observation, reward, terminated, truncated, _ = env.step(plan[int(observation)])
-        assert terminated
-        assert float(reward) == {"FrozenLake-v1": 1.0, "CliffWalking-v1": -1.0, "Taxi-v4": 20.0}[name]
-    env.close()
 
 
 async def test_what_is_no_action_is_answered_with_what_is_allowed_and_changes_nothing() -> None:
