@@ -117,7 +117,7 @@ class Loop(Generic[R]):
                 "allowed: the same in all turns"
             )
         for place, (before, now) in enumerate(zip(self._known, messages, strict=False)):
-            if not _same(before, now):
+            if not same(before, now):
                 return EnvError(
                     f"{self._name} changes message {place} ({before.role}) of the conversation between two turns: "
                     "allowed: messages added at its end"
@@ -148,7 +148,7 @@ class Loop(Generic[R]):
             self._waiting.set_result(None)
 
 
-def _same(one: Message, other: Message) -> bool:
+def same(one: Message, other: Message) -> bool:
     """Whether two messages say the same.
 
     Ids, outer white space, how arguments are written, and arguments that can't be read don't matter.
