@@ -72,6 +72,20 @@ def test_sessions_are_the_worst_and_the_best_of_those_that_fit_the_filters(runs:
     assert {row["step"] for row in worst + best} <= {10, 11, 12}
 
 
+def test_sessions_are_found_by_a_condition(runs: Path, command: Any) -> None:
+    condition = "score == 0 and data.a > 40 or turns >= 3"
+    found = listed(command, runs / "first", f"where={condition}", "--limit", 1000)
+    with Store(runs / "first" / "sessions.db", read_only=True) as store:
+        sessions = [store.load(row.id) for row in store.find(limit=1000).rows]
+        turns = {row.id: row.turns for row in store.find(limit=1000).rows}
+    wanted = [s.id for s in sessions if (s.score == 0 and s.task.data.get("a", 0) > 40) or turns[s.id] >= 3]
+    assert 0 < len(wanted) < len(sessions)
+    assert sorted(row["id"] for row in found) == sorted(wanted)
+    code, text = command("sessions", runs / "first", "where=score <")
+    assert code == 2
+    assert "is no condition, such as" in text
+
+
 def test_sessions_are_found_by_a_text_in_a_tool_call_or_its_answer(runs: Path, command: Any) -> None:
     found = listed(command, runs / "first", "--grep", "DIVISION by zero", "--limit", 7)
     assert len(found) == 7
