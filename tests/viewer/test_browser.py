@@ -35,6 +35,7 @@ VIEWS = (
     "#/run/first/session/train-5.0-0",
     "#/run/first/group/train-30.0",
     "#/compare?run=first&run=below%2Fslow",
+    "#/compare?run=first&run=below%2Fslow&task=task%205",
 )
 
 
@@ -74,6 +75,28 @@ async def test_two_runs_are_chosen_compared_and_exported(page: Any, url: str) ->
     async with page.expect_download() as saved:
         await chart.get_by_role("button", name="PNG").click()
     assert (await saved_bytes(saved))[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+async def test_two_evaluations_show_the_tasks_that_changed_and_their_sessions_beside_each_other(
+    page: Any, tmp_path: Path
+) -> None:
+    for policy in ("expert", "noop"):
+        settings = {"policy": policy, "eval": {"tasks": 2, "n": 2}, "run_dir": str(tmp_path / policy)}
+        await asyncio.to_thread(agentrl.evaluate, "calculator", **settings)
+    with viewing(tmp_path) as url:
+        await opened(page, url, "#/compare?run=expert&run=noop")
+        rows = page.locator("tr", has=page.locator("[data-row]"))
+        assert await rows.count() == 2
+        name, *numbers = (await rows.first.inner_text()).split()
+        assert numbers == ["1", "0", "-1"]
+        await rows.first.get_by_role("link").click()
+        await page.locator("main[data-shown] .together").wait_for()
+        columns = await page.locator(".together > section h2 a").all_inner_texts()
+        assert columns == ["expert, sample 0", "noop, sample 0", "expert, sample 1", "noop, sample 1"]
+        assert name in await page.locator("h1").inner_text()
+        assert await page.locator(".parts").count() == 2, "the expert's first calls; the other says nothing"
+        await page.locator(".together > section h2 a").nth(1).click()
+        await page.wait_for_url("**/#/run/noop/session/*")
 
 
 async def test_an_evaluation_opens_on_its_result_and_its_sessions(page: Any, tmp_path: Path) -> None:
@@ -185,6 +208,9 @@ async def test_sessions_are_filtered_searched_and_sorted(page: Any, url: str) ->
     await page.get_by_text("1 session", exact=True).wait_for()
     await page.get_by_label("tool", exact=True).select_option("calculator")
     await page.get_by_text("240 sessions", exact=True).wait_for()
+    await page.get_by_label("Condition").fill("data.a >= 0 and step >= 28")
+    await page.keyboard.press("Enter")
+    await page.get_by_text("16 sessions", exact=True).wait_for()
     await page.get_by_role("button", name="Step").click()
     await page.get_by_role("button", name="Step ▲").click()
     await page.locator("tbody tr").filter(has_text="train-58.0-0").wait_for()
