@@ -421,8 +421,8 @@ async def test_a_telephone_shows_rewards_curves_and_the_conversation_first_with_
             ".node.reading[data-node='0']" if message == 0 else ".node.reading:not([data-node='0'])"
         ).wait_for()
         assert await page.evaluate(
-            "() => { const [a, b] = ['.node.reading', '.outline'].map(e => document.querySelector(e).getBoundingClientRect());"
-            " return a.top >= b.top - 1 && a.bottom <= b.bottom + 1 }"
+            "() => { const box = name => document.querySelector(name).getBoundingClientRect();"
+            " const [a, b] = [box('.node.reading'), box('.outline')]; return a.top >= b.top - 1 && a.bottom <= b.bottom + 1 }"
         )
 
 
