@@ -422,7 +422,8 @@ async def test_a_telephone_shows_rewards_curves_and_the_conversation_first_with_
         ).wait_for()
         assert await page.evaluate(
             "() => { const box = name => document.querySelector(name).getBoundingClientRect();"
-            " const [a, b] = [box('.node.reading'), box('.outline')]; return a.top >= b.top - 1 && a.bottom <= b.bottom + 1 }"
+            " const [a, b] = [box('.node.reading'), box('.outline')];"
+            " return a.top >= b.top - 1 && a.bottom <= b.bottom + 1 }"
         )
 
 
