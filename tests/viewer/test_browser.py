@@ -396,6 +396,37 @@ async def test_a_list_is_walked_by_keys_and_no_view_is_wider_than_a_telephone(pa
         assert await page.evaluate("document.documentElement.scrollWidth") <= 360, view
 
 
+async def test_a_telephone_shows_rewards_curves_and_the_conversation_first_with_the_tree_in_step(
+    page: Any, url: str
+) -> None:
+    await page.set_viewport_size({"width": 360, "height": 740})
+    await opened(page, url, "#/")
+    row = page.locator("tr", has=page.locator('[data-row="first"]'))
+    for part in (row.locator("td.number").nth(1), row.locator("svg")):
+        box = await part.bounding_box()
+        assert box
+        assert 0 <= box["x"] <= box["x"] + box["width"] <= 360
+    await opened(page, url, "#/run/first/sessions?status=truncated")
+    assert not await page.get_by_label("status").is_visible()
+    await page.get_by_text("Filters", exact=True).click()
+    await page.get_by_label("status").select_option("completed")
+    await page.locator("tbody .badge.completed").first.wait_for()
+    await opened(page, url, "#/run/first/session/forked-0.0-0")
+    assert await page.locator("[data-message]").first.evaluate("each => each.getBoundingClientRect().top < 400")
+    assert not await page.get_by_role("tree").is_visible()
+    await page.get_by_text("Tree", exact=True).click()
+    for message in (3, 0):
+        await page.locator(f'[data-message="{message}"]').evaluate("each => scrollTo(0, each.offsetTop - 100)")
+        await page.locator(
+            ".node.reading[data-node='0']" if message == 0 else ".node.reading:not([data-node='0'])"
+        ).wait_for()
+        assert await page.evaluate(
+            "() => { const box = name => document.querySelector(name).getBoundingClientRect();"
+            " const [a, b] = [box('.node.reading'), box('.outline')];"
+            " return a.top >= b.top - 1 && a.bottom <= b.bottom + 1 }"
+        )
+
+
 async def test_settings_and_the_timeline_can_be_read_on_a_telephone(page: Any, tmp_path: Path) -> None:
     """Long names left a value the width of a letter, and the timeline's words were 3 pixels high."""
     run = write_run(tmp_path / "run", steps=2, hostile=False)

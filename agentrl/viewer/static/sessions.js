@@ -1,6 +1,6 @@
 // The sessions of a run: filters, text search, order, the distribution of scores, and as many rows as are scrolled to.
 
-import { api, copy, counted, duration, h, link, short, svg, whenSeen } from "./dom.js";
+import { api, copy, counted, duration, folded, h, link, short, svg, whenSeen } from "./dom.js";
 import { noteLine } from "./notes.js";
 import { resultCard } from "./result.js";
 import { shown } from "./text.js";
@@ -174,7 +174,8 @@ export async function showSessions(main, view) {
     h("div", { class: "head" }, h("h1", {}, "Sessions"), count, fresh, h("span", { class: "grow" }), search,
       h("button", { type: "button", onclick: () => copy(location.href, "link.txt") }, "Copy link")),
     result,
-    h("div", { class: "filters", role: "group", "aria-label": "Filters" }, choices, ranges.map(([, , field]) => field), condition, chips),
+    h("div", { class: "filters" }, chips),
+    folded(view, "Filters", h("div", { class: "filters", role: "group", "aria-label": "Filters" }, choices, ranges.map(([, , field]) => field), condition)),
     picture, h("div", { class: "scroll card" }, h("table", { class: "sessions" }, h("thead", {}, head), body)), more);
   await Promise.all([reload(), choose()]);
   await look();
