@@ -99,9 +99,8 @@ def main() -> None:
         late = [each[1] for each in rows]
         seconds, middle = statistics.median(each[0] for each in rows), statistics.median(late)
         print(f"{count:,} messages of at most {most:,}: status {rows[0][2]}, {seconds:.2f} s;", end=" ")
-        print(
-            f"/health after {middle * 1000:.0f} ms at the latest (worst {max(late) * 1000:.0f}), idle {idle * 1000:.0f} ms"
-        )
+        worst = max(late) * 1000
+        print(f"/health after {middle * 1000:.0f} ms at the latest (worst {worst:.0f}), idle {idle * 1000:.0f} ms")
 
 
 if __name__ == "__main__":
