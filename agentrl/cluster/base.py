@@ -257,6 +257,7 @@ class Cluster(ABC):
         logs: the folder of the workers' logs, which all nodes see; None are temporary files on each.
         start_timeout: seconds that a worker may take to be placed and built.
         encrypted: whether workers are called over TLS.
+        silence_timeout: seconds without a sign of life after which a worker's process is ended.
     """
 
     name: str
@@ -265,6 +266,7 @@ class Cluster(ABC):
     logs: Path | None = None
     start_timeout: float = 900.0
     encrypted: bool = False
+    silence_timeout: float = 30.0
 
     @property
     def lost(self) -> Future[InfraError]:

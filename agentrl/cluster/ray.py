@@ -64,13 +64,13 @@ _state: Any = ray._private.state.state  # Ray's own libraries ask it which nodes
 class Starter:
     """Starts a role's process on the actor's node, and owns it."""
 
-    def __init__(self, role: Role, log: Path | None, folder: str, encrypted: bool) -> None:
+    def __init__(self, role: Role, log: Path | None, folder: str, how: Mapping[str, Any]) -> None:
         context = ray.get_runtime_context()
         host = str(_ray.util.get_node_ip_address())
         there = folder if os.path.isdir(folder) else None
         self.node = node_name(host, context.get_node_id())
         name = prefork.shared_name()
-        self.process = LocalProcess(role, log, self.node, host, there, encrypted=encrypted, prefork_name=name)
+        self.process = LocalProcess(role, log, self.node, host, there, prefork_name=name, **how)
         self.connection: Connection | None = None
 
     def ready(self, timeout: float) -> tuple[str, dict[str, str], Address | AgentRLError]:
@@ -215,7 +215,7 @@ class RayCluster(Cluster):
         """Have a node start a process; see `Cluster.spawn`."""
         self._head.require()
         if role.here:
-            worker = Worker(role, LocalProcess(role, self._log(role), host=self.host, encrypted=self.encrypted))
+            worker = Worker(role, LocalProcess(role, self._log(role), host=self.host, **self._how))
             self._workers.append(worker)
             return worker
         role = settled(role, self.resources)
@@ -263,12 +263,17 @@ class RayCluster(Cluster):
                 max_concurrency=_THREADS,
                 scheduling_strategy=strategy,
             )
-            .remote(role.pickled(), log and log.absolute(), os.getcwd(), self.encrypted)
+            .remote(role.pickled(), log and log.absolute(), os.getcwd(), self._how)
         )
         there, gone = described(self.nodes()), partial(self._gone, node)
         worker = Worker(role, RayProcess(role, starter, there, gone, self.lost, release))
         self._workers.append(worker)
         return worker
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        """How processes are started, wherever they are."""
+        return {"encrypted": self.encrypted, "silence": self.silence_timeout}
 
     def _log(self, role: Role) -> Path | None:
         """The file of a worker's output: its role, and how many of its kind were started before."""

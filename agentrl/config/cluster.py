@@ -70,8 +70,11 @@ class ClusterConfig(Section):
     place_timeout: PositiveFloat | None = None
     """With cluster=ray: seconds in which the nodes must have all that the run takes free; it is taken whole, before
     anything starts, or the run ends. None: each part takes its share when it starts."""
-    call_timeout: PositiveFloat = 7200.0
-    """Seconds that a call of the trainer may take."""
+    silence_timeout: PositiveFloat = 30.0
+    """Seconds without a sign of life after which a worker's process is ended, as if it had died; a call may take any
+    time."""
+    call_timeout: PositiveFloat | None = None
+    """Seconds that a call of the trainer's process may take; None: as long as the process shows life."""
     max_restarts: int = Field(default=5, ge=0)
     """How many environment workers that die are replaced; likewise reward and gateway workers, and the process of
     `cluster.sessions`."""

@@ -23,6 +23,7 @@ from agentrl.sessions.store import Store
 from agentrl.train import ledger
 from agentrl.types import Message, Node, Session, Status, Task
 from tests.cluster.conftest import add_node, remove_node
+from tests.cluster.test_contract import SILENCE
 from tests.cluster.test_elastic import soon
 from tests.cluster.test_run import require_same, run
 
@@ -220,9 +221,9 @@ def test_settings_that_mean_nothing_are_refused(words: str, says: str) -> None:
     assert says in str(refused.value)
 
 
-def added(once: Path) -> dict[str, Any]:
-    """Two rewards, one of which ends its process once, where the file is there."""
-    return {"sine": {"name": f"{PLUGIN}:Sine", "weight": 0.5}, "odd": odd("die", file=str(once))}
+def added(once: Path, how: str = "die") -> dict[str, Any]:
+    """Two rewards, one of which ends or stops its process once, where the file is there."""
+    return {"sine": {"name": f"{PLUGIN}:Sine", "weight": 0.5}, "odd": odd(how, file=str(once))}
 
 
 @pytest.fixture(scope="module")
@@ -238,12 +239,13 @@ def drawn_again(folder: Path) -> int:
 
 
 @pytest.mark.timeout(600)
-def test_a_run_with_reward_workers_learns_the_same_also_where_one_dies(
+def test_a_run_with_reward_workers_learns_the_same_also_where_one_stops(
     in_process: tuple[Path, Any], tmp_path: Path
 ) -> None:
     once = tmp_path / "once"
     once.touch()
-    there = run(tmp_path / "run", steps=1, rewards=added(once), cluster={"rewards": 2})
+    cluster = {"rewards": 2, "silence_timeout": SILENCE}
+    there = run(tmp_path / "run", steps=1, rewards=added(once, "stop"), cluster=cluster)
     require_same(tmp_path / "run", there, in_process)
     assert list(ledger.faults(tmp_path / "run")) == []
     assert drawn_again(tmp_path / "run") > 0
