@@ -87,6 +87,8 @@ def module_of(module: str, where: str, error: type[AgentRLError] = ConfigError) 
 def _file_module(path: Path, where: str) -> ModuleType:
     """Import a file under a name of its own, which stays in `sys.modules`; an edited file is a new module.
 
+    Modules beside it can be imported from then on, as far as nothing else has their names.
+
     dataclasses, pydantic and pickle look a class's module up there by its name.
     """
     if not path.is_file():
@@ -99,6 +101,7 @@ def _file_module(path: Path, where: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
+    _search(path)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -106,6 +109,12 @@ def _file_module(path: Path, where: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def _search(file: Path) -> None:
+    """Have modules beside a file found, after all others."""
+    if (folder := str(file.parent)) not in sys.path:
+        sys.path.append(folder)
 
 
 def files() -> dict[str, str]:
@@ -131,5 +140,7 @@ class _Files(importlib.abc.MetaPathFinder):
 
 
 def find_files(known: Mapping[str, str]) -> None:
-    """Import another process's `files()` by their names where something pickled needs them."""
+    """Import another process's `files()` by their names where something pickled needs them, and what is beside them."""
+    for file in known.values():
+        _search(Path(file))
     sys.meta_path.append(_Files(known))

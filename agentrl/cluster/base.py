@@ -257,6 +257,7 @@ class Cluster(ABC):
         logs: the folder of the workers' logs, which all nodes see; None are temporary files on each.
         start_timeout: seconds that a worker may take to be placed and built.
         encrypted: whether workers are called over TLS.
+        variables: of this process's environment, the names of those that workers elsewhere get (`variables.passed`).
         silence_timeout: seconds without a sign of life after which a worker's process is ended.
     """
 
@@ -266,6 +267,7 @@ class Cluster(ABC):
     logs: Path | None = None
     start_timeout: float = 900.0
     encrypted: bool = False
+    variables: Sequence[str] = ()
     silence_timeout: float = 30.0
 
     @property

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from agentrl.cluster import prefork
+from agentrl.cluster import prefork, variables
 from agentrl.cluster.assignment import Assignment
 from agentrl.cluster.base import Cluster, Node, Process, Resources, Role, Worker
 from agentrl.cluster.bundles import Bundles
@@ -64,7 +64,10 @@ _state: Any = ray._private.state.state  # Ray's own libraries ask it which nodes
 class Starter:
     """Starts a role's process on the actor's node, and owns it."""
 
-    def __init__(self, role: Role, log: Path | None, folder: str, how: Mapping[str, Any]) -> None:
+    def __init__(
+        self, role: Role, log: Path | None, folder: str, environment: Mapping[str, str], how: Mapping[str, Any]
+    ) -> None:
+        variables.take(environment)  # before anything is said or started by them
         context = ray.get_runtime_context()
         host = str(_ray.util.get_node_ip_address())
         there = folder if os.path.isdir(folder) else None
@@ -263,7 +266,7 @@ class RayCluster(Cluster):
                 max_concurrency=_THREADS,
                 scheduling_strategy=strategy,
             )
-            .remote(role.pickled(), log and log.absolute(), os.getcwd(), self._how)
+            .remote(role.pickled(), log and log.absolute(), os.getcwd(), variables.passed(self.variables), self._how)
         )
         there, gone = described(self.nodes()), partial(self._gone, node)
         worker = Worker(role, RayProcess(role, starter, there, gone, self.lost, release))

@@ -8,6 +8,12 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from agentrl.config.sections import Section
 
+PASSED = (
+    *("*_API_KEY", "*_BASE_URL", "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "NCCL_*"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+)
+"""Variables that mean the same on every machine, and that environments, models and trainers read."""
+
 
 class ResourcesConfig(Section):
     """What each worker of a role reserves on its node, beside its GPUs; with cluster=ray."""
@@ -48,6 +54,9 @@ class ClusterConfig(Section):
     """local: this machine; ray: the nodes of a Ray cluster, where engines and trainer get processes of their own."""
     address: str | None = None
     """A running Ray cluster: `auto` or host:port; None starts Ray on this machine for the run."""
+    environment: tuple[str, ...] = PASSED
+    """With cluster=ray: the variables of this process that its workers on all nodes get; * stands for any text. Their
+    values are shown and recorded nowhere."""
     encrypted: bool = False
     """Whether workers are called over TLS, each by a certificate of its own. Not what the trainer's ranks exchange, nor
     an engine's server, nor `weights.transport=distributed`."""

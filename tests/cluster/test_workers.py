@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +91,47 @@ async def test_a_role_is_placed_where_its_resources_are_or_refused_with_what_the
     assert worker.node == far.name
     with pytest.raises(ConfigError, match=r"gpus=64.* and no node has as much: there is .*8 CPUs, 0 GPUs"):
         ray_cluster.spawn(replace(COUNTER, resources=Resources(gpus=64)))
+    await worker.close()
+
+
+FILE = """
+import os
+
+import helper_of_this_test
+
+
+class Here:
+    def variables(self):
+        return helper_of_this_test.NAME, dict(os.environ)
+
+    def refuse(self):
+        from agentrl.errors import ConfigError
+
+        raise ConfigError("no")
+"""
+
+
+@pytest.mark.slow
+async def test_a_worker_on_a_running_cluster_has_the_drivers_variables_and_path_and_what_lies_beside_a_file(
+    ray_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "role.py").write_text(FILE)
+    (tmp_path / "helper_of_this_test.py").write_text("NAME = 'beside'")
+    for name in ("OF_A_TEST_API_KEY", "HF_ENDPOINT", "LEFT_OUT"):
+        monkeypatch.setenv(name, f"the driver's {name}")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'below'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    ray_cluster.variables = ["*_API_KEY", "HF_ENDPOINT"]
+    worker = ray_cluster.spawn(replace(FAR, make=f"{tmp_path / 'role.py'}:Here", arguments=()))
+    await worker.ready(LONG)
+    beside, found = await worker.call("variables", timeout=LONG)
+    assert beside == "beside"
+    assert found["OF_A_TEST_API_KEY"] == "the driver's OF_A_TEST_API_KEY"
+    assert found["HF_ENDPOINT"] == "the driver's HF_ENDPOINT"
+    assert "LEFT_OUT" not in found
+    assert str(tmp_path / "below") in found["PYTHONPATH"].split(os.pathsep)
+    with pytest.raises(ConfigError) as refused:
+        await worker.call("refuse", timeout=LONG)
+    assert refused.value.__notes__ == [f"raised by environments on {worker.node}: refuse"]
     await worker.close()
 
 
