@@ -48,10 +48,20 @@ class Resources:
     gpus: int = 0
     custom: Mapping[str, float] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        amounts = {"CPU": self.cpus, "GPU": self.gpus, **self.custom}
+        found = [f"{amount:g} {counted(amount, name)}" for name, amount in amounts.items() if amount]
+        return ", ".join(found) or "no CPU and no GPU of its own"
+
     def times(self, count: int) -> Resources:
         """Of so many workers together."""
         custom = {name: amount * count for name, amount in self.custom.items()}
         return Resources(self.cpus * count, self.gpus * count, custom)
+
+
+def counted(amount: float, name: str) -> str:
+    """A resource's name after so many of it: CPUs and GPUs have a plural, names that people gave have none."""
+    return name if amount == 1 or name not in ("CPU", "GPU") else f"{name}s"
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ try:
     from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    from agentrl.cluster.ray_groups import gpus_of_trainer, in_bundle, taken
+    from agentrl.cluster.ray_groups import demanded, gpus_of_trainer, in_bundle, taken
 except ModuleNotFoundError as error:
     raise missing_extra("ray", "ray") from error
 
@@ -141,8 +141,8 @@ class RayProcess(Process):
             except GetTimeoutError:
                 if time.monotonic() >= end:
                     raise DeadlineExceeded(
-                        f"{self.role} was not started within {timeout:g} s; it needs {self.role.resources}, and there "
-                        f"is {self._there}"
+                        f"{self.role} was not started within {timeout:g} s (cluster.start_timeout); it needs "
+                        f"{self.role.resources}, and when that was asked for there was {self._there}"
                     ) from None
             except RayError as error:
                 raise InfraError(f"{self.role} could not be started: {error}") from None
@@ -201,7 +201,7 @@ class RayCluster(Cluster):
         self.logs, self._count, self._workers = logs, Counter[str](), list[Worker]()
         self._reserved: tuple[PlacementGroup, Bundles] | None = None
         self._seen: list[Node] = []
-        self._ours = not ray.is_initialized()
+        self._ours, self._grows = not ray.is_initialized(), address is not None
         if self._ours:
             if address is not None:
                 require_answer(address)
@@ -222,7 +222,8 @@ class RayCluster(Cluster):
             self._workers.append(worker)
             return worker
         role = settled(role, self.resources)
-        self._require_room(role)
+        if not self._grows:  # else it waits in Ray's queue, which autoscalers read
+            self._require_room(role)
         if self._reserved is not None:
             group, bundles = self._reserved
             if (number := bundles.take(role.kind, self._alive(), role.colocated)) is not None:
@@ -245,7 +246,8 @@ class RayCluster(Cluster):
         """Start roles in a new placement group, which is removed once all of them have ended."""
         unit, left = roles[0].resources.times(together), list(roles)
         units = Demand(roles[0].kind, len(roles) // together, unit.gpus, unit.cpus, custom=unit.custom)
-        place(self.nodes(), Wanted(units, Demand("engine", 0)))
+        if not self._grows:
+            place(self.nodes(), Wanted(units, Demand("engine", 0)))
         group = placement_group([bundle(unit)] * units.count, strategy="PACK")
 
         def release() -> None:
@@ -283,6 +285,22 @@ class RayCluster(Cluster):
         number = self._count[role.kind]
         self._count[role.kind] += 1
         return None if self.logs is None else self.logs / f"{role.kind}-{number}.log"
+
+    def awaited(self, wanted: Wanted, timeout: float) -> Assignment:
+        """A place for everything once nodes have joined that hold it; autoscalers are asked for them meanwhile.
+
+        Raises:
+            ConfigError: they have not after `timeout` seconds.
+        """
+        end = time.monotonic() + timeout
+        with demanded(wanted):
+            while True:
+                try:
+                    return place([node for node in self.nodes() if node.alive], wanted)
+                except ConfigError:
+                    if time.monotonic() > end:
+                        raise
+                time.sleep(_LOOK_SECONDS)
 
     def reserve(
         self,
