@@ -14,6 +14,9 @@ PASSED = (
 )
 """Variables that mean the same on every machine, and that environments, models and trainers read."""
 
+OF_RAY = ("address", "environment", "max_environments", "place_timeout", "resources")
+"""Settings that mean nothing on one machine."""
+
 
 class ResourcesConfig(Section):
     """What each worker of a role reserves on its node, beside its GPUs; with cluster=ray."""
@@ -109,5 +112,17 @@ class ClusterConfig(Section):
             raise ValueError(
                 f"cluster.resources.rewards.gpus={self.resources.rewards.gpus} reserves GPUs of a Ray cluster's nodes; "
                 "with cluster=local every process sees all GPUs: cluster=ray fits, or a setting of the reward's own"
+            )
+        for name in OF_RAY if self.name == "local" else ():
+            if getattr(self, name) != type(self).model_fields[name].get_default():
+                raise ValueError(
+                    f"cluster.{name} is a setting of cluster=ray, and with cluster=local nothing follows from it: set "
+                    "cluster=ray, or leave it out"
+                )
+        if (self.address or "").startswith("ray://"):
+            raise ValueError(
+                f"cluster.address={self.address!r} is the address of Ray's client, through which no worker can be "
+                "called: start the run on a machine of the cluster with cluster.address=auto, or as a job (`ray job "
+                "submit`)"
             )
         return self
