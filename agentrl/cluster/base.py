@@ -198,10 +198,14 @@ class Worker(Calling):
     Args:
         role: what it runs.
         process: where.
+
+    Attributes:
+        ended: the error with which it died.
+        closed: whether it was closed, and holds nothing any more.
     """
 
     def __init__(self, role: Role, process: Process) -> None:
-        self.role, self.process = role, process
+        self.role, self.process, self.closed = role, process, False
         self._connection: Connection | None = None
         self._address: Address | None = None
         self.ended: Future[InfraError] = Future()
@@ -251,6 +255,7 @@ class Worker(Calling):
         if self._connection is not None:
             self._connection.close(InfraError(f"{self.role} was closed"))
         self.process.close()
+        self.closed = True
 
     async def close(self) -> None:
         """End the process, also where this is cancelled; open calls get an InfraError. Idempotent."""

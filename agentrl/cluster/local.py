@@ -139,7 +139,7 @@ class LocalCluster(Cluster):
         worker = Worker(
             role, LocalProcess(role, self.log(role), encrypted=self.encrypted, silence=self.silence_timeout)
         )
-        self._workers.append(worker)
+        self._workers = [*(each for each in self._workers if not each.closed), worker]
         return worker
 
     def spawn_together(self, roles: Sequence[Role], together: int) -> list[Worker]:

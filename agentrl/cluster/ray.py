@@ -219,7 +219,7 @@ class RayCluster(Cluster):
         self._head.require()
         if role.here:
             worker = Worker(role, LocalProcess(role, self._log(role), host=self.host, **self._how))
-            self._workers.append(worker)
+            self._keep(worker)
             return worker
         role = settled(role, self.resources)
         if not self._grows:  # else it waits in Ray's queue, which autoscalers read
@@ -272,8 +272,11 @@ class RayCluster(Cluster):
         )
         there, gone = described(self.nodes()), partial(self._gone, node)
         worker = Worker(role, RayProcess(role, starter, there, gone, self.lost, release))
-        self._workers.append(worker)
+        self._keep(worker)
         return worker
+
+    def _keep(self, worker: Worker) -> None:
+        self._workers = [*(each for each in self._workers if not each.closed), worker]
 
     @property
     def _how(self) -> dict[str, Any]:

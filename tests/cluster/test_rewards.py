@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.cluster import opened
+from agentrl.cluster import current, opened
 from agentrl.config import RunConfig
 from agentrl.envs import reward_workers
 from agentrl.envs.base import Env
@@ -151,12 +152,21 @@ async def test_a_worker_that_a_reward_holds_past_its_deadline_is_ended_and_other
         await settled(workers, 2)
 
 
-async def test_a_worker_that_dies_while_nothing_is_computed_is_replaced() -> None:
+async def test_a_worker_that_dies_while_nothing_is_computed_is_replaced_and_leaves_nothing() -> None:
     async with computing({"sine": {"name": f"{PLUGIN}:Sine"}}, rewards=1) as (ours, workers):
+        assert isinstance(await ours["sine"](session()), float)
         (worker,) = workers.pool._under_way
+        before = held()
         worker.kill()
         await soon(lambda: worker not in workers.pool._under_way, "its death is not noticed")
         assert isinstance(await ours["sine"](session()), float)  # waits for the other one
+        await soon(lambda: held() == before, "something of it is left")
+
+
+def held() -> tuple[int, list[str], int]:
+    """Open files, threads by what they are for, and the workers that the cluster knows."""
+    threads = sorted(each.name for each in threading.enumerate() if not each.name.startswith("asyncio"))
+    return len(os.listdir("/proc/self/fd")), threads, sum(not each.closed for each in current()._workers)  # type: ignore[attr-defined]
 
 
 async def test_where_no_worker_is_left_the_run_ends_with_the_setting_and_the_last_death() -> None:
