@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -106,8 +106,6 @@ def _file_module(path: Path, where: str) -> ModuleType:
     spec = _spec(name, path)
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    folder = path.parent.parent if path.name == _PACKAGE else path.parent
-    vars(module)["__builtins__"] = {**vars(builtins), "__import__": _Beside(folder)}
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -118,9 +116,21 @@ def _file_module(path: Path, where: str) -> ModuleType:
 
 def _spec(name: str, path: Path) -> ModuleSpec:
     within = [str(path.parent)] if path.name == _PACKAGE else None
-    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=within)
+    loader = _Loader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader, submodule_search_locations=within)
     assert spec is not None
     return spec
+
+
+class _Loader(SourceFileLoader):
+    """Runs a file that imports what lies beside it."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run it."""
+        path = Path(self.path)
+        folder = path.parent.parent if path.name == _PACKAGE else path.parent
+        vars(module)["__builtins__"] = {**vars(builtins), "__import__": _Beside(folder)}
+        super().exec_module(module)
 
 
 class _Beside:

@@ -106,11 +106,15 @@ class Silence:
     Args:
         timeout: seconds after which it has lasted long.
         now: the time, in seconds of a monotonic clock.
+
+    Attributes:
+        seconds: how long it has lasted.
+        tick: seconds after which it is to be looked at again.
     """
 
     def __init__(self, timeout: float, now: float) -> None:
         self.timeout, self.tick = timeout, min(TICK, timeout / 4)
-        self._looked, self._count, self._seconds = now, -1, 0.0
+        self._looked, self._count, self.seconds = now, -1, 0.0
 
     def lasted(self, now: float, count: int) -> bool:
         """Whether it has lasted `timeout` seconds since the last progress, or since this was last so.
@@ -120,11 +124,11 @@ class Silence:
             count: changes with progress.
         """
         passed, self._looked = min(now - self._looked, 2 * self.tick), now
-        self._seconds = self._seconds + passed if count == self._count else 0.0
+        self.seconds = self.seconds + passed if count == self._count else 0.0
         self._count = count
-        if self._seconds < self.timeout:
+        if self.seconds < self.timeout:
             return False
-        self._seconds = 0.0
+        self.seconds = 0.0
         return True
 
 

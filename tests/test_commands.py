@@ -94,7 +94,7 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl train env=calculator agent=examples/openai_agent/agent.py:agent cluster.environments=2 "
     "gateway.host=node": Elsewhere(
         "tests/cluster/test_programs.py"
-        "::test_programs_on_another_node_reach_its_gateway_by_https_and_change_nothing_where_a_worker_dies"
+        "::test_programs_on_another_node_reach_its_gateway_by_https_and_change_nothing_where_a_worker_stops"
     ),
     'agentrl train env=calculator agent="opencode run" \'gateway.exclude=[one_turn,"prompt=(?i)summari[sz]e"]\'': Left(
         "opencode is in an environment of its own; tests/sessions/gateway/test_clients.py runs it where it is made"
@@ -178,11 +178,11 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl eval env=oracle.py:Oracle policy=noop": Run(slow=False),
     "agentrl train env=calculator agent=examples/openai_agent/agent.py:agent cluster.environments=2 "
     "cluster.gateways=1": Elsewhere(
-        "tests/cluster/test_gateway_runs.py::test_a_run_with_gateway_workers_learns_the_same_also_where_one_dies"
+        "tests/cluster/test_gateway_runs.py::test_a_run_with_gateway_workers_learns_the_same_also_where_one_stops"
     ),
     "agentrl train env=calculator rewards.judge=examples/plugins/reward_service.py:Service "
     "rewards.judge.url=http://127.0.0.1:9000/score cluster.rewards=2": Elsewhere(
-        "tests/cluster/test_rewards.py::test_a_run_with_reward_workers_learns_the_same_also_where_one_dies"
+        "tests/cluster/test_rewards.py::test_a_run_with_reward_workers_learns_the_same_also_where_one_stops"
     ),
     "agentrl train env=calculator rewards.judge=examples/plugins/reward_service.py:Service "
     "rewards.judge.url=http://127.0.0.1:9000/score rewards.judge.weight=0.5": Elsewhere(

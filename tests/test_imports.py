@@ -92,6 +92,21 @@ def test_what_a_helper_defines_is_pickled_by_a_name_that_another_process_finds(t
         sys.modules.update(gone)
 
 
+def test_another_process_finds_a_file_and_what_it_imports_later(tmp_path: Path) -> None:
+    file = tmp_path / "env.py"
+    file.write_text("import helpers\n\n\ndef make():\n    import later\n\n    return helpers.ONE, later.TWO\n")
+    (tmp_path / "helpers.py").write_text("ONE = 1")
+    (tmp_path / "later.py").write_text("TWO = 2")
+    data, known = pickle.dumps(imports.load(f"{file}:make", "env")), imports.files()
+    gone = {name: sys.modules.pop(name) for name in list(known) if Path(known[name]).is_relative_to(tmp_path)}
+    try:
+        imports.find_files(known)
+        assert pickle.loads(data)() == (1, 2)
+    finally:
+        sys.meta_path.pop()
+        sys.modules.update(gone)
+
+
 @pytest.mark.parametrize(
     "line", ["import nowhere", "from words import nothing", "import words.nothing", "from . import x"]
 )

@@ -66,6 +66,7 @@ def opened(config: ClusterConfig, logs: Path | None) -> Iterator[Cluster]:
     else:
         _current = LocalCluster(logs)
     _current.start_timeout, _current.encrypted = config.start_timeout, config.encrypted
+    _current.silence_timeout, _current.variables = config.silence_timeout, config.environment
     try:
         yield _current
     finally:

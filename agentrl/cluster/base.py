@@ -48,10 +48,20 @@ class Resources:
     gpus: int = 0
     custom: Mapping[str, float] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        amounts = {"CPU": self.cpus, "GPU": self.gpus, **self.custom}
+        found = [f"{amount:g} {counted(amount, name)}" for name, amount in amounts.items() if amount]
+        return ", ".join(found) or "no CPU and no GPU of its own"
+
     def times(self, count: int) -> Resources:
         """Of so many workers together."""
         custom = {name: amount * count for name, amount in self.custom.items()}
         return Resources(self.cpus * count, self.gpus * count, custom)
+
+
+def counted(amount: float, name: str) -> str:
+    """A resource's name after so many of it: CPUs and GPUs have a plural, names that people gave have none."""
+    return name if amount == 1 or name not in ("CPU", "GPU") else f"{name}s"
 
 
 @dataclass(frozen=True)
@@ -188,10 +198,14 @@ class Worker(Calling):
     Args:
         role: what it runs.
         process: where.
+
+    Attributes:
+        ended: the error with which it died.
+        closed: whether it was closed, and holds nothing any more.
     """
 
     def __init__(self, role: Role, process: Process) -> None:
-        self.role, self.process = role, process
+        self.role, self.process, self.closed = role, process, False
         self._connection: Connection | None = None
         self._address: Address | None = None
         self.ended: Future[InfraError] = Future()
@@ -241,6 +255,7 @@ class Worker(Calling):
         if self._connection is not None:
             self._connection.close(InfraError(f"{self.role} was closed"))
         self.process.close()
+        self.closed = True
 
     async def close(self) -> None:
         """End the process, also where this is cancelled; open calls get an InfraError. Idempotent."""
@@ -257,6 +272,8 @@ class Cluster(ABC):
         logs: the folder of the workers' logs, which all nodes see; None are temporary files on each.
         start_timeout: seconds that a worker may take to be placed and built.
         encrypted: whether workers are called over TLS.
+        variables: of this process's environment, the names of those that workers elsewhere get (`variables.passed`).
+        silence_timeout: seconds without a sign of life after which a worker's process is ended.
     """
 
     name: str
@@ -265,6 +282,8 @@ class Cluster(ABC):
     logs: Path | None = None
     start_timeout: float = 900.0
     encrypted: bool = False
+    variables: Sequence[str] = ()
+    silence_timeout: float = 30.0
 
     @property
     def lost(self) -> Future[InfraError]:

@@ -33,6 +33,8 @@ from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError
 
 NONCE = 32
 """Bytes of a challenge, and of its answer."""
+RAISED_BY = "raised by"
+"""Begins the note that says which worker raised an error, and on which node."""
 _CONNECT_SECONDS = 20.0
 
 
@@ -356,5 +358,12 @@ async def authenticate(key: bytes, reader: asyncio.StreamReader, writer: asyncio
 
 
 def failed(error: BaseException, where: str, trace: str) -> AgentRLError:
-    """The error that a caller gets: the role's own where it is an AgentRLError, else with its traceback."""
-    return error if isinstance(error, AgentRLError) else InfraError(f"{where} failed:\n{trace}")
+    """The error that a caller gets: the role's own where it is an AgentRLError, else with its traceback.
+
+    `where` stands in it, as a note of one that is the role's own.
+    """
+    if not isinstance(error, AgentRLError):
+        return InfraError(f"{where} failed:\n{trace}")
+    if not any(note.startswith(RAISED_BY) for note in getattr(error, "__notes__", ())):
+        error.add_note(f"{RAISED_BY} {where}")
+    return error

@@ -16,6 +16,7 @@ from agentrl import cores
 from agentrl.cluster.base import HERE, Cluster, Node, Process, Role, Worker
 from agentrl.cluster.connection import Address, Connection
 from agentrl.cluster.frames import encode, receive
+from agentrl.cluster.liveness import SUFFIX, Liveness
 from agentrl.cluster.server import Server
 from agentrl.cluster.worker import Start
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError
@@ -36,6 +37,7 @@ class LocalProcess(Process):
         host: the network address that it listens on.
         folder: the working directory; None is this process's.
         encrypted: whether it is called over TLS by others than this process.
+        silence: seconds without a sign of life after which it is ended.
         prefork_name: the process that it is forked from, as `prefork.start` takes it.
 
     Attributes:
@@ -54,6 +56,7 @@ class LocalProcess(Process):
         folder: str | None = None,
         *,
         encrypted: bool = False,
+        silence: float = Cluster.silence_timeout,
         prefork_name: str | None = None,
     ) -> None:
         self.role, self.node = role, node
@@ -72,6 +75,8 @@ class LocalProcess(Process):
                 modules=role.modules,
                 prefork_name=prefork_name,
             )
+        file = log and log.with_suffix(SUFFIX)
+        self._liveness = Liveness(self._socket, f"{role} on {node}", silence, file, self.kill)
         self._socket.sendall(encode(Start(role.pickled(), node, host, secrets.token_bytes(32), encrypted)))
 
     def connect(self, timeout: float) -> tuple[Connection, Address]:
@@ -95,11 +100,14 @@ class LocalProcess(Process):
     def exit_error(self) -> InfraError:
         """See `Process.exit_error`."""
         self.server.wait(END_SECONDS)
-        return self.server.exit_error()
+        return self._ended()
 
     def poll(self) -> InfraError | None:
         """See `Process.poll`."""
-        return None if self.server.exit_status is None else self.server.exit_error()
+        return None if self.server.exit_status is None else self._ended()
+
+    def _ended(self) -> InfraError:
+        return InfraError(self._liveness.silent) if self._liveness.silent else self.server.exit_error()
 
     def kill(self) -> None:
         """See `Process.kill`."""
@@ -107,6 +115,7 @@ class LocalProcess(Process):
 
     def close(self) -> None:
         """See `Process.close`."""
+        self._liveness.close()
         self._socket.close()  # which ends it
         self.server.wait(END_SECONDS)
         self.server.end()
@@ -127,8 +136,10 @@ class LocalCluster(Cluster):
 
     def spawn(self, role: Role) -> Worker:
         """Start a process; see `Cluster.spawn`."""
-        worker = Worker(role, LocalProcess(role, self.log(role), encrypted=self.encrypted))
-        self._workers.append(worker)
+        worker = Worker(
+            role, LocalProcess(role, self.log(role), encrypted=self.encrypted, silence=self.silence_timeout)
+        )
+        self._workers = [*(each for each in self._workers if not each.closed), worker]
         return worker
 
     def spawn_together(self, roles: Sequence[Role], together: int) -> list[Worker]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.cluster.base import Node
+from agentrl.cluster.base import Node, counted
 
 
 def node_name(host: str, number: str) -> str:
@@ -17,4 +17,5 @@ def described(nodes: list[Node]) -> str:
 
 
 def _has(node: Node) -> list[str]:
-    return [f"{node.cpus:g} CPUs", f"{node.gpus} GPUs", *(f"{amount:g} {name}" for name, amount in node.custom.items())]
+    cores, gpus = f"{node.cpus:g} {counted(node.cpus, 'CPU')}", f"{node.gpus} {counted(node.gpus, 'GPU')}"
+    return [cores, gpus, *(f"{amount:g} {name}" for name, amount in node.custom.items())]

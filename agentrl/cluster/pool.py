@@ -65,6 +65,7 @@ class Pool:
         self._under_way = {cluster.current().spawn(role): 0 for _ in range(count)}
         self._leaving: set[Worker] = set()
         self._starting: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
         self._following: asyncio.Task[None] | None = None
         self._last_error = ""
         self.none_left: Future[InfraError] = Future()
@@ -134,6 +135,9 @@ class Pool:
         leaving = worker in self._leaving
         self._leaving.discard(worker)
         worker.kill()
+        ending = asyncio.create_task(worker.close())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
         if not leaving:
             self._start_another()
 
@@ -210,4 +214,5 @@ class Pool:
             task.cancel()
         workers = list(self._under_way)
         self._under_way.clear()  # their end is no death
-        await asyncio.gather(*tasks, *(worker.close() for worker in workers), return_exceptions=True)
+        closing = (worker.close() for worker in workers)
+        await asyncio.gather(*tasks, *self._ending, *closing, return_exceptions=True)

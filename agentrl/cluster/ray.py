@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from agentrl.cluster import prefork
+from agentrl.cluster import prefork, variables
 from agentrl.cluster.assignment import Assignment
 from agentrl.cluster.base import Cluster, Node, Process, Resources, Role, Worker
 from agentrl.cluster.bundles import Bundles
@@ -45,7 +45,7 @@ try:
     from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    from agentrl.cluster.ray_groups import gpus_of_trainer, in_bundle, taken
+    from agentrl.cluster.ray_groups import demanded, gpus_of_trainer, in_bundle, taken
 except ModuleNotFoundError as error:
     raise missing_extra("ray", "ray") from error
 
@@ -64,13 +64,16 @@ _state: Any = ray._private.state.state  # Ray's own libraries ask it which nodes
 class Starter:
     """Starts a role's process on the actor's node, and owns it."""
 
-    def __init__(self, role: Role, log: Path | None, folder: str, encrypted: bool) -> None:
+    def __init__(
+        self, role: Role, log: Path | None, folder: str, environment: Mapping[str, str], how: Mapping[str, Any]
+    ) -> None:
+        variables.take(environment)  # before anything is said or started by them
         context = ray.get_runtime_context()
         host = str(_ray.util.get_node_ip_address())
         there = folder if os.path.isdir(folder) else None
         self.node = node_name(host, context.get_node_id())
         name = prefork.shared_name()
-        self.process = LocalProcess(role, log, self.node, host, there, encrypted=encrypted, prefork_name=name)
+        self.process = LocalProcess(role, log, self.node, host, there, prefork_name=name, **how)
         self.connection: Connection | None = None
 
     def ready(self, timeout: float) -> tuple[str, dict[str, str], Address | AgentRLError]:
@@ -138,8 +141,8 @@ class RayProcess(Process):
             except GetTimeoutError:
                 if time.monotonic() >= end:
                     raise DeadlineExceeded(
-                        f"{self.role} was not started within {timeout:g} s; it needs {self.role.resources}, and there "
-                        f"is {self._there}"
+                        f"{self.role} was not started within {timeout:g} s (cluster.start_timeout); it needs "
+                        f"{self.role.resources}, and when that was asked for there was {self._there}"
                     ) from None
             except RayError as error:
                 raise InfraError(f"{self.role} could not be started: {error}") from None
@@ -198,7 +201,7 @@ class RayCluster(Cluster):
         self.logs, self._count, self._workers = logs, Counter[str](), list[Worker]()
         self._reserved: tuple[PlacementGroup, Bundles] | None = None
         self._seen: list[Node] = []
-        self._ours = not ray.is_initialized()
+        self._ours, self._grows = not ray.is_initialized(), address is not None
         if self._ours:
             if address is not None:
                 require_answer(address)
@@ -215,11 +218,12 @@ class RayCluster(Cluster):
         """Have a node start a process; see `Cluster.spawn`."""
         self._head.require()
         if role.here:
-            worker = Worker(role, LocalProcess(role, self._log(role), host=self.host, encrypted=self.encrypted))
-            self._workers.append(worker)
+            worker = Worker(role, LocalProcess(role, self._log(role), host=self.host, **self._how))
+            self._keep(worker)
             return worker
         role = settled(role, self.resources)
-        self._require_room(role)
+        if not self._grows:  # else it waits in Ray's queue, which autoscalers read
+            self._require_room(role)
         if self._reserved is not None:
             group, bundles = self._reserved
             if (number := bundles.take(role.kind, self._alive(), role.colocated)) is not None:
@@ -242,7 +246,8 @@ class RayCluster(Cluster):
         """Start roles in a new placement group, which is removed once all of them have ended."""
         unit, left = roles[0].resources.times(together), list(roles)
         units = Demand(roles[0].kind, len(roles) // together, unit.gpus, unit.cpus, custom=unit.custom)
-        place(self.nodes(), Wanted(units, Demand("engine", 0)))
+        if not self._grows:
+            place(self.nodes(), Wanted(units, Demand("engine", 0)))
         group = placement_group([bundle(unit)] * units.count, strategy="PACK")
 
         def release() -> None:
@@ -263,18 +268,42 @@ class RayCluster(Cluster):
                 max_concurrency=_THREADS,
                 scheduling_strategy=strategy,
             )
-            .remote(role.pickled(), log and log.absolute(), os.getcwd(), self.encrypted)
+            .remote(role.pickled(), log and log.absolute(), os.getcwd(), variables.passed(self.variables), self._how)
         )
         there, gone = described(self.nodes()), partial(self._gone, node)
         worker = Worker(role, RayProcess(role, starter, there, gone, self.lost, release))
-        self._workers.append(worker)
+        self._keep(worker)
         return worker
+
+    def _keep(self, worker: Worker) -> None:
+        self._workers = [*(each for each in self._workers if not each.closed), worker]
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        """How processes are started, wherever they are."""
+        return {"encrypted": self.encrypted, "silence": self.silence_timeout}
 
     def _log(self, role: Role) -> Path | None:
         """The file of a worker's output: its role, and how many of its kind were started before."""
         number = self._count[role.kind]
         self._count[role.kind] += 1
         return None if self.logs is None else self.logs / f"{role.kind}-{number}.log"
+
+    def awaited(self, wanted: Wanted, timeout: float) -> Assignment:
+        """A place for everything once nodes have joined that hold it; autoscalers are asked for them meanwhile.
+
+        Raises:
+            ConfigError: they have not after `timeout` seconds.
+        """
+        end = time.monotonic() + timeout
+        with demanded(wanted):
+            while True:
+                try:
+                    return place([node for node in self.nodes() if node.alive], wanted)
+                except ConfigError:
+                    if time.monotonic() > end:
+                        raise
+                time.sleep(_LOOK_SECONDS)
 
     def reserve(
         self,

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import ray
+from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -16,6 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from agentrl.cluster.assignment import Assignment
 from agentrl.cluster.base import Resources
 from agentrl.cluster.bundles import occupied
+from agentrl.cluster.demands import Wanted
 from agentrl.cluster.inventory import bundle, is_ours
 from agentrl.errors import ConfigError, InfraError, brief
 
@@ -27,6 +30,25 @@ _ray: Any = ray  # parts of it are not typed
 def in_bundle(group: PlacementGroup, number: int) -> PlacementGroupSchedulingStrategy:
     """How an actor is put into a bundle."""
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
+
+
+@contextmanager
+def demanded(wanted: Wanted) -> Iterator[None]:
+    """Within the block autoscalers are asked for nodes that hold all of this, without anything being queued there.
+
+    Engines on the trainer's GPUs ask for no others.
+    """
+    bundles = []
+    for demand in wanted.demands:
+        shared = wanted.shared if demand.role == "engine" else 0
+        for number in range(demand.count):
+            gpus = 0 if number < shared else demand.gpus
+            bundles.append(bundle(Resources(demand.cpus, gpus, demand.custom)))
+    request_resources(bundles=bundles)
+    try:
+        yield
+    finally:
+        request_resources(bundles=[])
 
 
 def taken(

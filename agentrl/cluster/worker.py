@@ -1,8 +1,9 @@
 """The process of a role: `python -m agentrl.cluster.worker DESCRIPTOR`.
 
-The descriptor is its end of a pair of sockets with the process that started it. First comes a `Start`, and goes the
-worker's address, or the error of a role that could not be built; then calls (`calls`). The process ends with that
-connection, whoever else is connected by the address.
+The descriptor is its end of a pair of sockets with the process that started it. First come a pipe, to which a thread
+says from then on that the process runs (`liveness`), and a `Start`. Then goes the worker's address, or the error of a
+role that could not be built, and come calls (`calls`). The process ends with that connection, whoever else is connected
+by the address.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl import cluster, garbage
+from agentrl.cluster import liveness
 from agentrl.cluster.base import PickledArguments, Role
 from agentrl.cluster.calls import Calls, Listener
 from agentrl.cluster.connection import failed
@@ -43,6 +45,7 @@ class Start:
 def main(descriptor: int) -> int:
     """Build the role and serve it; returns the exit status."""
     owner = socket.socket(fileno=descriptor)
+    liveness.beat(owner)
     start: Start = receive(owner)
     cluster.current().host, cluster.current().encrypted = start.host, start.encrypted
     use_for_gloo(start.host)

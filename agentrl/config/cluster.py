@@ -8,6 +8,15 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from agentrl.config.sections import Section
 
+PASSED = (
+    *("*_API_KEY", "*_BASE_URL", "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "NCCL_*"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+)
+"""Variables that mean the same on every machine, and that environments, models and trainers read."""
+
+OF_RAY = ("address", "environment", "max_environments", "place_timeout", "resources")
+"""Settings that mean nothing on one machine."""
+
 
 class ResourcesConfig(Section):
     """What each worker of a role reserves on its node, beside its GPUs; with cluster=ray."""
@@ -48,6 +57,9 @@ class ClusterConfig(Section):
     """local: this machine; ray: the nodes of a Ray cluster, where engines and trainer get processes of their own."""
     address: str | None = None
     """A running Ray cluster: `auto` or host:port; None starts Ray on this machine for the run."""
+    environment: tuple[str, ...] = PASSED
+    """With cluster=ray: the variables of this process that its workers on all nodes get; * stands for any text. Their
+    values are shown and recorded nowhere."""
     encrypted: bool = False
     """Whether workers are called over TLS, each by a certificate of its own. Not what the trainer's ranks exchange, nor
     an engine's server, nor `weights.transport=distributed`."""
@@ -70,8 +82,11 @@ class ClusterConfig(Section):
     place_timeout: PositiveFloat | None = None
     """With cluster=ray: seconds in which the nodes must have all that the run takes free; it is taken whole, before
     anything starts, or the run ends. None: each part takes its share when it starts."""
-    call_timeout: PositiveFloat = 7200.0
-    """Seconds that a call of the trainer may take."""
+    silence_timeout: PositiveFloat = 30.0
+    """Seconds without a sign of life after which a worker's process is ended, as if it had died; a call may take any
+    time."""
+    call_timeout: PositiveFloat | None = None
+    """Seconds that a call of the trainer's process may take; None: as long as the process shows life."""
     max_restarts: int = Field(default=5, ge=0)
     """How many environment workers that die are replaced; likewise reward and gateway workers, and the process of
     `cluster.sessions`."""
@@ -97,5 +112,17 @@ class ClusterConfig(Section):
             raise ValueError(
                 f"cluster.resources.rewards.gpus={self.resources.rewards.gpus} reserves GPUs of a Ray cluster's nodes; "
                 "with cluster=local every process sees all GPUs: cluster=ray fits, or a setting of the reward's own"
+            )
+        for name in OF_RAY if self.name == "local" else ():
+            if getattr(self, name) != type(self).model_fields[name].get_default():
+                raise ValueError(
+                    f"cluster.{name} is a setting of cluster=ray, and with cluster=local nothing follows from it: set "
+                    "cluster=ray, or leave it out"
+                )
+        if (self.address or "").startswith("ray://"):
+            raise ValueError(
+                f"cluster.address={self.address!r} is the address of Ray's client, through which no worker can be "
+                "called: start the run on a machine of the cluster with cluster.address=auto, or as a job (`ray job "
+                "submit`)"
             )
         return self

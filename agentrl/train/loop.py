@@ -34,6 +34,7 @@ from agentrl.train.algorithms import Algorithm
 from agentrl.train.backends import Averager, Trainer
 from agentrl.train.clock import Clock
 from agentrl.train.display import Display
+from agentrl.train.files import append
 from agentrl.train.learning import Batch, Learner
 from agentrl.train.recovery import Recovery, died
 from agentrl.train.resuming import step_of
@@ -215,9 +216,15 @@ class Loop:
             self.state = await asyncio.to_thread(self.recovery.restart, self.state, checkpoint)
         if checkpoint is None and self.recovery.imitate is not None:
             await self.recovery.imitate()
-        for step in range(step_of(checkpoint) if checkpoint else 0, done):
+        first = step_of(checkpoint) if checkpoint else 0
+        for step in range(first, done):
             groups = await asyncio.to_thread(self.recovery.groups, step, self.state)
             await self.train(groups, step, again=True)
+        if first < done and not self.trainer.deterministic:  # engines have other weights of that version
+            self.state.published.lose()
+            self.state.averaged.lose()
+            await self.publish()
+            self.write_published(done)
         where = checkpoint.name if checkpoint else "the beginning"
         self.display.say(f"the trainer continues from {where}; steps up to {done} are trained again")
 
@@ -227,14 +234,23 @@ class Loop:
         self.state.restore_trainer(self.folder.checkpoint)
 
     async def publish(self) -> dict[str, float]:
-        """Send the new weights to the policy's engine, and compare its log-probabilities with the trainer's."""
-        if self.engine.version() == self.trainer.version:
+        """Send the new weights to the policy's engine, compare it with the trainer, and record what it has.
+
+        Where the trainer dies before all of that is done, the next one's weights are sent.
+        """
+        published, version = self.state.published, self.trainer.version
+        if published.recorded == version:
             return {}
-        with self.clock("publish"), self.display.part("publishing weights"):
-            await faults.async_point("weights.publish")
-            await self.engine.publish(Weights.of(self.trainer), self.trainer.version)
-            found = await probe.compare(self.engine, self.trainer, self.config.weights.probe_tokens, self.probe_bound)
-        await self.confirm(found.get("probe/abs_mean"), await self.reference_checksum())
+        found, reference = dict[str, float](), ""
+        if published.begin(self.engine, version):
+            with self.clock("publish"), self.display.part("publishing weights"):
+                await faults.async_point("weights.publish")
+                await self.engine.publish(Weights.of(self.trainer), version)
+                tokens = self.config.weights.probe_tokens
+                found = await probe.compare(self.engine, self.trainer, tokens, self.probe_bound)
+            reference = await self.reference_checksum()
+        await self.confirm(found.get("probe/abs_mean"), reference)
+        published.recorded = version
         return found
 
     async def reference_checksum(self) -> str:
@@ -260,13 +276,22 @@ class Loop:
             raise EngineError(f"{wrong} (weights.prove_every)")
         self.evidence.add(found)
 
+    def write_published(self, step: int) -> None:
+        """Add the publications that are not in the run's record yet, after `step` steps."""
+        published, self.evidence.published = self.evidence.published, []
+        lines = provenance.lines(step, published)
+        self.folder.seals.add(step, lines={provenance.NAME: lines})
+        append(self.folder.path / provenance.NAME, lines)
+
     async def publish_average(self, engine: Engine) -> None:
         """Send the average of the weights to an engine of its own, as the policy's version."""
-        if engine.version() == self.trainer.version:
+        averaged, version = self.state.averaged, self.trainer.version
+        if not averaged.begin(engine, version):
             return
         assert isinstance(self.trainer, Averager)
         with self.clock("publish_average"), self.display.part("publishing averaged weights"):
-            await engine.publish(Weights.of(self.trainer, "averaged_weights"), self.trainer.version)
+            await engine.publish(Weights.of(self.trainer, "averaged_weights"), version)
+        averaged.recorded = version
 
     async def keep_version(self, step: int) -> None:
         """Keep the weights after `step` steps for later groups to play against, where the run does and it is due."""

@@ -129,8 +129,9 @@ def layout_of_fleet(fleet: FleetConfig) -> tuple[Layout, int | None]:
 def reserve(cluster: Cluster, config: RunConfig, model: Path) -> None:
     """Make sure that the run fits on the nodes, and take what it occupies, where `cluster.place_timeout` is set.
 
-    Without that setting, on a cluster that was there before it, a run that does not fit waits for nodes to join, and
-    says so. The Ray that is started for one run gets no more nodes.
+    On a cluster that was there before it, a run that does not fit waits for nodes to join, and says so. Autoscalers see
+    it in Ray's queue, or where places are taken by a demand of their own. The Ray that is started for one run gets no
+    more nodes.
 
     Colocated engines need their places beside the trainer's, so that these are taken in any case.
 
@@ -149,9 +150,13 @@ def reserve(cluster: Cluster, config: RunConfig, model: Path) -> None:
     try:
         assignment = place(nodes, run.wanted())
     except ConfigError as error:
-        if timeout is not None or config.cluster.address is None:
+        if config.cluster.address is None:
             raise
-        logger.warning("%s; waiting up to %g s (cluster.start_timeout) for nodes", error, config.cluster.start_timeout)
-        return
+        setting = "start_timeout" if config.cluster.place_timeout is None else "place_timeout"
+        seconds = timeout or config.cluster.start_timeout
+        logger.warning("%s; waiting up to %g s (cluster.%s) for nodes", error, seconds, setting)
+        if timeout is None:
+            return
+        assignment = cluster.awaited(run.wanted(), timeout)
     if timeout is not None:
         cluster.reserve(assignment, run.roles, timeout, run.members)

@@ -38,7 +38,6 @@ from agentrl.train.backends.worker import place_trainer
 from agentrl.train.colocated import leave
 from agentrl.train.display import Display
 from agentrl.train.engine_check import compare_engine, probe_bound
-from agentrl.train.files import append
 from agentrl.train.learning import Learner, Learning
 from agentrl.train.loop import Loop
 from agentrl.train.lost_tokens import top_scores
@@ -125,11 +124,7 @@ async def prepare(
         display.say(f"resuming {folder.path} after step {start}")
     loop.evidence = provenance.Evidence(provenance.known(folder.path))
     await loop.recovering(start, loop.publish)
-    if not loop.evidence.published:
-        await loop.confirm()
-    lines = provenance.lines(start, loop.evidence.take())
-    folder.seals.add(start, lines={provenance.NAME: lines})
-    append(folder.path / provenance.NAME, lines)
+    loop.write_published(start)
 
     async def compare() -> str | None:
         with display.part("comparing the engine with the trainer"):

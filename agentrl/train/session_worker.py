@@ -44,8 +44,6 @@ from agentrl.train.run_folder import LOSSES
 from agentrl.types import Engine, Group, Session
 
 logger = logging.getLogger(__name__)
-CALLS = 5
-"""So many times `cluster.call_timeout` may learning from a batch take, which calls the trainer up to four times."""
 PENDING = "provenance.pending"
 """The record of a step that the run has not recorded yet."""
 KEPT_TOKENS = 1 << 22
@@ -280,13 +278,12 @@ class DistantLearning:
         ]
         known = batch.evidence.known if self.config.require_provenance else {}
         request = Request(groups, batch.step, access, batch.algorithm.snapshot(), known)
-        timeout = CALLS * self.config.cluster.call_timeout
         with self.part("optimizer step"):
             await faults.async_point("trainer.step")
             async with computing(trainer, self.engine):
                 try:
                     with trainer.leased():
-                        learned = raised(await self.workers.call("learn", request, timeout=timeout))
+                        learned = raised(await self.workers.call("learn", request, timeout=None))
                 except WorkerLost as error:
                     raise TrainerError(f"the session worker was lost, and with it what it trained: {error}") from error
         batch.algorithm.load_snapshot(learned.algorithm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from agentrl.sessions.store import Store
 from agentrl.train.algorithms import Algorithm
 from agentrl.train.backends import Trainer
 from agentrl.train.files import write_atomically
+from agentrl.train.publication import Publication
 from agentrl.train.resuming import STATE
 from agentrl.types import Session
 
@@ -30,12 +31,16 @@ class RunState:
         algorithm: what it carries from step to step: a moving baseline, adaptive coefficients.
         stream: the next group's number, what is under way, what is finished and not trained on yet.
         store: has the sessions of finished groups.
+        published: what the policy's engine was sent.
+        averaged: what the engine of averaged weights was sent, where there is one.
     """
 
     trainer: Trainer
     algorithm: Algorithm
     stream: Stream
     store: Store
+    published: Publication = field(default_factory=Publication)
+    averaged: Publication = field(default_factory=Publication)
 
     def writer(self) -> Callable[[Path], None]:
         """What writes the state as it is now into a checkpoint's folder, in any thread, while groups are generated."""

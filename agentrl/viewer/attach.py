@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.live import Live
 
+from agentrl.cluster.liveness import silences
 from agentrl.errors import AgentRLError
 from agentrl.train.display import PLAIN_WIDTH
 from agentrl.train.panel import Panel, Progress, clock, step_line
@@ -76,11 +77,13 @@ def _title(run: Run) -> str:
 
 
 def _detail(run: Run) -> str:
-    """How many sessions are stored and how they ended, and when the run last wrote anything."""
+    """Which workers are silent, how many sessions are stored and how they ended, and when the run last wrote."""
     try:
         ended = run.store().counts()
     except AgentRLError:
         ended = {}
     said = ", ".join(f"{count:,} {status}" for status, count in sorted(ended.items(), key=lambda item: -item[1]))
     written = f"written {clock(max(time.time() - run.updated(), 0.0))} ago"
-    return "; ".join(filter(None, (f"sessions: {said}" if said else "", written)))
+    running = run.summary()["state"] is State.RUNNING
+    silent = [visible_text(each, keep="") for each in silences(run.path / "logs") if running]
+    return "; ".join(filter(None, (*silent, f"sessions: {said}" if said else "", written)))

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import importlib.util
 import json
+import math
 import os
 import random
 import signal
@@ -69,6 +70,10 @@ class Counter:
             await asyncio.Event().wait()
         finally:
             self.cancelled += 1
+
+    def hold(self) -> int:
+        """Work in one native call that lets no other thread of Python's run, for most of a second."""
+        return math.factorial(200_000).bit_length()
 
     def fail(self) -> None:
         raise KeyError("broken inside")

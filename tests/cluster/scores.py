@@ -56,6 +56,8 @@ class Odd(Reward):
                 time.sleep(600)
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
             case "stuck":  # holds the interpreter: no other thread runs
                 re.match(r"(a+)+$", "a" * 40 + "b")
             case "unpicklable":

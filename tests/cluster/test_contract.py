@@ -21,7 +21,7 @@ from tests.cluster.test_server import alive, until
 pytestmark = pytest.mark.slow
 
 COUNTER = Role("environments", "tests.cluster.roles:Counter", (5,), threads=1)
-SOON, LONG = 0.3, 60.0
+SOON, LONG, SILENCE = 0.3, 60.0, 2.0
 
 
 @pytest.fixture(scope="module", params=["local", "ray"])
@@ -117,6 +117,24 @@ async def test_a_worker_that_dies_fails_its_calls_with_the_end_of_its_log(cluste
     with pytest.raises(InfraError, match="died"):
         await worker.call("count", timeout=LONG)
     await worker.close()
+
+
+async def test_one_that_is_stopped_is_ended_after_its_silence_and_one_that_works_is_not(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other works for longer, in native code that holds Python's global lock."""
+    monkeypatch.setattr(cluster, "silence_timeout", SOON)
+    stopped, working = cluster.spawn(COUNTER), cluster.spawn(COUNTER)
+    await asyncio.gather(stopped.ready(LONG), working.ready(LONG))
+    work = asyncio.create_task(working.call("hold", timeout=None))
+    call = asyncio.create_task(stopped.call("forever", timeout=None))
+    os.kill(await stopped.call("process", timeout=LONG), signal.SIGSTOP)
+    with pytest.raises(InfraError, match=r"process \d+ has shown no life for 0.3 s \(cluster.silence_timeout\)"):
+        await call
+    assert "shown no life" in str(await asyncio.wrap_future(stopped.ended))
+    assert await work > 1e6
+    assert working.poll() is None
+    await asyncio.gather(stopped.close(), working.close())
 
 
 async def test_closing_ends_it_with_what_it_started_and_fails_its_calls(cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from agentrl.sessions.store import Store
 from agentrl.train import ledger
 from tests.cluster.conftest import add_node, remove_node
+from tests.cluster.test_contract import SILENCE
 from tests.cluster.test_programs import certificate
 from tests.cluster.test_run import require_same, run
 
@@ -30,7 +32,8 @@ async def agent(task, client):
             with contextlib.suppress(FileNotFoundError):
                 log = Path(victim.read_text())
                 victim.unlink()
-                os.kill(int(re.search(r"process (\\d+)", log.read_text())[1]), signal.SIGKILL)
+                sent = int(victim.with_name("signal").read_text())
+                os.kill(int(re.search(r"process (\\d+)", log.read_text())[1]), sent)
         await asyncio.sleep(0.01)
     return await solve(task, client)
 """
@@ -51,9 +54,10 @@ def here(solver: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return folder, run(folder, agent=f"{solver}:agent", steps=1)
 
 
-def run_with(folder: Path, solver: Path, **more: Any) -> Any:
-    """The same run, in which a session kills the first gateway worker when both serve one."""
+def run_with(folder: Path, solver: Path, sent: signal.Signals, **more: Any) -> Any:
+    """The same run, in which a session kills or stops the first gateway worker when both serve one."""
     solver.with_name("urls").write_text("")
+    solver.with_name("signal").write_text(str(int(sent)))
     solver.with_name("victim").write_text(str(folder / "logs" / "gateway-0.log"))
     return run(folder, agent=f"{solver}:agent", steps=1, **more)
 
@@ -79,10 +83,10 @@ def nodes_of(folder: Path, role: str) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_with_gateway_workers_learns_the_same_also_where_one_dies(
+def test_a_run_with_gateway_workers_learns_the_same_also_where_one_stops(
     solver: Path, here: tuple[Path, Any], tmp_path: Path
 ) -> None:
-    there = run_with(tmp_path / "run", solver, cluster={"gateways": 2})
+    there = run_with(tmp_path / "run", solver, signal.SIGSTOP, cluster={"gateways": 2, "silence_timeout": SILENCE})
     require_same(tmp_path / "run", there, here)
     assert require_replaced(tmp_path / "run", solver) == {f"gateway-{number}.log" for number in range(3)}
     assert len(urls_of(solver)) > 1
@@ -101,6 +105,7 @@ def test_programs_of_environment_workers_reach_gateways_on_the_node_that_the_set
         there = run_with(
             tmp_path / "ray",
             solver,
+            signal.SIGKILL,
             cluster=cluster | {"environments": 1, "gateways": 2, "encrypted": True},
             gateway={"host": "node", **certificate(host, tmp_path)},
         )

@@ -19,6 +19,7 @@ from agentrl.rollout.programs import serving
 from agentrl.sessions.store import Store
 from agentrl.train import ledger
 from agentrl.types import MAIN
+from tests.cluster.test_contract import SILENCE
 from tests.cluster.test_run import require_same, run, tokens
 from tests.rollout.self_play import self_play
 from tests.sessions.gateway.fakes import ScriptedEngine, renderer
@@ -34,7 +35,7 @@ solve = runpy.run_path({str(EXAMPLES / "openai_agent" / "agent.py")!r})["agent"]
 async def agent(task, client):
     with contextlib.suppress(FileNotFoundError):
         Path(__file__).with_name("kill").unlink()
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSTOP)
     Path(__file__).with_name("urls").open("a").write(f"{{client.base_url}}\\n")
     return await solve(task, client)
 """
@@ -42,7 +43,7 @@ async def agent(task, client):
 
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example's agent; once, where there is a file `kill` beside it, it kills its process."""
+    """The example's agent; once, where there is a file `kill` beside it, it stops its process."""
     file = tmp_path_factory.mktemp("agent") / "agent.py"
     file.write_text(AGENT)
     return file
@@ -64,7 +65,7 @@ def certificate(host: str, folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_programs_on_another_node_reach_its_gateway_by_https_and_change_nothing_where_a_worker_dies(
+def test_programs_on_another_node_reach_its_gateway_by_https_and_change_nothing_where_a_worker_stops(
     ray_nodes: Any, agent: Path, here: tuple[Path, Any], tmp_path: Path
 ) -> None:
     for name in ("kill", "urls"):
@@ -78,6 +79,7 @@ def test_programs_on_another_node_reach_its_gateway_by_https_and_change_nothing_
             "name": "ray",
             "address": ray_nodes.address,
             "environments": 1,
+            "silence_timeout": SILENCE,
             "resources": {"environments": {"custom": {"far": 1}}},
         },
         gateway={"host": "node", **certificate(node, tmp_path)},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from agentrl.cluster.nodes import node_name
 from agentrl.cluster.placement import Demand, Wanted, place
 from agentrl.errors import ConfigError
 from agentrl.train.setup import complete
+from tests.cluster.conftest import add_node, remove_node
 from tests.cluster.test_server import until
 
 pytestmark = pytest.mark.slow
@@ -113,6 +115,24 @@ def test_a_run_that_does_not_fit_is_refused_on_its_own_ray_and_waits_with_a_word
     reserve(cluster, complete({"env": "calculator", "cluster": joined}), tmp_path)
     (told,) = (record.getMessage() for record in caplog.records)
     assert re.search(r"999 CPUs in all.*waiting up to 900 s \(cluster\.start_timeout\) for nodes", told)
+
+
+def test_places_are_found_once_a_node_joins_that_holds_them(
+    cluster: Any, ray_nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from agentrl.cluster import ray as on_ray
+
+    monkeypatch.setattr(on_ray, "_LOOK_SECONDS", 0.1)
+    with pytest.raises(ConfigError, match="grown"):
+        cluster.awaited(wanted(1, grown=1), 0.2)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(cluster.awaited, wanted(1, grown=1), LONG)
+        node = add_node(ray_nodes, num_cpus=2, resources={"grown": 1})
+        try:
+            found = waiting.result()
+            assert [node.node_id[:6] in place.node for place in found.places] == [True]
+        finally:
+            remove_node(ray_nodes, node)
 
 
 def ray_nodes_of() -> Any:

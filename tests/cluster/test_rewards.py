@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.cluster import opened
+from agentrl.cluster import current, opened
 from agentrl.config import RunConfig
 from agentrl.envs import reward_workers
 from agentrl.envs.base import Env
@@ -23,6 +24,7 @@ from agentrl.sessions.store import Store
 from agentrl.train import ledger
 from agentrl.types import Message, Node, Session, Status, Task
 from tests.cluster.conftest import add_node, remove_node
+from tests.cluster.test_contract import SILENCE
 from tests.cluster.test_elastic import soon
 from tests.cluster.test_run import require_same, run
 
@@ -150,12 +152,21 @@ async def test_a_worker_that_a_reward_holds_past_its_deadline_is_ended_and_other
         await settled(workers, 2)
 
 
-async def test_a_worker_that_dies_while_nothing_is_computed_is_replaced() -> None:
+async def test_a_worker_that_dies_while_nothing_is_computed_is_replaced_and_leaves_nothing() -> None:
     async with computing({"sine": {"name": f"{PLUGIN}:Sine"}}, rewards=1) as (ours, workers):
+        assert isinstance(await ours["sine"](session()), float)
         (worker,) = workers.pool._under_way
+        before = held()
         worker.kill()
         await soon(lambda: worker not in workers.pool._under_way, "its death is not noticed")
         assert isinstance(await ours["sine"](session()), float)  # waits for the other one
+        await soon(lambda: held() == before, "something of it is left")
+
+
+def held() -> tuple[int, list[str], int]:
+    """Open files, threads by what they are for, and the workers that the cluster knows."""
+    threads = sorted(each.name for each in threading.enumerate() if not each.name.startswith("asyncio"))
+    return len(os.listdir("/proc/self/fd")), threads, sum(not each.closed for each in current()._workers)  # type: ignore[attr-defined]
 
 
 async def test_where_no_worker_is_left_the_run_ends_with_the_setting_and_the_last_death() -> None:
@@ -220,9 +231,9 @@ def test_settings_that_mean_nothing_are_refused(words: str, says: str) -> None:
     assert says in str(refused.value)
 
 
-def added(once: Path) -> dict[str, Any]:
-    """Two rewards, one of which ends its process once, where the file is there."""
-    return {"sine": {"name": f"{PLUGIN}:Sine", "weight": 0.5}, "odd": odd("die", file=str(once))}
+def added(once: Path, how: str = "die") -> dict[str, Any]:
+    """Two rewards, one of which ends or stops its process once, where the file is there."""
+    return {"sine": {"name": f"{PLUGIN}:Sine", "weight": 0.5}, "odd": odd(how, file=str(once))}
 
 
 @pytest.fixture(scope="module")
@@ -238,12 +249,13 @@ def drawn_again(folder: Path) -> int:
 
 
 @pytest.mark.timeout(600)
-def test_a_run_with_reward_workers_learns_the_same_also_where_one_dies(
+def test_a_run_with_reward_workers_learns_the_same_also_where_one_stops(
     in_process: tuple[Path, Any], tmp_path: Path
 ) -> None:
     once = tmp_path / "once"
     once.touch()
-    there = run(tmp_path / "run", steps=1, rewards=added(once), cluster={"rewards": 2})
+    cluster = {"rewards": 2, "silence_timeout": SILENCE}
+    there = run(tmp_path / "run", steps=1, rewards=added(once, "stop"), cluster=cluster)
     require_same(tmp_path / "run", there, in_process)
     assert list(ledger.faults(tmp_path / "run")) == []
     assert drawn_again(tmp_path / "run") > 0

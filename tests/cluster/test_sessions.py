@@ -12,6 +12,7 @@ from agentrl import faults
 from agentrl.sessions.store import Store
 from agentrl.train import ledger, provenance
 from agentrl.train.learning import Learning
+from tests.cluster.test_contract import SILENCE
 from tests.cluster.test_run import here, require_same, run
 
 __all__ = ["here"]
@@ -47,14 +48,14 @@ def test_the_run_is_the_same_and_the_driver_reads_no_session_that_it_trains_on(
     assert "sessions-0.log" in {file.name for file in (tmp_path / "ray" / "logs").iterdir()}
 
 
-@pytest.mark.parametrize("point", ["groups.taken", "trainer.step"])
-def test_another_process_takes_its_place_where_it_is_killed(
-    point: str, ray_nodes: Any, here: tuple[Path, Any], tmp_path: Path
+@pytest.mark.parametrize(("action", "point"), [("kill", "groups.taken"), ("stop", "trainer.step")])
+def test_another_process_takes_its_place_where_it_is_killed_or_stopped(
+    action: str, point: str, ray_nodes: Any, here: tuple[Path, Any], tmp_path: Path
 ) -> None:
     plan = tmp_path / "plan.yaml"
-    planned = [{"action": "kill", "target": "sessions", "point": point, "nth": 2}]
+    planned = [{"action": action, "target": "sessions", "point": point, "nth": 2, "seconds": 600.0}]
     plan.write_text(yaml.safe_dump({"faults": planned}))
-    there = on_ray(ray_nodes, tmp_path / "ray", faults=str(plan))
+    there = on_ray(ray_nodes, tmp_path / "ray", faults=str(plan), **{"cluster.silence_timeout": SILENCE})
     assert len(faults.fired(tmp_path / "ray")) == 1
     require_same(tmp_path / "ray", there, here)
     assert list(ledger.faults(tmp_path / "ray")) == []

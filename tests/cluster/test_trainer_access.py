@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -26,6 +25,7 @@ from agentrl.train.backends.torch_settings import TorchConfig
 from agentrl.train.backends.worker import WorkerTrainer
 from agentrl.train.forest import Forest
 from agentrl.train.recovery import died
+from tests.cluster.test_contract import SILENCE
 from tests.cluster.test_server import until
 from tests.train.backends.megatron import zoo
 from tests.train.backends.megatron.batches import random_forests
@@ -46,7 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=[False], ids=["plain"])
 def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """This machine, used as a cluster's nodes are."""
-    with cluster.opened(ClusterConfig(encrypted=request.param), None) as found:
+    with cluster.opened(ClusterConfig(encrypted=request.param, silence_timeout=SILENCE), None) as found:
         monkeypatch.setattr(found, "name", "nodes")
         yield found
 
@@ -142,7 +142,7 @@ def stop(worker: Any) -> None:
 
 
 @CONFIGS
-def test_a_process_that_dies_while_another_calls_it_is_the_trainers_death_and_a_new_trainer_goes_on(
+def test_a_process_that_stops_while_another_calls_it_is_the_trainers_death_and_a_new_trainer_goes_on(
     here: Cluster, model: Path, tmp_path: Path, config: TrainerConfig
 ) -> None:
     with both(config, model) as (trainer, elsewhere):
@@ -151,11 +151,8 @@ def test_a_process_that_dies_while_another_calls_it_is_the_trainers_death_and_a_
         wanted = trainer.step(batch(1))
         dies = processes(trainer)[-1]
         stop(dies)
-        killing = threading.Timer(1.0, dies.kill)
-        killing.start()
         with pytest.raises(TrainerError, match=f"the connection to {dies.role} at .* was lost") as caught:
             elsewhere("step", batch(2), None)
-        killing.join()
         assert died(caught.value) is caught.value
         assert not isinstance(caught.value, TrainerTimeout)
         require_ended(trainer)
@@ -177,6 +174,7 @@ def require_ended(trainer: Any) -> None:
 def test_a_call_of_another_process_that_takes_too_long_is_the_trainers_timeout(
     here: Cluster, model: Path, config: TrainerConfig
 ) -> None:
+    here.silence_timeout = LONG
     with both(config, model, timeout=2.0) as (trainer, elsewhere):
         for worker in processes(trainer):
             stop(worker)
@@ -188,6 +186,7 @@ def test_a_call_of_another_process_that_takes_too_long_is_the_trainers_timeout(
 def test_a_rank_without_a_heartbeat_ends_the_call_of_another_process_and_the_error_says_which(
     here: Cluster, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    here.silence_timeout = LONG
     monkeypatch.setattr(placed, "SILENT", 3.0)
     with both(FSDP, model) as (trainer, elsewhere):
         stop(processes(trainer)[1])

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.cluster import Cluster, Resources, Role, versions
-from agentrl.errors import ConfigError, InfraError
+from agentrl.errors import ConfigError, DeadlineExceeded, InfraError
 from agentrl.tools.sandbox import daemon
-from tests.cluster.conftest import remove_node
+from tests.cluster.conftest import add_node, remove_node
 from tests.cluster.test_contract import COUNTER, LONG
 from tests.cluster.test_server import alive, until
 from tests.conftest import need
@@ -82,13 +84,72 @@ def running_containers() -> set[str]:
 
 
 @pytest.mark.slow
-async def test_a_role_is_placed_where_its_resources_are_or_refused_with_what_there_is(ray_cluster: Cluster) -> None:
+async def test_a_role_is_placed_where_its_resources_are(ray_cluster: Cluster) -> None:
     far = next(node for node in ray_cluster.nodes() if node.custom)
     worker = ray_cluster.spawn(FAR)
     await worker.ready(LONG)
     assert worker.node == far.name
-    with pytest.raises(ConfigError, match=r"gpus=64.* and no node has as much: there is .*8 CPUs, 0 GPUs"):
-        ray_cluster.spawn(replace(COUNTER, resources=Resources(gpus=64)))
+    await worker.close()
+
+
+@pytest.mark.slow
+async def test_what_no_node_has_waits_for_one_that_joins_as_long_as_a_start_may_take(
+    ray_cluster: Cluster, ray_nodes: Any
+) -> None:
+    later = replace(COUNTER, resources=Resources(1, custom={"later": 1}))
+    given_up, waits = ray_cluster.spawn(later), ray_cluster.spawn(later)
+    with pytest.raises(DeadlineExceeded, match=r"it needs 1 CPU, 1 later, and .* there was .*8 CPUs, 0 GPUs"):
+        await given_up.ready(0.1)
+    given_up.kill()
+    waiting = asyncio.create_task(waits.ready(LONG))
+    await asyncio.sleep(0)
+    node = add_node(ray_nodes, num_cpus=1, resources={"later": 1})
+    try:
+        await waiting
+        assert await waits.call("add", 1, timeout=LONG) == 6
+        await waits.close()
+    finally:
+        await asyncio.to_thread(remove_node, ray_nodes, node)
+
+
+FILE = """
+import os
+
+import helper_of_this_test
+
+
+class Here:
+    def variables(self):
+        return helper_of_this_test.NAME, dict(os.environ)
+
+    def refuse(self):
+        from agentrl.errors import ConfigError
+
+        raise ConfigError("no")
+"""
+
+
+@pytest.mark.slow
+async def test_a_worker_on_a_running_cluster_has_the_drivers_variables_and_path_and_what_lies_beside_a_file(
+    ray_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "role.py").write_text(FILE)
+    (tmp_path / "helper_of_this_test.py").write_text("NAME = 'beside'")
+    for name in ("OF_A_TEST_API_KEY", "HF_ENDPOINT", "LEFT_OUT"):
+        monkeypatch.setenv(name, f"the driver's {name}")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'below'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    ray_cluster.variables = ["*_API_KEY", "HF_ENDPOINT"]
+    worker = ray_cluster.spawn(replace(FAR, make=f"{tmp_path / 'role.py'}:Here", arguments=()))
+    await worker.ready(LONG)
+    beside, found = await worker.call("variables", timeout=LONG)
+    assert beside == "beside"
+    assert found["OF_A_TEST_API_KEY"] == "the driver's OF_A_TEST_API_KEY"
+    assert found["HF_ENDPOINT"] == "the driver's HF_ENDPOINT"
+    assert "LEFT_OUT" not in found
+    assert str(tmp_path / "below") in found["PYTHONPATH"].split(os.pathsep)
+    with pytest.raises(ConfigError) as refused:
+        await worker.call("refuse", timeout=LONG)
+    assert refused.value.__notes__ == [f"raised by environments on {worker.node}: refuse"]
     await worker.close()
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from agentrl.cluster import Node
 from agentrl.cluster.placement import place
+from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.overrides import parse_words
+from agentrl.overrides import parse_words, validate
 from agentrl.train.placing import asked, split_of
 from agentrl.train.plan.shapes import KNOWN
 from agentrl.train.setup import complete
@@ -96,3 +97,18 @@ def test_settings_that_no_cluster_of_these_nodes_can_have_are_refused_with_what_
         planned(nodes, words)
     if "can't be placed" in str(refused.value):
         assert re.search(r"Asked: .+\. There: .+\. Why: .+\. What would fit: (?!nothing)", str(refused.value))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("cluster=ray cluster.address=ray://head:10001", "is the address of Ray's client"),
+        ("cluster.address=auto", "cluster.address is a setting of cluster=ray"),
+        ("cluster.environment=[HOME]", "cluster.environment is a setting of cluster=ray"),
+        ("cluster.environments=1 cluster.max_environments=2", "cluster.max_environments is a setting of cluster=ray"),
+        ("cluster.resources.environments.cpus=2", "cluster.resources is a setting of cluster=ray"),
+    ],
+)
+def test_what_could_only_be_left_out_of_account_is_refused(words: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        validate(parse_words(["env=calculator", *words.split()]), RunConfig)

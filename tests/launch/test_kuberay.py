@@ -37,6 +37,7 @@ JOB: dict[str, Any] = {
     "backoffLimit": int,
     "rayClusterSpec": {
         "rayVersion": str,
+        "enableInTreeAutoscaling": bool,
         "headGroupSpec!": GROUP,
         "workerGroupSpecs": [
             {"groupName!": str, "replicas": int, "minReplicas!": int, "maxReplicas!": int, **GROUP},

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import time
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
@@ -199,6 +200,19 @@ def test_the_panel_of_a_run_is_as_wide_as_the_terminal(width: int, runs: Path) -
     assert {len(line) for line in lines} == {width}
     assert "first: finished" in lines[0]
     assert any("30/30" in line for line in lines)
+
+
+def test_workers_that_are_silent_are_named_while_the_run_goes_on(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", steps=1, hostile=False)
+    (folder / "logs").mkdir()
+    said = {"name": "environments on 10.0.0.7", "process": 4711, "since": time.time() - 12}
+    (folder / "logs" / "environments-1.silent").write_text(json.dumps(said))
+    (folder / "logs" / "rewards-0.silent").write_text("[]")  # is being written
+    assert "silent" not in panel(run_at(folder)).detail
+    lock = RunLock(folder)
+    found = panel(run_at(folder)).detail
+    lock.release()
+    assert found.startswith("environments on 10.0.0.7 (environments-1, process 4711) has been silent for 1")
 
 
 # -------------------------------------------------------------------------------------------------- diff

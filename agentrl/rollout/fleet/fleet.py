@@ -195,8 +195,10 @@ class Fleet(ManagedEngine):
             async with roster.moving:
                 outcome = await self._send(version)
         if not outcome.done:
-            reasons = "; ".join(f"{name}: {error}" for name, error in {**outcome.refused, **outcome.broken}.items())
-            raise EngineError(f"version {version} reached no engine: {reasons}")
+            errors = {**outcome.refused, **outcome.broken}
+            reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
+            cause = next(iter(errors.values()), None)  # the death of a trainer whose weights were read, say
+            raise EngineError(f"version {version} reached no engine: {reasons}") from cause
 
     async def _send(self, version: int) -> Outcome:
         """Send the staged version to every engine that runs; who doesn't have it is started anew.

@@ -56,8 +56,8 @@ class ReferenceEngine:
             ConfigError: this kind of engine has no checksum.
             EngineError: it did not start, or did not take the weights.
         """
-        self._seen += 1
-        if (self._seen - 1) % self._every:
+        if self._seen % self._every:
+            self._seen += 1
             return ""
         if self._engine is None:
             self._engine = await self._start(weights)
@@ -66,10 +66,11 @@ class ReferenceEngine:
         found = next(iter((await self._engine.checksums()).values()), "")
         if not found:
             raise ConfigError(f"weights.prove_every: engine={self._config.name} has no checksum of its weights")
+        self._seen += 1  # and not before: where the trainer dies, this publication begins anew
         return found
 
     async def _start(self, weights: Iterable[Named]) -> Fleet:
-        self._scratch = ScratchFolder()
+        self._scratch = self._scratch or ScratchFolder()
         folder = self._scratch.path / "exported"
         convert = conversion(self._sent, self._base, self._config)
         await asyncio.to_thread(write_snapshot, convert(weights), folder, self._base, self._limit)

@@ -78,7 +78,7 @@ class WorkerComputing(ABC):
 
     worker: Worker | Connection
     version: int
-    _timeout: float
+    _timeout: float | None
 
     def step(self, forests: Sequence[Forest], state: Mapping[str, Any] | None = None) -> dict[str, float]:
         """See `Trainer.step`."""
@@ -154,12 +154,12 @@ class WorkerAccess:
 
     Attributes:
         address: of the trainer's worker.
-        timeout: seconds that a call may take.
+        timeout: seconds that a call may take; None: as long as the worker lives.
         version: the weights' policy version.
     """
 
     address: Address
-    timeout: float
+    timeout: float | None
     version: int
 
     def open(self) -> WorkerConnection:
@@ -170,8 +170,9 @@ class WorkerAccess:
 class WorkerTrainer(WorkerComputing):
     """An `Averager`, `Critic`, `Leasable`, `Rewarder` and `Sharer` over a trainer on a node of the cluster.
 
-    Forests are sent to it as they are; paths must exist on its node. A call that fails or takes longer than
-    `cluster.call_timeout` ends the worker with a TrainerError, so that another one can take its place.
+    Forests are sent to it as they are; paths must exist on its node. A call that fails, or takes longer than
+    `cluster.call_timeout` where that is set, ends the worker with a TrainerError, so that another one can take its
+    place.
     """
 
     worker: Worker
