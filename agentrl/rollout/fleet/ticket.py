@@ -57,9 +57,10 @@ class Ticket:
                 if isinstance(item, Turn):
                     return
         finally:
-            pump.cancel()
-            if not self.lost:
-                await asyncio.wait([pump], timeout=_LEAVE_SECONDS)
+            if not pump.done():
+                pump.cancel()
+                if not self.lost:
+                    await asyncio.wait([pump], timeout=_LEAVE_SECONDS)
 
     async def _pump(self, items: AsyncIterator[Chunk | Turn], tokens_came: Callable[[], None]) -> None:
         try:
