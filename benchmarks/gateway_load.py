@@ -203,20 +203,23 @@ async def rate(model: Path, folder: Path) -> None:
     """Turns a second with many sessions, by the number of workers; the clients use the same cores."""
     for workers in (1, 2):
         async with gateway(model, folder / f"rate{workers}.db", workers) as server:
-            rates, costs = list[float](), list[float]()
+            assert server.engine is not None
+            rates, costs, others = list[float](), list[float](), list[float]()
             for round_ in range(SIZE.rounds + 1):
                 sessions = [await ClientSession.open(server.url, 1000) for _ in range(MANY)]
-                used, own, began = server.cpu(), time.process_time(), time.perf_counter()
+                used, beside, began = server.cpu(), time.process_time() + server.engine.cpu(), time.perf_counter()
                 await asyncio.gather(*(_speak(session, []) for session in sessions))
                 if round_:
                     rates.append(MANY * TURNS / (time.perf_counter() - began))
                     costs.append((server.cpu() - used) / (MANY * TURNS) * 1e3)
-                    clients = (time.process_time() - own) / (MANY * TURNS) * 1e3
+                    others.append((time.process_time() + server.engine.cpu() - beside) / (MANY * TURNS) * 1e3)
                 for session in sessions:
                     await session.close()
             numbers = f"{statistics.median(rates):.0f} turns/s, at most {max(rates):.0f} (aim: 1,000)"
-            cost = f"CPU ms per turn {statistics.median(costs):.2f}, of the clients {clients:.2f}"
-            print(f"{MANY} sessions, 1k tokens, workers={workers}: {numbers}; {cost}", flush=True)
+            cost, other = statistics.median(costs), statistics.median(others)
+            print(f"{MANY} sessions, 1k tokens, workers={workers}: {numbers}")
+            print(f"CPU ms per turn {cost:.2f}, of the clients and the inference server {other:.2f}:", end=" ")
+            print(f"at most {2000 / (cost + other):.0f} turns/s with two cores for all of them", flush=True)
 
 
 def _ms(times: Sequence[float], share: float) -> str:

@@ -168,11 +168,19 @@ async def _served(app: Any, name: str) -> None:
 
 @dataclass
 class Server:
-    """A server's process, and where its chat completions are (None: under each session's own address)."""
+    """A server's process.
+
+    Attributes:
+        url: its address.
+        process: the process.
+        path: where its chat completions are; None: under each session's own address.
+        engine: the inference server that it calls.
+    """
 
     url: str
     process: psutil.Process
     path: str | None = None
+    engine: Server | None = None
 
     @property
     def processes(self) -> list[psutil.Process]:
@@ -220,6 +228,7 @@ async def gateway(path: Path, store: Path, workers: int = 1) -> AsyncIterator[Se
             while not _ready(await wire.post("/health", b"", method="GET")):  # noqa: ASYNC110 (it has no event for it)
                 await asyncio.sleep(0.1)
             wire.writer.close()
+            server.engine = engine
             yield server
 
 
