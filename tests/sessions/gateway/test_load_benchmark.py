@@ -1,4 +1,4 @@
-"""The benchmark of the gateway under load, in its small form: `agentrl serve` with a fleet and a real tokenizer works."""
+"""The benchmark of the gateway under load, in its small form: `agentrl serve`, a fleet, a real tokenizer."""
 
 from __future__ import annotations
 
