@@ -148,20 +148,19 @@ async def http(folder: Path) -> None:
 class Wire:
     """An HTTP client that costs next to nothing, so that it is the gateway that is timed."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
+        self.reader, self.writer, self.host = reader, writer, host
 
     @classmethod
     async def open(cls, url: str) -> Wire:
         """A connection to the gateway."""
         host, port = url.removeprefix("http://").split(":")
-        return cls(*await asyncio.open_connection(host, int(port), limit=1 << 20))
+        return cls(*await asyncio.open_connection(host, int(port), limit=1 << 20), host)
 
     async def post(self, path: str, body: bytes, key: str = "", method: str = "POST") -> bytes:
         """Send a request; returns the answer's body."""
-        head = (
-            f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nauthorization: Bearer {key}\r\n"
-        )
+        head = f"{method} {path} HTTP/1.1\r\nhost: {self.host}\r\ncontent-type: application/json\r\n"
+        head += f"authorization: Bearer {key}\r\n"
         self.writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         headers = (await self.reader.readuntil(b"\r\n\r\n")).lower()
         length = int(headers.partition(b"\r\ncontent-length:")[2].split(b"\r\n")[0])

@@ -1,188 +1,60 @@
 """What the gateway costs under load, against a bare FastAPI echo: `python -m benchmarks.gateway_load`.
 
-Gateway and echo each run in a process of their own, the clients in this one. The gateway's bodies are recorded and sent
-to the echo again, in rounds that alternate. Parts, each by its name (all by default):
+The gateway is `agentrl serve` with a fleet and a real tokenizer; its inference server answers at once. Each server is
+a process of its own (`benchmarks.gateway_servers`), the clients are this one. The gateway's bodies are recorded and
+sent to the echo again, in rounds that alternate. Parts, each by its name (all by default):
 
     cpu     CPU time of the server's process per turn, histories of 1k tokens, one request at a time
     wait    p50 and p99 with 16 sessions side by side, 1k tokens
+    rate    turns a second at 64 sessions, with one worker and with two
     beside  p99.9 of a session of 1k tokens, alone and while 8 sessions of 128k tokens are under way
     large   how long a prompt of 10 MB takes to be refused, and the longest answer of /health meanwhile
-    memory  the gateway's memory over 20,000 turns of sessions that are closed
+    memory  the gateway's memory over 100,000 turns of sessions that are closed
     proxy   cpu and wait with the LiteLLM proxy beside, where `--litellm PYTHON` names an interpreter that has it
             (`pip install "litellm[proxy]"` in an environment of its own): unmodified, one model, default settings; its
             upstream is a server in a process of its own that answers at once
 
-The engine has no latency. Wall-clock figures are worth something on a quiet machine only; CPU times on any.
+`--small` takes few rounds and turns. Wall-clock figures are worth something on a quiet machine only; CPU times on any.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import gc
-import os
-import socket
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import orjson
-import psutil
 
+from agentrl.models import resolve
 from agentrl.types import Message
-from benchmarks.gateway import Client, Wire, renderer
+from benchmarks.gateway import Client, Wire
+from benchmarks.gateway_servers import MASTER_KEY, MODEL, Server, gateway, litellm, model_folder, own, renderer_of
 from benchmarks.machine import machine
-from benchmarks.rendering import REPLY, RESULT, Canned
+from benchmarks.rendering import RESULT
 
-CONTEXT = 1 << 18
 TURNS = 8
 """Turns of a session, so that a history of 1k tokens stays one."""
-ROUNDS, SIDE_BY_SIDE = 5, 16
-PARTS = ("cpu", "wait", "beside", "large", "memory")
-MASTER_KEY = "sk-benchmark-of-the-gateway-under-load-0001"  # the LiteLLM proxy does not start without one
-
-
-# ---------------------------------------------------------------------------------------------- servers
-
-
-async def serve_gateway(folder: str) -> None:
-    """The gateway, as `agentrl serve` runs it, over an engine without latency."""
-    from agentrl.sessions.gateway import serve
-    from agentrl.sessions.store import Store
-
-    class Engine(Canned):
-        capabilities = type(Canned.capabilities)("canned", max_context=CONTEXT, vocab_size=1 << 20)
-
-        async def health(self) -> Any:
-            """Well."""
-            from agentrl.types import Health
-
-            return Health(True)
-
-    format_ = renderer()
-    with Store(Path(folder) / "load.db") as store:
-        engine: Any = Engine(format_.turn(REPLY))
-        await serve(engine, format_, store, port=0, announce=lambda text: print(text, flush=True), own_process=True)
-
-
-async def serve_echo() -> None:
-    """A bare FastAPI application that answers a JSON body with itself, on the same server."""
-    import uvicorn
-    from fastapi import FastAPI
-
-    app = FastAPI()
-
-    @app.post("/sessions/{session_id}/v1/chat/completions")
-    async def echo(session_id: str, body: dict[str, Any]) -> dict[str, Any]:
-        return body
-
-    config = uvicorn.Config(app, port=0, log_level="warning", access_log=False, lifespan="off", ws="none")
-    server = uvicorn.Server(config)
-    serving = asyncio.ensure_future(server.serve())
-    while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
-        await asyncio.sleep(0.01)
-    host, port = server.servers[0].sockets[0].getsockname()
-    print(f"the echo listens on http://{host}:{port} ", flush=True)
-    await serving
-
-
-async def serve_upstream() -> None:
-    """What a proxy passes requests on to: an OpenAI API that gives the same reply to everything, at once."""
-    import uvicorn
-
-    call = REPLY.tool_calls[0].model_dump() if REPLY.tool_calls else {}
-    message = {"role": "assistant", "content": REPLY.text, "tool_calls": [{**call, "type": "function"}]}
-    choice = {"index": 0, "finish_reason": "tool_calls", "message": message}
-    usage = {"prompt_tokens": 1000, "completion_tokens": 40, "total_tokens": 1040}
-    reply = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
-    data = orjson.dumps(reply)
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        while (await receive()).get("more_body", False):
-            pass
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": data})
-
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False, lifespan="off"))
-    serving = asyncio.ensure_future(server.serve())
-    while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
-        await asyncio.sleep(0.01)
-    host, port = server.servers[0].sockets[0].getsockname()
-    print(f"the upstream listens on http://{host}:{port} ", flush=True)
-    await serving
+SIDE_BY_SIDE, MANY = 16, 64
+PARTS = ("cpu", "wait", "rate", "beside", "large", "memory")
+SMALL = ("cpu", "wait", "rate", "memory")
 
 
 @dataclass
-class Server:
-    """A server's process, and where its chat completions are (None: under each session's own address)."""
+class Size:
+    """How much is measured."""
 
-    url: str
-    process: psutil.Process
-    path: str | None = None
-
-    def cpu(self) -> float:
-        """CPU seconds that it and its children have used, all threads; Linux counts them to the nanosecond."""
-        processes = [self.process, *self.process.children(recursive=True)]
-        tasks = [task for one in processes for task in Path(f"/proc/{one.pid}/task").glob("*/schedstat")]
-        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
-
-    def megabytes(self) -> float:
-        """Its memory."""
-        return float(self.process.memory_info().rss) / 2**20
+    rounds: int = 5
+    memory_turns: int = 100_000
 
 
-@contextlib.asynccontextmanager
-async def started(*words: str) -> AsyncIterator[Server]:
-    """A server in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.gateway_load", *words]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        line = (await process.stdout.readline()).decode()
-        yield Server(f"http{line.partition('http')[2].split()[0]}", psutil.Process(process.pid))
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-
-
-@contextlib.asynccontextmanager
-async def litellm(python: str, folder: str) -> AsyncIterator[Server]:
-    """The LiteLLM proxy with its default settings, for one model."""
-    async with started("upstream") as upstream:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        config = Path(folder) / "litellm.yaml"
-        parameters = f'{{model: openai/m, api_base: "{upstream.url}/v1", api_key: none}}'
-        config.write_text(f"model_list:\n  - model_name: m\n    litellm_params: {parameters}\n")
-        process = await asyncio.create_subprocess_exec(
-            *(str(Path(python).with_name("litellm")), "--config", str(config), "--host", "127.0.0.1"),
-            *("--port", str(port)),
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={**os.environ, "LITELLM_MASTER_KEY": MASTER_KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-        )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            for _ in range(240):
-                with contextlib.suppress(OSError):
-                    if b"alive" in await (await Wire.open(url)).post("/health/liveliness", b"", method="GET"):
-                        break
-                if process.returncode is not None:
-                    raise SystemExit(f"{python}: the LiteLLM proxy has ended with code {process.returncode}")
-                await asyncio.sleep(0.5)
-            yield Server(url, psutil.Process(process.pid), "/v1/chat/completions")
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            await process.wait()
+SIZE = Size()
 
 
 # ---------------------------------------------------------------------------------------------- clients
@@ -204,8 +76,10 @@ class ClientSession:
         session = cls(await Wire.open(url))
         access = orjson.loads(await session.wire.post("/sessions", b"{}"))
         session.id, session.key = access["id"], access["api_key"]
-        filler = len(_renderer().render([Message(role="user", content=RESULT.text)])[0])
-        session.client.messages += [{"role": "user", "content": RESULT.text}] * (size // filler)
+        if not access["base_url"].startswith(f"{url}/"):  # it is one of several workers'
+            session.wire.writer.close()
+            session.wire = await Wire.open(access["base_url"].partition("/sessions")[0])
+        session.client.messages += [{"role": "user", "content": RESULT.text}] * (size // _filler_tokens())
         await session.turn()
         session.bodies.clear()
         return session
@@ -231,13 +105,9 @@ class ClientSession:
         self.wire.writer.close()
 
 
-_RENDERERS: list[Any] = []
-
-
-def _renderer() -> Any:
-    if not _RENDERERS:
-        _RENDERERS.append(renderer())
-    return _RENDERERS[0]
+@functools.cache
+def _filler_tokens() -> int:
+    return len(renderer_of(resolve(MODEL)).render([Message(role="user", content=RESULT.text)])[0])
 
 
 async def _echoed(server: Server, sessions: Sequence[ClientSession], together: bool) -> list[float]:
@@ -272,7 +142,7 @@ def _at(times: Sequence[float], share: float) -> float:
 async def cpu(gateway: Server, echo: Server) -> None:
     """CPU time of a turn, by the process's own clock."""
     ours, its = list[float](), list[float]()
-    for round_ in range(10 * ROUNDS):
+    for round_ in range(10 * SIZE.rounds):
         sessions = [await ClientSession.open(gateway.url, 1000) for _ in range(8)]
         began = gateway.cpu()
         for session in sessions:
@@ -281,35 +151,75 @@ async def cpu(gateway: Server, echo: Server) -> None:
         used = gateway.cpu() - began
         began = echo.cpu()
         await _echoed(echo, sessions, together=False)
-        if round_ >= ROUNDS:  # the first ones warm both up
+        if round_ >= SIZE.rounds:  # the first ones warm both up
             ours.append(used / (8 * TURNS) * 1e3)
             its.append((echo.cpu() - began) / (8 * TURNS) * 1e3)
         for session in sessions:
             await session.close()
+    _print_cpu("one session at a time", ours, its)
+
+
+def _print_cpu(where: str, ours: Sequence[float], its: Sequence[float]) -> None:
     for name, times in (("gateway", ours), ("echo", its)):
-        print(f"CPU ms per turn, 1k tokens, {name}: median {statistics.median(times):.2f}, least {min(times):.2f}")
+        numbers = f"median {statistics.median(times):.2f}, least {min(times):.2f}"
+        print(f"CPU ms per turn, 1k tokens, {where}, {name}: {numbers}")
     ratio = statistics.median(o / i for o, i in zip(ours, its, strict=True))
     print(f"ratio to the echo: median of rounds {ratio:.2f}, of the least {min(ours) / min(its):.2f}", end=" ")
-    print("(aims: at most 0.8 ms and 4 times)")
+    print("(aim: at most 1.0 ms)", flush=True)
 
 
 async def wait(gateway: Server, echo: Server) -> None:
-    """How long turns take with many sessions side by side."""
-    ours, its, ratios = list[float](), list[float](), list[float]()
-    for _ in range(ROUNDS):
+    """How long turns take with many sessions side by side, and their CPU time."""
+    ours, its, p50s, p99s = list[float](), list[float](), list[float](), list[float]()
+    used: tuple[list[float], list[float]] = [], []
+    for round_ in range(SIZE.rounds + 1):
         mine, bare = list[float](), list[float]()
+        cost = [0.0, 0.0]
         for _ in range(5):
             sessions = [await ClientSession.open(gateway.url, 1000) for _ in range(SIDE_BY_SIDE)]
+            began = gateway.cpu(), echo.cpu()
             await asyncio.gather(*(_speak(session, mine) for session in sessions))
             bare += await _echoed(echo, sessions, together=True)
+            cost[0] += gateway.cpu() - began[0]
+            cost[1] += echo.cpu() - began[1]
             for session in sessions:
                 await session.close()
-        ratios.append(_at(mine, 0.99) / _at(bare, 0.99))
+        if round_ == 0:
+            continue  # it warms both up
+        p50s.append(_at(mine, 0.5) / _at(bare, 0.5))
+        p99s.append(_at(mine, 0.99) / _at(bare, 0.99))
         ours += mine
         its += bare
+        for costs, seconds in zip(used, cost, strict=True):
+            costs.append(seconds / (5 * SIDE_BY_SIDE * TURNS) * 1e3)
     for name, times in (("gateway", ours), ("echo", its)):
         print(f"{SIDE_BY_SIDE} sessions, 1k tokens, {name}: p50 {_ms(times, 0.5)}, p99 {_ms(times, 0.99)}")
-    print(f"ratio of the p99s, median of {ROUNDS} rounds: {statistics.median(ratios):.2f} (aim: at most 6)")
+    ratios = f"p50s {statistics.median(p50s):.2f} (aim: at most 8), p99s {statistics.median(p99s):.2f} (at most 4)"
+    print(f"ratio, median of {SIZE.rounds} rounds: {ratios}")
+    _print_cpu(f"{SIDE_BY_SIDE} sessions side by side", *used)
+
+
+async def rate(model: Path, folder: Path) -> None:
+    """Turns a second with many sessions, by the number of workers; the clients use the same cores."""
+    for workers in (1, 2):
+        async with gateway(model, folder / f"rate{workers}.db", workers) as server:
+            assert server.engine is not None
+            rates, costs, others = list[float](), list[float](), list[float]()
+            for round_ in range(SIZE.rounds + 1):
+                sessions = [await ClientSession.open(server.url, 1000) for _ in range(MANY)]
+                used, beside, began = server.cpu(), time.process_time() + server.engine.cpu(), time.perf_counter()
+                await asyncio.gather(*(_speak(session, []) for session in sessions))
+                if round_:
+                    rates.append(MANY * TURNS / (time.perf_counter() - began))
+                    costs.append((server.cpu() - used) / (MANY * TURNS) * 1e3)
+                    others.append((time.process_time() + server.engine.cpu() - beside) / (MANY * TURNS) * 1e3)
+                for session in sessions:
+                    await session.close()
+            numbers = f"{statistics.median(rates):.0f} turns/s, at most {max(rates):.0f} (aim: 1,000)"
+            cost, other = statistics.median(costs), statistics.median(others)
+            print(f"{MANY} sessions, 1k tokens, workers={workers}: {numbers}")
+            print(f"CPU ms per turn {cost:.2f}, of the clients and the inference server {other:.2f}:", end=" ")
+            print(f"at most {2000 / (cost + other):.0f} turns/s with two cores for all of them", flush=True)
 
 
 def _ms(times: Sequence[float], share: float) -> str:
@@ -321,7 +231,7 @@ async def proxy(gateway: Server, echo: Server, other: Server) -> None:
     servers = {"gateway": gateway, "echo": echo, "LiteLLM proxy": other}
     used: dict[str, list[float]] = {name: [] for name in servers}
     waits: dict[str, list[float]] = {name: [] for name in servers}
-    for round_ in range(4 * ROUNDS):
+    for round_ in range(4 * SIZE.rounds):
         sessions = [await ClientSession.open(gateway.url, 1000) for _ in range(SIDE_BY_SIDE)]
         for name, server in servers.items():
             began, times = server.cpu(), list[float]()
@@ -329,7 +239,7 @@ async def proxy(gateway: Server, echo: Server, other: Server) -> None:
                 await asyncio.gather(*(_speak(session, times) for session in sessions))
             else:
                 times = await _echoed(server, sessions, together=True)
-            if round_ >= ROUNDS:  # the first ones warm all of them up
+            if round_ >= SIZE.rounds:  # the first ones warm all of them up
                 used[name].append((server.cpu() - began) / (SIDE_BY_SIDE * TURNS) * 1e3)
                 waits[name] += times
         for session in sessions:
@@ -401,49 +311,58 @@ async def large(gateway: Server) -> None:
 
 async def memory(gateway: Server) -> None:
     """Whether closed sessions leave anything behind."""
-    sizes = []
-    for turn in range(0, 22_000, 20):
-        if turn % 2000 == 0:
-            sizes.append(gateway.megabytes())
-        session = await ClientSession.open(gateway.url, 100)
-        for _ in range(19):
-            await session.turn()
-        await session.close()
-    grown = gateway.megabytes() - sizes[1]
-    print(f"memory after 2,000 turns {sizes[1]:.0f} MB, after 20,000 more {grown:+.1f} MB: {[round(s) for s in sizes]}")
+    sizes, step = list[float](), SIZE.memory_turns // 10
+
+    async def play(sessions: int) -> None:
+        for _ in range(sessions):
+            session = await ClientSession.open(gateway.url, 100)
+            for _ in range(19):
+                await session.turn()
+            await session.close()
+
+    for _ in range(12):
+        await asyncio.gather(*(play(step // (4 * 20)) for _ in range(4)))
+        sizes.append(gateway.megabytes())
+    warm, last = sizes[1], sizes[-1]
+    grown = (last - warm) * 2**20 / (10 * step)
+    print(f"memory after {2 * step:,} turns {warm:.0f} MB, after {10 * step:,} more {last - warm:+.1f} MB", end=" ")
+    print(f"({grown:.0f} bytes a turn): {[round(size) for size in sizes]}", flush=True)
 
 
 async def measure(names: Sequence[str], python: str | None) -> None:
     """Start the servers and measure."""
-    with tempfile.TemporaryDirectory() as folder:
-        async with started("gateway", folder) as gateway, started("echo") as echo:
-            gc.freeze()
-            gc.disable()  # the clients' collector is nobody's business here
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = model_folder(folder)
+        gc.freeze()
+        gc.disable()  # the clients' collector is nobody's business here
+        async with gateway(model, folder / "load.db") as server, own("echo") as echo:
             for name in names:
-                part: Any = {"cpu": cpu, "wait": wait, "beside": beside, "large": large, "memory": memory}[name]
-                await (part(gateway, echo) if name in ("cpu", "wait") else part(gateway))
+                match name:
+                    case "cpu" | "wait":
+                        await {"cpu": cpu, "wait": wait}[name](server, echo)
+                    case "rate":
+                        await rate(model, folder)
+                    case _:
+                        await {"beside": beside, "large": large, "memory": memory}[name](server)
             if python is not None:
-                async with litellm(python, folder) as other:
-                    await proxy(gateway, echo, other)
+                async with litellm(python, name) as other:
+                    await proxy(server, echo, other)
 
 
 def main() -> None:
     words, python = sys.argv[1:], None
+    if small := "--small" in words:
+        words.remove("--small")
+        SIZE.rounds, SIZE.memory_turns = 1, 2_400
     if "--litellm" in words:
         at = words.index("--litellm")
         python, words = words[at + 1], words[:at] + words[at + 2 :]
-    if words[:1] == ["gateway"]:
-        asyncio.run(serve_gateway(words[1]))
-    elif words[:1] == ["echo"]:
-        asyncio.run(serve_echo())
-    elif words[:1] == ["upstream"]:
-        asyncio.run(serve_upstream())
-    elif unknown := set(words) - set(PARTS):
+    if unknown := set(words) - set(PARTS):
         raise SystemExit(f"{', '.join(sorted(unknown))}: the parts are {', '.join(PARTS)}")
-    else:
-        print(machine(), flush=True)
-        asyncio.run(measure(words or (PARTS if python is None else ()), python))
-        print(machine())
+    print(machine(), flush=True)
+    asyncio.run(measure(words or (SMALL if small else PARTS if python is None else ()), python))
+    print(machine())
 
 
 if __name__ == "__main__":

@@ -6,21 +6,19 @@ come about within seconds, and control calls say how long they may take.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
-import httpx
 import orjson
 
 from agentrl import faults
 from agentrl.errors import EngineError, InvalidInput
+from agentrl.rollout.engines.connections import Connection, Connections
 
-CONNECT_SECONDS = 10.0
 CONTROL_SECONDS = 300.0
 """For calls that may have to wait for a forward pass or for weights to be loaded."""
-_IDLE_SECONDS = 2.0
-"""An idle connection is not used again after them: servers close one after five (uvicorn), and a request that is sent
-as it is closed is lost."""
 KEEP_ALIVE = "600"
 """Seconds after which a server of ours closes an idle connection: by then nobody uses it, however busy both are."""
 
@@ -35,18 +33,12 @@ class Http:
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self.url = url.rstrip("/")
-        self._client = httpx.AsyncClient(
-            base_url=self.url,
-            headers={"authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_SECONDS),
-            trust_env=False,
-        )
+        self._connections = Connections(self.url, {"authorization": f"Bearer {api_key}"} if api_key else {})
 
     def set_url(self, url: str) -> None:
         """Call the server at another address from now on."""
         self.url = url.rstrip("/")
-        self._client.base_url = httpx.URL(self.url)
+        self._connections.set_url(self.url)
 
     async def get(self, path: str, timeout: float = CONTROL_SECONDS) -> Any:
         """The JSON that a GET answers."""
@@ -77,15 +69,16 @@ class Http:
             raise EngineError(f"POST {self.url}{path} refused: {answer.get('message', answer)}")
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | None) -> Any:
-        content = None if body is None else orjson.dumps(body)
+        where, content = f"{method} {self.url}{path}", b"" if body is None else orjson.dumps(body)
         try:
-            answer = await self._client.request(
-                method, path, content=content, headers=_JSON, timeout=httpx.Timeout(timeout, connect=CONNECT_SECONDS)
-            )
-        except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: closed by us meanwhile
-            raise EngineError(f"{method} {self.url}{path}: {type(error).__name__}: {error}") from error
-        _check(answer.status_code, answer.content, f"{method} {self.url}{path}")
-        return _json(answer.content, f"{method} {self.url}{path}") if answer.content[:1] in (b"{", b"[") else None
+            async with asyncio.timeout(timeout), self._connections.request(method, path, content) as answer:
+                found = await answer.whole()
+        except TimeoutError:
+            raise EngineError(f"{where}: no answer within {timeout:g} s") from None
+        except OSError as error:
+            raise EngineError(f"{where}: {type(error).__name__}: {error}") from error
+        _check(answer.status, found, where)
+        return _json(found, where) if found[:1] in (b"{", b"[") else None
 
     async def events(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
@@ -98,35 +91,31 @@ class Http:
         """
         where = f"POST {self.url}{path}"
         try:
-            async with self._client.stream(
-                "POST", path, content=orjson.dumps(body), headers={**_JSON, **(headers or {})}
-            ) as answer:
-                if answer.status_code != 200:
-                    _check(answer.status_code, await answer.aread(), where)
+            async with self._connections.request("POST", path, orjson.dumps(body), headers) as answer:
+                if answer.status != 200:
+                    _check(answer.status, await answer.whole(), where)
                 done = False
-                async for line in _lines(answer):  # to the very end, or the connection can't be used again
-                    if line == b"data: [DONE]":
-                        done = True
-                    elif line.startswith(b"data:"):
-                        yield _json(faults.point("engine.response", line[5:]), where)
+                async with aclosing(_lines(answer)) as lines:  # to the very end, or the connection can't be used again
+                    async for line in lines:
+                        if line == b"data: [DONE]":
+                            done = True
+                        elif line.startswith(b"data:"):
+                            yield _json(faults.point("engine.response", line[5:]), where)
                 if done:
                     return
-        except (httpx.HTTPError, RuntimeError) as error:
+        except OSError as error:
             raise EngineError(f"{where}: {type(error).__name__}: {error}") from error
         raise EngineError(f"{where}: the stream broke off")
 
     async def close(self) -> None:
         """Hang up. Idempotent."""
-        await self._client.aclose()
+        self._connections.close()
 
 
-_JSON = {"content-type": "application/json"}
-
-
-async def _lines(answer: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Lines as servers end them: httpx ends one at all that Unicode takes for an end, and models write such things."""
+async def _lines(answer: Connection) -> AsyncGenerator[bytes, None]:
+    """Lines as servers end them: not at all that Unicode takes for an end, since models write such things."""
     rest = b""
-    async for piece in answer.aiter_bytes():
+    while piece := await answer.piece():
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             yield line.removesuffix(b"\r")

@@ -1,32 +1,31 @@
-"""Where a request's pieces arrive, and how long its caller waits for the next one.
-
-Each wait has what is left of the request's deadline, so a request that makes progress to its very end can't outlive it.
-"""
+"""Where a request's pieces arrive, its deadline among them: a timer for each request, not for each wait."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from agentrl.errors import DeadlineExceeded
 
-T = TypeVar("T")
 
-
-async def next_item(inbox: asyncio.Queue[T], request_id: str, deadline: float | None) -> T:
-    """The next item.
+@contextmanager
+def ended_by(deadline: float | None, inbox: asyncio.Queue[Any], request_id: str) -> Iterator[None]:
+    """Meanwhile, once the deadline has passed, a `DeadlineExceeded` arrives behind what had come before.
 
     Args:
+        deadline: in seconds of `time.monotonic()`; None is none.
         inbox: the queue.
         request_id: for the error.
-        deadline: in seconds of `time.monotonic()`; None waits as long as it takes.
-
-    Raises:
-        DeadlineExceeded: nothing arrived before it.
     """
+    if deadline is None:
+        yield
+        return
+    late = DeadlineExceeded(f"request {request_id!r} ran past its deadline")
+    timer = asyncio.get_running_loop().call_later(max(0.0, deadline - time.monotonic()), inbox.put_nowait, late)
     try:
-        async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
-            return await inbox.get()
-    except TimeoutError:
-        raise DeadlineExceeded(f"request {request_id!r} ran past its deadline") from None
+        yield
+    finally:
+        timer.cancel()

@@ -26,10 +26,10 @@ import torch
 from agentrl import cores
 from agentrl.attachments import routed_experts
 from agentrl.config import EngineConfig
-from agentrl.errors import AgentRLError, ConfigError, EngineError, InvalidInput
+from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.models.devices import torch_device
 from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature
-from agentrl.rollout.engines.inbox import next_item
+from agentrl.rollout.engines.inbox import ended_by
 from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.engines.request import Request
 from agentrl.rollout.engines.runner import Runner
@@ -140,12 +140,13 @@ class LocalEngine(ManagedEngine):
         self._worker.submit(request, asyncio.get_running_loop(), inbox)
         ended = False
         try:
-            while not ended:
-                item = await next_item(inbox, request.id, deadline)
-                ended = not isinstance(item, Chunk)
-                if isinstance(item, AgentRLError):
-                    raise item
-                yield item
+            with ended_by(deadline, inbox, request.id):
+                while not ended:
+                    item = await inbox.get()
+                    ended = not isinstance(item, Chunk | DeadlineExceeded)
+                    if isinstance(item, AgentRLError):
+                        raise item
+                    yield item
         finally:
             if not ended:
                 self._worker.cancel(request)

@@ -24,7 +24,7 @@ from agentrl.cluster.server import Server
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError
 from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature
 from agentrl.rollout.engines.folder import ModelFacts
-from agentrl.rollout.engines.inbox import next_item
+from agentrl.rollout.engines.inbox import ended_by
 from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.engines.open_request import OpenRequest
 from agentrl.rollout.engines.placed_server import PlacedServer
@@ -168,25 +168,21 @@ class RemoteEngine(ManagedEngine, ABC):
         ids = check_ids(input_ids, limits.vocab_size, limits.max_context)
         if deadline is not None and deadline <= time.monotonic():
             raise DeadlineExceeded(f"request {request_id!r} came after its deadline")
-        try:
-            async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
-                await self._admitted()
-        except TimeoutError as error:
-            if isinstance(error, AgentRLError):
-                raise
-            raise DeadlineExceeded(f"request {request_id!r} was not admitted before its deadline") from None
+        if not self._admits:
+            await self._admitted_before(deadline, request_id)
         limit = min(sampling.max_new_tokens, limits.max_context - len(ids))
         request = OpenRequest(request_id, ids, sampling, limit, self._version)
         self._open.add(request)
         request.task = asyncio.create_task(self._run(request))
         ended = False
         try:
-            while not ended:
-                item = await next_item(request.inbox, request_id, deadline)
-                ended = not isinstance(item, Chunk)
-                if isinstance(item, AgentRLError):
-                    raise item
-                yield item
+            with ended_by(deadline, request.inbox, request_id):
+                while not ended:
+                    item = await request.inbox.get()
+                    ended = not isinstance(item, Chunk | DeadlineExceeded)
+                    if isinstance(item, AgentRLError):
+                        raise item
+                    yield item
         finally:
             if not ended:
                 self._cut(request)
@@ -206,6 +202,21 @@ class RemoteEngine(ManagedEngine, ABC):
             return [0.0, *await self._scored(ids, temperature)]
         except AgentRLError as error:
             raise await self._server_error(error) from error
+
+    @property
+    def _admits(self) -> bool:
+        """Whether requests need not wait."""
+        return self._started and not self._closed and self._gate.is_set()
+
+    async def _admitted_before(self, deadline: float | None, request_id: str) -> None:
+        """`_admitted`; DeadlineExceeded where that takes too long."""
+        try:
+            async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
+                await self._admitted()
+        except TimeoutError as error:
+            if isinstance(error, AgentRLError):
+                raise
+            raise DeadlineExceeded(f"request {request_id!r} was not admitted before its deadline") from None
 
     async def _admitted(self) -> None:
         """Until the server runs and is not paused."""

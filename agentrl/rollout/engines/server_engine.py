@@ -259,5 +259,7 @@ class ServerEngine(RemoteEngine):
 
     def _check_finite(self, logprobs: Sequence[float | None]) -> None:
         """Refuse log-probabilities that are none; servers write -9999 where JSON has no infinity."""
-        if any(value is None or not math.isfinite(value) or value <= -9999 for value in logprobs):
+        known = [value for value in logprobs if value is not None]
+        whole = len(known) == len(logprobs) and all(map(math.isfinite, known))
+        if not whole or min(known, default=0.0) <= -9999:
             raise EngineError(f"policy version {self._version} gives log-probabilities that are not finite")

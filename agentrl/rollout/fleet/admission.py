@@ -139,9 +139,10 @@ class Admission:
     async def admit(self, request_id: str, deadline: float | None, started: int | None = None) -> Member:
         """Wait for a member that takes a request, whose turn has lost an engine under version `started`."""
         self._roster.begin()
-        async with self._roster.changed:
-            await self._wait_until(deadline, self._roster.changed.wait_for(self._admitting), request_id)
-        self._roster.begin()
+        if not self._admitting():
+            async with self._roster.changed:
+                await self._wait_until(deadline, self._roster.changed.wait_for(self._admitting), request_id)
+            self._roster.begin()
         if started not in (None, self.version) and self._one_version():
             raise EngineError(
                 f"request {request_id!r} lost its engine under version {started}, and version {self.version} is used "

@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from array import array
 from collections import OrderedDict
 from collections.abc import Sequence, Set
+
+import orjson
 
 from agentrl.errors import EngineError
 
@@ -126,4 +127,4 @@ class FailingRequests:
 
 def digest(input_ids: Sequence[int]) -> bytes:
     """What a prompt is remembered by, 16 bytes."""
-    return hashlib.blake2b(array("q", input_ids).tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(orjson.dumps(input_ids), digest_size=16).digest()

@@ -57,9 +57,10 @@ class Ticket:
                 if isinstance(item, Turn):
                     return
         finally:
-            pump.cancel()
-            if not self.lost:
-                await asyncio.wait([pump], timeout=_LEAVE_SECONDS)
+            if not pump.done():
+                pump.cancel()
+                if not self.lost:
+                    await asyncio.wait([pump], timeout=_LEAVE_SECONDS)
 
     async def _pump(self, items: AsyncIterator[Chunk | Turn], tokens_came: Callable[[], None]) -> None:
         try:
@@ -99,11 +100,12 @@ class Ticket:
         name, ids, logprobs = self.engine, item.token_ids, item.logprobs
         if len(ids) != len(logprobs):
             raise InvalidEngineOutput(f"{name} answered {len(ids)} tokens with {len(logprobs)} log-probabilities")
-        for token, logp in zip(ids, logprobs, strict=True):
-            if not 0 <= token < vocabulary:
-                raise InvalidEngineOutput(f"{name} answered token {token}, outside the vocabulary of {vocabulary}")
-            if not math.isfinite(logp) or logp > _POSITIVE:
-                raise InvalidEngineOutput(f"{name} answered log-probability {logp}")
+        if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
+            token = next(token for token in ids if not 0 <= token < vocabulary)
+            raise InvalidEngineOutput(f"{name} answered token {token}, outside the vocabulary of {vocabulary}")
+        if not all(map(math.isfinite, logprobs)) or max(logprobs, default=0.0) > _POSITIVE:
+            logp = next(logp for logp in logprobs if not math.isfinite(logp) or logp > _POSITIVE)
+            raise InvalidEngineOutput(f"{name} answered log-probability {logp}")
         for version in versions_of(item) - known:
             raise InvalidEngineOutput(f"{name} answered tokens of policy version {version}, which it never had")
         if isinstance(item, Turn) and list(ids[: len(self.token_ids)]) != self.token_ids:

@@ -33,7 +33,7 @@ from agentrl.sessions.generation import aclose
 from agentrl.sessions.renderers.base import RenderedMessage, Renderer, Span, parse
 from agentrl.sessions.renderers.strip import Branch, count_stripped
 from agentrl.sessions.turn_generator import GeneratedTurn, Prompt, TurnGenerator
-from agentrl.types import Chunk, Engine, Message, Node, Turn
+from agentrl.types import Chunk, Engine, Message, Node, Sampling, Turn
 
 
 def _nothing() -> None:
@@ -217,10 +217,9 @@ class Exchange:
     async def _choice(self, index: int, deadline: float, generated: list[GeneratedTurn | None]) -> AsyncIterator[Event]:
         sampling, ids = self.samplings[index], f"call_{self.call_ids}_{index}_"
         reading = self._reading(ids)
-        request = f"{self.reply_id}-{index}"
-        stream = self.parts.generator.generate(self.state.session, self.prompt, sampling, deadline, request)
         chunks: list[Chunk] = []
         turn: Turn | None = None
+        stream = self._items(sampling, deadline, f"{self.reply_id}-{index}")
         try:
             async for item in stream:
                 if isinstance(item, Turn):
@@ -244,6 +243,19 @@ class Exchange:
         self.malformed += reading.malformed
         reply = self.reply_id if index == 0 else f"{self.reply_id}#{index}"
         generated[index] = GeneratedTurn(self.prompt.opening, turn, sampling, message, reply, self.arrival)
+
+    async def _items(self, sampling: Sampling, deadline: float, request: str) -> AsyncIterator[Chunk | Turn]:
+        """A turn's chunks and the turn; the turn alone where nothing of it is needed before its end."""
+        generator, session = self.parts.generator, self.state.session
+        if not self.request.stream and self.request.parallel:
+            yield await generator.generate_turn(session, self.prompt, sampling, deadline, request)
+            return
+        stream = generator.generate(session, self.prompt, sampling, deadline, request)
+        try:
+            async for item in stream:
+                yield item
+        finally:
+            await aclose(stream)
 
     def _reading(self, call_ids: str) -> Reading:
         return Reading(self.parts.renderer, self.request, self.forced, call_ids)

@@ -170,7 +170,7 @@ class Front:
             body += part
             if len(body) > self._body_bytes:
                 raise ApiError(413, f"the body is larger than {self._body_bytes} bytes", "body_too_large")
-        headers = {name: request.headers[name] for name in FORWARDED if name in request.headers}
+        headers = {name: request.headers[name].strip() for name in FORWARDED if name in request.headers}
         for _ in self._ports:
             number, self._next = self._next, (self._next + 1) % len(self._ports)
             if not self._is_running(number):

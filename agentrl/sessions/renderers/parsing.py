@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -79,6 +79,8 @@ _KEPT = frozenset({SpanKind.TOOL_CALL, SpanKind.MARKUP})
 """What is distinguished only when its region ends."""
 MOST_BLANKS = 4096
 """Blanks for which a region waits that its first character decides; more are content."""
+AT_ONCE = 64
+"""Tokens that are searched for a delimiter at once: the search begins anew behind each character that may begin one."""
 MOST_CALL = 1 << 20
 """The longest tool call that is read, in characters: no context holds one that is much longer."""
 
@@ -135,26 +137,38 @@ class RegionParser:
         return self._position + self._pending + len(self._buffer)
 
     def _plain(self, pieces: Sequence[bytes]) -> None:
-        """Take a run of tokens that are no delimiters: at once where bytes are characters and none is spelt out.
+        """Take a run of tokens that are no delimiters: many at once where bytes are characters and none is spelt out.
 
         Where one may be, it is searched for token by token, so that a stream gives the same as the whole.
         """
-        data = b"" if self._opens else b"".join(pieces)
-        if data and data.isascii() and not self._decoder.getstate()[0] and self._is_text(text := data.decode("ascii")):
-            self._starts += accumulate(map(len, pieces[:-1]), initial=self._next)
-            self._take(text)
-            return
-        for piece in pieces:
-            self._starts.append(self._next)
-            self._take(self._decoder.decode(piece))
+        place = 0
+        while place < len(pieces):
+            some = pieces[place : place + AT_ONCE]
+            data = b"".join(some)
+            if not data.isascii():
+                count = 0
+            elif self._opens or (self._at.pattern and self._buffer) or self._decoder.getstate()[0]:
+                count, some = 0, some[:1]
+            else:
+                ends = list(accumulate(map(len, some)))
+                count = bisect_right(ends, self._without_delimiter(data.decode("ascii")))
+                some = some[: max(1, count)]
+            if count:
+                self._starts += accumulate(map(len, some[:-1]), initial=self._next)
+                self._take(b"".join(some).decode("ascii"))
+            else:
+                for piece in some:
+                    self._starts.append(self._next)
+                    self._take(self._decoder.decode(piece))
+            place += len(some)
 
-    def _is_text(self, text: str) -> bool:
-        """Whether no delimiter is spelt out in this text, nor begins or ends in it."""
+    def _without_delimiter(self, text: str) -> int:
+        """How many of a text's first characters are no part of a delimiter that is spelt out, or that begins."""
         at = self._at
         if at.pattern is None:
-            return True
-        found = at.pattern.search(text) or (at.starters and at.starters.search(text))
-        return not self._buffer and found is None
+            return len(text)
+        found = (at.pattern.search(text), at.starters.search(text) if at.starters else None)
+        return min((one.start() for one in found if one is not None), default=len(text))
 
     def finish(self) -> tuple[list[Delta], Parsed]:
         """The turn has ended: what was still held back, and the whole."""

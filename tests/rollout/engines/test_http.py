@@ -4,23 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-import httpx
 import orjson
 import pytest
 
 from agentrl.errors import EngineError
+from agentrl.rollout.engines import connections
+from agentrl.rollout.engines.connections import IDLE_SECONDS
 from agentrl.rollout.engines.http import Http
 from tests.rollout.engines import servers
 
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
-def answering(status: int, body: object) -> Http:
-    http = Http("http://127.0.0.1:9")
-    reply = httpx.MockTransport(lambda request: httpx.Response(status, content=orjson.dumps(body)))
-    http._client = httpx.AsyncClient(transport=reply, base_url=http.url)
-    return http
+
+@asynccontextmanager
+async def serving(serve: Serve) -> AsyncIterator[Http]:
+    """A client of a server whose connections are served so."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    http = Http(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    try:
+        yield http
+    finally:
+        await http.close()
+        server.close()
+
+
+async def request(reader: asyncio.StreamReader) -> bytes:
+    """The next request's head; its body is read as well."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
+    return head
+
+
+def answering(status: int, body: object) -> AbstractAsyncContextManager[Http]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        data = orjson.dumps(body)
+        await request(reader)
+        writer.write(b"HTTP/1.1 %d So\r\nContent-Length: %d\r\n\r\n%s" % (status, len(data), data))
+        writer.close()
+
+    return serving(serve)
 
 
 @pytest.mark.parametrize("name", ["sglang", "vllm"])
@@ -28,13 +54,13 @@ def test_a_server_of_ours_keeps_idle_connections_far_longer_than_its_clients_use
     """Both had about 5 s: a request on a connection that a busy server was just closing was lost."""
     engine = servers.attached(name, folder, "http://127.0.0.1:9")
     ((kept,),) = [[float(value) for key, value in engine._environment().items() if key.endswith("KEEP_ALIVE")]]
-    pool: Any = Http("http://127.0.0.1:9")._client._transport
-    assert kept > 100 * pool._pool._keepalive_expiry
+    assert kept > 100 * IDLE_SECONDS
 
 
 @pytest.mark.parametrize("body", [{"success": True}, {"status": "ok"}, []])
 async def test_a_control_call_that_is_not_refused_returns(body: object) -> None:
-    await answering(200, body).do("/continue_generation", {})
+    async with answering(200, body) as http:
+        await http.do("/continue_generation", {})
 
 
 @pytest.mark.parametrize(
@@ -47,8 +73,9 @@ async def test_a_control_call_that_is_not_refused_returns(body: object) -> None:
     ],
 )
 async def test_a_refused_control_call_is_the_engines_failure(status: int, body: object, says: str) -> None:
-    with pytest.raises(EngineError, match=says):
-        await answering(status, body).do("/flush_cache")
+    async with answering(status, body) as http:
+        with pytest.raises(EngineError, match=says):
+            await http.do("/flush_cache")
 
 
 async def test_whatever_a_model_writes_an_event_ends_where_its_line_does() -> None:
@@ -65,10 +92,119 @@ async def test_whatever_a_model_writes_an_event_ends_where_its_line_does() -> No
         writer.write(b"data: [DONE]\r\n\r\n")
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    http = Http(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    try:
+    async with serving(serve) as http:
         assert [event["text"] async for event in http.events("/generate", {})] == texts
-    finally:
-        await http.close()
-        server.close()
+
+
+BODY = orjson.dumps({"weights": "x" * 300})
+FRAMINGS = {
+    "sized": b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
+    "interim": b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY),
+    "chunked": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"a\r\n%s\r\n%X;q=1\r\n%s\r\n0\r\nx-trailer: 1\r\n\r\n" % (BODY[:10], len(BODY) - 10, BODY[10:]),
+}
+
+
+@pytest.mark.parametrize("framing", FRAMINGS)
+@pytest.mark.parametrize("at_once", [1, 7, 10_000])
+async def test_answers_are_read_wherever_they_are_cut_and_their_connection_is_used_again(
+    framing: str, at_once: int
+) -> None:
+    connections = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        with suppress(asyncio.IncompleteReadError):
+            while await request(reader):
+                for at in range(0, len(FRAMINGS[framing]), at_once):
+                    writer.write(FRAMINGS[framing][at : at + at_once])
+                    await writer.drain()
+                    await asyncio.sleep(0)
+        writer.close()
+
+    async with serving(serve) as http:
+        for _ in range(3):
+            assert await http.get("/weights") == orjson.loads(BODY)
+        assert await asyncio.gather(http.get("/weights"), http.get("/weights")) == [orjson.loads(BODY)] * 2
+    assert len(connections) == 2  # a second one for two requests at once
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{}",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nmany\r\n{}\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
+    ],
+)
+async def test_an_answer_that_breaks_off_or_is_no_http_is_the_engines_failure(answer: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(answer)
+        writer.close()
+
+    async with serving(serve) as http:
+        with pytest.raises(EngineError, match="BrokenConnection"):
+            await http.get("/model_info")
+
+
+async def test_a_stream_that_is_left_early_closes_its_connection_and_the_next_request_has_another() -> None:
+    closed = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: {}\n\n")
+        await reader.read()
+        closed.set()
+        writer.close()
+
+    async with serving(serve) as http:
+        for _ in range(2):
+            async with aclosing(http.events("/generate", {})) as events:
+                assert await anext(events) == {}
+            await closed.wait()
+            closed.clear()
+
+
+async def test_a_connection_that_the_server_closed_or_that_is_idle_for_long_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served, left = [], asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.append(await request(reader))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        if len(served) > 1:
+            await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        left.set()
+
+    async with serving(serve) as http:
+        assert await http.get("/model_info") == {}
+        await left.wait()
+        while any(one.usable for one in http._connections._idle):  # noqa: ASYNC110 (it has no event for it)
+            await asyncio.sleep(0)
+        assert await http.get("/model_info") == {}
+        monkeypatch.setattr(connections, "IDLE_SECONDS", -1.0)
+        assert await http.get("/model_info") == {}
+    assert len(served) == 3
+
+
+async def test_a_server_that_does_not_answer_in_time_is_given_up_and_one_that_is_not_there_is_named() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with serving(serve) as http:
+        with pytest.raises(EngineError, match=r"GET .*/model_info: no answer within 0.01 s"):
+            await http.get("/model_info", timeout=0.01)
+    with pytest.raises(EngineError, match="BrokenConnection: the connections were closed"):
+        await http.get("/model_info")
+    with pytest.raises(EngineError, match="the server has no address yet"):
+        await Http("").get("/model_info")
+    with pytest.raises(EngineError, match=r"127\.0\.0\.1:9/model_info: ConnectionRefusedError"):
+        await Http("http://127.0.0.1:9").get("/model_info")

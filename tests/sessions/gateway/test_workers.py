@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -22,8 +23,9 @@ import pytest
 from agentrl.errors import ConfigError
 from agentrl.models.tiny import build, render
 from agentrl.rollout.serve_workers import serve_command
-from agentrl.sessions.gateway.listener import listening
-from agentrl.sessions.gateway.workers import Shard, new_session_id, worker_of
+from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.listener import listening, served
+from agentrl.sessions.gateway.workers import Front, Shard, new_session_id, worker_of
 from agentrl.sessions.store import Store
 
 ENGINE = """
@@ -179,3 +181,26 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path, model: P
             assert httpx.get(f"http://127.0.0.1:{bound.getsockname()[1]}/health", timeout=90).status_code == 200
             worker.stdin.close()
             assert worker.wait(90) == 0
+
+
+async def test_a_client_with_an_empty_key_gets_a_session_from_the_front_too() -> None:
+    """It sends `Bearer ` with nothing behind it, which was no header that could be forwarded."""
+
+    async def worker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b'HTTP/1.1 201 Created\r\ncontent-length: 13\r\n\r\n{"id": "one"}')
+        writer.close()
+
+    server = await asyncio.start_server(worker, "127.0.0.1", 0)
+    front = Front("127.0.0.1", [server.sockets[0].getsockname()[1]], lambda number: True, 1000)
+    entrance = listening("127.0.0.1", 0)
+    try:
+        async with served(front, entrance, Limits()):
+            reader, writer = await asyncio.open_connection(*entrance.getsockname())
+            writer.write(b"POST /sessions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer \r\ncontent-length: 0\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 201 ")
+            writer.close()
+    finally:
+        await front.aclose()
+        entrance.close()
+        server.close()
