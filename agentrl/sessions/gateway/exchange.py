@@ -243,7 +243,8 @@ class Exchange:
             yield index, delta
         self.malformed += reading.malformed
         reply = self.reply_id if index == 0 else f"{self.reply_id}#{index}"
-        generated[index] = GeneratedTurn(self.prompt.opening, turn, sampling, message, reply, self.arrival)
+        stored = replace(sampling, top_logprobs=0) if sampling.top_logprobs else sampling
+        generated[index] = GeneratedTurn(self.prompt.opening, turn, stored, message, reply, self.arrival)
 
     def _reading(self, call_ids: str) -> Reading:
         return Reading(self.parts.renderer, self.request, self.forced, call_ids)

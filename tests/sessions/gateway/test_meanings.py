@@ -58,6 +58,7 @@ SENT: dict[str, dict[str, Any]] = {
     "background": {"background": True},
     "conversation": {"conversation": "conv_a"},
     "store": {"store": False},
+    "top_logprobs": {"logprobs": True, "top_logprobs": 3},
 }
 
 
@@ -97,6 +98,7 @@ def sent(protocol: str, name: str) -> dict[str, Any]:
         "codeExecution": {"tools": [{"codeExecution": {}}]},
     }
     special: dict[tuple[str, str], dict[str, Any]] = {
+        ("top_logprobs", "responses"): {"top_logprobs": 3, "include": ["message.output_text.logprobs"]},
         ("mood", protocol): {conversation: [{**HI[0], "mood": "good"}]},
         ("contents", protocol): {conversation: [{**HI[0], "contents": "x"}]},
         ("prefill", "messages"): {"messages": [*HI, {"role": "assistant", "content": "so"}]},

@@ -20,7 +20,7 @@ from agentrl.sessions.gateway.wire import custom
 from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, text_at, texts_at
 from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.sessions.renderers.base import ToolSchema
-from agentrl.types import FunctionCall, Message, Sampling, ToolCall
+from agentrl.types import MOST_PROBABLE, FunctionCall, Message, Sampling, ToolCall
 
 HARMLESS = {
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier"),
@@ -35,10 +35,10 @@ PARAMETERS = Parameters(
     honoured=(
         *("frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens"),
         *("n", "parallel_tool_calls", "response_format", "seed", "stop", "stream_options", "temperature"),
-        *("tool_choice", "tools", "top_p"),
+        *("tool_choice", "tools", "top_logprobs", "top_p"),
     ),
     harmless=HARMLESS | {"metadata", "moderation", "prediction", "reasoning_effort", "verbosity", "web_search_options"},
-    fixed={"modalities": (["text"],), "top_logprobs": (0,), "functions": ([],)},
+    fixed={"modalities": (["text"],), "functions": ([],)},
     servers=SERVERS,
     inside="messages",
 )
@@ -66,6 +66,8 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         ApiError: a parameter is wrong, unknown or not supported.
     """
     given, ignored = PARAMETERS.check(body, limits)
+    if given.get("top_logprobs") and not given.get("logprobs", False):
+        raise ApiError(400, "top_logprobs: needs logprobs to be true", "invalid_value", "top_logprobs")
     declared = given.get("tools", [])
     tools, force = chosen(tools_of(declared), given.get("tool_choice", "auto"))
     if custom.grammars(declared):
@@ -119,6 +121,7 @@ def sampling_of(
         frequency_penalty=number(given, "frequency_penalty", 0.0, -2, 2),
         logit_bias=pairs,
         json_schema=schema_of(form, json_schema, form_name),
+        top_logprobs=number(given, "top_logprobs", 0, 0, MOST_PROBABLE, whole=True),
     )
 
 
