@@ -65,7 +65,7 @@ def read(body: Body, limits: Limits, model: str, stream: bool, retry: int | None
     ignored, strict = dict[str, str](), limits.strict_fields
     given = keep(named(body.fields, "body"), _READ, _HARMLESS, _REFUSED, "", ignored, strict)
     tools = declared(given.get("tools", []), ignored, strict)
-    force, offered = choice(given.get("toolConfig", {}), tools, ignored, strict)
+    force, offered, allowed = choice(given.get("toolConfig", {}), tools, ignored, strict)
     config = named(given.get("generationConfig", {}), "generationConfig")
     config = keep(config, _CONFIGURED, _UNHEARD, frozenset(), "generationConfig", ignored, strict)
     drawn, thoughts = _drawn(config, limits, ignored), _thoughts(config.get("thinkingConfig", {}), ignored, strict)
@@ -88,6 +88,7 @@ def read(body: Body, limits: Limits, model: str, stream: bool, retry: int | None
         n=number(drawn, "n", 1, 1, limits.choices, whole=True),
         stream=stream,
         force=force,
+        allowed=allowed,
         retry=retry,
         extra={"thinking": thoughts},
         ignored=ignored,

@@ -91,7 +91,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
     given, ignored = PARAMETERS.check(body, limits)
     ignored |= left_out
     logprobs = _wants_logprobs(body, given, ignored)
-    tools, force = chosen(_tools(given.get("tools", [])), given.get("tool_choice", "auto"))
+    tools, force, allowed = chosen(_tools(given.get("tools", [])), given.get("tool_choice", "auto"))
     if custom.grammars(given.get("tools", [])):
         ignored["tools.custom.format"] = "tools.custom.format"
     said = given.get("input")
@@ -111,6 +111,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         sampling=sampling_of(given, limits, form, json_schema, "text.format"),
         stream=given.get("stream", False),
         force=force,
+        allowed=allowed,
         parallel=given.get("parallel_tool_calls", True),
         previous_reply=follows.removeprefix("resp_") if follows is not None else None,
         retry=retry,
