@@ -24,6 +24,7 @@ from agentrl.sessions.gateway.wire.items import Items, output_items
 from agentrl.sessions.gateway.wire.logprobs import of_content
 from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, text_at, texts_at
 from agentrl.sessions.gateway.wire.sse import encoded
+from agentrl.sessions.gateway.wire.turns import assistant_message
 from agentrl.sessions.gateway.wire.validation import Parameters
 from agentrl.sessions.renderers.base import Delta, ToolSchema
 from agentrl.sessions.turn_generator import GeneratedTurn
@@ -261,16 +262,8 @@ def _joined(parts: Sequence[Message]) -> list[Message]:
     """The items of one turn as one message."""
     if not parts:
         return []
-    calls = [call for message in parts for call in message.tool_calls or ()]
-    content = "".join(message.text for message in parts)
-    return [
-        Message(
-            role="assistant",
-            content=content if content or not calls else None,
-            reasoning_content="".join(message.reasoning_content or "" for message in parts) or None,
-            tool_calls=calls or None,
-        )
-    ]
+    texts, thoughts = [one.text for one in parts], [one.reasoning_content or "" for one in parts]
+    return [assistant_message(texts, thoughts, [call for one in parts for call in one.tool_calls or ()])]
 
 
 # ------------------------------------------------------------------------------------------- replies
