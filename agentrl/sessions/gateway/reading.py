@@ -2,7 +2,7 @@
 
 The stored message is the one that was sent, so that it is recognised when the client sends it back: without the
 stop string, with ids of the gateway on the calls (formats without ids number them from 0 in each turn, and a
-conversation must not repeat them), with a malformed call as text, and so one of a tool that is not allowed.
+conversation must not repeat them), with a malformed call as text, and the name of a tool that is not allowed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Reading:
                 deltas.append(self._content_delta(call.function.arguments))
             elif reason is not FinishReason.LENGTH and not self._may_call(call.function.name):
                 self.not_allowed += 1
-                deltas.append(self._content_delta(call.function.model_dump_json()))
+                deltas.append(self._content_delta(call.function.name))
         kept = []
         for index, call in enumerate(readable if reason is not FinishReason.LENGTH else ()):
             call_id = f"{self._call_ids}{index}" if call.id.startswith("call_") else call.id
