@@ -67,7 +67,7 @@ class ReplayEngine(ManagedEngine):
                 yield Turn(*tokens, node.finish_reason, node.stopped_by)
                 return
             assert node.sampling is not None
-            sampling = replace(node.sampling, record=sampling.record)
+            sampling = replace(node.sampling, record=sampling.record, top_logprobs=sampling.top_logprobs)
         elif place < len(self._turns):  # those of a branch are not what follows from the session's seed alone
             recorded = self._turns[place].sampling
             sampling = replace(sampling, seed=recorded.seed if recorded else None)

@@ -92,6 +92,8 @@ async def _attempts(
         if len(turn.logprobs) != len(turn.token_ids):
             counts = f"{len(turn.token_ids)} tokens with {len(turn.logprobs)} log-probabilities"
             raise EngineError(f"request {request_id!r}: the engine answered {counts}")
+        if turn.top_logprobs and len(turn.top_logprobs) != len(turn.token_ids):
+            raise EngineError(f"request {request_id!r}: top_logprobs came for {len(turn.top_logprobs)} tokens")
         attempts.append(turn)
         if turn.finish_reason is not FinishReason.ABORT:
             break
@@ -133,6 +135,7 @@ def joined(attempts: Sequence[Turn]) -> Turn:
         attachments=attached,
         engines=tuple(dict.fromkeys(name for attempt in attempts for name in attempt.engines)),
         timings=attempts[0].timings,
+        top_logprobs=tuple(best for attempt in attempts for best in attempt.top_logprobs),
     )
 
 

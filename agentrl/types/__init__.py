@@ -17,6 +17,7 @@ masks are plain lists: neither numpy nor torch is needed.
 
 from agentrl.types.branches import Branch
 from agentrl.types.generation import (
+    MOST_PROBABLE,
     Arrival,
     Capabilities,
     Chunk,
@@ -26,6 +27,7 @@ from agentrl.types.generation import (
     PauseMode,
     Sampling,
     Tokenizer,
+    TopLogprobs,
     Turn,
     VersionSpan,
     collect,
@@ -56,6 +58,7 @@ __all__ = [
     "Health",
     "GREEDY",
     "MAIN",
+    "MOST_PROBABLE",
     "Message",
     "Node",
     "OVERLONG",
@@ -70,6 +73,7 @@ __all__ = [
     "Text",
     "Tokenizer",
     "ToolCall",
+    "TopLogprobs",
     "Turn",
     "VersionSpan",
     "as_messages",

@@ -25,6 +25,8 @@ class Sampling:
     """How a turn is sampled. Settings that narrow the support make the turn untrainable.
 
     `record` asks for attachments of the turn: their kinds, and the path's token from which on each is wanted.
+    `top_logprobs` asks for so many of the most probable tokens at each place, 20 at most; it changes nothing that is
+    sampled or trained, and is not stored.
     """
 
     temperature: float = 1.0
@@ -40,6 +42,7 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     json_schema: str | None = None
     record: tuple[tuple[str, int], ...] = ()
+    top_logprobs: int = 0
 
     def record_from(self, kind: str) -> int | None:
         """The path's token from which on attachments of a kind are wanted; None where they are not."""
@@ -99,6 +102,12 @@ class Arrival:
         return self.number, self.nodes, self.attempt
 
 
+MOST_PROBABLE = 20
+"""The most of the most probable tokens that can be asked for at each place."""
+TopLogprobs = tuple[tuple[int, float], ...]
+"""The most probable tokens at a place, each with its log-probability, the best first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A part of a turn, while it is being generated."""
@@ -106,6 +115,7 @@ class Chunk:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     version: int
+    top_logprobs: tuple[TopLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +126,7 @@ class Turn:
     `token_ids` (the model wrote it); a stop string's tokens are as well. `attachments` are, by kind, what
     was recorded of the path's last tokens, up to the turn's own last one (see `agentrl.attachments`). `engines` are, in
     order, those of a fleet that generated it. `timings` are seconds (`Node.timings`), of which an engine knows `queue`.
+    `top_logprobs` has an entry for each token where the sampling asks for them, of the distribution of `logprobs`.
     """
 
     token_ids: tuple[int, ...]
@@ -127,6 +138,7 @@ class Turn:
     attachments: dict[str, bytes] = field(default_factory=dict)
     engines: tuple[str, ...] = ()
     timings: dict[str, float] = field(default_factory=dict, compare=False)
+    top_logprobs: tuple[TopLogprobs, ...] = ()
 
 
 class PauseMode(StrEnum):

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.sessions.gateway.reading import Reading
+from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.base import Renderer, parse
 from agentrl.train.verify.report import Check
 from agentrl.train.verify.texts import NO_TOKENIZER, Texts
-from agentrl.types import MAIN, Message, Node, Sampling, Session, Task
+from agentrl.types import MAIN, FinishReason, FunctionCall, Message, Node, Sampling, Session, Task, ToolCall
 from tests.train.verified.clean import make_base
 
 PIECES = (
@@ -57,6 +59,26 @@ def test_what_a_parser_reads_is_in_the_tokens_and_what_was_put_in_is_not(
     changed = message.model_copy(update={"content": f"{message.text} zebra"})
     [what] = faults(model, sampled(changed, ids))
     assert "zebra" in what
+
+
+@given(text=WORDS)
+@settings(deadline=None, max_examples=60)
+def test_what_a_gateway_replies_is_in_the_tokens_and_what_was_put_in_is_not(
+    text: str, model: Path, renderer: Renderer
+) -> None:
+    """A call that can't be read is text behind what follows it: a run with one did not pass."""
+    call = ToolCall(id="call_0", function=FunctionCall(name="a", arguments="{}"))
+    opening, *_, closing, end = renderer.turn(Message(role="assistant", tool_calls=[call]))
+    encode = renderer.tokenizer.encode
+    ids = [*encode(text), opening, *encode("once"), closing, *encode(f" upon {text}"), end]
+    reading = Reading(renderer, TurnRequest("chat", "m", None, None, lambda *_: [], Sampling()), (), "call_")
+    reading.feed(ids)
+    _, message = reading.finish(FinishReason.STOP)
+    node = sampled(message, ids)
+    node.reply_id = "a"
+    assert not faults(model, node)
+    node.message = message.model_copy(update={"content": f"zebra {message.text}"})
+    assert "zebra" in faults(model, node)[0]
 
 
 @given(text=WORDS)

@@ -19,7 +19,7 @@ from agentrl.train.warmstart import note_times
 from agentrl.types import FunctionCall, Message, Session, Status, Task, ToolCall
 from tests.conftest import need
 from tests.viewer.conftest import viewing
-from tests.viewer.recorded import BEGAN, HOSTILE, with_demonstrations, write_long, write_run
+from tests.viewer.recorded import BEGAN, HOSTILE, spoken, with_demonstrations, write_long, write_run
 
 pytestmark = pytest.mark.slow
 DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -234,6 +234,28 @@ async def test_demonstrations_are_a_filter_of_the_sessions_and_their_imitation_i
         await page.get_by_text("20 sessions", exact=True).wait_for()
         await opened(page, url, "#/run/run/timeline")
         assert await page.locator("svg.timeline title", has_text="trainer, warm start: 50.0 s").count() == 1
+
+
+async def test_a_root_beside_the_task_is_marked_in_the_tree_and_in_its_conversation(page: Any, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=1, hostile=False)
+    session = Session("titled", Task(id="t"), phase="train", status=Status.COMPLETED, started=BEGAN, reward=1.0)
+    for place, text in enumerate(("make a title", "add numbers")):
+        root = tree.add(session, None, Message(role="user", content=text), [place])
+        spoken(session, root, Message(role="assistant", content="well"), 0)
+    session.excluded = [0]
+    with Store(run / "sessions.db") as store:
+        store.save(session)
+    with viewing(tmp_path) as url:
+        await opened(page, url, "#/run/run/session/titled")
+        rows = page.locator("[data-node]")
+        await rows.nth(3).wait_for()
+        assert ["no credit" in await rows.nth(place).inner_text() for place in range(4)] == [True, False, False, False]
+        for node, marked in ((1, 1), (3, 0)):
+            await page.locator(f'[data-node="{node}"]').click()
+            card = page.locator(f'[data-message="{node}"]')
+            await card.wait_for()
+            assert await page.get_by_text("beside the task: no credit").count() == marked
+            assert ("not trained" in await card.inner_text()) == bool(marked)
 
 
 async def test_a_timeline_has_lanes_for_the_trainer_each_engine_and_the_environments(page: Any, url: str) -> None:

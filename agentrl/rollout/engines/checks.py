@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from agentrl.errors import InvalidInput
-from agentrl.types import Sampling
+from agentrl.types import MOST_PROBABLE, Sampling, TopLogprobs
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
@@ -29,6 +30,8 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
         wrong = f"top_k={sampling.top_k} must be at least 1"
     elif not 0 <= sampling.min_p <= 1:
         wrong = f"min_p={sampling.min_p} must be in [0, 1]"
+    elif not 0 <= sampling.top_logprobs <= MOST_PROBABLE:
+        wrong = f"top_logprobs={sampling.top_logprobs} must be between 0 and {MOST_PROBABLE}"
     elif any(not 0 <= token < vocab_size for token, _ in sampling.logit_bias):
         wrong = f"logit_bias names a token outside the vocabulary of {vocab_size}"
     elif "" in sampling.stop:
@@ -71,3 +74,9 @@ def check_temperature(temperature: float) -> None:
     """
     if not temperature > 0:
         raise InvalidInput(f"temperature={temperature}: log-probabilities need one above 0")
+
+
+def most_probable(candidates: Iterable[tuple[int, float]], count: int) -> TopLogprobs:
+    """The best `count` of some tokens with their log-probabilities; servers write -9999 where JSON has no infinity."""
+    possible = [(token, logp) for token, logp in candidates if math.isfinite(logp) and logp > -9999]
+    return tuple(sorted(possible, key=lambda one: (-one[1], one[0]))[:count])

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agentrl import attachments
 from agentrl.attachments import routed_experts
 from agentrl.errors import AgentRLError, EngineError
+from agentrl.rollout.engines.checks import most_probable
 from agentrl.rollout.engines.folder import Experts
 from agentrl.tracing import rounded
-from agentrl.types import Chunk, FinishReason, Sampling, Turn, VersionSpan
+from agentrl.types import Chunk, FinishReason, Sampling, TopLogprobs, Turn, VersionSpan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,6 +40,7 @@ class OpenRequest:
     task: asyncio.Task[None] | None = None
     attachments: dict[str, bytes] = field(default_factory=dict)
     attachments_end: int = 0
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
 
     @property
     def length(self) -> int:
@@ -72,8 +74,24 @@ class OpenRequest:
         )
         self.attachments_end = self.length
 
-    def take(self, token_ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
-        """Add tokens and pass them to the client."""
+    def take(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        version: int,
+        candidates: Sequence[Iterable[tuple[int, float]]] = (),
+    ) -> None:
+        """Add tokens and pass them to the client.
+
+        Args:
+            token_ids: the tokens.
+            logprobs: one for each.
+            version: of the policy.
+            candidates: for each, some of the tokens in its place, the most probable ones among them.
+
+        Raises:
+            EngineError: the most probable tokens were requested, and don't come for each.
+        """
         if not token_ids:
             return
         start, end = len(self.token_ids), len(self.token_ids) + len(token_ids)
@@ -82,7 +100,14 @@ class OpenRequest:
         if self.versions and self.versions[-1].version == version:
             start = self.versions.pop().start
         self.versions.append(VersionSpan(version, start, end))
-        self.inbox.put_nowait(Chunk(tuple(token_ids), tuple(logprobs), version))
+        count = self.sampling.top_logprobs
+        best = tuple(most_probable(some, count) for some in candidates) if count else ()
+        if count and len(best) != len(token_ids):
+            raise EngineError(
+                f"request {self.id!r}: {len(token_ids)} tokens came, and {len(best)} lists of top_logprobs"
+            )
+        self.top_logprobs.extend(best)
+        self.inbox.put_nowait(Chunk(tuple(token_ids), tuple(logprobs), version, best))
 
     def turn(self, reason: FinishReason, stopped_by: int | str | None = None) -> Turn:
         """The tokens so far, as a turn."""
@@ -95,6 +120,7 @@ class OpenRequest:
             cached_tokens=self.cached or 0,
             attachments=attachments.join(self.attachments, {}, self.length - self.attachments_end),
             timings={} if self.queued is None else {"queue": rounded(self.queued)},
+            top_logprobs=tuple(self.top_logprobs),
         )
 
 

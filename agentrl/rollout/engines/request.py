@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from agentrl.errors import EngineError
 from agentrl.rollout.engines.arena import Prefix
 from agentrl.tracing import rounded
-from agentrl.types import FinishReason, Sampling, Turn, VersionSpan
+from agentrl.types import FinishReason, Sampling, TopLogprobs, Turn, VersionSpan
 
 
 @dataclass(eq=False, slots=True)
@@ -34,6 +34,7 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
     attachments: dict[str, bytes] = field(default_factory=dict)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
 
     @property
     def owner(self) -> str:
@@ -51,6 +52,7 @@ class Request:
             cached_tokens=self.cached,
             attachments=dict(self.attachments),
             timings={"queue": rounded(self.queued)},
+            top_logprobs=tuple(self.top_logprobs),
         )
 
 

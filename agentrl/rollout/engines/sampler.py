@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.types import Sampling
+from agentrl.rollout.engines.checks import most_probable
+from agentrl.types import Sampling, TopLogprobs
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -44,12 +45,15 @@ def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
     return (mixed_B >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def sample(logits_BV: Tensor, rows: Sequence[RowSampling]) -> tuple[list[int], list[float]]:
+def sample(logits_BV: Tensor, rows: Sequence[RowSampling]) -> tuple[list[int], list[float], list[TopLogprobs]]:
     """A token for each row, and its log-probability over the whole vocabulary at the row's temperature.
 
     Args:
         logits_BV: float32.
         rows: how each row is sampled.
+
+    Returns:
+        Tokens, log-probabilities, and of the same distribution each row's most probable tokens, as many as it asks for.
     """
     temperature_B = [row.sampling.temperature for row in rows]
     logp_BV = log_probs(logits_BV, [t if t > 0 else 1.0 for t in temperature_B])
@@ -63,7 +67,17 @@ def sample(logits_BV: Tensor, rows: Sequence[RowSampling]) -> tuple[list[int], l
         greedy_B = torch.tensor([t == 0 for t in temperature_B], device=token_B.device)
         token_B = torch.where(greedy_B, sampled_BV.argmax(-1), token_B)
     chosen_B = logp_BV.gather(1, token_B[:, None])[:, 0]
-    return token_B.tolist(), chosen_B.tolist()
+    return token_B.tolist(), chosen_B.tolist(), _most_probable(logp_BV, [row.sampling.top_logprobs for row in rows])
+
+
+def _most_probable(logp_BV: Tensor, count_B: Sequence[int]) -> list[TopLogprobs]:
+    wanted = [index for index, count in enumerate(count_B) if count]
+    found: list[TopLogprobs] = [()] * len(count_B)
+    if wanted:
+        best, tokens = logp_BV[wanted].topk(min(max(count_B), logp_BV.shape[1]), dim=-1)
+        for index, logps, ids in zip(wanted, best.tolist(), tokens.tolist(), strict=True):
+            found[index] = most_probable(zip(ids, logps, strict=True), count_B[index])
+    return found
 
 
 def log_probs(logits_BV: Tensor, temperature_B: Sequence[float]) -> Tensor:

@@ -285,13 +285,15 @@ class Scheduler:
         ]
         if not rows:
             return []
-        tokens, logprobs = sample(logits_BV, rows)
+        tokens, logprobs, best = sample(logits_BV, rows)
         ended: list[Finished] = []
-        for request, token, logprob in zip(sampled, tokens, logprobs, strict=True):
+        for request, token, logprob, candidates in zip(sampled, tokens, logprobs, best, strict=True):
             result: Turn | EngineError | None
             if math.isfinite(logprob):
                 request.ids.append(token)
                 request.logprobs.append(logprob)
+                if candidates:
+                    request.top_logprobs.append(candidates)
                 self._mark_version(request)
                 result = self._stopped(request, token)
             else:

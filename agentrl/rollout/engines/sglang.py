@@ -132,13 +132,14 @@ class SGLangEngine(ServerEngine):
                 if "forward_entry_time" in meta:  # with engine.server.enable_metrics=true; else queue_time is 0
                     request.queued = float(meta["queue_time"])
                 new = event.get("output_ids") or []
-                sampled = meta.get("output_token_logprobs") or []
+                sampled, best = meta.get("output_token_logprobs") or [], meta.get("output_top_logprobs") or []
                 if self.info is not None and not self.info.incremental:
                     had = len(request.token_ids) - before
-                    new, sampled = new[had:], sampled[had:]
+                    new, sampled, best = new[had:], sampled[had:], best[had:]
                 logprobs = [entry[0] for entry in sampled]
                 self._check_output(new, logprobs)
-                request.take(new, logprobs, int(meta.get("weight_version") or 0))
+                candidates = [[(token, logp) for logp, token, *_ in place] for place in best]
+                request.take(new, logprobs, int(meta.get("weight_version") or 0), candidates)
                 if meta.get("finish_reason"):
                     self._set_versions(request, before, meta)
                     self._add_experts(request, start, meta)
@@ -183,6 +184,7 @@ class SGLangEngine(ServerEngine):
             "input_ids": [*request.ids, *request.token_ids],
             "sampling_params": sampling_params(request.sampling, limit, self.config.stream_tokens),
             "return_logprob": True,
+            "top_logprobs_num": request.sampling.top_logprobs,
             "extra_key": str(request.version),
             **({"return_routed_experts": True, "routed_experts_start_len": start} if routed else {}),
         }

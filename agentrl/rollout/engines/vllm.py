@@ -27,9 +27,9 @@ import contextlib
 import io
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agentrl import cores
 from agentrl.errors import ConfigError, EngineError
@@ -44,6 +44,7 @@ from agentrl.rollout.weights.receiver import EngineReceiver, Receiver
 from agentrl.types import Engine, FinishReason, PauseMode, Turn, VersionSpan
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 _EXTENSION = Path(__file__).with_name("vllm_extension")  # has agentrl_vllm
 _KV_GIB = 2  # of a CPU's memory
 _BLOCK = 128  # tokens that it caches at a time on a CPU, the most of all devices
@@ -106,7 +107,7 @@ class VLLMEngine(ServerEngine):
     async def _pump(self, request: OpenRequest) -> Turn:
         request.rid = self._next_id()
         narrowed = narrows(request.sampling)
-        held: list[tuple[list[int], list[float]]] = []
+        held: list[int] = []
         ended: dict[str, Any] | None = None
         async with contextlib.aclosing(self.client.generate(self._body(request), routing(request))) as events:
             async for event in events:
@@ -116,18 +117,19 @@ class VLLMEngine(ServerEngine):
                 details = (event.get("usage") or {}).get("prompt_tokens_details") or {}
                 request.cached = int(details.get("cached_tokens") or request.cached or 0)
                 for choice in event.get("choices") or []:
-                    piece = choice.get("token_ids") or [], _logprobs(choice)
-                    self._check_output(*piece)
+                    ids, places = choice.get("token_ids") or [], (choice.get("logprobs") or {}).get("content") or []
+                    logprobs = [float(place["logprob"]) for place in places]
+                    self._check_output(ids, logprobs)
                     if narrowed:
-                        held.append(piece)
+                        held += ids
                     else:
-                        request.take(*piece, self._version)
+                        request.take(ids, logprobs, self._version, [_candidates(place) for place in places])
                     if choice.get("finish_reason"):
                         ended = choice
         if ended is None:
             raise EngineError(f"vllm ended request {request.id!r} without a reason")
         if narrowed:
-            await self._take_scored(request, [token for ids, _ in held for token in ids])
+            await self._take_scored(request, held)
         self._set_versions(request, ended.get("weight_versions"))
         self._add_experts(request, ended)
         return _turn(request, ended)
@@ -136,8 +138,13 @@ class VLLMEngine(ServerEngine):
         """Tokens that were sampled from less than the vocabulary, with the log-probabilities that they have in it."""
         if sampled:
             temperature = request.sampling.temperature or 1.0
-            found = await self._scored([*request.ids, *sampled], temperature, len(request.ids))
-            request.take(sampled, found, self._version)
+            path, start = [*request.ids, *sampled], len(request.ids)
+            found = await self._scored(path, temperature, start)
+            count, best = request.sampling.top_logprobs, list[list[tuple[int, float]]]()
+            if count:
+                params = {"temperature": temperature, "logprobs": count + 1}
+                best = await self._at_each(range(start, len(path)), lambda place: self._next(path[:place], params))
+            request.take(sampled, found, self._version, best)
 
     @staticmethod
     def _set_versions(request: OpenRequest, noted: Any) -> None:
@@ -181,15 +188,21 @@ class VLLMEngine(ServerEngine):
         if temperature == 1.0 and len(ids) < self.capabilities.max_context:
             found = (await self._score(ids))[start - 1 :]
         else:
-            gate = asyncio.Semaphore(_SCORE_TOGETHER)
-
-            async def one(place: int) -> float:
-                async with gate:
-                    return await self._score_one(ids[:place], ids[place], temperature)
-
-            found = list(await asyncio.gather(*[one(place) for place in range(start, len(ids))]))
+            places = range(start, len(ids))
+            found = await self._at_each(places, lambda place: self._score_one(ids[:place], ids[place], temperature))
         self._check_finite(found)
         return found
+
+    @staticmethod
+    async def _at_each(places: range, ask: Callable[[int], Awaitable[T]]) -> list[T]:
+        """An answer for each place of a path, not too many at once."""
+        gate = asyncio.Semaphore(_SCORE_TOGETHER)
+
+        async def one(place: int) -> T:
+            async with gate:
+                return await ask(place)
+
+        return await asyncio.gather(*map(one, places))
 
     async def _score(self, ids: list[int]) -> list[float]:
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "ignore_eos": True, "detokenize": False}
@@ -200,15 +213,18 @@ class VLLMEngine(ServerEngine):
 
     async def _score_one(self, ids: list[int], token: int, temperature: float) -> float:
         beside = (token + 1) % self.capabilities.vocab_size  # of n requested, n come, and the sampled one is among them
-        params = {"max_tokens": 1, "temperature": temperature, "logprob_token_ids": [token, beside], "logprobs": 2}
-        params |= {"ignore_eos": True, "detokenize": False}
+        params = {"temperature": temperature, "logprob_token_ids": [token, beside], "logprobs": 2}
+        for candidate, logp in await self._next(ids, params):
+            if candidate == token:
+                return logp
+        raise EngineError(f"vllm gave no log-probability of token {token}")
+
+    async def _next(self, ids: list[int], params: dict[str, Any]) -> list[tuple[int, float]]:
+        """Tokens that may follow a path, with their log-probabilities."""
+        params = {"max_tokens": 1, "ignore_eos": True, "detokenize": False, **params}
         salt = f"version-{self._version}"
         answer = await self.client.generate_whole({"token_ids": ids, "sampling_params": params, "cache_salt": salt})
-        sampled = answer["choices"][0]["logprobs"]["content"][0]
-        for entry in (sampled, *sampled["top_logprobs"]):
-            if entry["token_id"] == token:
-                return float(entry["logprob"])
-        raise EngineError(f"vllm gave no log-probability of token {token}")
+        return _candidates(answer["choices"][0]["logprobs"]["content"][0])
 
     # ------------------------------------------------------------------------------- pausing and weights
 
@@ -267,8 +283,10 @@ class VLLMReceiver(EngineReceiver):
         await self.client.resume_memory()
 
 
-def _logprobs(choice: dict[str, Any]) -> list[float]:
-    return [float(entry["logprob"]) for entry in (choice.get("logprobs") or {}).get("content") or []]
+def _candidates(place: dict[str, Any]) -> list[tuple[int, float]]:
+    """The sampled token and the most probable ones, each once."""
+    entries = (place, *place["top_logprobs"])
+    return list({entry["token_id"]: float(entry["logprob"]) for entry in entries}.items())
 
 
 def _turn(request: OpenRequest, ended: dict[str, Any]) -> Turn:

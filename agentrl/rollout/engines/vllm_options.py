@@ -8,7 +8,7 @@ from agentrl import custom_code
 from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.engines.options import Platform
 from agentrl.rollout.engines.server_settings import OptionValue, ServerConfig
-from agentrl.types import Sampling
+from agentrl.types import MOST_PROBABLE, Sampling
 
 SUPPORTED = ((0, 32), (0, 33))
 """The versions that this was read against: from the first on, below the second."""
@@ -21,6 +21,7 @@ OWNED = {
     "max_model_len": "engine.max_context",
     "api_key": "engine.api_key",
     "logprobs_mode": "agentrl itself",
+    "max_logprobs": "agentrl itself",
     "enable_scale_out": "agentrl itself",
     "enable_prompt_tokens_details": "agentrl itself",
 }
@@ -42,7 +43,7 @@ def sampling_params(sampling: Sampling, limit: int, interval: int) -> dict[str, 
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "ignore_eos": sampling.json_schema is None,
-        "logprobs": 0,
+        "logprobs": sampling.top_logprobs + 1 if sampling.top_logprobs else 0,  # the sampled token is one of them
         "stop_token_ids": list(sampling.stop_token_ids),
         "stop": list(sampling.stop),
         "include_stop_str_in_output": True,
@@ -68,6 +69,7 @@ def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) 
         "max_model_len": facts.context if config.max_context is None else config.max_context,
         "max_num_seqs": config.max_batch,
         "logprobs_mode": "processed_logprobs",
+        "max_logprobs": MOST_PROBABLE + 1,
         "enable_scale_out": True,
         "enable_prompt_tokens_details": True,
         "disable_uvicorn_access_log": True,

@@ -199,7 +199,8 @@ class Front:
             start, end = max(span.start, self.sent), span.end
             if start < end:
                 ids = request.ids[request.prompt + start : request.prompt + end]
-                found.append(Chunk(tuple(ids), tuple(request.logprobs[start:end]), span.version))
+                logprobs, best = request.logprobs[start:end], request.top_logprobs[start:end]
+                found.append(Chunk(tuple(ids), tuple(logprobs), span.version, tuple(best)))
         self.sent = total
         return found
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.sessions.generation import aclose
-from agentrl.types import Chunk, FinishReason, PauseMode, Turn, VersionSpan
+from agentrl.types import Chunk, FinishReason, PauseMode, TopLogprobs, Turn, VersionSpan
 
 _LEAVE_SECONDS = 5.0
 _POSITIVE = 1e-3  # a log-probability may exceed 0 by rounding
@@ -32,6 +32,7 @@ class Ticket:
     inbox: asyncio.Queue[Chunk | Turn | AgentRLError] = field(default_factory=asyncio.Queue)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
     lost: bool = False
 
@@ -100,6 +101,8 @@ class Ticket:
         name, ids, logprobs = self.engine, item.token_ids, item.logprobs
         if len(ids) != len(logprobs):
             raise InvalidEngineOutput(f"{name} answered {len(ids)} tokens with {len(logprobs)} log-probabilities")
+        if item.top_logprobs and len(item.top_logprobs) != len(ids):
+            raise InvalidEngineOutput(f"{name} answered {len(ids)} tokens with {len(item.top_logprobs)} top_logprobs")
         if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
             token = next(token for token in ids if not 0 <= token < vocabulary)
             raise InvalidEngineOutput(f"{name} answered token {token}, outside the vocabulary of {vocabulary}")
@@ -116,6 +119,7 @@ class Ticket:
         start, end = len(self.token_ids), len(self.token_ids) + len(chunk.token_ids)
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs
+        self.top_logprobs += chunk.top_logprobs
         if self.versions and self.versions[-1].version == chunk.version:
             start = self.versions.pop().start
         self.versions.append(VersionSpan(chunk.version, start, end))
@@ -123,7 +127,8 @@ class Ticket:
     def aborted(self) -> Turn:
         """The tokens so far, as an aborted turn that its caller continues."""
         tokens = tuple(self.token_ids), tuple(self.logprobs), tuple(self.versions)
-        return Turn(*tokens, FinishReason.ABORT, engines=(self.engine,))
+        best = tuple(self.top_logprobs)
+        return Turn(*tokens, FinishReason.ABORT, engines=(self.engine,), top_logprobs=best)
 
 
 @dataclass(eq=False, slots=True)

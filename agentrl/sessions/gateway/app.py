@@ -217,8 +217,7 @@ def _protocols(app: GatewayApp, gateway: Gateway, forwarding: Forwarding) -> Non
         async def handle(session_id: str, request: Request) -> Response:
             entry, body = await authorized_body(gateway, session_id, request, CONVERSATION_FIELD[path])
             if forwarding.takes(body):
-                seconds = entry.limits.turn_timeout
-                return forwarding.reply(path, body, CONVERSATION_FIELD[path], entry.state.session, seconds)
+                return forwarding.reply(gateway, entry, path, body, CONVERSATION_FIELD[path])
             can = gateway.parts.engine.capabilities.json_schema
             reading = partial(read, body, entry.limits, retry_count(request), can)
             large = sum(map(len, body.text)) > MAX_TEXT
@@ -244,7 +243,7 @@ def _protocols(app: GatewayApp, gateway: Gateway, forwarding: Forwarding) -> Non
         entry, body = await authorized_body(gateway, session_id, request, "input")
         if not forwarding.takes(body):
             raise ApiError(404, "this model has no embeddings: gateway.forward names a server and models that do")
-        return forwarding.reply("embeddings", body, "input", entry.state.session, entry.limits.turn_timeout)
+        return forwarding.reply(gateway, entry, "embeddings", body, "input")
 
     _counts_and_models(app, gateway)
     add_routes(app, gateway)

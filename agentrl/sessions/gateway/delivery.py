@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from agentrl.errors import StoreError
+from agentrl.sessions.gateway.admission import admitted
 from agentrl.sessions.gateway.api_error import ApiError, Style, api_error_for
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
@@ -88,19 +89,14 @@ class Delivery(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Produce the reply, unless its client disconnects before that."""
-        limits = self.gateway.parts.limits
-        error = None
-        if self.entry.in_flight >= limits.session_in_flight:
-            error = ApiError(429, "too many requests in this session", "session_busy", retry_after=1)
-        elif self.gateway.in_flight >= limits.in_flight:
-            error = ApiError(429, "too many requests", "queue_full", retry_after=1)
-        if error is not None:
+        try:
+            with admitted(self.gateway, self.entry):
+                await self._deliver(scope, receive, send)
+        except ApiError as too_many:
             self.entry.state.retries.note_unanswered(self.exchange.request)
-            await _send_error(send, error, self.style)
-            return
-        self.gateway.begun += 1
-        self.gateway.in_flight += 1
-        self.entry.in_flight += 1
+            await send_error(send, too_many, self.style)
+
+    async def _deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
         known: Client | None = scope.get(CLIENT)
         self._client = known or Client()
         watching = None if known else asyncio.ensure_future(_watch(receive, self._client))
@@ -121,8 +117,6 @@ class Delivery(Response):
             if watching is not None:
                 watching.cancel()
             await self._save()
-            self.gateway.in_flight -= 1
-            self.entry.in_flight -= 1
 
     def _disconnected(self) -> None:
         """The client has disconnected: a reply that it will not receive is not generated further."""
@@ -214,7 +208,7 @@ class Delivery(Response):
 
     async def _fail(self, send: Send, error: ApiError) -> None:
         if not self.began:
-            await _send_error(send, error, self.style)
+            await send_error(send, error, self.style)
         elif self.exchange.request.stream:
             data = orjson.dumps(error.body(self.style))
             name = "error" if self.style == "anthropic" or self.exchange.request.protocol == "responses" else None
@@ -262,7 +256,8 @@ async def _start(send: Callable[[Any], Awaitable[None]], status: int, kind: str,
     await send({"type": "http.response.start", "status": status, "headers": raw})
 
 
-async def _send_error(send: Callable[[Any], Awaitable[None]], error: ApiError, style: Style) -> None:
+async def send_error(send: Callable[[Any], Awaitable[None]], error: ApiError, style: Style) -> None:
+    """Answer a request with an error."""
     body = orjson.dumps(error.body(style))
     await _start(send, error.status, "application/json", **error.headers, **{"content-length": str(len(body))})
     await send({"type": "http.response.body", "body": body})

@@ -76,7 +76,7 @@ class Exchange:
         self.choices: list[GeneratedTurn] = []
         self.pending: PendingRequest | None = None
         self.committed: float | None = None
-        self.malformed = 0
+        self.malformed = self.not_allowed = 0
         self.branch: Branch | None = None
 
     # ------------------------------------------------------------------------------------- preparation
@@ -241,8 +241,10 @@ class Exchange:
         for delta in last:
             yield index, delta
         self.malformed += reading.malformed
+        self.not_allowed += reading.not_allowed
         reply = self.reply_id if index == 0 else f"{self.reply_id}#{index}"
-        generated[index] = GeneratedTurn(self.prompt.opening, turn, sampling, message, reply, self.arrival)
+        stored = replace(sampling, top_logprobs=0) if sampling.top_logprobs else sampling
+        generated[index] = GeneratedTurn(self.prompt.opening, turn, stored, message, reply, self.arrival)
 
     async def _items(self, sampling: Sampling, deadline: float, request: str) -> AsyncIterator[Chunk | Turn]:
         """A turn's chunks and the turn; the turn alone where nothing of it is needed before its end."""
@@ -284,6 +286,7 @@ class Exchange:
         if self.branch is not None:
             count_stripped(session, self.branch)
         counts = {"loose": match.loose_matches, "dropped_tokens": match.dropped_tokens, "malformed": self.malformed}
+        counts["not_allowed"] = self.not_allowed
         for name, number in counts.items():
             if number:
                 session.count(f"gateway/{name}", number)

@@ -15,9 +15,11 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from agentrl.config.gateway import ForwardConfig
+from agentrl.sessions.gateway.admission import admitted
 from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.bodies import Body
-from agentrl.types import Session
+from agentrl.sessions.gateway.delivery import send_error
+from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
 
 COUNTER = "gateway/forwarded"
 _KEPT = ("content-type", "content-encoding", "retry-after")
@@ -38,29 +40,30 @@ class Forwarding:
         """Whether a request is for another model."""
         return self._client is not None and body.fields.get("model") in self._config.models
 
-    def reply(self, path: str, body: Body, field: str, session: Session, seconds: float) -> Response:
+    def reply(self, gateway: Gateway, entry: SessionEntry, path: str, body: Body, field: str) -> Response:
         """The other server's reply.
 
         Args:
+            gateway: counts it among the requests in progress.
+            entry: the session whose program sent it.
             path: the endpoint, below `v1`.
             body: the request.
             field: the parameter that holds its conversation.
-            session: whose program sent it.
-            seconds: within which the reply has to be there.
 
         Raises:
             ApiError: no address is set.
         """
         if self._client is None or self._config.url is None:
             raise ApiError(404, f"{path} is not served here: gateway.forward.url names a server that does", "not_found")
-        session.count(COUNTER)
-        key = self._config.key.get_secret_value() if self._config.key is not None else ""
-        headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+        headers = {"content-type": "application/json"}
         if path == "messages":
-            headers = {"content-type": "application/json", "x-api-key": key, "anthropic-version": _ANTHROPIC}
+            headers["anthropic-version"] = _ANTHROPIC
+        if self._config.key is not None:
+            key = self._config.key.get_secret_value()
+            headers |= {"x-api-key": key} if path == "messages" else {"authorization": f"Bearer {key}"}
         url = f"{self._config.url.rstrip('/')}/{path}"
         request = self._client.build_request("POST", url, content=_text(body, field), headers=headers)
-        return _Forwarded(request, self, seconds)
+        return _Forwarded(gateway, entry, request, self)
 
     async def send(self, request: httpx2.Request) -> httpx2.Response:
         """The reply, whose body is yet to be read."""
@@ -85,15 +88,24 @@ def _text(body: Body, field: str) -> bytes:
 class _Forwarded(Response):
     """Passes a reply on as it comes."""
 
-    def __init__(self, request: httpx2.Request, forwarding: Forwarding, seconds: float) -> None:
+    def __init__(self, gateway: Gateway, entry: SessionEntry, request: httpx2.Request, forwarding: Forwarding) -> None:
         super().__init__()
-        self._request, self._forwarding, self._seconds = request, forwarding, seconds
+        self._gateway, self._entry, self._request, self._forwarding = gateway, entry, request, forwarding
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the request on, and its reply back; a failure before the reply is an error of the gateway."""
+        """Send the request on, and its reply back, unless there are too many in progress."""
+        try:
+            with admitted(self._gateway, self._entry):
+                self._entry.state.session.count(COUNTER)
+                await self._pass_on(send)
+        except ApiError as error:
+            await send_error(send, error, "openai")
+
+    async def _pass_on(self, send: Send) -> None:
+        """Send both on; a failure before the reply is an error of the gateway."""
         began = False
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self._entry.limits.turn_timeout):
                 answer = await self._forwarding.send(self._request)
                 try:
                     kept = [(n.encode(), answer.headers[n].encode()) for n in _KEPT if n in answer.headers]
@@ -107,10 +119,5 @@ class _Forwarded(Response):
         except (httpx2.HTTPError, TimeoutError) as failure:
             if began:
                 raise  # the connection ends, so that the client does not take a part for the whole
-            await _failed(failure)(scope, receive, send)
-
-
-def _failed(failure: Exception) -> Response:
-    message = f"the server of gateway.forward failed: {type(failure).__name__}"
-    error = ApiError(503, message, "forward_failed", retry_after=1)
-    return Response(orjson.dumps(error.body("openai")), error.status, error.headers, "application/json")
+            message = f"the server of gateway.forward failed: {type(failure).__name__}"
+            raise ApiError(503, message, "forward_failed", retry_after=1) from failure

@@ -24,6 +24,7 @@ from agentrl.sessions.gateway import rewards
 from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.exchange import Parts
 from agentrl.sessions.gateway.limits import Limits
+from agentrl.sessions.gateway.replies.kept import Replies
 from agentrl.sessions.gateway.rewards import CloseBody, RewardBody
 from agentrl.sessions.gateway.schedule import Schedule
 from agentrl.sessions.gateway.session_state import SessionState
@@ -80,7 +81,7 @@ class Gateway:
         score: Callable[[Session], Awaitable[None]] | None = None,
     ) -> None:
         self.parts, self.store, self.model, self._score = parts, store, model, score
-        self._secret = secret or secrets.token_bytes(SECRET_BYTES)
+        self._secret, self._reopens = secret or secrets.token_bytes(SECRET_BYTES), secret is not None
         self.in_flight = 0
         self.begun = 0
         self.closing: list[Callable[[], Awaitable[None]]] = []
@@ -164,6 +165,8 @@ class Gateway:
                 raise ApiError(410, f"session {session_id!r} is sealed", "session_sealed")
             entry = self._add_entry(session)
             entry.state.retries.reopened = time.monotonic()
+            if self._reopens and (stored := self.store.state(session_id)) is not None:
+                entry.state.replies = Replies.unpacked(stored)
             return entry
         if not hmac.compare_digest(entry.key, key.encode()):
             raise _no_such_session()
@@ -324,13 +327,14 @@ class Gateway:
     # --------------------------------------------------------------------------------------- storing
 
     async def save(self, state: SessionState) -> None:
-        """Write new nodes and counters; callers wait, so a slow store slows its clients."""
+        """Write new nodes, counters and replies; callers wait, so a slow store slows its clients."""
         counted = state.counters_changed()
         nodes = state.unstored()
-        if not nodes and not counted:
+        kept = state.replies.unstored() if self._reopens and state.session.status is Status.OPEN else None
+        if not nodes and not counted and kept is None:
             return
         try:
-            await self._writer.append(state.session, nodes)
+            await self._writer.append(state.session, nodes, kept)
         except StoreError as error:
             state.broken = str(error)
             raise

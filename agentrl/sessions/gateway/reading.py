@@ -2,7 +2,7 @@
 
 The stored message is the one that was sent, so that it is recognised when the client sends it back: without the
 stop string, with ids of the gateway on the calls (formats without ids number them from 0 in each turn, and a
-conversation must not repeat them), with a malformed call as text.
+conversation must not repeat them), with a malformed call as text, and the name of a tool that is not allowed.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ class Reading:
         self._parser: Parser = renderer.parser(request.callable)
         self._ends = frozenset(renderer.stop_token_ids)
         self._stop, self._parallel, self._call_ids = request.sampling.stop, request.parallel, call_ids
+        self._may_call = request.may_call
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._withheld = ""
         self._stopped = False
         self._calls: list[Delta] = []
         self.malformed = 0
+        self.not_allowed = 0
         self.read = 0
         self._deltas(self._parser.feed(forced))
 
@@ -72,11 +74,15 @@ class Reading:
         if self._withheld and not self._stopped:
             deltas.append(self._content_delta(self._withheld))
         calls = [*parsed.message.tool_calls] if parsed.message.tool_calls else []
-        readable = [call for call in calls if call.error is None][: None if self._parallel else 1]
+        readable = [call for call in calls if call.error is None and self._may_call(call.function.name)]
+        readable = readable[: None if self._parallel else 1]
         for call in calls:
             if call.error is not None:
                 self.malformed += reason is not FinishReason.LENGTH
                 deltas.append(self._content_delta(call.function.arguments))
+            elif reason is not FinishReason.LENGTH and not self._may_call(call.function.name):
+                self.not_allowed += 1
+                deltas.append(self._content_delta(call.function.name))
         kept = []
         for index, call in enumerate(readable if reason is not FinishReason.LENGTH else ()):
             call_id = f"{self._call_ids}{index}" if call.id.startswith("call_") else call.id
@@ -191,7 +197,7 @@ def _shared(turns: Sequence[Sequence[int]]) -> list[int]:
 def _call_begun(renderer: Renderer, request: TurnRequest) -> list[int]:
     """What all calls of the allowed tools begin with."""
     names = [tool["function"]["name"] for tool in request.tools]
-    wanted = [name for name in names if request.force in ("", name)]
+    wanted = [name for name in names if request.force in ("", name) and request.may_call(name)]
     if not wanted:
         raise ApiError(400, f"tool_choice names {request.force!r}; the tools are {names}", param="tool_choice")
     turns = []

@@ -33,11 +33,12 @@ def turn_of(node: Node, start: int) -> Turn:
 def cut_turn(chunks: Sequence[Chunk], turn: Turn | None, length: int) -> Turn:
     """A turn of the first `length` tokens, which the gateway ended after a complete call."""
     if turn is not None:
-        ids, logprobs = turn.token_ids, turn.logprobs
+        ids, logprobs, best = turn.token_ids, turn.logprobs, turn.top_logprobs
         spans = turn.versions
     else:
         ids = tuple(token for chunk in chunks for token in chunk.token_ids)
         logprobs = tuple(logp for chunk in chunks for logp in chunk.logprobs)
+        best = tuple(one for chunk in chunks for one in chunk.top_logprobs)
         found: list[VersionSpan] = []
         at = 0
         for chunk in chunks:
@@ -49,7 +50,7 @@ def cut_turn(chunks: Sequence[Chunk], turn: Turn | None, length: int) -> Turn:
             at = end
         spans = tuple(found)
     versions = tuple(VersionSpan(v.version, v.start, min(v.end, length)) for v in spans if v.start < length)
-    return Turn(ids[:length], logprobs[:length], versions, FinishReason.STOP)
+    return Turn(ids[:length], logprobs[:length], versions, FinishReason.STOP, top_logprobs=best[:length])
 
 
 async def merged(streams: Sequence[AsyncIterator[Event]]) -> AsyncIterator[Event]:

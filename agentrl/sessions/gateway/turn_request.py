@@ -37,6 +37,7 @@ class TurnRequest:
         n: how many choices.
         stream: whether the reply is streamed.
         force: None lets the model choose, "" forces a call, a name forces a call of that tool.
+        allowed: the names of the tools that may be called; None: all.
         thinking: whether the turn may begin with reasoning; None leaves it to the format.
         prefills: whether an assistant's message at the end of the history is the beginning of the turn.
         prefill: that beginning, once the history is read.
@@ -62,6 +63,7 @@ class TurnRequest:
     n: int = 1
     stream: bool = False
     force: str | None = None
+    allowed: frozenset[str] | None = None
     thinking: bool | None = None
     prefills: bool = False
     prefill: str = ""
@@ -79,6 +81,10 @@ class TurnRequest:
     def callable(self) -> list[ToolSchema]:
         """Every tool that a turn may call."""
         return [*self.tools, *self.deferred]
+
+    def may_call(self, name: str) -> bool:
+        """Whether a turn may call the tool of this name."""
+        return self.allowed is None or name in self.allowed
 
     def digest(self) -> int:
         """A digest that this process's equal requests share: of the request as it was when this was first called."""

@@ -23,10 +23,11 @@ COLLECT_SECONDS = 0.005
 
 @dataclass(frozen=True, slots=True)
 class _Addition:
-    """Nodes to add to a session, and what becomes done when they are written."""
+    """Nodes to add to a session, its new state, and what becomes done when they are written."""
 
     session: Session
     nodes: Sequence[Node]
+    state: bytes | None
     written: asyncio.Future[None]
 
 
@@ -48,7 +49,7 @@ class Writer:
         self._write_waiting()
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
-    async def append(self, session: Session, nodes: Sequence[Node]) -> None:
+    async def append(self, session: Session, nodes: Sequence[Node], state: bytes | None = None) -> None:
         """Add these nodes to a stored session, and rewrite its head; see `Store.append`.
 
         Raises:
@@ -60,7 +61,7 @@ class Writer:
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_later(COLLECT_SECONDS, self._write_waiting)
-        addition = _Addition(session, nodes, loop.create_future())
+        addition = _Addition(session, nodes, state, loop.create_future())
         self._waiting.append(addition)
         await addition.written
 
@@ -69,7 +70,6 @@ class Writer:
         if not self._waiting:
             return
         additions, self._waiting = self._waiting, []
-        pairs = [(addition.session, addition.nodes) for addition in additions]
 
         def written(writing: asyncio.Future[list[Exception | None]]) -> None:
             for addition, error in zip(additions, writing.result(), strict=True):
@@ -80,20 +80,24 @@ class Writer:
                 else:
                     addition.written.set_exception(error)
 
-        asyncio.get_running_loop().run_in_executor(self._thread, self._write, pairs).add_done_callback(written)
+        asyncio.get_running_loop().run_in_executor(self._thread, self._write, additions).add_done_callback(written)
 
-    def _write(self, additions: Sequence[tuple[Session, Sequence[Node]]]) -> list[Exception | None]:
+    def _write(self, additions: Sequence[_Addition]) -> list[Exception | None]:
         if len(additions) > 1:
             try:
-                self._store.append_all(additions)
+                with self._store.batch():
+                    self._store.append_all((one.session, one.nodes) for one in additions)
+                    for one in additions:
+                        if one.state is not None:
+                            self._store.append(one.session, (), one.state)
                 return [None] * len(additions)
             except Exception:
                 pass
-        return [self._failure(session, nodes) for session, nodes in additions]
+        return [self._failure(one) for one in additions]
 
-    def _failure(self, session: Session, nodes: Sequence[Node]) -> Exception | None:
+    def _failure(self, addition: _Addition) -> Exception | None:
         try:
-            self._store.append(session, nodes)
+            self._store.append(addition.session, addition.nodes, addition.state)
         except Exception as error:
             return error
         return None

@@ -3,7 +3,8 @@
 No parser runs again: it may have been mended since. A text has to be in what its node's tokens decode to, word by word
 and in order, whatever a format writes around it and between its parts. So an added, changed or exchanged word is found,
 and one that was left out is not. Calls are compared by their tools' names, and tools' results not at all: formats write
-JSON in ways of their own.
+JSON in ways of their own. A gateway puts calls that can't be read, or are not allowed, as text behind the rest of a
+turn, so its turns may go back.
 """
 
 from __future__ import annotations
@@ -75,21 +76,28 @@ def _differences(node: Node, written: str) -> Iterator[str]:
     for kind, text in (("text", message.text), ("reasoning", message.reasoning_content or ""), ("calls", names)):
         at = 0
         for word in filter(None, _BETWEEN.split(text)):
-            if (at := _end(word, written, at)) < 0:
+            if (at := _end(word, written, (at,) if node.reply_id is None else (at, 0))) < 0:
                 yield f"its {kind} has {word[:40]!r}, and its tokens don't"
                 break
 
 
-def _end(word: str, written: str, start: int) -> int:
-    """Where a word ends in what tokens say, from a place on; -1 where it is not. Markup may be within it."""
+def _end(word: str, written: str, starts: tuple[int, ...]) -> int:
+    """Where a word ends in what tokens say, from one of some places on; -1 where it is not. Markup may be within it."""
     for _ in range(SPLITS + 1):
-        if (place := written.find(word, start)) >= 0:
-            return place + len(word)
-        for length in range(min(len(word) - 1, LONGEST), 0, -1):
-            places = [place for markup in MARKUP if (place := written.find(word[:length] + markup, start)) >= 0]
-            if places:
-                word, start = word[length:], min(places) + length
-                break
-        else:
+        for start in starts:
+            if (place := written.find(word, start)) >= 0:
+                return place + len(word)
+        split = next((found for start in starts if (found := _before_markup(word, written, start))), None)
+        if split is None:
             return -1
+        word, starts = word[split[0] :], (split[1], *starts[1:])
     return -1
+
+
+def _before_markup(word: str, written: str, start: int) -> tuple[int, int] | None:
+    """How much of a word's beginning stands before markup, and where that ends."""
+    for length in range(min(len(word) - 1, LONGEST), 0, -1):
+        places = [place for markup in MARKUP if (place := written.find(word[:length] + markup, start)) >= 0]
+        if places:
+            return length, min(places) + length
+    return None

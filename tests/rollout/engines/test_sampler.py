@@ -31,7 +31,7 @@ def test_a_row_is_sampled_the_same_alone_and_in_a_batch(rows: list[RowSampling],
     logits = torch.randn(len(rows), 11, generator=torch.Generator().manual_seed(seed)) * 3
     together = sample(logits, rows)
     for index, row in enumerate(rows):
-        (token,), (logprob,) = sample(logits[index : index + 1], [row])
+        (token,), (logprob,), _ = sample(logits[index : index + 1], [row])
         assert (token, logprob) == (together[0][index], together[1][index])
 
 
@@ -39,7 +39,7 @@ def test_a_row_is_sampled_the_same_alone_and_in_a_batch(rows: list[RowSampling],
 def test_samples_stay_inside_what_the_filters_leave(sampling: Sampling, seed: int, position: int) -> None:
     """Against the definitions, written out once more with sets and sorted lists."""
     logits = torch.randn(1, 11, generator=torch.Generator().manual_seed(seed)) * 3
-    (token,), (logprob,) = sample(logits, [RowSampling(sampling, seed, position, ())])
+    (token,), (logprob,), _ = sample(logits, [RowSampling(sampling, seed, position, ())])
     temperature = sampling.temperature or 1.0
     scaled = [value / temperature for value in logits[0].tolist()]
     norm = math.log(sum(math.exp(value) for value in scaled))

@@ -21,6 +21,7 @@ from agentrl.types import (
     PauseMode,
     Sampling,
     ToolCall,
+    TopLogprobs,
     Turn,
     VersionSpan,
 )
@@ -92,6 +93,8 @@ class ScriptedEngine:
             ids = [*tokenizer.encode(words), end]
         ids, reason, stopped_by = self._limited(ids, sampling)
         logprobs = [-(1 + (place * 31 + token) % 97) / 97 for place, token in enumerate(ids)]
+        best = [most_probable_by(token, logp, sampling.top_logprobs) for token, logp in zip(ids, logprobs, strict=True)]
+        best = best if sampling.top_logprobs else []
         ended = False
         self.running += 1
         self.most_running = max(self.most_running, self.running)
@@ -102,14 +105,16 @@ class ScriptedEngine:
                 if self.latency:
                     await asyncio.sleep(self.latency)
                 end_at = start + self.chunk
-                yield Chunk(tuple(ids[start:end_at]), tuple(logprobs[start:end_at]), 1)
+                yield Chunk(tuple(ids[start:end_at]), tuple(logprobs[start:end_at]), 1, tuple(best[start:end_at]))
             ended = True
         finally:
             self.running -= 1
             self.aborted += not ended
         attached = fake_experts([*input_ids, *ids], sampling.record)
         spans = (VersionSpan(1, 0, len(ids)),)
-        call.turn = Turn(tuple(ids), tuple(logprobs), spans, reason, stopped_by, attachments=attached)
+        call.turn = Turn(
+            tuple(ids), tuple(logprobs), spans, reason, stopped_by, attachments=attached, top_logprobs=tuple(best)
+        )
         yield call.turn
 
     def _limited(self, ids: list[int], sampling: Sampling) -> tuple[list[int], FinishReason, int | str | None]:
@@ -141,6 +146,11 @@ class ScriptedEngine:
         return Health(ok=True, running=self.running)
 
     async def close(self) -> None: ...
+
+
+def most_probable_by(token: int, logprob: float, count: int) -> TopLogprobs:
+    """The sampled token and its neighbours below, each less probable by 1."""
+    return tuple((token - place, logprob - place) for place in range(count))
 
 
 def _rest(turn: list[int], prompt: list[int]) -> list[int]:

@@ -30,6 +30,7 @@ from agentrl.types import Message, Session, Status
 from tests.sessions.gateway.conftest import Serve, Served
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn, renderer
 from tests.sessions.gateway.programs import FOLDER, ROOT, causes, programs, saw_what_is_stored, script
+from tests.sessions.gateway.test_trained_clients import CLIENTS
 
 AS_RUNS = Limits(sampling="run")
 """As in training: what programs send of temperature, top-p and seeds, some the same in every session, is ignored."""
@@ -48,6 +49,8 @@ PROGRAMS = [
     ("langchain_client.py", "ids", SUM),
     ("mini_swe_agent.py", "chat", [SHELL, DONE]),
 ]
+UNTRAINED = [(program, speak) for program, speak, _ in PROGRAMS if ("", program, speak) not in CLIENTS]
+"""Those that no run of `test_trained_clients` plays with random tokens."""
 
 
 def value(number: int) -> Message:
@@ -182,9 +185,9 @@ async def test_a_framework_makes_one_clean_path_or_branches_of_the_stated_causes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("program", "speak", "words"), PROGRAMS)
+@pytest.mark.parametrize(("program", "speak"), UNTRAINED)
 async def test_a_program_handles_a_model_of_random_tokens_and_its_turns_are_stored_as_sampled(
-    serve: Serve, tmp_path: Path, tiny: Path, program: str, speak: str, words: list[Any]
+    serve: Serve, tmp_path: Path, tiny: Path, program: str, speak: str
 ) -> None:
     async with local(serve, tiny) as served:
         code, out, session = await run(served, "", program, speak, tmp_path)

@@ -115,17 +115,25 @@ def test_a_rule_that_is_none_is_refused_with_those_that_there_are() -> None:
 
 
 AGENT = f"""
-import random
-
 async def agent(task, client):
     chat = client.chat.completions
     messages = [{{"role": "user", "content": "count"}}]
     title = [{{"role": "system", "content": "You make titles."}}, *messages]
     await chat.create(model="m", messages=title)
-    await chat.create(model="m", messages=messages, tools={TOOL!r})
+    reply = await chat.create(model="m", messages=messages, tools={TOOL!r})
+    said = reply.choices[0].message.content or ""
     root = str(client.base_url).removesuffix("v1/")
-    await client.post(f"{{root}}reward", body={{"value": random.random()}}, cast_to=object)
+    await client.post(f"{{root}}reward", body={{"value": sum(said.encode()) % 7 / 7}}, cast_to=object)
 """
+
+
+SMALL: dict[str, Any] = {
+    "model": "tiny",
+    "warm_start.steps": 0,
+    "rollout.group_size": 3,
+    "rollout.turn_tokens": 8,
+    "eval.tasks": 1,
+}
 
 
 @pytest.mark.slow
@@ -133,17 +141,8 @@ def test_a_run_trains_on_the_task_alone_says_so_and_is_verified(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
-    small: dict[str, Any] = {
-        "warm_start.steps": 0,
-        "rollout.group_size": 3,
-        "rollout.turn_tokens": 8,
-        "eval.tasks": 1,
-        "steps": 1,
-    }
     run = tmp_path / "run"
-    result = agentrl.train(
-        "calculator", agent=f"{tmp_path / 'agent.py'}:agent", model="tiny", run_dir=str(run), **small
-    )
+    result = agentrl.train("calculator", agent=f"{tmp_path / 'agent.py'}:agent", run_dir=str(run), steps=1, **SMALL)
     (row,) = result.metrics
     with Store(run / "sessions.db", read_only=True) as store:
         sessions = list(store.sessions(phase="train"))
@@ -157,3 +156,19 @@ def test_a_run_trains_on_the_task_alone_says_so_and_is_verified(
     assert said.count("gateway.exclude says which") == 1
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[0])[Cause.EXCLUDED.metric] > 0
     assert verify(run).passed
+
+
+@pytest.mark.slow
+def test_an_asynchronous_run_excludes_the_same_roots_when_it_is_run_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    run, again = tmp_path / "run", tmp_path / "again"
+    ahead = {"rollout.staleness": 1, "rollout.groups_per_step": 2, "steps": 2}
+    agentrl.train("calculator", agent=f"{tmp_path / 'agent.py'}:agent", run_dir=str(run), **ahead, **SMALL)
+    agentrl.train(rerun=str(run), run_dir=str(again))
+    assert f"the rerun equals {run}" in " ".join(capfd.readouterr().out.split())
+    for folder in (run, again):
+        with Store(folder / "sessions.db", read_only=True) as store:
+            found = [left_out(session) for session in store.sessions(phase="train")]
+        assert found == [["You make titles."]] * 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,38 @@ async def test_embeddings_and_other_models_are_forwarded_with_the_settings_key(s
 
 
 @pytest.mark.slow
+async def test_forwarded_requests_and_turns_share_the_limits_of_requests_in_progress(serve: Serve) -> None:
+    """A program's embeddings had no limit, and thousands at once went to the other server."""
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    class Waiting(Other):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            asked.set()
+            await answer.wait()
+            await super().__call__(scope, receive, send)
+
+    listener = listening("127.0.0.1", 0)
+    forward = ForwardConfig(url=f"{address(listener, '127.0.0.1', None)}/v1", models=("e",))
+    limits = Limits(session_in_flight=1)
+    async with served(Waiting(), listener, Limits()), serve(forward=forward, limits=limits) as own:
+        access = await own.open()
+        async with client(access) as asking:
+            first = asyncio.ensure_future(asking.embeddings.create(model="e", input="a"))
+            await asked.wait()
+            for other in (
+                asking.embeddings.create(model="e", input="b"),
+                asking.chat.completions.create(model="m", messages=HI),
+            ):
+                with pytest.raises(openai.RateLimitError, match="in this session"):
+                    await other
+            answer.set()
+            assert (await first).data
+            assert (await asking.chat.completions.create(model="m", messages=HI)).choices
+        assert own.session(access["id"]).counters[COUNTER] == 1
+    listener.close()
+
+
+@pytest.mark.slow
 async def test_a_server_that_is_gone_is_a_failure_that_may_be_tried_again(serve: Serve, tmp_path: Path) -> None:
     forward = ForwardConfig(url="http://127.0.0.1:9/v1", models=("e",))
     async with serve(forward=forward) as own:
@@ -83,3 +116,4 @@ async def test_a_server_that_is_gone_is_a_failure_that_may_be_tried_again(serve:
             with pytest.raises(openai.APIStatusError) as caught:
                 await asking.embeddings.create(model="e", input="a")
     assert (caught.value.status_code, caught.value.code) == (503, "forward_failed")
+    assert "ConnectError" in caught.value.message

@@ -228,18 +228,18 @@ def test_a_schema_in_googles_form_is_the_json_schema_that_it_stands_for() -> Non
 
 
 @pytest.mark.parametrize(
-    ("calling", "forced", "offered"),
+    ("calling", "forced", "offered", "allowed"),
     [
-        ({}, None, True),
-        ({"mode": "NONE"}, None, False),
-        ({"mode": "ANY"}, "", True),
-        ({"mode": "any", "allowedFunctionNames": ["add"]}, "", True),
-        ({"mode": "VALIDATED"}, None, True),
+        ({}, None, True, None),
+        ({"mode": "NONE"}, None, False, None),
+        ({"mode": "ANY"}, "", True, None),
+        ({"mode": "any", "allowedFunctionNames": ["add"]}, "", True, None),
+        ({"mode": "VALIDATED", "allowedFunctionNames": ["sub"]}, None, True, {"sub"}),
     ],
 )
-def test_a_choice_of_tools_is_kept(calling: Any, forced: str | None, offered: bool) -> None:
+def test_a_choice_of_tools_is_kept(calling: Any, forced: str | None, offered: bool, allowed: Any) -> None:
     request, _ = asked(tools=TOOLS, toolConfig={"functionCallingConfig": calling})
-    assert (request.force, bool(request.tools)) == (forced, offered)
+    assert (request.force, bool(request.tools), request.allowed) == (forced, offered, allowed)
 
 
 @pytest.mark.slow

@@ -58,6 +58,7 @@ SENT: dict[str, dict[str, Any]] = {
     "background": {"background": True},
     "conversation": {"conversation": "conv_a"},
     "store": {"store": False},
+    "top_logprobs": {"logprobs": True, "top_logprobs": 3},
 }
 
 
@@ -97,6 +98,7 @@ def sent(protocol: str, name: str) -> dict[str, Any]:
         "codeExecution": {"tools": [{"codeExecution": {}}]},
     }
     special: dict[tuple[str, str], dict[str, Any]] = {
+        ("top_logprobs", "responses"): {"top_logprobs": 3, "include": ["message.output_text.logprobs"]},
         ("mood", protocol): {conversation: [{**HI[0], "mood": "good"}]},
         ("contents", protocol): {conversation: [{**HI[0], "contents": "x"}]},
         ("prefill", "messages"): {"messages": [*HI, {"role": "assistant", "content": "so"}]},
@@ -137,7 +139,7 @@ def test_the_table_says_what_is_done(meaning: Meaning, protocol: str) -> None:
     assert any(name in one for one in request.ignored) == (meaning.treatment is Treatment.IGNORED)
     if meaning.treatment is Treatment.HONOURED:
         (plain, read), (_, said) = asked(protocol), asked(protocol, **sent(protocol, name))
-        changed = ("parallel", "force", "tools", "previous_reply", "sampling", "thinking")
+        changed = ("parallel", "force", "allowed", "tools", "previous_reply", "sampling", "thinking")
         kept = ("background", "conversation", "custom", "store")
         assert (
             said != read
@@ -239,16 +241,40 @@ async def test_a_thread_that_is_not_known_is_refused_so_that_its_client_sends_ev
 
 
 @pytest.mark.parametrize("protocol", ["chat", "responses"])
-def test_tools_that_are_not_allowed_are_not_offered(protocol: str) -> None:
+def test_tools_that_are_not_allowed_stay_in_the_prompt(protocol: str) -> None:
     own: Any = {"type": "function", "name": "sub"}
     choice: Any = {"type": "allowed_tools", "mode": "auto", "tools": [own, {"type": "web_search"}]}
     if protocol == "chat":
         own = {"type": "function", "function": {"name": "sub"}}
         choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [own, {"type": "web_search"}]}}
     request, _ = asked(protocol, tools=[*TOOLS[protocol], own], tool_choice=choice)
-    assert [tool["function"]["name"] for tool in request.tools] == ["sub"]
-    assert request.force is None
-    assert request.head != asked(protocol, tools=[*TOOLS[protocol], own])[0].head
+    assert [tool["function"]["name"] for tool in request.tools] == ["add", "sub"]
+    assert (request.force, request.allowed) == (None, {"sub"})
+    assert request.head == asked(protocol, tools=[*TOOLS[protocol], own])[0].head
+
+
+@pytest.mark.slow
+async def test_another_choice_of_allowed_tools_goes_on_the_path_and_others_calls_are_text(serve: Serve) -> None:
+    """Each choice began a root, since what was not allowed was left out of the prompt."""
+    add, sub = TOOLS["chat"][0], {"type": "function", "function": {"name": "sub", "parameters": SHAPE}}
+    both = [("sub", "{}"), ("add", '{"a": 1}')]
+    async with serve(ScriptedEngine(in_turn(assistant("so", None, both), assistant("3")))) as served:
+        access = await served.open()
+        create, history = client(access).chat.completions.create, list[Any](HI)
+        for allowed in ([add], [sub], None):
+            choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": allowed}}
+            fields: Any = {} if allowed is None else {"tool_choice": choice}
+            reply = await create(model="m", messages=history, tools=[add, sub], **fields)
+            message = reply.choices[0].message.model_dump(exclude_none=True)
+            calls = message.get("tool_calls", ())
+            history += [message, *({"role": "tool", "tool_call_id": one["id"], "content": "3"} for one in calls)]
+            history += [{"role": "user", "content": "and?"}]
+        session = served.session(access["id"])
+        assert [node.parent for node in session.nodes] == [None, *range(len(session.nodes) - 1)]
+        turn = session.nodes[1].message
+        assert [one.function.name for one in turn.tool_calls or ()] == ["add"]
+        assert turn.text == "sosub"
+        assert session.counters["gateway/not_allowed"] == 1
 
 
 @pytest.mark.slow

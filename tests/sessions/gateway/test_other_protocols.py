@@ -172,7 +172,7 @@ async def test_a_response_that_was_cut_is_incomplete(serve: Serve) -> None:
     [
         ({"background": True, "store": False}, "background"),
         ({"conversation": "conv_a", "previous_response_id": "resp_a"}, "can't both"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs=21"),
         ({"reasoning": {"context": "all_turns"}}, "reasoning.context"),
         ({"extra_body": {"max_tokens": 5}}, "did you mean 'max_output_tokens'"),
         ({"extra_body": {"min_p": 0.1}}, "min_p"),
@@ -355,7 +355,7 @@ async def test_completions_go_on_from_the_stored_tokens_of_what_they_repeat(serv
         ({"echo": True}, "echo"),
         ({"best_of": 3}, "best_of"),
         ({"suffix": "x"}, "suffix"),
-        ({"logprobs": 3}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
     ],
 )
 @pytest.mark.slow

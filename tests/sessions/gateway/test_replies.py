@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from agentrl.sessions import tree
 from agentrl.sessions.gateway.replies import kept
 from agentrl.sessions.gateway.replies.kept import Asked, Conversation, KeptReply, Replies, ReplyStatus
 from tests.sessions.gateway.conftest import Serve, Served
@@ -74,10 +75,64 @@ async def test_after_a_restart_an_id_continues_its_path_all_the_same(serve: Serv
         first = await client(access).responses.create(model="m", input=[SYSTEM, {"role": "user", "content": "hi"}])
     async with serve() as served:
         access["base_url"] = f"{served.url}/sessions/{access['id']}/v1"
-        with pytest.raises(openai.NotFoundError):
-            await client(access).responses.retrieve(first.id)
+        assert await client(access).responses.retrieve(first.id) == first
         await client(access).responses.create(model="m", input="more", previous_response_id=first.id)
         assert [node.parent for node in served.session(access["id"]).nodes] == [None, 0, 1, 2, 3]
+
+
+async def test_after_a_restart_conversations_go_on_and_what_was_deleted_stays_so(serve: Serve) -> None:
+    """They were forgotten, and a reply that was not to be stored could be continued."""
+    async with serve() as served:
+        access = await served.open()
+        conversations, create = client(access).conversations, client(access).responses.create
+        kept = await conversations.create(metadata={"a": "b"})
+        await create(model="m", input="hi", conversation=kept.id)
+        await conversations.items.create(kept.id, items=[{"type": "message", "role": "user", "content": "and"}])
+        gone = await conversations.create()
+        await conversations.delete(gone.id)
+        unseen = await create(model="m", input="unseen", store=False)
+    async with serve() as served:
+        access["base_url"] = f"{served.url}/sessions/{access['id']}/v1"
+        conversations, create = client(access).conversations, client(access).responses.create
+        assert await conversations.retrieve(kept.id) == kept
+        reply = await create(model="m", input="more", conversation=kept.id)
+        node = served.gateway._entries[access["id"]].state.find_turn(reply.id)
+        path = tree.path(served.session(access["id"]), node.id)
+        assert [one.message.text for one in path[:-1]] == ["hi", "hello", "and", "more"]
+        with pytest.raises(openai.NotFoundError):
+            await conversations.retrieve(gone.id)
+        with pytest.raises(openai.NotFoundError):
+            await create(model="m", input="more", previous_response_id=unseen.id)
+
+
+async def test_a_reply_in_the_background_that_a_restart_ended_has_failed(serve: Serve) -> None:
+    held = asyncio.Event()
+    async with serve(ScriptedEngine(held=held)) as served:
+        access = await served.open()
+        begun = await client(access).responses.create(model="m", input="hi", background=True)
+        assert begun.status == "in_progress"
+    async with serve() as served:
+        access["base_url"] = f"{served.url}/sessions/{access['id']}/v1"
+        found = await client(access).responses.retrieve(begun.id)
+        assert (found.status, found.error.code) == ("failed", "request_ended")
+
+
+def test_what_is_kept_survives_being_packed() -> None:
+    replies, asked = Replies(), Asked((b"tools", b"[]"), {"tools": []}, "be kind")
+    for name, status in (("a", ReplyStatus.COMPLETED), ("b", ReplyStatus.INCOMPLETE)):
+        replies.keep(KeptReply(name, asked, {"id": f"resp_{name}"}, status, 3))
+    replies.hide("c")
+    conversation = Conversation("conv_a", 5, {"a": "b"}, "a", [{"type": "message"}])
+    conversation.advance("b", b"[]")
+    replies.add_conversation(conversation)
+    packed = replies.unstored()
+    assert packed is not None
+    assert replies.unstored() is None
+    again = Replies.unpacked(packed)
+    assert again.unstored() == packed
+    assert again.get("resp_a").asked is again.get("resp_b").asked
+    assert again.hidden("c")
+    assert again.conversation("conv_a").continued(b"[]", True) == ("a", [{"type": "message"}])
 
 
 async def test_items_are_referred_to_by_their_ids_and_make_one_path(serve: Serve) -> None:

@@ -27,6 +27,7 @@ from agentrl.rollout.engines.contract.sampling import (
     narrowed_samples_stay_inside,
     other_requests_change_nothing,
     samples_follow_the_softmax,
+    the_most_probable_tokens_come_where_they_are_requested,
 )
 from agentrl.rollout.engines.contract.subject import LOGPROB_TOLERANCE, PATIENCE, Check, Subject
 from agentrl.rollout.engines.contract.turns import (
@@ -61,6 +62,7 @@ CHECKS: dict[str, Check] = {
         routed_experts_are_those_requested,
         logprobs_are_those_of_scoring,
         greedy_takes_the_most_probable,
+        the_most_probable_tokens_come_where_they_are_requested,
         samples_follow_the_softmax,
         narrowed_samples_stay_inside,
         other_requests_change_nothing,

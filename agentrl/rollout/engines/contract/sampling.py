@@ -7,9 +7,10 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from agentrl.rollout.engines.contract.subject import Subject, expect
-from agentrl.types import Sampling, Turn
+from agentrl.types import MOST_PROBABLE, Sampling, TopLogprobs, Turn
 
 
 async def logprobs_are_those_of_scoring(subject: Subject) -> None:
@@ -34,6 +35,39 @@ async def _compare(logprobs: Sequence[float], path: list[int], temperature: floa
     for name, scored in scorers.items():
         worst = max(abs(a - b) for a, b in zip(logprobs, scored[-len(logprobs) :], strict=True))
         expect(worst <= subject.tolerance, f"temperature {temperature}: logprobs differ from {name} by {worst:.2g}")
+
+
+async def the_most_probable_tokens_come_where_they_are_requested(subject: Subject) -> None:
+    """They are of the distribution that `logprobs` are of, in order, and what is sampled stays the same."""
+    prompt, most = subject.prompt(12, 20), min(MOST_PROBABLE, subject.engine.capabilities.vocab_size)
+    for temperature, top_k in ((0.0, None), (1.0, None), (0.6, None), (1.3, 3)):
+        sampling = Sampling(temperature, max_new_tokens=6, seed=4, top_k=top_k)
+        plain = await subject.turn(prompt, sampling)
+        expect(not plain.top_logprobs, "top_logprobs came that were not requested")
+        for count in (3, most):
+            asked = replace(sampling, top_logprobs=count)
+            items = [item async for item in subject.engine.generate("contract/0", prompt, asked)]
+            turn, chunks = items[-1], items[:-1]
+            assert isinstance(turn, Turn)
+            if sampling.temperature == 0 or subject.engine.capabilities.deterministic:
+                expect(turn.token_ids == plain.token_ids, f"temperature {temperature}: {count} of them changed tokens")
+            expect(len(turn.top_logprobs) == len(turn.token_ids), f"{len(turn.top_logprobs)} lists of top_logprobs")
+            expect(tuple(b for c in chunks for b in c.top_logprobs) == turn.top_logprobs, "the chunks have others")
+            for token, logp, best in zip(turn.token_ids, turn.logprobs, turn.top_logprobs, strict=True):
+                _check_most_probable(subject, token, logp, best, count)
+
+
+def _check_most_probable(subject: Subject, token: int, logp: float, best: TopLogprobs, count: int) -> None:
+    logps = [value for _, value in best]
+    expect(len(dict(best)) == count, f"top_logprobs={count} gave {len(dict(best))} tokens")
+    expect(logps == sorted(logps, reverse=True), f"top_logprobs are not in order: {logps}")
+    own = dict(best).get(token)
+    if own is None:
+        expect(logp <= logps[-1] + subject.tolerance, "a more probable token than these was sampled")
+    else:
+        expect(abs(own - logp) <= subject.tolerance, f"the sampled token's log-probability is {logp}, and here {own}")
+    mass = sum(map(math.exp, logps)) + (math.exp(logp) if own is None else 0)
+    expect(mass <= 1 + subject.tolerance, f"the probabilities of top_logprobs add up to {mass}")
 
 
 async def greedy_takes_the_most_probable(subject: Subject) -> None:

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from agentrl.sessions.gateway.exchange import Exchange
+from agentrl.sessions.gateway.turn_parts import deltas_of
+from agentrl.sessions.gateway.wire.chat_replies import usage
 from agentrl.sessions.gateway.wire.sse import encoded, event
 from agentrl.sessions.renderers.base import Delta
 from agentrl.sessions.turn_generator import GeneratedTurn
@@ -36,9 +38,9 @@ async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
         yield event(encoded(_frame(exchange, [ended], _usage(exchange))))
 
 
-def _frame(exchange: Exchange, candidates: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
+def _frame(exchange: Exchange, candidates: list[dict[str, Any]], tokens: dict[str, int]) -> dict[str, Any]:
     about = {"modelVersion": exchange.request.model, "responseId": exchange.reply_id}
-    return {"candidates": candidates, "usageMetadata": usage, **about}
+    return {"candidates": candidates, "usageMetadata": tokens, **about}
 
 
 def _candidate(place: int, parts: list[dict[str, Any]], ended: GeneratedTurn | None = None) -> dict[str, Any]:
@@ -50,23 +52,14 @@ def _candidate(place: int, parts: list[dict[str, Any]], ended: GeneratedTurn | N
 
 
 def _parts(message: Message, thinking: bool) -> list[dict[str, Any]]:
-    parts: list[dict[str, Any]] = []
-    if thinking and message.reasoning_content:
-        parts.append({"text": message.reasoning_content, "thought": True})
-    if message.text:
-        parts.append({"text": message.text})
-    calls = ((call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ())
-    return parts + [_call(*call) for call in calls]
+    return [_part(delta) for delta in deltas_of(message) if thinking or not delta.reasoning]
 
 
 def _part(delta: Delta) -> dict[str, Any]:
     if delta.call is not None:
-        return _call(delta.id, delta.name, delta.arguments)
+        arguments = json.loads(delta.arguments or "{}")
+        return {"functionCall": {"id": delta.id, "name": delta.name, "args": arguments}}
     return {"text": delta.content} if delta.content else {"text": delta.reasoning, "thought": True}
-
-
-def _call(id_: str | None, name: str | None, arguments: str | None) -> dict[str, Any]:
-    return {"functionCall": {"id": id_, "name": name, "args": json.loads(arguments or "{}")}}
 
 
 def _prompt_usage(exchange: Exchange) -> dict[str, int]:
@@ -74,11 +67,10 @@ def _prompt_usage(exchange: Exchange) -> dict[str, int]:
 
 
 def _usage(exchange: Exchange) -> dict[str, int]:
-    sampled = sum(len(choice.turn.token_ids) for choice in exchange.choices)
-    cached = max((choice.turn.cached_tokens for choice in exchange.choices), default=0)
+    counted = usage(exchange)
     return {
-        "promptTokenCount": exchange.prompt_tokens,
-        "candidatesTokenCount": sampled,
-        "totalTokenCount": exchange.prompt_tokens + sampled,
-        "cachedContentTokenCount": cached,
+        "promptTokenCount": counted["prompt_tokens"],
+        "candidatesTokenCount": counted["completion_tokens"],
+        "totalTokenCount": counted["total_tokens"],
+        "cachedContentTokenCount": counted["prompt_tokens_details"]["cached_tokens"],
     }

@@ -19,8 +19,8 @@ from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire.chat import form_of, sampling_of
 from agentrl.sessions.gateway.wire.fields import SAMPLING
-from agentrl.sessions.gateway.wire.messages import together
 from agentrl.sessions.gateway.wire.objects import object_at, text_at
+from agentrl.sessions.gateway.wire.turns import add_text, add_turn, assistant_message
 from agentrl.sessions.gateway.wire.validation import number
 from agentrl.types import FunctionCall, Message, ToolCall
 
@@ -65,7 +65,7 @@ def read(body: Body, limits: Limits, model: str, stream: bool, retry: int | None
     ignored, strict = dict[str, str](), limits.strict_fields
     given = keep(named(body.fields, "body"), _READ, _HARMLESS, _REFUSED, "", ignored, strict)
     tools = declared(given.get("tools", []), ignored, strict)
-    force, offered = choice(given.get("toolConfig", {}), tools, ignored, strict)
+    force, offered, allowed = choice(given.get("toolConfig", {}), tools, ignored, strict)
     config = named(given.get("generationConfig", {}), "generationConfig")
     config = keep(config, _CONFIGURED, _UNHEARD, frozenset(), "generationConfig", ignored, strict)
     drawn, thoughts = _drawn(config, limits, ignored), _thoughts(config.get("thinkingConfig", {}), ignored, strict)
@@ -88,6 +88,7 @@ def read(body: Body, limits: Limits, model: str, stream: bool, retry: int | None
         n=number(drawn, "n", 1, 1, limits.choices, whole=True),
         stream=stream,
         force=force,
+        allowed=allowed,
         retry=retry,
         extra={"thinking": thoughts},
         ignored=ignored,
@@ -159,8 +160,7 @@ def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: b
         ]
         role = given.get("role", "user")
         if role == "model":
-            said = _model(parts, where, start + place)
-            messages.append(together(messages.pop(), said) if messages and messages[-1].role == "assistant" else said)
+            add_turn(messages, _model(parts, where, start + place))
         elif role in ("user", "function", "tool"):
             messages += _user(parts, where)
         else:
@@ -195,13 +195,7 @@ def _model(parts: Sequence[Mapping[str, Any]], where: str, item: int) -> Message
             calls.append(ToolCall(id=str(call.get("id") or f"call_{item}_{place}"), function=function))
         elif "text" in part:
             (thoughts if part.get("thought") is True else texts).append(text_at(part, "text", at))
-    content = "".join(texts)
-    return Message(
-        role="assistant",
-        content=content if content or not calls else None,
-        reasoning_content="".join(thoughts) or None,
-        tool_calls=calls or None,
-    )
+    return assistant_message(texts, thoughts, calls)
 
 
 def _user(parts: Sequence[Mapping[str, Any]], where: str) -> list[Message]:
@@ -213,10 +207,8 @@ def _user(parts: Sequence[Mapping[str, Any]], where: str) -> list[Message]:
             name = text_at(given, "name", f"{at}.functionResponse")
             text = _result(object_at(given.get("response", {}), f"{at}.functionResponse.response"))
             messages.append(Message(role="tool", content=text, tool_call_id=str(given.get("id") or name), name=name))
-        elif messages and messages[-1].role == "user":
-            messages[-1] = Message(role="user", content=messages[-1].text + text_at(part, "text", at))
         else:
-            messages.append(Message(role="user", content=text_at(part, "text", at)))
+            add_text(messages, text_at(part, "text", at))
     return messages or [Message(role="user", content="")]
 
 

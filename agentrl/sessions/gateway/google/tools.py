@@ -29,7 +29,7 @@ def declared(tools: Any, ignored: dict[str, str], strict: bool) -> list[ToolSche
         ApiError: one is no function, and no web search.
     """
     if not isinstance(tools, list):
-        raise ApiError(400, "tools: must be a list", "invalid_value", "tools")
+        raise ApiError(400, "tools: must be a list of names", "invalid_value", "tools")
     found = []
     for place, tool in enumerate(tools):
         for name, value in named(tool, f"tools[{place}]").items():
@@ -85,30 +85,30 @@ def _kept(value: Any, names: str, where: str, ignored: dict[str, str], strict: b
     return keep(named(value, where), read, frozenset({"retrievalConfig"}), none, where, ignored, strict)
 
 
-def choice(config: Any, tools: Sequence[ToolSchema], ignored: dict[str, str], strict: bool) -> tuple[str | None, bool]:
-    """What `toolConfig` forces (see `TurnRequest.force`), and whether the tools are on offer at all.
+def choice(
+    config: Any, tools: Sequence[ToolSchema], ignored: dict[str, str], strict: bool
+) -> tuple[str | None, bool, frozenset[str] | None]:
+    """What `toolConfig` forces, whether the tools are on offer at all, and which may be called (see `TurnRequest`).
 
     Raises:
-        ApiError: it demands a call of some of the tools.
+        ApiError: it is none that is known, or demands a call of a tool that there is not.
     """
     given = _kept(config, "functionCallingConfig", "toolConfig", ignored, strict)
     where = "toolConfig.functionCallingConfig"
     calling = _kept(given.get("functionCallingConfig", {}), "mode allowedFunctionNames", where, ignored, strict)
     mode, allowed = str(calling.get("mode", "AUTO")).upper(), calling.get("allowedFunctionNames", [])
     names = [tool["function"]["name"] for tool in tools]
-    if not isinstance(allowed, list):
+    if not isinstance(allowed, list) or not all(isinstance(name, str) for name in allowed):
         raise ApiError(400, "allowedFunctionNames: must be a list", "invalid_value", "toolConfig")
     if mode == "NONE":
-        return None, False
+        return None, False, None
     if mode == "VALIDATED":
         ignored[f"{where}.mode"] = f"{where}.mode"
-    some = bool(allowed) and set(allowed) != set(names)
-    if some and not (mode == "ANY" and len(allowed) == 1):
-        raise unsupported("allowedFunctionNames", "a choice among some of the tools: only one, all or none")
+    some = frozenset(allowed) if allowed and set(allowed) != set(names) else None
     if mode in ("AUTO", "MODE_UNSPECIFIED", "VALIDATED"):
-        return None, True
+        return None, True, some
     if mode != "ANY":
         raise unsupported(f"{where}.mode", "only AUTO, ANY, NONE and VALIDATED")
-    if not names:
+    if not names or (some is not None and not some & set(names)):
         raise ApiError(400, "toolConfig demands a call, but there are no tools", "invalid_value", "toolConfig")
-    return (str(allowed[0]) if some else ""), True
+    return "", True, some

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from agentrl.sessions.gateway.delivery import CLIENT, Client, Delivery
 from agentrl.sessions.gateway.replies.exchange import ReplyExchange
-from agentrl.sessions.gateway.replies.kept import ReplyStatus
+from agentrl.sessions.gateway.replies.kept import STOPPED, ReplyStatus
 from agentrl.sessions.gateway.wire import responses
 
 
@@ -44,6 +44,7 @@ class ReplyDelivery(Delivery):
             for message in sent:
                 await send(message)
             return
+        await self._save()  # it can be fetched from now on, whatever becomes of this process
         await Response(orjson.dumps(responses.response(kept, [])), media_type="application/json")(scope, receive, send)
 
     async def _work(self, client: Client, sent: list[Any]) -> None:
@@ -62,11 +63,12 @@ class ReplyDelivery(Delivery):
                     kept.end(ReplyStatus.CANCELLED)
                 else:
                     kept.end(ReplyStatus.FAILED, _error_in(sent))
+                await self._save()
 
 
 def _error_in(sent: list[Any]) -> dict[str, Any]:
     """The error that a client would have been sent."""
     body = b"".join(message.get("body", b"") for message in sent)
     error = orjson.loads(body).get("error") if body else None
-    error = error or {"code": "request_ended", "message": "the session was closed before the reply was complete"}
+    error = error or STOPPED
     return {"code": error["code"], "message": error["message"]}

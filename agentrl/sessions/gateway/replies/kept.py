@@ -2,18 +2,23 @@
 
 The tree has what was said, so any stored reply can be continued by its id. Here is what it does not have: which
 parameters a reply was asked with, whether its path begins with instructions, how far one has come that is made in the
-background. It is kept of the latest replies only, within a number of bytes.
+background. It is kept of the latest replies only, within a number of bytes, and stored with the session, so that it is
+found after a restart.
 
 Pure: no clock, no randomness, no engine.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
+
+import orjson
 
 from agentrl.sessions.gateway.api_error import ApiError
 
@@ -23,6 +28,12 @@ MOST_BYTES = 4 << 20
 MOST_CONVERSATIONS = 64
 MOST_ADDED = 1 << 20
 """Bytes of items that were added to a conversation and that no reply has read yet."""
+
+
+STOPPED: Mapping[str, str] = MappingProxyType(
+    {"code": "request_ended", "message": "the session was closed before the reply was complete"}
+)
+"""The error of a reply that the gateway's end has cut off."""
 
 
 class ReplyStatus(Enum):
@@ -79,7 +90,7 @@ class Conversation:
         metadata: the client's own.
         head: the latest reply in it.
         added: items that were added since.
-        before: head and items as the latest request found them, and its history: for a retry of it.
+        before: head and items as the latest request found them, and its history's digest: for a retry of it.
     """
 
     id: str
@@ -87,17 +98,17 @@ class Conversation:
     metadata: dict[str, Any]
     head: str | None = None
     added: list[Any] = field(default_factory=list)
-    before: tuple[str | None, list[Any], bytes] | None = None
+    before: tuple[str | None, list[Any], str] | None = None
 
     def advance(self, reply_id: str, history: bytes) -> None:
         """A reply in it was stored; `history` is what its client sent."""
         if reply_id != self.head:
-            self.before = self.head, self.added, history
+            self.before = self.head, self.added, _digest(history)
         self.head, self.added = reply_id, []
 
     def continued(self, history: bytes, is_retry: bool) -> tuple[str | None, list[Any]]:
         """The reply and the items that a request continues."""
-        if is_retry and self.before is not None and self.before[2] == history:
+        if is_retry and self.before is not None and self.before[2] == _digest(history):
             return self.before[:2]
         return self.head, self.added
 
@@ -108,6 +119,47 @@ class Replies:
     def __init__(self) -> None:
         self._kept: OrderedDict[str, KeptReply | None] = OrderedDict()
         self._conversations: dict[str, Conversation] = {}
+        self._stored: str | None = None
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Replies:
+        """What was stored; a reply that was in progress has failed."""
+        replies, stored = cls(), orjson.loads(data)
+        asked = [Asked((orjson.dumps(fields),), fields, instructions) for fields, instructions in stored["asked"]]
+        for reply_id, kept in stored["replies"]:
+            if kept is None:
+                replies._kept[reply_id] = None
+                continue
+            place, frame, status, node = kept
+            reply = KeptReply(reply_id, asked[place], frame, ReplyStatus(status), node)
+            if reply.status is ReplyStatus.IN_PROGRESS:
+                reply.end(ReplyStatus.FAILED, dict(STOPPED))
+            replies._kept[reply_id] = reply
+        for one in stored["conversations"]:
+            before = one.pop("before")
+            conversation = Conversation(**one, before=None if before is None else tuple(before))
+            replies._conversations[conversation.id] = conversation
+        return replies
+
+    def unstored(self) -> bytes | None:
+        """What is to be stored, as `unpacked` takes it; None if nothing has changed since the last call."""
+        if self._stored is None and not self._kept and not self._conversations:
+            return None
+        packed = self._packed()
+        known, self._stored = self._stored, _digest(packed)
+        return None if known == self._stored else packed
+
+    def _packed(self) -> bytes:
+        kept = {reply_id: one for reply_id, one in self._kept.items() if one is not None}
+        asked = list({id(one.asked): one.asked for one in kept.values()}.values())
+        places = {id(one): place for place, one in enumerate(asked)}
+        replies = [
+            (name, None if one is None else (places[id(one.asked)], one.frame, one.status, one.node))
+            for name, one in self._kept.items()
+        ]
+        parameters = [(one.fields, one.instructions) for one in asked]
+        conversations = list(self._conversations.values())
+        return orjson.dumps({"asked": parameters, "replies": replies, "conversations": conversations})
 
     def keep(self, reply: KeptReply) -> None:
         """Keep a reply, and drop the oldest ones that are too many."""
@@ -180,3 +232,7 @@ class Replies:
         if oldest is not None:
             del self._kept[oldest]
         return oldest is not None
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -37,12 +37,12 @@ def add_routes(app: FastAPI, gateway: Gateway) -> None:
     def entry_of(session_id: str, request: Request) -> SessionEntry:
         return gateway.entry(session_id, key_of(request))
 
-    _add_replies(app, entry_of)
+    _add_replies(app, gateway, entry_of)
     _add_conversations(app, gateway, entry_of)
     _add_models(app, gateway)
 
 
-def _add_replies(app: FastAPI, entry_of: Callable[[str, Request], SessionEntry]) -> None:
+def _add_replies(app: FastAPI, gateway: Gateway, entry_of: Callable[[str, Request], SessionEntry]) -> None:
     one = "/sessions/{session_id}/v1/responses/{response_id}"
 
     @app.get(one, responses=openapi.answers(200, 400, 401, 404, 410))
@@ -78,11 +78,12 @@ def _add_replies(app: FastAPI, entry_of: Callable[[str, Request], SessionEntry])
     @app.delete(one, responses=openapi.answers(200, 401, 404, 410))
     async def delete(session_id: str, response_id: str, request: Request) -> Response:
         """Keep a reply from being found by its id."""
-        replies = entry_of(session_id, request).state.replies
-        kept = replies.get(response_id)
+        state = entry_of(session_id, request).state
+        kept = state.replies.get(response_id)
         if kept.cancel is not None:
             kept.cancel()
-        replies.hide(kept.reply_id)
+        state.replies.hide(kept.reply_id)
+        await gateway.save(state)
         return _answer({"id": f"resp_{kept.reply_id}", "object": "response", "deleted": True})
 
 
@@ -105,6 +106,7 @@ def _add_conversations(app: FastAPI, gateway: Gateway, entry_of: Callable[[str, 
         made = Conversation(f"conv_{secrets.token_hex(12)}", int(time.time()), _metadata(given))
         _add_items(made, given.get("items") or [], gateway.parts.limits.messages)
         state.replies.add_conversation(made)
+        await gateway.save(state)
         return _answer(_described(made))
 
     @app.get(one, responses=openapi.answers(200, 401, 404, 410))
@@ -115,16 +117,19 @@ def _add_conversations(app: FastAPI, gateway: Gateway, entry_of: Callable[[str, 
     @app.post(one, **body)
     async def update(session_id: str, conversation_id: str, request: Request) -> Response:
         """Set a conversation's metadata."""
-        kept = entry_of(session_id, request).state.replies.conversation(conversation_id)
+        state = entry_of(session_id, request).state
+        kept = state.replies.conversation(conversation_id)
         kept.metadata = _metadata(await body_of(request))
+        await gateway.save(state)
         return _answer(_described(kept))
 
     @app.delete(one, responses=openapi.answers(200, 401, 404, 410))
     async def delete(session_id: str, conversation_id: str, request: Request) -> Response:
         """Forget a conversation; its turns stay in the tree."""
-        replies = entry_of(session_id, request).state.replies
-        kept = replies.conversation(conversation_id)
-        replies.remove_conversation(kept.id)
+        state = entry_of(session_id, request).state
+        kept = state.replies.conversation(conversation_id)
+        state.replies.remove_conversation(kept.id)
+        await gateway.save(state)
         return _answer({"id": kept.id, "object": "conversation.deleted", "deleted": True})
 
     @app.get(f"{one}/items", responses=openapi.answers(200, 400, 401, 404, 410))
@@ -137,9 +142,11 @@ def _add_conversations(app: FastAPI, gateway: Gateway, entry_of: Callable[[str, 
     @app.post(f"{one}/items", **body)
     async def add(session_id: str, conversation_id: str, request: Request) -> Response:
         """Add items to a conversation, for its next reply to read."""
-        kept = entry_of(session_id, request).state.replies.conversation(conversation_id)
+        state = entry_of(session_id, request).state
+        kept = state.replies.conversation(conversation_id)
         given = await body_of(request)
         new = _add_items(kept, given.get("items"), gateway.parts.limits.messages)
+        await gateway.save(state)
         return _answer(page_of(new, order="asc", limit=len(new), after=None))
 
 

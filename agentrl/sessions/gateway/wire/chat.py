@@ -20,7 +20,7 @@ from agentrl.sessions.gateway.wire import custom
 from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, text_at, texts_at
 from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.sessions.renderers.base import ToolSchema
-from agentrl.types import FunctionCall, Message, Sampling, ToolCall
+from agentrl.types import MOST_PROBABLE, FunctionCall, Message, Sampling, ToolCall
 
 HARMLESS = {
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier"),
@@ -35,10 +35,10 @@ PARAMETERS = Parameters(
     honoured=(
         *("frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens"),
         *("n", "parallel_tool_calls", "response_format", "seed", "stop", "stream_options", "temperature"),
-        *("tool_choice", "tools", "top_p"),
+        *("tool_choice", "tools", "top_logprobs", "top_p"),
     ),
     harmless=HARMLESS | {"metadata", "moderation", "prediction", "reasoning_effort", "verbosity", "web_search_options"},
-    fixed={"modalities": (["text"],), "top_logprobs": (0,), "functions": ([],)},
+    fixed={"modalities": (["text"],), "functions": ([],)},
     servers=SERVERS,
     inside="messages",
 )
@@ -66,8 +66,10 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         ApiError: a parameter is wrong, unknown or not supported.
     """
     given, ignored = PARAMETERS.check(body, limits)
+    if given.get("top_logprobs") and not given.get("logprobs", False):
+        raise ApiError(400, "top_logprobs: needs logprobs to be true", "invalid_value", "top_logprobs")
     declared = given.get("tools", [])
-    tools, force = chosen(tools_of(declared), given.get("tool_choice", "auto"))
+    tools, force, allowed = chosen(tools_of(declared), given.get("tool_choice", "auto"))
     if custom.grammars(declared):
         ignored["tools.custom.format"] = "tools.custom.format"
     return TurnRequest(
@@ -81,6 +83,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         n=number(given, "n", 1, 1, limits.choices, whole=True),
         stream=given.get("stream", False),
         force=force,
+        allowed=allowed,
         thinking=_thinking(given.get("chat_template_kwargs", {})),
         parallel=given.get("parallel_tool_calls", True),
         retry=retry,
@@ -119,6 +122,7 @@ def sampling_of(
         frequency_penalty=number(given, "frequency_penalty", 0.0, -2, 2),
         logit_bias=pairs,
         json_schema=schema_of(form, json_schema, form_name),
+        top_logprobs=number(given, "top_logprobs", 0, 0, MOST_PROBABLE, whole=True),
     )
 
 
@@ -237,30 +241,29 @@ def distinct(tools: list[ToolSchema]) -> list[ToolSchema]:
     return tools
 
 
-def chosen(tools: list[ToolSchema], choice: Any) -> tuple[list[ToolSchema], str | None]:
-    """The tools that a turn is offered, and what `tool_choice` forces (see `TurnRequest.force`).
-
-    Of allowed tools the others are left out of the prompt: nothing else keeps a model from calling them.
+def chosen(tools: list[ToolSchema], choice: Any) -> tuple[list[ToolSchema], str | None, frozenset[str] | None]:
+    """The tools in a turn's prompt, what `tool_choice` forces, and which may be called (see `TurnRequest`).
 
     Raises:
         ApiError: the choice is none that is known, or demands a call of a tool that there is not.
     """
+    allowed: frozenset[str] | None = None
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        tools, choice = _allowed(tools, object_at(choice.get("allowed_tools", choice), "tool_choice"))
+        allowed, choice = _allowed(object_at(choice.get("allowed_tools", choice), "tool_choice"))
     if choice in ("auto", "none"):
-        return (tools if choice == "auto" else []), None
-    if not tools:
+        return (tools if choice == "auto" else []), None, allowed
+    if not any(allowed is None or tool["function"]["name"] in allowed for tool in tools):
         raise ApiError(400, "tool_choice demands a call, but there are no tools", "invalid_value", "tool_choice")
     if choice == "required":
-        return tools, ""
+        return tools, "", allowed
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind in ("function", "custom"):
-        return tools, text_at(object_at(choice.get(kind, choice), "tool_choice"), "name", "tool_choice")
+        return tools, text_at(object_at(choice.get(kind, choice), "tool_choice"), "name", "tool_choice"), None
     raise unsupported("tool_choice", "only auto, none, required, allowed_tools, or a function or custom tool by name")
 
 
-def _allowed(tools: list[ToolSchema], allowed: Mapping[str, Any]) -> tuple[list[ToolSchema], str]:
-    """The tools that may be called, and whether one must be."""
+def _allowed(allowed: Mapping[str, Any]) -> tuple[frozenset[str], str]:
+    """The names of the tools that may be called, and whether one must be."""
     named, mode = allowed.get("tools"), allowed.get("mode", "auto")
     if not isinstance(named, list) or mode not in ("auto", "required"):
         message = "tool_choice: allowed_tools has a list of tools, and the mode auto or required"
@@ -271,7 +274,7 @@ def _allowed(tools: list[ToolSchema], allowed: Mapping[str, Any]) -> tuple[list[
         tool = object_at(tool, at)
         if (kind := tool.get("type")) in ("function", "custom"):  # what is run elsewhere is not offered anyway
             names.add(text_at(object_at(tool.get(kind, tool), at), "name", at))
-    return [tool for tool in tools if tool["function"]["name"] in names], mode
+    return frozenset(names), mode
 
 
 def convert(items: Sequence[Any], start: int, ignored: dict[str, str], strict: bool = False) -> list[Message]:

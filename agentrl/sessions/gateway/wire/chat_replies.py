@@ -7,8 +7,9 @@ from typing import Any
 
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.wire import custom
+from agentrl.sessions.gateway.wire.logprobs import of_content
 from agentrl.sessions.gateway.wire.sse import encoded, event
-from agentrl.sessions.renderers.base import Delta, SpanKind
+from agentrl.sessions.renderers.base import Delta
 from agentrl.sessions.turn_generator import GeneratedTurn
 from agentrl.types import FinishReason, Message
 
@@ -22,7 +23,7 @@ def reply(exchange: Exchange) -> bytes:
                 "index": place,
                 "message": _message(choice.message, exchange.request.extra["custom"]),
                 "finish_reason": finish(choice),
-                "logprobs": logprobs(exchange, choice) if exchange.request.extra["logprobs"] else None,
+                "logprobs": _logprobs(exchange, choice) if exchange.request.extra["logprobs"] else None,
             }
         )
     return encoded({**_frame(exchange, "chat.completion"), "choices": choices, "usage": usage(exchange)})
@@ -46,7 +47,7 @@ async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
         if place not in begun:
             yield chunk(place, {"role": "assistant", "content": ""})
         if exchange.request.extra["logprobs"]:
-            yield chunk(place, {}, logprobs=logprobs(exchange, choice))
+            yield chunk(place, {}, logprobs=_logprobs(exchange, choice))
         yield chunk(place, {}, finish_reason=finish(choice))
     if exchange.request.extra["usage"]:
         yield event(encoded({**frame, "choices": [], "usage": usage(exchange)}))
@@ -107,14 +108,5 @@ def usage(exchange: Exchange) -> dict[str, Any]:
     }
 
 
-def logprobs(exchange: Exchange, choice: GeneratedTurn) -> dict[str, Any]:
-    """The content's tokens with their log-probabilities, at the sampling temperature."""
-    tokenizer = exchange.parts.renderer.tokenizer
-    content = []
-    for span in exchange.spans(choice):
-        if span.kind is SpanKind.CONTENT:
-            for at in range(span.start, span.end):
-                text = tokenizer.decode([choice.turn.token_ids[at]])
-                entry = {"token": text, "bytes": list(text.encode()), "logprob": choice.turn.logprobs[at]}
-                content.append({**entry, "top_logprobs": []})
-    return {"content": content, "refusal": None}
+def _logprobs(exchange: Exchange, choice: GeneratedTurn) -> dict[str, Any]:
+    return {"content": of_content(exchange, choice), "refusal": None}

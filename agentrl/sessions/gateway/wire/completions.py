@@ -14,10 +14,11 @@ from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire.chat import sampling_of
 from agentrl.sessions.gateway.wire.chat_replies import usage
+from agentrl.sessions.gateway.wire.logprobs import candidates
 from agentrl.sessions.gateway.wire.sse import encoded, event
 from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.sessions.turn_generator import GeneratedTurn
-from agentrl.types import FinishReason, Message
+from agentrl.types import MOST_PROBABLE, FinishReason, Message
 
 PARAMETERS = Parameters(
     [completion_create_params.CompletionCreateParamsNonStreaming],
@@ -27,7 +28,7 @@ PARAMETERS = Parameters(
         *("stream_options", "temperature", "top_p", "prompt"),
     ),
     harmless=("user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"),
-    fixed={"best_of": (1,), "echo": (False,), "suffix": ("",), "logprobs": (0,)},
+    fixed={"best_of": (1,), "echo": (False,), "suffix": ("",)},
     inside="prompt",
 )
 
@@ -39,13 +40,14 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         ApiError: a parameter is wrong, unknown or not supported.
     """
     given, ignored = PARAMETERS.check(body, limits)
+    best = {"top_logprobs": number(given, "logprobs", 0, 0, MOST_PROBABLE, whole=True)}
     return TurnRequest(
         protocol="completions",
         model=given["model"],
         head=None,
         history=None,
         convert=_no_messages,
-        sampling=sampling_of({"max_tokens": 16, **given}, limits, None, False),
+        sampling=sampling_of({"max_tokens": 16, **given, **best}, limits, None, False),
         n=number(given, "n", 1, 1, limits.choices, whole=True),
         stream=given.get("stream", False),
         retry=retry,
@@ -104,7 +106,11 @@ def _choice(exchange: Exchange, place: int, text: str, choice: GeneratedTurn) ->
 def _logprobs(exchange: Exchange, choice: GeneratedTurn) -> dict[str, Any]:
     texts = [exchange.parts.renderer.tokenizer.decode([token]) for token in choice.turn.token_ids]
     offsets = [sum(map(len, texts[:place])) for place in range(len(texts))]
-    return {"tokens": texts, "token_logprobs": list(choice.turn.logprobs), "text_offset": offsets, "top_logprobs": None}
+    best: list[dict[str, float]] | None = None
+    if exchange.request.sampling.top_logprobs:
+        places = (candidates(exchange, choice, place, sampled=True) for place in range(len(texts)))
+        best = [dict(reversed(place)) for place in places]  # of tokens with one text the best counts
+    return {"tokens": texts, "token_logprobs": list(choice.turn.logprobs), "text_offset": offsets, "top_logprobs": best}
 
 
 def _frame(exchange: Exchange) -> dict[str, Any]:

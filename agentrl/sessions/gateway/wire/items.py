@@ -10,14 +10,25 @@ from agentrl.sessions.gateway.wire.sse import encoded, event
 from agentrl.sessions.renderers.base import Delta
 from agentrl.types import Message, ToolCall
 
+Logprobs = list[dict[str, Any]]
 
-def output_items(reply_id: str, message: Message, customs: Set[str] = frozenset()) -> list[dict[str, Any]]:
-    """A turn's items, numbered in their order; `customs` are the custom tools' names."""
+
+def output_items(
+    reply_id: str, message: Message, customs: Set[str] = frozenset(), logprobs: Logprobs | None = None
+) -> list[dict[str, Any]]:
+    """A turn's items, numbered in their order.
+
+    Args:
+        reply_id: what their ids begin with.
+        message: the turn.
+        customs: the custom tools' names.
+        logprobs: of the text's tokens, where they are wanted.
+    """
     items: list[dict[str, Any]] = []
     if message.reasoning_content:
         items.append(_reasoning(reply_id, 0, message.reasoning_content))
     if message.text or not message.tool_calls:
-        items.append(_message(reply_id, len(items), message.text))
+        items.append(_message(reply_id, len(items), message.text, logprobs=logprobs))
     for call in message.tool_calls or ():
         is_custom = call.function.name in customs
         place = len(items)
@@ -30,8 +41,10 @@ def _reasoning(reply_id: str, place: int, text: str) -> dict[str, Any]:
     return {"id": f"rs_{reply_id}{place}", "type": "reasoning", "summary": [], "content": content}
 
 
-def _message(reply_id: str, place: int, text: str, status: str = "completed") -> dict[str, Any]:
-    content = [{"type": "output_text", "text": text, "annotations": []}]
+def _message(
+    reply_id: str, place: int, text: str, status: str = "completed", logprobs: Logprobs | None = None
+) -> dict[str, Any]:
+    content = [{"type": "output_text", "text": text, "annotations": [], **({"logprobs": logprobs} if logprobs else {})}]
     return {
         "id": f"msg_{reply_id}{place}",
         "type": "message",
@@ -58,6 +71,9 @@ class Items:
     Args:
         reply_id: what the items' ids begin with.
         customs: the custom tools' names.
+
+    Attributes:
+        logprobs: of the text's tokens, where they are wanted; known at the turn's end.
     """
 
     def __init__(self, reply_id: str, customs: Set[str] = frozenset()) -> None:
@@ -67,6 +83,7 @@ class Items:
         self._kind: str | None = None
         self._text = ""
         self._anything = False
+        self.logprobs: Logprobs | None = None
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """One event with the next sequence number."""
@@ -112,9 +129,9 @@ class Items:
             item = _reasoning(self._reply_id, self._place, self._text)
             name = "response.reasoning_text.done"
         else:
-            item = _message(self._reply_id, self._place, self._text)
+            item = _message(self._reply_id, self._place, self._text, logprobs=self.logprobs)
             name = "response.output_text.done"
-        more: dict[str, Any] = {} if kind == "reasoning" else {"logprobs": []}
+        more: dict[str, Any] = {} if kind == "reasoning" else {"logprobs": self.logprobs or []}
         return [
             self.event(name, **where, content_index=0, text=self._text, **more),
             self.event("response.content_part.done", **where, content_index=0, part=item["content"][0]),

@@ -44,11 +44,19 @@ MEANINGS = (
         "one call a turn", Treatment.HONOURED, "parallel_tool_calls", "parallel_tool_calls", "disable_parallel_tool_use"
     ),
     Meaning("a call demanded", Treatment.HONOURED, "tool_choice", "tool_choice", "tool_choice", "toolConfig"),
-    Meaning("a choice among some of the tools", Treatment.HONOURED, "allowed_tools", "allowed_tools"),
+    Meaning(
+        "a choice among some of the tools",
+        Treatment.HONOURED,
+        "allowed_tools",
+        "allowed_tools",
+        "",
+        "allowedFunctionNames",
+    ),
     Meaning("tools of one text", Treatment.HONOURED, "tools.custom", "tools.custom"),
     Meaning("shell, editor and memory of the client", Treatment.HONOURED, "", "", "tools.bash_20250124"),
     Meaning("the beginning of the reply", Treatment.HONOURED, "", "", "prefill"),
     Meaning("a schema, as vLLM has it", Treatment.HONOURED, "structured_outputs"),
+    Meaning("the most probable tokens", Treatment.HONOURED, "top_logprobs", "top_logprobs"),
     Meaning("no reasoning", Treatment.HONOURED, "chat_template_kwargs"),
     Meaning("a reply that is continued", Treatment.HONOURED, "", "previous_response_id", "thread"),
     Meaning("a conversation that is continued", Treatment.HONOURED, "", "conversation"),
@@ -70,7 +78,6 @@ MEANINGS = (
     Meaning("unknown fields of messages", Treatment.IGNORED, "mood", "mood", "mood", "mood"),
     Meaning("parameters spelt wrong", Treatment.REFUSED, "temprature", "temprature", "temprature", "temprature"),
     Meaning("fields of messages spelt wrong", Treatment.REFUSED, "contents", "contents", "contents", "part"),
-    Meaning("a choice among some of the tools", Treatment.REFUSED, google="allowedFunctionNames"),
     Meaning("a provider's search of files", Treatment.REFUSED, "", "tools.file_search"),
     Meaning("pages that a provider fetches", Treatment.REFUSED, "", "", "tools.web_fetch_20250910"),
     Meaning(

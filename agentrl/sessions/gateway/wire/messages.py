@@ -27,6 +27,7 @@ from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire.chat import distinct, form_of, schema_of, stops_of
 from agentrl.sessions.gateway.wire.client_tools import CLIENT_TOOLS, as_function
 from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, text_at, texts_at
+from agentrl.sessions.gateway.wire.turns import add_text, add_turn, assistant_message
 from agentrl.sessions.gateway.wire.validation import Parameters, number
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.types import FunctionCall, Message, Sampling, ToolCall
@@ -223,8 +224,7 @@ def convert(
         pass_over(given, _READ, _ECHOED, where, ignored, strict)
         blocks = _blocks(given, where)
         if role == "assistant":
-            said = _assistant(blocks, where)
-            messages.append(together(messages.pop(), said) if messages and messages[-1].role == role else said)
+            add_turn(messages, _assistant(blocks, where))
         elif role == "user":
             messages += _user(blocks, where, definitions)
         else:
@@ -258,23 +258,7 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> Message:
             calls.append(ToolCall(id=text_at(block, "id", at), function=function))
         else:
             raise unsupported(f"{at}.type", repr(kind)[:100])
-    content = "".join(texts)
-    return Message(
-        role="assistant",
-        content=content if content or not calls else None,
-        reasoning_content="".join(thoughts) or None,
-        tool_calls=calls or None,
-    )
-
-
-def together(first: Message, then: Message) -> Message:
-    """Two messages of the assistant as one: a client sends the beginning that it wrote apart from what followed."""
-    return Message(
-        role="assistant",
-        content=None if first.content is then.content is None else first.text + then.text,
-        reasoning_content="".join(filter(None, (first.reasoning_content, then.reasoning_content))) or None,
-        tool_calls=[*(first.tool_calls or ()), *(then.tool_calls or ())] or None,
-    )
+    return assistant_message(texts, thoughts, calls)
 
 
 def _user(blocks: Sequence[Mapping[str, Any]], where: str, definitions: Mapping[str, str]) -> list[Message]:
@@ -286,10 +270,8 @@ def _user(blocks: Sequence[Mapping[str, Any]], where: str, definitions: Mapping[
             messages.append(Message(role="tool", content=text, tool_call_id=text_at(block, "tool_use_id", at)))
         elif kind != "text":
             raise unsupported(f"{at}.type", f"{kind!r:.100}; this model takes text only")
-        elif messages and messages[-1].role == "user":
-            messages[-1] = Message(role="user", content=messages[-1].text + text_at(block, "text", at))
         else:
-            messages.append(Message(role="user", content=text_at(block, "text", at)))
+            add_text(messages, text_at(block, "text", at))
     return messages or [Message(role="user", content="")]
 
 

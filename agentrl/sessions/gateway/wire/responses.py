@@ -21,10 +21,12 @@ from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import custom
 from agentrl.sessions.gateway.wire.chat import HARMLESS, chosen, distinct, form_of, sampling_of
 from agentrl.sessions.gateway.wire.items import Items, output_items
+from agentrl.sessions.gateway.wire.logprobs import of_content
 from agentrl.sessions.gateway.wire.objects import function_of, object_at, pass_over, text_at, texts_at
 from agentrl.sessions.gateway.wire.sse import encoded
+from agentrl.sessions.gateway.wire.turns import assistant_message
 from agentrl.sessions.gateway.wire.validation import Parameters
-from agentrl.sessions.renderers.base import ToolSchema
+from agentrl.sessions.renderers.base import Delta, ToolSchema
 from agentrl.sessions.turn_generator import GeneratedTurn
 from agentrl.types import FinishReason, FunctionCall, Message, ToolCall
 
@@ -34,7 +36,7 @@ PARAMETERS = Parameters(
     honoured=(
         *("background", "conversation", "input", "instructions", "max_output_tokens", "parallel_tool_calls"),
         *("previous_response_id", "metadata", "store", "stream_options", "temperature", "text", "tool_choice"),
-        *("tools", "top_p"),
+        *("tools", "top_logprobs", "top_p"),
     ),
     harmless=(HARMLESS - {"store"})
     | {
@@ -54,7 +56,6 @@ PARAMETERS = Parameters(
     fixed={
         "reasoning.context": ("auto",),
         "reasoning.mode": ("standard",),
-        "top_logprobs": (0,),
     },
     inside="input",
 )
@@ -90,10 +91,8 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
     body, left_out = _offered(body)
     given, ignored = PARAMETERS.check(body, limits)
     ignored |= left_out
-    include = body.fields.get("include")
-    if isinstance(include, list) and _LOGPROBS in include:
-        raise unsupported("include", repr(_LOGPROBS))
-    tools, force = chosen(_tools(given.get("tools", [])), given.get("tool_choice", "auto"))
+    logprobs = _wants_logprobs(body, given, ignored)
+    tools, force, allowed = chosen(_tools(given.get("tools", [])), given.get("tool_choice", "auto"))
     if custom.grammars(given.get("tools", [])):
         ignored["tools.custom.format"] = "tools.custom.format"
     said = given.get("input")
@@ -113,6 +112,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         sampling=sampling_of(given, limits, form, json_schema, "text.format"),
         stream=given.get("stream", False),
         force=force,
+        allowed=allowed,
         parallel=given.get("parallel_tool_calls", True),
         previous_reply=follows.removeprefix("resp_") if follows is not None else None,
         retry=retry,
@@ -121,6 +121,7 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
             "background": background,
             "conversation": conversation,
             "custom": custom.names_of(given.get("tools", [])),
+            "logprobs": logprobs,
             "store": given.get("store", True),
         },
         ignored=ignored,
@@ -146,6 +147,18 @@ def _conversation(given: Mapping[str, Any]) -> str | None:
         message = "conversation and previous_response_id can't both be given"
         raise ApiError(400, message, "invalid_value", "previous_response_id")
     return conversation
+
+
+def _wants_logprobs(body: Body, given: dict[str, Any], ignored: dict[str, str]) -> bool:
+    """Whether the text's log-probabilities are wanted; without them nobody would see the most probable tokens'."""
+    include = body.fields.get("include")
+    if isinstance(include, list) and _LOGPROBS in include:
+        if len(include) == 1:
+            del ignored["include"]
+        return True
+    if given.pop("top_logprobs", 0):
+        ignored["top_logprobs"] = "top_logprobs"
+    return False
 
 
 def _background(given: Mapping[str, Any], ignored: dict[str, str]) -> bool:
@@ -249,16 +262,8 @@ def _joined(parts: Sequence[Message]) -> list[Message]:
     """The items of one turn as one message."""
     if not parts:
         return []
-    calls = [call for message in parts for call in message.tool_calls or ()]
-    content = "".join(message.text for message in parts)
-    return [
-        Message(
-            role="assistant",
-            content=content if content or not calls else None,
-            reasoning_content="".join(message.reasoning_content or "" for message in parts) or None,
-            tool_calls=calls or None,
-        )
-    ]
+    texts, thoughts = [one.text for one in parts], [one.reasoning_content or "" for one in parts]
+    return [assistant_message(texts, thoughts, [call for one in parts for call in one.tool_calls or ()])]
 
 
 # ------------------------------------------------------------------------------------------- replies
@@ -271,18 +276,26 @@ def reply(exchange: Exchange) -> bytes:
 
 async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
     """The reply as server-sent events."""
-    items = Items(exchange.reply_id, exchange.request.extra["custom"])
+    items, logprobs = Items(exchange.reply_id, exchange.request.extra["custom"]), exchange.request.extra["logprobs"]
     begun, begins = response(kept(exchange, ReplyStatus.IN_PROGRESS), []), True
+    calls: list[Delta] = []  # they end the text, whose log-probabilities are known at the turn's end
     async for _, delta in exchange.events():
         if begins:
             begins = False
             for kind in ("response.created", "response.in_progress"):
                 yield items.event(kind, response=begun)
+        if logprobs and delta.call is not None:
+            calls.append(delta)
+            continue
         for piece in items.take(delta):
             yield piece
     if begins:
         for kind in ("response.created", "response.in_progress"):
             yield items.event(kind, response=begun)
+    items.logprobs = _logprobs(exchange)
+    for delta in calls:
+        for piece in items.take(delta):
+            yield piece
     for piece in items.close():
         yield piece
     finished = _finished(exchange)
@@ -292,8 +305,12 @@ async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
 def _finished(exchange: Exchange) -> dict[str, Any]:
     (choice,) = exchange.choices
     cut = choice.turn.finish_reason is FinishReason.LENGTH
-    output = output_items(exchange.reply_id, choice.message, exchange.request.extra["custom"])
+    output = output_items(exchange.reply_id, choice.message, exchange.request.extra["custom"], _logprobs(exchange))
     return response(kept(exchange, ReplyStatus.INCOMPLETE if cut else ReplyStatus.COMPLETED), output)
+
+
+def _logprobs(exchange: Exchange) -> list[dict[str, Any]] | None:
+    return of_content(exchange, exchange.choices[0]) if exchange.request.extra["logprobs"] else None
 
 
 def kept(exchange: Exchange, status: ReplyStatus, node: int | None = None) -> KeptReply:

@@ -1,0 +1,50 @@
+"""Log-probabilities of a turn's tokens, and of the most probable ones in their places, as OpenAI's protocols have them.
+
+All are at the sampling temperature, over the whole vocabulary. The most probable tokens are not stored: a reply that is
+sent again has the sampled token alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.sessions.gateway.exchange import Exchange
+from agentrl.sessions.renderers.base import SpanKind
+from agentrl.sessions.turn_generator import GeneratedTurn
+
+
+def of_content(exchange: Exchange, choice: GeneratedTurn) -> list[dict[str, Any]]:
+    """An entry for each of the content's tokens."""
+    tokenizer, turn, content = exchange.parts.renderer.tokenizer, choice.turn, list[dict[str, Any]]()
+    for span in exchange.spans(choice):
+        if span.kind is SpanKind.CONTENT:
+            for place in range(span.start, span.end):
+                best = [_entry(text, logp) for text, logp in candidates(exchange, choice, place)]
+                text = tokenizer.decode([turn.token_ids[place]])
+                content.append({**_entry(text, turn.logprobs[place]), "top_logprobs": best})
+    return content
+
+
+def candidates(
+    exchange: Exchange, choice: GeneratedTurn, place: int, *, sampled: bool = False
+) -> list[tuple[str, float]]:
+    """The texts of a place's most probable tokens, the best first, each with its log-probability.
+
+    Args:
+        exchange: the request, which says how many there are.
+        choice: the turn.
+        place: the token that was sampled there.
+        sampled: whether that is one of them in any case.
+    """
+    if not exchange.request.sampling.top_logprobs:
+        return []
+    turn = choice.turn
+    own = turn.token_ids[place], turn.logprobs[place]
+    best = turn.top_logprobs[place] if turn.top_logprobs else (own,)
+    if sampled and own[0] not in dict(best):
+        best = (*best, own)
+    return [(exchange.parts.renderer.tokenizer.decode([token]), logp) for token, logp in best]
+
+
+def _entry(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "bytes": list(text.encode()), "logprob": logprob}

@@ -1,0 +1,94 @@
+"""Log-probabilities in replies: of the sampled tokens, and of the most probable ones beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.sessions.gateway.conftest import Serve
+from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn
+from tests.sessions.gateway.test_chat import HI, client
+
+LOGPROBS: Any = ["message.output_text.logprobs"]
+TOOL: Any = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
+
+
+async def test_logprobs_are_those_of_the_contents_tokens(serve: Serve) -> None:
+    async with serve(ScriptedEngine(in_turn(assistant("hello you", "hm")))) as served:
+        access = await served.open()
+        chat = client(access).chat.completions
+        reply = await chat.create(model="m", messages=HI, logprobs=True)
+        content = reply.choices[0].logprobs.content
+        assert "".join(entry.token for entry in content) == "hello you"
+        node = served.session(access["id"]).nodes[-1]
+        assert {entry.logprob for entry in content} <= set(node.logprobs)
+        stream = await chat.create(model="m", messages=HI, logprobs=True, stream=True)
+        streamed = [e for c in [c async for c in stream] for e in (c.choices[0].logprobs or _NONE).content]
+        assert [e.logprob for e in streamed] == [e.logprob for e in content]
+
+
+async def test_the_most_probable_tokens_come_with_the_contents_and_are_not_stored(serve: Serve) -> None:
+    async with serve(ScriptedEngine(in_turn(assistant("hello you", "hm")))) as served:
+        access = await served.open()
+        chat = client(access).chat.completions
+        reply = await chat.create(model="m", messages=HI, logprobs=True, top_logprobs=3, seed=5)
+        content = reply.choices[0].logprobs.content
+        for entry in content:
+            assert [round(entry.logprob - one.logprob, 9) for one in entry.top_logprobs] == [0, 1, 2]
+            assert entry.top_logprobs[0].token == entry.token
+        stream = await chat.create(model="m", messages=HI, logprobs=True, top_logprobs=3, stream=True)
+        streamed = [e for c in [c async for c in stream] for e in (c.choices[0].logprobs or _NONE).content]
+        assert streamed == content
+        stored = served.session(access["id"]).nodes[-1]
+        assert (stored.sampling.top_logprobs, all(stored.trainable[-3:])) == (0, True)
+        again = await chat.create(model="m", messages=HI, logprobs=True, top_logprobs=3, seed=5)  # is sent once more
+        assert [len(entry.top_logprobs) for entry in again.choices[0].logprobs.content] == [1] * len(content)
+        with pytest.raises(openai.BadRequestError, match="needs logprobs"):
+            await chat.create(model="m", messages=HI, top_logprobs=3)
+
+
+class _NONE:
+    content: tuple[()] = ()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_responses_text_has_log_probabilities_where_they_are_included(serve: Serve, streamed: bool) -> None:
+    """A call ends the text in a stream, before the turn's end is known: it waits."""
+    words = assistant("hello you", "hm", [("add", "{}")])
+    async with serve(ScriptedEngine(in_turn(words))) as served:
+        responses = client(await served.open()).responses
+        fields: Any = {"model": "m", "input": "hi", "tools": [TOOL], "include": LOGPROBS, "top_logprobs": 2}
+        if streamed:
+            events = [event async for event in await responses.create(**fields, stream=True)]
+            reply = events[-1].response
+            done = next(event for event in events if event.type == "response.output_text.done")
+            assert "".join(one.token for one in done.logprobs) == "hello you"
+        else:
+            reply = await responses.create(**fields)
+        _, message, call = reply.output
+        assert call.type == "function_call"
+        logprobs = message.content[0].logprobs
+        assert "".join(one.token for one in logprobs) == "hello you"
+        assert all(round(one.logprob - one.top_logprobs[1].logprob, 9) == 1 for one in logprobs)
+
+
+async def test_most_probable_tokens_that_nobody_would_see_are_not_generated(serve: Serve) -> None:
+    async with serve(ScriptedEngine()) as served:
+        created = client(await served.open()).responses.with_raw_response
+        answer = await created.create(model="m", input="hi", top_logprobs=2)
+        assert answer.headers["x-agentrl-ignored"] == "top_logprobs"
+        assert served.engine.calls[0].sampling.top_logprobs == 0
+        assert answer.parse().output[0].content[0].logprobs is None
+
+
+async def test_completions_have_the_most_probable_texts_of_each_place(serve: Serve) -> None:
+    async with serve(ScriptedEngine(in_turn("upon a time"))) as served:
+        create = client(await served.open()).completions.create
+        found = (await create(model="m", prompt="once ", logprobs=2)).choices[0].logprobs
+        for token, logprob, best in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
+            assert best[token] == max(best.values()) == logprob
+            assert len(best) <= 2
+        with pytest.raises(openai.BadRequestError, match="logprobs=21"):
+            await create(model="m", prompt="once ", logprobs=21)
