@@ -251,7 +251,13 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl diff RUN RUN": Elsewhere(
         f"{TERMINAL}::test_nothing_that_a_session_holds_reaches_the_terminal_as_a_command"
     ),
+    'agentrl sessions RUN where="score < 1 and turns > 3"': Elsewhere(
+        f"{TERMINAL}::test_sessions_are_found_by_a_condition"
+    ),
     "agentrl report RUN --out run.html": Elsewhere(f"{TERMINAL}::test_the_report_is_written_where_it_is_asked_for"),
+    "agentrl report RUN --all": Elsewhere(
+        f"{TERMINAL}::test_all_pages_link_to_each_other_alone_and_every_session_is_whole"
+    ),
     "agentrl sessions RUN --check": Elsewhere(STORE),
     "agentrl sessions RUN --salvage saved.db": Elsewhere(STORE),
     "agentrl verify runs/NAME": Elsewhere(VERIFY),

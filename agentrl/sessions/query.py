@@ -14,14 +14,17 @@ from typing import Any
 import orjson
 
 from agentrl.errors import InvalidInput, unknown_name
+from agentrl.sessions import expressions
 from agentrl.sessions.summary import COLUMNS, SELECTED, Summary, summary_from
 
 Filters = Mapping[str, Any]
 """Column -> what it must be: a value, several (a list, tuple or set), None for absent, `Between`, `Contains`,
 or `Without`.
 
-Besides the summaries' columns there are `agent` (one of the session's), `tool` (one that it called) and `reward/NAME`.
+Besides the summaries' columns there are `agent` (one of the session's), `tool` (one that it called), `reward/NAME`, and
+`where`: conditions in words (a list of them), which all hold; see `expressions`.
 """
+WHERE = "where"
 OF_SESSION = {
     "agent": ("value", "SELECT 1 FROM json_each(agents) WHERE"),
     "tool": ("tool", "SELECT 1 FROM calls WHERE calls.session = summaries.session AND"),
@@ -122,7 +125,10 @@ def condition(filters: Filters) -> tuple[str, list[Any]]:
     """The filters as an SQL expression and its parameters."""
     parts, values = ["1"], list[Any]()
     for name, wanted in filters.items():
-        if name in OF_SESSION:
+        if name == WHERE:
+            found = [expressions.condition(text) for text in ([wanted] if isinstance(wanted, str) else wanted)]
+            tests = [(each.sql, list(each.values)) for each in found]
+        elif name in OF_SESSION:
             expression, where = OF_SESSION[name]
             tests = [(f"EXISTS ({where} {part})", given) for part, given in _tests(expression, wanted)]
         else:
@@ -157,7 +163,7 @@ def _expression(name: str) -> tuple[str, list[Any]]:
     kind, _, reward = name.partition("/")
     if kind == "reward" and reward and '"' not in reward:
         return "json_extract(rewards, ?)", [f'$."{reward}"']
-    raise unknown_name("column", name, [*COLUMNS, *OF_SESSION, "reward/NAME"])
+    raise unknown_name("column", name, [*COLUMNS, *OF_SESSION, "reward/NAME", WHERE])
 
 
 def _value(value: Any) -> Any:

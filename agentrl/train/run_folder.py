@@ -97,7 +97,7 @@ class RunFolder:
         saved: the settings of a run that is resumed, as they were before.
         check_row: is called with each row of metrics before it is written; a rerun compares it with the recorded one.
         uploads: copies each whole checkpoint to object storage.
-        trackers: get each row of metrics besides metrics.jsonl.
+        trackers: pass each row of metrics.jsonl on.
         data: the identities of the run's data.
         seals: digests of what is written.
     """
@@ -274,7 +274,7 @@ class RunFolder:
         self.seals.add(step, lines={METRICS: line}, sessions=sessions or {}, stream=of_stream, files=files)
         faults.point("metrics.write")
         append(self.path / METRICS, line)
-        self.trackers.log(row)
+        self.trackers.pass_on()
         if stream:
             write_atomically(self.path / STREAM, stream)
 
@@ -296,15 +296,15 @@ class RunFolder:
 
     def drop_after(self, step: int) -> None:
         """Remove rows, lines of ledger and provenance, and seals after `step`, which a resumed run will write again."""
+        self.trackers.close()
         keep_lines(self.path / METRICS, step)  # first: what has no row is left out of account
         ledger.drop_after(self.path, step)
         provenance.drop_after(self.path, step)
         ratings.drop_after(self.path, step)
         trainer_logprobs.drop_after(self.path, step)
         self.seals.drop_after(step)
-        self.trackers.close()
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)  # event files can't be truncated: write them again
-        self.trackers.rewrite(self.metrics())
+        self.trackers.start_again()
 
     # --------------------------------------------------------------------------------- checkpoints
 

@@ -27,7 +27,7 @@ from agentrl.overrides import validate
 from agentrl.sessions.search import search
 from agentrl.sessions.summary import Summary
 from agentrl.untrusted import read_json
-from agentrl.viewer import conversations, health, replayed, series
+from agentrl.viewer import conversations, difference, health, replayed, series
 from agentrl.viewer.distribution import distribution
 from agentrl.viewer.facets import facets
 from agentrl.viewer.filters import filters_of
@@ -67,6 +67,7 @@ def create_app(
         Route("/api/run", _answer(viewer.run)),
         Route("/api/series", _answer(viewer.series)),
         Route("/api/sessions", _answer(viewer.sessions)),
+        Route("/api/changes", _answer(viewer.changes)),
         Route("/api/facets", _answer(viewer.facets)),
         Route("/api/distribution", _answer(viewer.distribution)),
         Route("/api/timeline", _answer(viewer.timeline)),
@@ -137,6 +138,21 @@ class Viewer:
         page = run.store().find(filters, **ordered)
         total = sum(run.store().counts("status", filters).values()) if ordered["after"] is None else None
         return {"rows": _rows(run, page.rows), "next": page.next, "total": total}
+
+    def changes(self, request: Request) -> Any:
+        """The tasks that two runs (`run`, twice) have other mean scores on, and the steps of their last evaluations."""
+        names = request.query_params.getlist("run")
+        if len(names) != 2:
+            raise InvalidInput(f"{len(names)} runs; two are compared")
+        first, second = map(self._runs.get, names)
+        about, found = difference.tasks(first, second)
+        steps = difference.last_evaluations((first, second))
+        return {
+            "about": about,
+            "steps": steps,
+            "total": len(found),
+            "tasks": list(map(asdict, found[: difference.MOST_TASKS])),
+        }
 
     def facets(self, request: Request) -> Any:
         """How many sessions there are of each status, phase, environment, blame, agent, tool and tag."""

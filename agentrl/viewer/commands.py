@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+from collections.abc import Callable, Iterable
 from io import StringIO
 from pathlib import Path
 from typing import Annotated
@@ -134,16 +136,42 @@ def diff(first: RunFolder, second: RunFolder) -> None:
 @app.command()
 def report(
     path: RunFolder,
-    to: Annotated[Path | None, typer.Option("--out", help="The file; RUN/report.html by default.")] = None,
+    to: Annotated[Path | None, typer.Option("--out", help="The file, or the folder of --all.")] = None,
+    whole: Annotated[bool, typer.Option("--all", help="A folder of pages with every session, whole.")] = False,
 ) -> None:
-    """Write a run into one HTML file to share: summary, health, curves, some sessions, settings without secrets."""
+    """Write a run into HTML to share: summary, health, curves, some sessions (--all: every one), no secret settings."""
     from agentrl.train.files import write_atomically
+    from agentrl.viewer.report import pages
     from agentrl.viewer.report import report as page
     from agentrl.viewer.runs import run_at
 
-    file = to or path / "report.html"
+    target = to or path / ("report" if whole else "report.html")
     try:
-        write_atomically(file, page(run_at(path)))
+        if whole:
+            with err.status("writing") as status:
+                count = _write_pages(target, pages(run_at(path)), lambda done: status.update(f"{done:,} pages"))
+            return print_lines([f"{count:,} pages are in {target}, the first is {target / 'index.html'}"])
+        write_atomically(target, page(run_at(path)))
     except OSError as error:
-        raise ConfigError(f"--out={str(file)!r}: can't write there: {error.strerror}") from None
-    print_lines([f"the report is in {file}"])
+        raise ConfigError(f"--out={str(target)!r}: can't write there: {error.strerror}") from None
+    print_lines([f"the report is in {target}"])
+
+
+def _write_pages(folder: Path, pages: Iterable[tuple[str, bytes]], told: Callable[[int], object]) -> int:
+    """Write pages into a folder, in place of those of an earlier report; returns how many."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "index.html").is_file():
+        raise ConfigError(f"--out={str(folder)!r}: it has files that are no report; give a new or an empty folder")
+    beside = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    (beside / "sessions").mkdir(parents=True)
+    count = 0
+    try:
+        for name, content in pages:
+            (beside / name).write_bytes(content)
+            told(count := count + 1)
+        if folder.exists():
+            shutil.rmtree(folder)
+        beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return count

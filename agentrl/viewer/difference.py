@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,26 +64,43 @@ def _numbers(run: Run) -> dict[str, float]:
     return {name: value for name, value in means.items() if value is not None}
 
 
+def last_evaluations(runs: Sequence[Run]) -> list[int | None] | None:
+    """The step of each run's last evaluation (None: an evaluation by itself); None where one has none.
+
+    Raises:
+        ConfigError: a run has no sessions.
+        StoreError: they can't be read.
+    """
+    found = [[*run.store().counts("step", {"phase": "eval"})] for run in runs]
+    if not all(found):
+        return None
+    return [max((step for step in steps if step is not None), default=None) for steps in found]
+
+
 def tasks(a: Run, b: Run) -> tuple[str, list[TaskScores]]:
     """The tasks of both runs whose mean score differs, the largest change first, and which sessions are compared.
 
     Those are the ones of the runs' last evaluations, or all that were trained on where one has no evaluation.
 
     Raises:
-        ConfigError: a run has no sessions.
-        StoreError: they can't be read.
+        ConfigError, StoreError: see `last_evaluations`.
     """
-    steps = [max((step for step in run.store().counts("step", {"phase": "eval"})), default=None) for run in (a, b)]
-    evaluated = None not in steps
-    chosen: list[Filters] = [{"phase": "eval", "step": step} if evaluated else {"phase": "train"} for step in steps]
+    steps = last_evaluations((a, b))
+    chosen: list[Filters] = [{"phase": "train"}] * 2 if steps is None else [{"phase": "eval", "step": s} for s in steps]
     first, second = (run.store().mean_scores("task", wanted) for run, wanted in zip((a, b), chosen, strict=True))
     found = [
         TaskScores(task, (score, second[task][0]), (count, second[task][1]))
         for task, (score, count) in first.items()
         if task in second and score != second[task][0]
     ]
-    said = f"the evaluations after steps {steps[0]} and {steps[1]}" if evaluated else "all training sessions"
-    return said, sorted(found, key=lambda each: (-abs(each.change), each.task))
+    return _said(steps), sorted(found, key=lambda each: (-abs(each.change), each.task))
+
+
+def _said(steps: Sequence[int | None] | None) -> str:
+    """Which sessions are compared."""
+    if steps is None:
+        return "all training sessions"
+    return "the evaluations" if None in steps else f"the evaluations after steps {steps[0]} and {steps[1]}"
 
 
 def differences(a: Run, b: Run, width: int) -> Iterator[RenderableType]:

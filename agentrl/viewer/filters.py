@@ -1,11 +1,12 @@
 """What a request says about sessions, as filters of the store.
 
     status=truncated&status=agent_error&score=0..0.5&step=40..&task~=9*14&trained=41&tag=bug
+    where=score < 1 and data.level == "hard"
 
 `NAME=` with several values means any of them, `LOW..HIGH` a range whose ends may be left out, `~` contained text, and
 an empty value absence. `phase=played` are the sessions that a policy played: all but a warm start's demonstrations, in
 a run that has others. `trained=N` are the sessions that step N trained on, by the run's ledger, and `tag=NAME` those
-that people gave the tag (`notes`).
+that people gave the tag (`notes`). Each `where=` is a condition in words (`sessions.expressions`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from agentrl.errors import InvalidInput
-from agentrl.sessions.query import Between, Contains, Filters, Without
+from agentrl.sessions.query import WHERE, Between, Contains, Filters, Without
 from agentrl.sessions.store import Store
 from agentrl.train import ledger
 from agentrl.viewer.runs import Run
@@ -45,6 +46,8 @@ def filters_of(run: Run, parameters: Iterable[tuple[str, str]]) -> Filters:
             found["group"] = [group for text in each for group in trained_groups(run, _whole(name, text))]
         elif name == "phase" and each == [PLAYED]:
             found[name] = phases_played(run.store())
+        elif name == WHERE:
+            found[name] = [text for text in each if text.strip()]
         elif name != TAG:
             found[name] = _wanted(name, each)
     if TAG in values:

@@ -20,7 +20,7 @@ from agentrl.viewer.filters import CONTROL, filters_of, phases_played
 from agentrl.viewer.runs import Run
 from agentrl.viewer.series import MetricsFile
 
-FORMS = "COLUMN=VALUE, COLUMN=LOW..HIGH, COLUMN~=TEXT, trained=STEP or tag=NAME"
+FORMS = "COLUMN=VALUE, COLUMN=LOW..HIGH, COLUMN~=TEXT, trained=STEP, tag=NAME or where=CONDITION"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
-"""`agentrl report RUN`: a run in one HTML file that needs nothing else, to be sent to somebody.
+"""`agentrl report RUN`: a run in one HTML file that needs nothing else, to be sent to somebody; `--all`: every session.
 
-The page is built as a tree of elements, so what models and tools wrote can only be text. It has no scripts, and its
-content security policy allows none: nothing is loaded, and the one style sheet is named by its hash.
+With `--all` it is a folder of pages with links to each other alone: the report, and a page for each session. A page is
+built as a tree of elements, so what models and tools wrote can only be text. It has no scripts, and its content
+security policy allows none: nothing is loaded, and the one style sheet is named by its hash.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +19,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 from agentrl.errors import AgentRLError
 from agentrl.sessions import tree
 from agentrl.sessions.query import Between, Filters
+from agentrl.sessions.summary import Summary
 from agentrl.train.panel import clock, short
 from agentrl.types import Node, Session
 from agentrl.untrusted import visible_text
@@ -36,14 +39,58 @@ MOST_MESSAGES = 60
 """Messages of a session's first path."""
 CLIP = 4000
 """Characters of a text."""
+CLIP_ALL = 100_000
+"""Characters of a text on a session's own page, as in the viewer."""
+LISTED = 1000
+"""Sessions on a page of the list."""
 WIDTH, HEIGHT = 300, 90
 """Of a curve, in its own units."""
 
 
 def report(run: Run) -> bytes:
     """The page, in UTF-8."""
+    rows = run.metrics.rows()
+    page, body = _page(run.name)
+    _overview(body, run, rows)
+    _sessions(body, run, rows)
+    _settings(body, run.settings())
+    return _bytes(page)
+
+
+def pages(run: Run) -> Iterator[tuple[str, bytes]]:
+    """All pages of a run by their names: index.html first, the list of all sessions, and a page for each of them.
+
+    Raises:
+        ConfigError: the run has no sessions.
+        StoreError: they can't be read.
+    """
+    store = run.store()
+    total = sum(store.counts().values())
+    lists = [_list_name(number) for number in range(-(-total // LISTED))]
+    page, body = _page(run.name)
+    _overview(body, run, run.metrics.rows())
+    if lists:
+        _add(body, "h2", "Sessions")
+        _link(SubElement(body, "p"), lists[0], f"all {total:,} sessions, by task")
+    _settings(body, run.settings())
+    yield "index.html", _bytes(page)
+    after: str | None = None
+    for number, name in enumerate(lists):
+        found = store.find({}, sort="task", limit=LISTED, after=after)
+        first, after = number * LISTED, found.next
+        yield name, _list(run, found.rows, lists, number)
+        for place, row in enumerate(found.rows, first):
+            page, body = _page(f"{row.task} ({row.id})")
+            _link(SubElement(body, "p"), f"../{name}", run.name)
+            _whole_session(body, store.load(row.id))
+            yield _session_name(place), _bytes(page)
+        if after is None:
+            break
+
+
+def _page(title: str) -> tuple[Element, Element]:
+    """A page with its title, and its body."""
     style = (resources.files("agentrl.viewer") / "static" / "report.css").read_text()
-    rows, settings = run.metrics.rows(), run.settings()
     html = Element("html", lang="en")
     head, body = SubElement(html, "head"), SubElement(html, "body")
     SubElement(head, "meta", charset="utf-8")
@@ -52,16 +99,36 @@ def report(run: Run) -> bytes:
     SubElement(head, "meta", {"http-equiv": "Content-Security-Policy", "content": policy})
     SubElement(head, "meta", name="viewport", content="width=device-width, initial-scale=1")
     SubElement(head, "meta", name="referrer", content="no-referrer")
-    _add(head, "title", run.name)
+    _add(head, "title", title)
     SubElement(head, "style").text = style
-    _add(body, "h1", run.name)
-    _summary(body, run)
-    _alarms(body, health.alarms(rows, settings))
-    _curves(body, rows)
-    _sessions(body, run, rows)
-    _settings(body, settings)
-    text: str = tostring(html, encoding="unicode", method="html")
+    _add(body, "h1", title)
+    return html, body
+
+
+def _bytes(page: Element) -> bytes:
+    text: str = tostring(page, encoding="unicode", method="html")
     return f"<!DOCTYPE html>\n{text}".encode()
+
+
+def _overview(body: Element, run: Run, rows: Sequence[dict[str, Any]]) -> None:
+    """What a run, or an evaluation, came to."""
+    _summary(body, run)
+    _result(body, run)
+    _alarms(body, health.alarms(list(rows), run.settings()))
+    _curves(body, rows)
+
+
+def _list_name(number: int) -> str:
+    return "sessions.html" if not number else f"sessions-{number + 1}.html"
+
+
+def _session_name(place: int) -> str:
+    """Made of numbers alone: an id can be anything."""
+    return f"sessions/{place + 1:06d}.html"
+
+
+def _link(parent: Element, to: str, text: str) -> None:
+    _add(parent, "a", text).set("href", to)
 
 
 def _add(parent: Element, tag: str, text: object = "", css: str = "") -> Element:
@@ -84,6 +151,27 @@ def _summary(body: Element, run: Run) -> None:
     for name, value in lines.items():
         if value:
             _line(table, name, value)
+
+
+def _result(body: Element, run: Run) -> None:
+    """What an evaluation came to."""
+    if (found := run.shown_evaluation()) is None:
+        return
+    _add(body, "h2", "Result")
+    table = SubElement(body, "table")
+    low, high = found.get("low"), found.get("high")
+    lines = {
+        "mean": found.get("mean"),
+        "95% CI": None if low is None or high is None else f"{short(float(low))} to {short(float(high))}",
+        "caution": found.get("caution"),
+        **{f"pass@{k}": value for k, value in (found.get("pass_at") or {}).items()},
+        **{f"pass^{k}": value for k, value in (found.get("pass_hat") or {}).items() if k != "1"},
+        **(found.get("metrics") or {}),
+        "finding": found.get("finding"),
+    }
+    for name, value in lines.items():
+        if value is not None and value != "":
+            _line(table, name, short(float(value)) if isinstance(value, int | float) else value)
 
 
 def _line(table: Element, name: str, value: object) -> None:
@@ -167,41 +255,92 @@ def _chosen(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Filters, bool
     yield f"The best {where}", wanted, True
 
 
+def _list(run: Run, rows: Sequence[Summary], lists: Sequence[str], number: int) -> bytes:
+    """A page of the list of all sessions, by task."""
+    page, body = _page(f"{run.name}: sessions")
+    line = SubElement(body, "p")
+    _link(line, "index.html", run.name)
+    for other, name in enumerate(lists if len(lists) > 1 else ()):
+        _link(line, name, f" {other + 1}")
+    table = SubElement(body, "table")
+    header = SubElement(table, "tr")
+    for name in ("task", "sample", "phase", "step", "score", "ended", "turns", "tokens", "error"):
+        _add(header, "th", name).set("scope", "col")
+    for place, row in enumerate(rows, number * LISTED):
+        cells = SubElement(table, "tr")
+        _link(SubElement(cells, "td"), _session_name(place), row.task or row.id)
+        score = "" if row.score is None else short(row.score)
+        step = "" if row.step is None else row.step
+        for value in (row.sample, row.phase, step, score, row.status.value, row.turns, row.tokens, row.error or ""):
+            _add(cells, "td", value)
+    return _bytes(page)
+
+
 def _session(body: Element, session: Session) -> None:
-    """A session, folded: what it earned, and its first path as a conversation."""
+    """A session, folded: what it earned, and the beginning of its first path as a conversation."""
     box = SubElement(body, "details", {"class": "session"})
-    score = "no score" if session.score is None else f"score {short(session.score)}"
-    _add(box, "summary", f"{score}, {session.status.value}: task {session.task.id} ({session.id})")
-    if session.error:
-        _add(box, "p", _clipped(session.error))
-    if session.rewards:
-        _add(box, "p", ", ".join(f"{name} {short(value)}" for name, value in session.rewards.items()))
+    _add(box, "summary", f"{_ending(session)}: task {session.task.id} ({session.id})")
+    _earned(box, session, CLIP)
     leaves = tree.leaves(session)
     path = tree.path(session, leaves[0].id) if leaves else []
     for node in path[:MOST_MESSAGES]:
-        _message(box, node)
+        _message(box, node, CLIP)
     left = [f"{len(path) - MOST_MESSAGES} more messages"] if len(path) > MOST_MESSAGES else []
     left += [f"{len(leaves) - 1} more paths"] if len(leaves) > 1 else []
     if left:
         _add(box, "p", f"Not shown: {', '.join(left)}.")
 
 
-def _message(box: Element, node: Node) -> None:
+def _whole_session(body: Element, session: Session) -> None:
+    """A session with all its paths; each message is shown once, on the first path that has it."""
+    _add(body, "p", f"{_ending(session)}; {session.phase}, sample {session.sample}")
+    _earned(body, session, CLIP_ALL)
+    if session.task.data:
+        folded = SubElement(body, "details")
+        _add(folded, "summary", "task")
+        _add(
+            folded, "pre", _clipped(json.dumps(session.task.data, indent=1, default=str, ensure_ascii=False), CLIP_ALL)
+        )
+    shown: dict[int, int] = {}
+    for number, leaf in enumerate(tree.leaves(session), 1):
+        path = tree.path(session, leaf.id)
+        new = [node for node in path if node.id not in shown]
+        if number > 1:
+            after = len(path) - len(new)
+            _add(body, "h2", f"Path {number}, after {after} messages of an earlier one" if after else f"Path {number}")
+        for node in new:
+            shown[node.id] = number
+            _message(body, node, CLIP_ALL)
+
+
+def _ending(session: Session) -> str:
+    score = "no score" if session.score is None else f"score {short(session.score)}"
+    return f"{score}, {session.status.value}"
+
+
+def _earned(box: Element, session: Session, clip: int) -> None:
+    if session.error:
+        _add(box, "p", _clipped(session.error, clip))
+    if session.rewards:
+        _add(box, "p", ", ".join(f"{name} {short(value)}" for name, value in session.rewards.items()))
+
+
+def _message(box: Element, node: Node, clip: int) -> None:
     message = node.message
     part = SubElement(box, "div", {"class": "assistant" if message.role == "assistant" else "other"})
     _add(part, "h4", message.role)
     if message.reasoning_content:
         folded = SubElement(part, "details")
         _add(folded, "summary", "reasoning")
-        _add(folded, "pre", _clipped(message.reasoning_content))
+        _add(folded, "pre", _clipped(message.reasoning_content, clip))
     if message.text:
-        _add(part, "pre", _clipped(message.text))
+        _add(part, "pre", _clipped(message.text, clip))
     for call in message.tool_calls or ():
-        _add(part, "pre", _clipped(f"{call.function.name}({call.function.arguments})"), "call")
+        _add(part, "pre", _clipped(f"{call.function.name}({call.function.arguments})", clip), "call")
 
 
-def _clipped(text: str) -> str:
-    return text if len(text) <= CLIP else f"{text[:CLIP]}\n… {len(text) - CLIP:,} more characters"
+def _clipped(text: str, clip: int) -> str:
+    return text if len(text) <= clip else f"{text[:clip]}\n… {len(text) - clip:,} more characters"
 
 
 def _settings(body: Element, settings: Iterable[tuple[str, Any]] | dict[str, Any]) -> None:

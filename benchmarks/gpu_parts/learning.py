@@ -42,7 +42,8 @@ def calculator(report: Report) -> None:
     if report.small:
         report.add("calculator: held-out reward after 1 step", result.after.mean)
     else:
-        report.above(f"calculator: held-out reward after {CALCULATOR_STEPS} steps", result.after.mean, result.before.mean + 0.1)
+        what = f"calculator: held-out reward after {CALCULATOR_STEPS} steps"
+        report.above(what, result.after.mean, result.before.mean + 0.1)
 
 
 def digits(report: Report) -> None:

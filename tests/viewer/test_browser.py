@@ -35,6 +35,7 @@ VIEWS = (
     "#/run/first/session/train-5.0-0",
     "#/run/first/group/train-30.0",
     "#/compare?run=first&run=below%2Fslow",
+    "#/compare?run=first&run=below%2Fslow&task=task%205",
 )
 
 
@@ -74,6 +75,28 @@ async def test_two_runs_are_chosen_compared_and_exported(page: Any, url: str) ->
     async with page.expect_download() as saved:
         await chart.get_by_role("button", name="PNG").click()
     assert (await saved_bytes(saved))[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+async def test_two_evaluations_show_the_tasks_that_changed_and_their_sessions_beside_each_other(
+    page: Any, tmp_path: Path
+) -> None:
+    for policy in ("expert", "noop"):
+        settings = {"policy": policy, "eval": {"tasks": 2, "n": 2}, "run_dir": str(tmp_path / policy)}
+        await asyncio.to_thread(agentrl.evaluate, "calculator", **settings)
+    with viewing(tmp_path) as url:
+        await opened(page, url, "#/compare?run=expert&run=noop")
+        rows = page.locator("tr", has=page.locator("[data-row]"))
+        assert await rows.count() == 2
+        name, *numbers = (await rows.first.inner_text()).split()
+        assert numbers == ["1", "0", "-1"]
+        await rows.first.get_by_role("link").click()
+        await page.locator("main[data-shown] .together").wait_for()
+        columns = await page.locator(".together > section h2 a").all_inner_texts()
+        assert columns == ["expert, sample 0", "noop, sample 0", "expert, sample 1", "noop, sample 1"]
+        assert name in await page.locator("h1").inner_text()
+        assert await page.locator(".parts").count() == 2, "the expert's first calls; the other says nothing"
+        await page.locator(".together > section h2 a").nth(1).click()
+        await page.wait_for_url("**/#/run/noop/session/*")
 
 
 async def test_an_evaluation_opens_on_its_result_and_its_sessions(page: Any, tmp_path: Path) -> None:
@@ -185,6 +208,9 @@ async def test_sessions_are_filtered_searched_and_sorted(page: Any, url: str) ->
     await page.get_by_text("1 session", exact=True).wait_for()
     await page.get_by_label("tool", exact=True).select_option("calculator")
     await page.get_by_text("240 sessions", exact=True).wait_for()
+    await page.get_by_label("Condition").fill("data.a >= 0 and step >= 28")
+    await page.keyboard.press("Enter")
+    await page.get_by_text("16 sessions", exact=True).wait_for()
     await page.get_by_role("button", name="Step").click()
     await page.get_by_role("button", name="Step ▲").click()
     await page.locator("tbody tr").filter(has_text="train-58.0-0").wait_for()
@@ -368,6 +394,37 @@ async def test_a_list_is_walked_by_keys_and_no_view_is_wider_than_a_telephone(pa
     for view in VIEWS:
         await opened_whole(page, url, view)
         assert await page.evaluate("document.documentElement.scrollWidth") <= 360, view
+
+
+async def test_a_telephone_shows_rewards_curves_and_the_conversation_first_with_the_tree_in_step(
+    page: Any, url: str
+) -> None:
+    await page.set_viewport_size({"width": 360, "height": 740})
+    await opened(page, url, "#/")
+    row = page.locator("tr", has=page.locator('[data-row="first"]'))
+    for part in (row.locator("td.number").nth(1), row.locator("svg")):
+        box = await part.bounding_box()
+        assert box
+        assert 0 <= box["x"] <= box["x"] + box["width"] <= 360
+    await opened(page, url, "#/run/first/sessions?status=truncated")
+    assert not await page.get_by_label("status").is_visible()
+    await page.get_by_text("Filters", exact=True).click()
+    await page.get_by_label("status").select_option("completed")
+    await page.locator("tbody .badge.completed").first.wait_for()
+    await opened(page, url, "#/run/first/session/forked-0.0-0")
+    assert await page.locator("[data-message]").first.evaluate("each => each.getBoundingClientRect().top < 400")
+    assert not await page.get_by_role("tree").is_visible()
+    await page.get_by_text("Tree", exact=True).click()
+    for message in (3, 0):
+        await page.locator(f'[data-message="{message}"]').evaluate("each => scrollTo(0, each.offsetTop - 100)")
+        await page.locator(
+            ".node.reading[data-node='0']" if message == 0 else ".node.reading:not([data-node='0'])"
+        ).wait_for()
+        assert await page.evaluate(
+            "() => { const box = name => document.querySelector(name).getBoundingClientRect();"
+            " const [a, b] = [box('.node.reading'), box('.outline')];"
+            " return a.top >= b.top - 1 && a.bottom <= b.bottom + 1 }"
+        )
 
 
 async def test_settings_and_the_timeline_can_be_read_on_a_telephone(page: Any, tmp_path: Path) -> None:

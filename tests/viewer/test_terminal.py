@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from html.parser import HTMLParser
@@ -17,6 +18,8 @@ from agentrl.cli import main
 from agentrl.sessions.store import Store
 from agentrl.train.lock import RunLock
 from agentrl.types import Session, Status, Task
+from agentrl.untrusted import visible_text
+from agentrl.viewer import report as report_module
 from agentrl.viewer.attach import attach, panel
 from agentrl.viewer.difference import differences, metrics, settings, tasks
 from agentrl.viewer.listing import Order, matching, table
@@ -67,6 +70,20 @@ def test_sessions_are_the_worst_and_the_best_of_those_that_fit_the_filters(runs:
     assert [row["score"] for row in worst] == scores[:5]
     assert [row["score"] for row in best] == scores[::-1][:5]
     assert {row["step"] for row in worst + best} <= {10, 11, 12}
+
+
+def test_sessions_are_found_by_a_condition(runs: Path, command: Any) -> None:
+    condition = "score == 0 and data.a > 40 or turns >= 3"
+    found = listed(command, runs / "first", f"where={condition}", "--limit", 1000)
+    with Store(runs / "first" / "sessions.db", read_only=True) as store:
+        sessions = [store.load(row.id) for row in store.find(limit=1000).rows]
+        turns = {row.id: row.turns for row in store.find(limit=1000).rows}
+    wanted = [s.id for s in sessions if (s.score == 0 and s.task.data.get("a", 0) > 40) or turns[s.id] >= 3]
+    assert 0 < len(wanted) < len(sessions)
+    assert sorted(row["id"] for row in found) == sorted(wanted)
+    code, text = command("sessions", runs / "first", "where=score <")
+    assert code == 2
+    assert "is no condition, such as" in text
 
 
 def test_sessions_are_found_by_a_text_in_a_tool_call_or_its_answer(runs: Path, command: Any) -> None:
@@ -281,6 +298,47 @@ def test_the_report_is_written_where_it_is_asked_for(tmp_path: Path, runs: Path,
     code, text = command("report", runs / "first", "--out", tmp_path / "nowhere" / "r.html")
     assert code == 2
     assert "can't write there" in text
+
+
+def test_all_pages_link_to_each_other_alone_and_every_session_is_whole(
+    tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_module, "LISTED", 10)
+    run = write_run(tmp_path / "<b>run", steps=6, groups=1)
+    for _ in range(2):  # the second is in place of the first
+        code, text = command("report", run, "--all")
+        assert code == 0, text
+    folder = run / "report"
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.html")}
+    reached, waiting = set[str](), ["index.html"]
+    while waiting:
+        name = waiting.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        page = Page(found[name].read_text())
+        assert {*page.tags}.isdisjoint({"script", "img", "link", "iframe", "object", "base", "form", "b"})
+        links = [str(value) for key, value in page.attributes if key in ("src", "href", "style")]
+        waiting += [os.path.normpath(os.path.join(os.path.dirname(name), link)) for link in links]
+    assert reached == {*found}
+    with Store(run / "sessions.db", read_only=True) as store:
+        pages = [found[name].read_text() for name in sorted(found) if name.startswith("sessions/")]
+        sessions = [store.load(row.id) for row in store.find({}, sort="task").rows]
+    assert len(pages) == len(sessions) == 26
+    for text, session in zip(pages, sessions, strict=True):
+        page = Page(text)
+        assert session.id in page.text
+        assert SECRET not in text
+        assert page.tags.count("h4") == len(session.nodes)
+        assert all(visible_text(node.message.text[:100_000], keep="\n\t") in page.text for node in session.nodes)
+
+
+def test_pages_are_not_written_over_what_is_no_report(tmp_path: Path, runs: Path, command: Any) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("all of it")
+    code, text = command("report", runs / "first", "--all", "--out", tmp_path / "mine")
+    assert (code, (tmp_path / "mine" / "thesis.txt").read_text()) == (2, "all of it")
+    assert "files that are no report" in text
 
 
 @pytest.mark.slow

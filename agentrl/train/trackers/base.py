@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from agentrl.train.files import write_atomically
+
 
 @dataclass(frozen=True)
 class About:
@@ -39,9 +41,18 @@ class About:
         """A text that stays the same when the run is resumed, such as an id: `made`, the first time."""
         file = self.own / name
         if not file.exists():
-            self.own.mkdir(exist_ok=True)
-            file.write_text(made)
+            self.keep(name, made)
         return file.read_text()
+
+    def keep(self, name: str, text: str) -> None:
+        """Keep a text for the run's resumption, in place of what was kept under that name."""
+        self.own.mkdir(exist_ok=True)
+        write_atomically(self.own / name, text.encode())
+
+    def kept(self, name: str) -> str:
+        """What was kept under that name; nothing where nothing was."""
+        file = self.own / name
+        return file.read_text() if file.exists() else ""
 
 
 class Tracker(ABC):
@@ -50,8 +61,8 @@ class Tracker(ABC):
     Attributes:
         package: the module that it needs.
         extra: the extra of agentrl that brings it.
-        rewritten: whether a resumed run removes what it wrote and hands it all rows again. Otherwise it gets the rows
-            after the step that the run continues after, some of which it may have had before.
+        rewritten: whether it begins from nothing when a run is resumed, and gets all steps again. Otherwise it gets
+            each step once.
     """
 
     package: ClassVar[str] = ""
@@ -62,9 +73,16 @@ class Tracker(ABC):
     def __init__(self, about: About) -> None:
         """Open it, for a run that begins or goes on."""
 
+    def last(self) -> int | None:
+        """The last step that it has kept for good, which is asked once, after opening; later steps are passed on.
+
+        None where it can't tell: then it counts as kept what `log` returned from, in this process or an earlier one.
+        """
+        return None
+
     @abstractmethod
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Write a step's metrics."""
+        """Write a step's metrics, of an ever later step. What fails is tried again with the next step."""
 
     @abstractmethod
     def close(self) -> None:

@@ -13,6 +13,8 @@ PARAMS = 100
 """Parameters that a server takes at once."""
 VALUE = 500
 """Characters of a parameter that every server takes."""
+STEP = "agentrl.step"
+"""The tag with the last step that was logged."""
 _OTHER = re.compile(r"[^\w./: -]", re.ASCII)
 """What a name may not have."""
 
@@ -45,13 +47,17 @@ class MLflow(Tracker):
         else:
             self._client.update_run(self._id, status="RUNNING")
 
+    def last(self) -> int:
+        """The step that the run has been tagged with."""
+        return int(self._client.get_run(self._id).data.tags.get(STEP, 0))
+
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Log the numbers; a step that is trained again after a resumption is there twice."""
-        from mlflow.entities import Metric
+        """Log the numbers, and in the same request which step they are of."""
+        from mlflow.entities import Metric, RunTag
 
         now = int(time.time() * 1000)
         metrics = [Metric(_OTHER.sub("_", name), value, now, step) for name, value in numbers.items()]
-        self._client.log_batch(self._id, metrics=metrics)
+        self._client.log_batch(self._id, metrics=metrics, tags=[RunTag(STEP, str(step))])
 
     def close(self) -> None:
         """Say that the run has ended."""

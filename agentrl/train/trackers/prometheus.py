@@ -16,6 +16,8 @@ SECONDS = 10.0
 class Prometheus(Tracker):
     """`metrics=[prometheus]`: GET http://`metrics_address`/metrics is answered with the run's last step."""
 
+    rewritten = True
+
     def __init__(self, about: About) -> None:
         self._labels, self._page = {"run": about.name}, b""
         host, _, port = about.address.rpartition(":")

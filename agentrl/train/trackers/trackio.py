@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from uuid import uuid4
 
 from agentrl.train.trackers.base import About, Tracker
 
 
 class Trackio(Tracker):
-    """`metrics=[trackio]`: Trackio's own folder on this machine (TRACKIO_DIR), which `trackio show` serves."""
+    """`metrics=[trackio]`: Trackio's own folder on this machine (TRACKIO_DIR), which `trackio show` serves.
+
+    Trackio knows a run by its name alone, so a run's has an ending of its own.
+    """
 
     package = extra = "trackio"
 
@@ -18,7 +22,7 @@ class Trackio(Tracker):
 
         self._run: Any = trackio.init(
             project=about.project,
-            name=about.name,
+            name=about.remembered("trackio-name", f"{about.name}-{uuid4().hex[:6]}"),
             config=dict(about.settings),
             resume="allow",
             embed=False,
@@ -26,8 +30,13 @@ class Trackio(Tracker):
             auto_log_cpu=False,
         )
 
+    def last(self) -> int | None:
+        """The last step of the run in Trackio's storage."""
+        following: int | None = getattr(self._run, "_next_step", None)
+        return following if following is None else following - 1
+
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Log the numbers; a step that is trained again after a resumption is there twice."""
+        """Hand the numbers to Trackio's own thread."""
         self._run.log(dict(numbers), step)
 
     def close(self) -> None:

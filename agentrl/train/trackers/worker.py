@@ -1,23 +1,27 @@
-"""Passes metrics on to back ends, each in a thread of its own behind a bounded queue: no run fails or waits for one."""
+"""Passes a run's metrics on to back ends, each in a thread of its own: no run fails or waits for one.
+
+The threads read metrics.jsonl, so nothing waits in memory, and nothing is lost where a back end is slow, fails for a
+while, or the process is killed: each goes on after the last step that its back end has.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-import queue
+import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+
+import orjson
 
 from agentrl.errors import AgentRLError, brief, missing_extra
 from agentrl.train.trackers.base import About, Tracker
 
-QUEUED = 1000
-"""Rows that wait for a slow back end; further ones are left out."""
 PATIENCE = 20.0
 """Seconds that the end of a run waits for all back ends together."""
+METRICS = "metrics.jsonl"
 logger = logging.getLogger(__name__)
-Row = Mapping[str, float]
 
 
 class Trackers:
@@ -38,19 +42,24 @@ class Trackers:
         self._about, self._warn = about, warn
         self._kinds = {name: kind for name, kind in kinds.items() if self._installed(name, kind)}
         self._workers: list[_Worker] = []
+        self._passed: dict[str, int] = {}  # of back ends that begin from nothing in another process
 
-    def log(self, row: Row) -> None:
-        """Pass on a row: a step's metrics, and `step`."""
-        self._open()
+    def pass_on(self) -> None:
+        """metrics.jsonl has a new row, or several."""
+        if not self._workers:
+            self._workers = [
+                _Worker(name, kind, self._about, self._warn, self._passed) for name, kind in self._kinds.items()
+            ]
+            for worker in self._workers:
+                worker.start()
         for worker in self._workers:
-            worker.put(row)
+            worker.wake.set()
 
-    def rewrite(self, rows: Sequence[Row]) -> None:
-        """A run goes on after the last of these rows: those back ends get them again that have lost all."""
-        self._open()
-        for worker in self._workers:
-            for row in rows if worker.kind.rewritten else ():
-                worker.put(row, wait=PATIENCE)
+    def start_again(self) -> None:
+        """A run is resumed, closed before: back ends that begin from nothing get all steps again."""
+        self._passed.clear()
+        if (self._about.folder / METRICS).exists():
+            self.pass_on()
 
     def close(self) -> None:
         """Let all of them write what is left, for `PATIENCE` seconds; a later row opens them anew."""
@@ -61,13 +70,7 @@ class Trackers:
         for worker in workers:
             worker.join(max(until - time.monotonic(), 0.0))
             if worker.is_alive():
-                worker.warn(f"it has not ended after {PATIENCE:g} s, and is left behind")
-
-    def _open(self) -> None:
-        if not self._workers:
-            self._workers = [_Worker(name, kind, self._about, self._warn) for name, kind in self._kinds.items()]
-            for worker in self._workers:
-                worker.start()
+                worker.leave_behind()
 
     def _installed(self, name: str, kind: type[Tracker]) -> bool:
         if not kind.package or importlib.util.find_spec(kind.package) is not None:
@@ -80,12 +83,16 @@ class Trackers:
 class _Worker(threading.Thread):
     """One back end's thread: the only one that touches it."""
 
-    def __init__(self, name: str, kind: type[Tracker], about: About, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, name: str, kind: type[Tracker], about: About, warn: Callable[[str], None], passed: dict[str, int]
+    ) -> None:
         super().__init__(name=f"agentrl-metrics-{name}", daemon=True)
-        self.kind = kind
+        self.kind, self.wake = kind, threading.Event()
         self._about, self._say, self._setting = about, warn, f"metrics={name}"
-        self._rows: queue.Queue[Row] = queue.Queue(QUEUED)
-        self._ended, self._warned = threading.Event(), False
+        self._file, self._passed = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}-step", passed
+        self._ended, self._left = threading.Event(), threading.Event()
+        self._warned = self._counts = False  # counts: the back end can't tell which step it has
+        self._place = self._last = 0  # bytes of metrics.jsonl that are dealt with; their last step
 
     def warn(self, text: str) -> None:
         """Say the first thing that goes wrong; metrics.jsonl has what is lost."""
@@ -93,43 +100,85 @@ class _Worker(threading.Thread):
             self._warned = True
             self._say(f"{self._setting}: {text}; metrics.jsonl has every step")
 
-    def put(self, row: Row, wait: float = 0.0) -> None:
-        """Hand over a row; where the queue stays full it is left out."""
-        try:
-            self._rows.put(row, timeout=wait) if wait else self._rows.put_nowait(row)
-        except queue.Full:
-            self.warn(f"it is {QUEUED} steps behind, and gets no more until it has caught up")
-
     def end(self) -> None:
         """Ask it to write what is left and end."""
         self._ended.set()
+        self.wake.set()
+
+    def leave_behind(self) -> None:
+        """Let it end after the step that it is at."""
+        self._left.set()
+        self.warn(f"it has not ended after {PATIENCE:g} s, and is left behind")
 
     def run(self) -> None:
-        """Open the back end, write rows until the end, close it."""
+        """Open the back end, pass rows on until the end, close it."""
         try:
             tracker = self.kind(self._about)
+            last = tracker.last()
+            self._counts, self._last = last is None, self._recall() if last is None else last
         except BaseException as error:  # packages raise what they like, SystemExit too
             self.warn(f"it can't be opened: {_said(error)}")
-            for _ in self._handed():
-                pass
             return
-        for row in self._handed():
+        while True:
+            ends = self._ended.is_set()  # first: what was written before the end was asked for is read
+            self.wake.clear()
             try:
-                tracker.log(int(row["step"]), {name: value for name, value in row.items() if name != "step"})
-            except BaseException as error:
-                self.warn(f"step {row['step']:g} can't be written: {_said(error)}")
+                self._pass_on(tracker)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                self.warn(f"metrics.jsonl can't be read: {_said(error)}")
+            if ends:
+                break
+            self.wake.wait()
         try:
             tracker.close()
         except BaseException as error:
             self.warn(f"it can't be closed: {_said(error)}")
 
-    def _handed(self) -> Iterable[Row]:
-        """The rows as they come, until the end was asked for and none is left."""
-        while not (self._ended.is_set() and self._rows.empty()):
-            try:
-                yield self._rows.get(timeout=0.1)
-            except queue.Empty:
+    def _pass_on(self, tracker: Tracker) -> None:
+        """Write the rows that it does not have. One that fails waits, or is left out if the next one does not fail."""
+        failed = False
+        for row, end in self._rows():
+            step = int(row["step"])
+            if self._left.is_set():
+                return
+            if step > self._last and not self._written(tracker, step, row):
+                if failed:
+                    return  # two in a row: it is not the row's fault
+                failed = True
                 continue
+            failed, self._place = False, end
+            if step > self._last:
+                self._last = step
+                if self._counts:
+                    self._remember(step)
+
+    def _written(self, tracker: Tracker, step: int, row: Mapping[str, float]) -> bool:
+        for _ in range(2):
+            try:
+                tracker.log(step, {name: value for name, value in row.items() if name != "step"})
+            except BaseException as error:
+                self.warn(f"step {step} can't be written: {_said(error)}")
+            else:
+                return True
+        return False
+
+    def _rows(self) -> Iterator[tuple[Mapping[str, float], int]]:
+        """Whole rows that are not dealt with, each with the place where it ends."""
+        with open(self._about.folder / METRICS, "rb") as file:
+            file.seek(self._place)
+            while (line := file.readline()).endswith(b"\n"):
+                yield orjson.loads(line), file.tell()
+
+    def _recall(self) -> int:
+        if self.kind.rewritten:
+            return self._passed.get(self._file, 0)
+        return int(self._about.kept(self._file) or 0)
+
+    def _remember(self, step: int) -> None:
+        if self.kind.rewritten:
+            self._passed[self._file] = step
+        else:
+            self._about.keep(self._file, str(step))
 
 
 def _said(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 import { api, h, link } from "./dom.js";
 import { showCurves } from "./curves.js";
-import { showGroup } from "./group.js";
+import { showGroup, showTask } from "./group.js";
 import { showHealth } from "./health.js";
 import { showRuns } from "./runs.js";
 import { showSession } from "./session.js";
@@ -70,8 +70,9 @@ async function show() {
 async function route(parts, view) {
   delete main.dataset.shown;
   if (parts[0] === "compare") {
-    trail([["Compare", null]]);
-    return showCurves(main, { ...view, runs: view.asked.getAll("run"), compared: true });
+    const runs = view.asked.getAll("run"), task = view.asked.get("task");
+    trail(task === null ? [["Compare", null]] : [["Compare", link(["compare"], { run: runs })], [task, null]]);
+    return (task === null ? showCurves : showTask)(main, { ...view, runs, compared: true });
   }
   if (parts[0] !== "run" || parts.length < 2) {
     trail([]);

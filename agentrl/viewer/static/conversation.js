@@ -15,6 +15,14 @@ export class Conversation {
     this.session = session;
     this.element = h("section", { class: "chat", "aria-label": `Conversation of ${shown(session.id)}` });
     this.path = [];
+    this.read = () => {}; // is called with the message at the top of the window
+    const seen = new Set(), watched = (entry) => Number(entry.target.dataset.message);
+    this.watch = new IntersectionObserver((entries) => {
+      for (const entry of entries) seen[entry.isIntersecting && entry.target.isConnected ? "add" : "delete"](watched(entry));
+      const first = this.path.find((id) => seen.has(id));
+      if (first !== undefined) this.read(first);
+    }, { rootMargin: "-60px 0px -60% 0px" });
+    view.signal?.addEventListener("abort", () => this.watch.disconnect());
     this.replayed = null; // is called when a replay was started; without it none is offered
     this.first = this.done = 0;
   }
@@ -76,7 +84,7 @@ export class Conversation {
     if (message.reasoning_content) text.prepend(h("details", { class: "reasoning" }, h("summary", {}, `Reasoning, ${message.reasoning_content.length.toLocaleString("en")} characters`), readable(message.reasoning_content)));
     if (tools.length) text.prepend(h("details", { class: "tools" }, h("summary", {}, `${counted(tools.length, "tool")}: ${tools.map((tool) => shown(tool.function?.name ?? "?")).join(", ")}`), tree(tools)));
     const button = h("button", { type: "button", class: "plain small count", "aria-pressed": "false", "aria-label": `Tokens of message ${id}`, onclick: () => this.toggle(id, text, button) }, counted(node.tokens, "token"));
-    return h("article", { class: ["message", message.role], "data-message": id },
+    const card = h("article", { class: ["message", message.role], "data-message": id },
       h("header", {}, h("b", {}, message.role), node.agent === "agent" ? null : h("span", {}, shown(node.agent)), message.name ? h("code", {}, shown(message.name)) : null,
         node.copy_of === null ? null : h("span", { class: "badge" }, `copy of node ${node.copy_of}`),
         node.excluded && node.parent === null ? h("span", { class: "badge" }, "beside the task: no credit (gateway.exclude)") : null,
@@ -85,6 +93,8 @@ export class Conversation {
         node.sampled ? h("span", { class: "quiet small" }, [`mean log p ${short(node.logp)}`, `version ${[...new Set(node.versions)].join(", ")}`, node.trained ? null : "not trained",
           node.temperature === 1 ? null : `temperature ${node.temperature}`].filter(Boolean).join(" · ")) : null, this.again(node), button),
       text);
+    this.watch.observe(card);
+    return card;
   }
 
   /** The button that replays a turn; null where it can't be. */

@@ -2,6 +2,7 @@
 
 import { Chart, COLOURS } from "./chart.js";
 import { api, copy, h, link, short } from "./dom.js";
+import { changedTasks } from "./group.js";
 import { notesCard } from "./notes.js";
 import { resultCard } from "./result.js";
 import { settingsTable } from "./settings.js";
@@ -150,6 +151,7 @@ export async function showCurves(main, view) {
       h("button", { type: "button", onclick: () => copy(location.href, "link.txt") }, "Copy link")),
     ...(state ? [notesCard({ run: view.runs[0] }, state.note, about[0].writable)].filter(Boolean) : []),
     empty, ...sections.map((section) => section.element),
+    ...(view.runs.length === 2 ? [h("h2", {}, "Tasks"), await changedTasks(view)] : []),
     ...(view.compared ? [h("h2", {}, "Settings"), await settingsTable(view)] : []));
   arrange();
   view.live(about.some((each) => each.summary.state === "running"));

@@ -126,6 +126,14 @@ export async function copy(text, name) {
   }
 }
 
+/** Parts that are open where there is room, and behind their title on a phone. */
+export function folded(view, title, ...children) {
+  const wide = matchMedia("(min-width: 901px)"); // as in the style sheets
+  const element = h("details", { class: "folded", open: wide.matches }, h("summary", {}, title), children);
+  wide.addEventListener("change", () => (element.open = wide.matches), { signal: view.signal });
+  return element;
+}
+
 /** Call a function each time that an element comes into view, until it returns false. */
 export function whenSeen(element, act) {
   let busy = false;

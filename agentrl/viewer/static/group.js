@@ -1,7 +1,7 @@
-// The sessions of a group beside each other: how each went on, and where they first differ.
+// Sessions beside each other, those of a group or of a task in several runs: how each went on, and where they first differ.
 
 import { Conversation } from "./conversation.js";
-import { api, h, link, short } from "./dom.js";
+import { api, counted, h, link, short } from "./dom.js";
 import { Outline } from "./outline.js";
 import { shown } from "./text.js";
 
@@ -11,19 +11,52 @@ const MARKED = "differs"; // the name of the highlight in the style sheet
 export async function showGroup(main, view) {
   const { run, item: group } = view;
   const { rows, total } = await api("sessions", { run, group, sort: "sample", limit: MOST }, view.signal);
-  const sessions = await Promise.all(rows.map((row) => api("session", { run, id: row.id }, view.signal)));
+  await showTogether(main, view, `Group ${shown(group)}`, rows.map((row) => [run, row.id]), total);
+}
+
+/** A task's sessions in several runs: those of their last evaluations, or of their training; the samples of a number beside each other. */
+export async function showTask(main, view) {
+  const task = view.asked.get("task");
+  const { steps } = await api("changes", { run: view.runs }, view.signal);
+  const chosen = (at) => (steps ? { phase: "eval", step: steps[at] ?? "" } : { phase: "train" });
+  // named twice: a single value with two dots in it would be a range
+  const found = await Promise.all(view.runs.map((run, at) => api("sessions", { run, task: [task, task], ...chosen(at), sort: "sample", limit: MOST }, view.signal)));
+  const rows = found.flatMap(({ rows }, at) => rows.map((row) => [view.runs[at], row.id, row.sample]));
+  rows.sort((one, other) => one[2] - other[2]); // in the order of the runs where equal
+  await showTogether(main, view, `Task ${shown(task)}`, rows.slice(0, MOST), found.reduce((sum, { total }) => sum + total, 0));
+}
+
+/** Sessions, given as pairs of run and id. */
+async function showTogether(main, view, title, found, total) {
+  const sessions = await Promise.all(found.map(([run, id]) => api("session", { run, id }, view.signal)));
   const paths = sessions.map((session) => pathOf(session));
   const common = sharedLength(sessions, paths);
+  const several = new Set(found.map(([run]) => run)).size > 1;
   const columns = await Promise.all(sessions.map(async (session, at) => {
-    const conversation = new Conversation({ ...view, item: session.id }, session);
+    const [run] = found[at];
+    const conversation = new Conversation({ ...view, run, item: session.id }, session);
+    const name = several ? `${run}, ${session.id}` : session.id;
+    conversation.element.setAttribute("aria-label", `Conversation of ${shown(name)}`);
     if (paths[at].length) await conversation.show(paths[at], null, false);
     if (sessions.length > 1) card(conversation.element, paths[at][common])?.classList.add("parts");
-    return h("section", { "aria-label": session.id }, h("h2", {}, h("a", { href: link(["run", run, "session", session.id]), "data-row": session.id }, `sample ${session.sample}`),
+    return h("section", { "aria-label": name }, h("h2", {}, h("a", { href: link(["run", run, "session", session.id]), "data-row": session.id }, `${several ? `${run}, ` : ""}sample ${session.sample}`),
       h("span", { class: ["badge", session.status] }, session.status.replace("_", " ")), h("span", { class: "badge reward" }, `score ${short(session.score)}`)), conversation.element);
   }));
-  main.replaceChildren(h("div", { class: "head" }, h("h1", {}, `Group ${shown(group)}`), h("span", { class: "quiet" }, sessions.length
-    ? `${total > MOST ? `${MOST} of ${total}` : total} sessions of ${shown(sessions[0].task.id)}; the first ${common} messages are the same` : "has no sessions.")), h("div", { class: "together" }, columns));
+  main.replaceChildren(h("div", { class: "head" }, h("h1", {}, title), h("span", { class: "quiet" }, sessions.length
+    ? `${total > found.length ? `${found.length} of ${total}` : total} sessions of ${shown(sessions[0].task.id)}; the first ${common} messages are the same` : "has no sessions.")), h("div", { class: "together" }, columns));
   mark(columns, paths, common);
+}
+
+/** The tasks whose scores changed from one run to another, each with a link to their sessions beside each other. */
+export async function changedTasks(view) {
+  const { about, tasks, total, failed } = await api("changes", { run: view.runs }, view.signal).catch((error) => ({ failed: error }));
+  if (failed?.name === "AbortError") throw failed;
+  if (failed) return h("p", { class: "quiet" }, failed.message);
+  const row = ({ task, scores, sessions }) => h("tr", {},
+    h("th", { scope: "row" }, h("a", { href: link(["compare"], { run: view.runs, task }), "data-row": task }, shown(task))),
+    scores.map((score, at) => h("td", { class: "number", title: counted(sessions[at], "session") }, short(score))), h("td", { class: "number" }, short(scores[1] - scores[0])));
+  return h("section", { class: "card" }, h("p", { class: "quiet" }, `${total ? `${counted(total, "task")} of ${about} changed` : `No task of ${about} has another mean score`}${total > tasks.length ? `; the ${tasks.length} that changed most` : ""}.`),
+    tasks.length ? h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "task"), [...view.runs, "change"].map((name) => h("th", { class: "number" }, name)))), h("tbody", {}, tasks.map(row)))) : null);
 }
 
 const card = (column, node) => column.querySelector(`[data-message="${node}"]`);

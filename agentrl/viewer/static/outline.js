@@ -55,6 +55,13 @@ export class Outline {
   select(id, leaf) {
     this.chosen = id;
     this.path = new Set(this.pathTo(leaf));
+    this.follow(id);
+  }
+
+  /** Mark the node that is being read, and keep it in sight. */
+  follow(id) {
+    this.reading = id;
+    if (!this.place?.has(id)) return;
     const top = this.place.get(id) * ROW;
     if (top < this.element.scrollTop || top + ROW > this.element.scrollTop + this.element.clientHeight) this.element.scrollTop = top - this.element.clientHeight / 2;
     this.paint();
@@ -105,7 +112,7 @@ export class Outline {
     const on = this.path?.has(node.id), outcome = this.outcomes.get(node.id);
     const reward = node.reward ?? outcome?.reward ?? null;
     return h("div", {
-      class: ["node", on && "on", this.chosen === node.id && "chosen", node.role], role: "treeitem", "aria-selected": String(this.chosen === node.id), "data-node": node.id,
+      class: ["node", on && "on", this.chosen === node.id && "chosen", this.reading === node.id && "reading", node.role], role: "treeitem", "aria-selected": String(this.chosen === node.id), "data-node": node.id,
       style: { top: `${this.place.get(node.id) * ROW}px`, "padding-left": `${lanes * LANE + 6}px` }, onclick: () => this.selected(node.id),
     }, h("span", { class: "mark", style: { left: `${this.x(node.id) - 6}px` }, "aria-hidden": "true" }, MARKS[node.role] ?? "●"),
     h("span", { class: "preview" }, h("span", { class: "quiet" }, this.replayed(node.id), `${node.agent !== "agent" ? `${shown(node.agent)} · ` : ""}${node.role} `, node.excluded && node.parent === null ? "no credit · " : null), shown(node.preview) || (node.copy_of === null ? "" : `copy of node ${node.copy_of}`)),

@@ -1,8 +1,8 @@
 // One session: what is known of it, its tree, and the conversation along one path.
 
 import { Conversation } from "./conversation.js";
-import { api, copy, counted, duration, h, link, short } from "./dom.js";
-import { readable, shown, tree } from "./text.js";
+import { api, copy, counted, duration, folded, h, link, short } from "./dom.js";
+import { readable, shown, tree as jsonTree } from "./text.js";
 import { notesCard } from "./notes.js";
 import { Outline } from "./outline.js";
 import { replaysCard } from "./replay.js";
@@ -28,13 +28,17 @@ export async function showSession(main, view) {
   const copies = [["json", "JSON"], ["openai", "OpenAI messages"], ["pytest", "pytest case"]].map(([as, title]) =>
     h("button", { type: "button", onclick: async () => copy(await api("copy", { run, id, as, node: leaf() }), as === "pytest" ? "test_session.py" : "session.json") }, title));
   const facts = h("div"), replays = h("div"), notes = h("div", {}, notesCard({ run, id }, session.note, session.writable));
-  const side = h("section", { class: "card tree", "aria-label": "Tree" }, h("h2", {}, "Tree"), outline.element);
+  const title = h("span"), place = h("span", { class: "quiet" });
+  const tree = folded(view, [h("b", {}, "Tree"), place], outline.element);
+  const side = h("section", { class: "card tree", "aria-label": "Tree" }, tree);
+  tree.addEventListener("toggle", () => outline.follow(outline.reading));
 
   const drawReplays = () => replays.replaceChildren(...[replaysCard(view, session, (leaf) => select(leaf, true))].filter(Boolean));
 
   function draw() {
     drawReplays();
     facts.replaceChildren(about(session, run));
+    title.textContent = `Reward ${short(session.reward)}, task ${shown(session.task.id)}`;
     outline.draw(session);
     side.hidden = session.nodes.length === 0;
   }
@@ -43,7 +47,7 @@ export async function showSession(main, view) {
     h("div", { class: "head" }, h("h1", {}, shown(session.id)), h("span", { class: ["badge", session.status] }, session.status.replace("_", " ")),
       session.group ? h("a", { href: link(["run", run, "group", session.group]) }, "its group") : null, h("span", { class: "grow" }),
       h("span", { class: "quiet" }, "Copy as"), copies),
-    facts, notes, replays, h("div", { class: "split" }, side, conversation.element));
+    folded(view, title, facts, notes, replays), h("div", { class: "split" }, side, conversation.element));
   const goesOn = () => session.status === "open" || Boolean(session.replay.job && !session.replay.job.ended);
 
   async function refresh() {
@@ -57,6 +61,10 @@ export async function showSession(main, view) {
   }
 
   conversation.replayed = refresh;
+  conversation.read = (id) => {
+    outline.follow(id);
+    place.textContent = `message ${conversation.path.indexOf(id) + 1} of ${conversation.path.length}`;
+  };
   draw();
   if (session.nodes.length) await select(chosen(), asked.has("node"));
   view.live(goesOn());
@@ -67,8 +75,8 @@ function about(session) {
   const rewards = Object.entries(session.rewards);
   const times = Object.entries(sums(session)).sort((a, b) => b[1] - a[1]);
   const total = Math.max(...times.map(([, value]) => value));
-  const data = Object.keys(session.task.data).length ? h("details", {}, h("summary", {}, "Task"), tree(session.task.data)) : null;
-  const info = Object.keys(session.info).length ? h("details", {}, h("summary", {}, "Info"), tree(session.info)) : null;
+  const data = Object.keys(session.task.data).length ? h("details", {}, h("summary", {}, "Task"), jsonTree(session.task.data)) : null;
+  const info = Object.keys(session.info).length ? h("details", {}, h("summary", {}, "Info"), jsonTree(session.info)) : null;
   return h("section", { class: "card about" },
     h("div", { class: "columns" },
       h("dl", { class: "facts" }, fact("Task", shown(session.task.id)), fact("Environment", session.environment),

@@ -1,6 +1,6 @@
 // The sessions of a run: filters, text search, order, the distribution of scores, and as many rows as are scrolled to.
 
-import { api, copy, counted, duration, h, link, short, svg, whenSeen } from "./dom.js";
+import { api, copy, counted, duration, folded, h, link, short, svg, whenSeen } from "./dom.js";
 import { noteLine } from "./notes.js";
 import { resultCard } from "./result.js";
 import { shown } from "./text.js";
@@ -105,6 +105,8 @@ export async function showSessions(main, view) {
 
   const search = h("input", { type: "search", placeholder: "Text in messages", "aria-label": "Text in messages", "data-search": true,
     value: asked.get("text") ?? "", onchange: () => change({ text: search.value || null }) });
+  const condition = h("input", { type: "search", placeholder: "Condition: score < 1 and data.level == 5", "aria-label": "Condition",
+    value: asked.get("where") ?? "", onchange: () => change({ where: condition.value || null }) });
   const selects = [], choices = h("span", { class: "choices" });
 
   /** The choices come after the first rows: counting all sessions takes longer than finding a hundred. */
@@ -137,7 +139,8 @@ export async function showSessions(main, view) {
       const [low = "", high = ""] = (asked.get(name) ?? "").split("..");
       [ends[0].value, ends[1].value] = asked.get(name)?.includes("..") ? [low, high] : [low, low];
     }
-    const drawn = new Set([...selects.map(([name]) => name), ...RANGES.map(([name]) => name)]);
+    condition.value = asked.get("where") ?? "";
+    const drawn = new Set(["where", ...selects.map(([name]) => name), ...RANGES.map(([name]) => name)]);
     const others = [...asked].filter(([name]) => !drawn.has(name) && !OWN.has(name));
     chips.replaceChildren(...others.map(([name, value]) => h("button", { type: "button", class: "chip", title: "Remove this filter",
       onclick: () => change({ [name]: null }) }, name === "trained" ? `trained in step ${value}` : `${name} ${value}`, " ×")));
@@ -171,7 +174,8 @@ export async function showSessions(main, view) {
     h("div", { class: "head" }, h("h1", {}, "Sessions"), count, fresh, h("span", { class: "grow" }), search,
       h("button", { type: "button", onclick: () => copy(location.href, "link.txt") }, "Copy link")),
     result,
-    h("div", { class: "filters", role: "group", "aria-label": "Filters" }, choices, ranges.map(([, , field]) => field), chips),
+    h("div", { class: "filters" }, chips),
+    folded(view, "Filters", h("div", { class: "filters", role: "group", "aria-label": "Filters" }, choices, ranges.map(([, , field]) => field), condition)),
     picture, h("div", { class: "scroll card" }, h("table", { class: "sessions" }, h("thead", {}, head), body)), more);
   await Promise.all([reload(), choose()]);
   await look();
