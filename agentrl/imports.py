@@ -1,16 +1,21 @@
 """Load objects by import path: `package.module:NAME`, or `path/to/file.py:NAME`.
 
+A file may import what lies beside it, as a script may. Python has one table of modules by name, and several files'
+folders may each have a `helpers.py`: so these are imported under names of their own too, by an `__import__` that the
+file alone has. What is installed goes first: a folder of some name beside a file changes nothing for it.
+
 Reading somebody's record must not run the code that it names: within `names_only` nothing but agentrl's own is loaded.
 """
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import importlib
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.machinery import ModuleSpec
@@ -23,6 +28,7 @@ from agentrl.errors import AgentRLError, ConfigError, UnknownName, UntrustedCode
 _names_only: ContextVar[set[str] | None] = ContextVar("names_only", default=None)
 _PREFIX = "agentrl_file_"
 """With it begin the names of modules that were imported from a file's path."""
+_PACKAGE = "__init__.py"
 
 
 @contextmanager
@@ -93,19 +99,54 @@ def _file_module(path: Path, where: str) -> ModuleType:
         raise UnknownName(f"{where}: there is no file {str(path)!r}")
     path = path.resolve()
     stamp = f"{path}:{path.stat().st_mtime_ns}"
-    name = f"{_PREFIX}{path.stem}_{hashlib.blake2b(stamp.encode(), digest_size=6).hexdigest()}"
+    stem = path.parent.name if path.name == _PACKAGE else path.stem
+    name = f"{_PREFIX}{stem}_{hashlib.blake2b(stamp.encode(), digest_size=6).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
+    spec = _spec(name, path)
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    folder = path.parent.parent if path.name == _PACKAGE else path.parent
+    vars(module)["__builtins__"] = {**vars(builtins), "__import__": _Beside(folder)}
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+def _spec(name: str, path: Path) -> ModuleSpec:
+    within = [str(path.parent)] if path.name == _PACKAGE else None
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=within)
+    assert spec is not None
+    return spec
+
+
+class _Beside:
+    """`__import__` of a file: as Python's own, and of what that does not find what lies in the file's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(
+        self,
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] = (),
+        level: int = 0,
+    ) -> ModuleType:
+        try:
+            return builtins.__import__(name, globals, locals, fromlist, level)
+        except ModuleNotFoundError as error:
+            top, _, inner = name.partition(".")
+            places = (self._folder / f"{top}.py", self._folder / top / _PACKAGE)
+            place = next((each for each in places if each.is_file()), None)
+            if level or error.name != top or place is None:
+                raise
+        there = _file_module(place, f"import {name}").__name__
+        return builtins.__import__(f"{there}.{inner}" if inner else there, None, None, fromlist)
 
 
 def files() -> dict[str, str]:
@@ -127,7 +168,7 @@ class _Files(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """The file of a module."""
         found = self._known.get(fullname)
-        return None if found is None else importlib.util.spec_from_file_location(fullname, found)
+        return None if found is None else _spec(fullname, Path(found))
 
 
 def find_files(known: Mapping[str, str]) -> None:

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from agentrl.config.secrets import scrub
 from agentrl.errors import brief, missing_extra
 
 if TYPE_CHECKING:
@@ -175,11 +176,11 @@ class _Sink:
             flags = TraceFlags(TraceFlags.SAMPLED)
             above = None if work.parent is None else SpanContext(work.trace, work.parent, False, flags)
             span = ReadableSpan(
-                work.name,
+                scrub(work.name),
                 SpanContext(work.trace, work.id, False, flags),
                 above,
                 self._resource,
-                work.attributes,
+                {name: scrub(one) if isinstance(one, str) else one for name, one in work.attributes.items()},
                 status=Status() if error is None else Status(StatusCode.ERROR, error),
                 start_time=work.began,
                 end_time=time.time_ns(),

@@ -23,8 +23,7 @@ REFUSED = {
     "clocks and names of the host": "settimeofday stime clock_settime clock_settime64 clock_adjtime clock_adjtime64 "
     "adjtimex sethostname setdomainname",
     "keys, which have no namespace": "add_key request_key keyctl",
-    "large and young attack surface": "io_uring_setup io_uring_enter io_uring_register userfaultfd memfd_secret "
-    "landlock_create_ruleset landlock_add_rule landlock_restrict_self",
+    "large and young attack surface": "io_uring_setup io_uring_enter io_uring_register userfaultfd memfd_secret",
     "memory placement on other processes": "move_pages migrate_pages mbind set_mempolicy get_mempolicy "
     "set_mempolicy_home_node",
 }

@@ -168,6 +168,9 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
         ("agentrl play env=my-env", "agentrl play env=castle task=3 split=eval"),
         Elsewhere(f"{PLAY}::test_lines_of_a_pipe_play_an_episode_that_the_viewer_lists"),
     ),
+    "agentrl play env=castle from=runs/play-castle session=SESSION_ID": Elsewhere(
+        "tests/envs/test_play_again.py::test_a_session_is_played_again_turn_by_turn_to_the_same_end"
+    ),
     "agentrl view runs/play-castle": Elsewhere(
         "tests/viewer/test_app.py::test_the_command_serves_until_it_is_interrupted"
     ),
@@ -203,7 +206,7 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl eval env=verifiers:my_env.py:load_environment env.difficulty=hard policy=noop": Left(
         "the library is not in .venv; tests/envs/adapters/inside/verifiers_adapter.py plays such files"
     ),
-    "agentrl train env=textarena:TicTacToe-v0": Left(
+    "agentrl train env=textarena:TicTacToe-v0 agents.player_1=rival policies.rival=demonstrator": Left(
         "the library is not in .venv; tests/envs/adapters/inside/textarena_adapter.py plays the game"
     ),
     "agentrl train env=gymnasium:FrozenLake-v1 env.is_slippery=false 'env.actions=[left,down,right,up]' "

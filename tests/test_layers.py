@@ -25,6 +25,7 @@ LAYERS = (
         "registry",
         "cores",
         "native",
+        "patterns",
         "plain",
         "processes",
         "prometheus",

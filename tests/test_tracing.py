@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import random
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +28,7 @@ from agentrl.rollout.policies import Policy
 from agentrl.tools.registry import ToolRegistry
 from agentrl.train.clock import Clock
 from agentrl.types import FunctionCall, Sampling, Session, Task, ToolCall
-from tests.conftest import need
+from tests.collector import Collector, collecting
 from tests.rollout.test_timings import LIMITS, Looking
 from tests.sessions.fakes import DiceEngine, LetterRenderer
 
@@ -143,44 +140,10 @@ async def test_a_steps_phases_are_spans_below_it() -> None:
 # --------------------------------------------------------------------------------------- a collector
 
 
-class Collector(ThreadingHTTPServer):
-    """Answers OTLP/HTTP once it may, and keeps what it was sent."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        collector, self.bodies, self.answers = self, list[tuple[str, bytes]](), threading.Event()
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                collector.bodies.append((self.path, body))
-                collector.answers.wait(60)
-                self.send_response(200)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None: ...
-
-        super().__init__(("127.0.0.1", 0), Handler)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    need(
-        importlib.util.find_spec("opentelemetry.exporter") is not None,
-        "OpenTelemetry's OTLP exporter (the extra tracing)",
-    )
-    server = Collector()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.answers.set()
-    server.shutdown()
-    server.server_close()
+    with collecting() as server:
+        yield server
 
 
 @pytest.mark.slow

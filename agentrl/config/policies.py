@@ -33,7 +33,7 @@ class PolicyConfig(Section):
 
     name: str = MODEL
     """What plays: `model` (weights that stay as they are), `past` (earlier versions of the trained policy), `expert`
-    (the environment's), `noop` (empty messages), a function's import path, or the URL of an API."""
+    and `demonstrator` (the environment's), `noop` (empty messages), a function's import path, or the URL of an API."""
     model: Annotated[ModelConfig, NAMED] = ModelConfig(name=START)
     """The weights: `start` is the run's initial model; otherwise a name from `agentrl models`, or a folder."""
     past: PastConfig = PastConfig()

@@ -27,7 +27,9 @@ from pydantic import BaseModel, SecretStr
 HIDDEN = "(hidden)"
 """Stands for a secret in whatever is written."""
 SHORTEST = 6
-"""Characters of the shortest value that `scrub` takes out of a text: words of one or two letters are everywhere."""
+"""Characters of the shortest value that `scrub` takes out of a text wherever it stands."""
+SHORTEST_WORD = 3
+"""Of a declared secret that it takes out where it stands as a word; words of one or two letters are everywhere."""
 MOST = 4096
 """Values that a process knows; the oldest are forgotten."""
 
@@ -60,6 +62,7 @@ _NUMBER = re.compile(r"-?\d{1,5}(\.\d+)?")
 _PACKAGE = re.compile(r"@[\w.-]+/[\w.@-]+|[\w./-]*\{(folder|session)\}[\w./-]*")
 
 _known: dict[str, None] = {}
+_words: dict[str, None] = {}
 _constructors: dict[str, frozenset[str]] = {}
 
 
@@ -255,6 +258,14 @@ def own_values(section: BaseModel, *, deep: bool = False) -> Iterator[str]:
             yield from secret_values(below, key)
 
 
+def declared_values(section: BaseModel) -> Iterator[str]:
+    """The texts in a section's fields that are declared secret, but for mappings: words are among their values."""
+    for key, hide in _declarations(section).items():
+        value = {**section.__dict__, **(section.model_extra or {})}.get(key)
+        if hide is _hide and isinstance(value, str | SecretStr):
+            yield from _texts(value)
+
+
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
         for below in value.values():
@@ -296,23 +307,31 @@ def declare(name: str, types: Mapping[str, Any], given: Mapping[str, Any]) -> No
     """
     names = frozenset(argument for argument, kind in types.items() if declaration(kind))
     _constructors[name] = names
+    texts = [value for argument in names if isinstance(value := given.get(argument), str | SecretStr)]
+    know((text for value in texts for text in _texts(value)), declared=True)
     know(text for argument in names for text in _texts(given.get(argument)))
     know(secret_values(given, "env"))
 
 
-def know(values: Iterable[str]) -> None:
-    """Have `scrub` take these values out, in this process."""
+def know(values: Iterable[str], declared: bool = False) -> None:
+    """Have `scrub` take these values out, in this process; short ones only where they are declared to be secret."""
     for value in values:
         if len(value) >= SHORTEST and value != HIDDEN:
             _known[value] = None
+        elif declared and len(value) >= SHORTEST_WORD:
+            _words[value] = None
     while len(_known) > MOST:
         del _known[next(iter(_known))]
 
 
 def scrub(text: str, values: Iterable[str] = ()) -> str:
     """A text without the secrets that this process knows, and without these."""
-    found = {*_known, *filter(None, values)}
+    found = {*_known, *(value for value in values if len(value) >= SHORTEST)}
     for secret in sorted(found, key=len, reverse=True) if found else ():
         if secret in text:
             text = text.replace(secret, HIDDEN)
+    if any(word in text for word in tuple(_words)):
+        text = re.sub(
+            rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(_words, key=len, reverse=True)))})(?!\w)", HIDDEN, text
+        )
     return text

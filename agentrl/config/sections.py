@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import core_schema
 
-from agentrl.config.secrets import know, own_values, public
+from agentrl.config.secrets import declared_values, know, own_values, public
 from agentrl.errors import UntrustedCode
 from agentrl.imports import load
 
@@ -31,11 +31,13 @@ class Section(BaseModel):
     def model_post_init(self, context: Any) -> None:
         """Let this process know the secrets, to keep them out of what others write (`secrets.scrub`)."""
         know(own_values(self))
+        know(declared_values(self), declared=True)
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         """Do so also where the section came from another process."""
         super().__setstate__(state)
         know(own_values(self))
+        know(declared_values(self), declared=True)
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """The fields without secrets."""

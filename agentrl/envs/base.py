@@ -20,6 +20,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 from agentrl import tracing
+from agentrl.envs.closing import closed
 from agentrl.envs.reward_marks import FinalReward as FinalReward
 from agentrl.envs.reward_marks import RewardMark as RewardMark
 from agentrl.envs.reward_marks import members
@@ -126,7 +127,10 @@ class Env:
         return self.run_tools(message)
 
     def close(self) -> Awaitable[None] | None:
-        """Give everything back; called at least once, and harmless the second time."""
+        """Give everything back; called at least once, and harmless the second time.
+
+        A plain method runs in a thread of its own.
+        """
         return None
 
     def expert(self, messages: Sequence[Message]) -> str | Message | Awaitable[str | Message]:
@@ -200,7 +204,7 @@ class Env:
         try:
             await resolved(other.restore(self._episode[0], state))
         except BaseException:
-            await resolved(other.close())
+            await closed(other)
             raise
         return other
 

@@ -5,7 +5,6 @@ Whose fault a failure is, is in `attribution`; how episodes are saved and forked
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import random
@@ -19,6 +18,7 @@ from agentrl import faults, tracing
 from agentrl.attachments import critic_view as attached_view
 from agentrl.envs.attribution import blamed
 from agentrl.envs.base import Env, reward_methods, reward_value
+from agentrl.envs.closing import closed
 from agentrl.envs.fixtures import Fixture
 from agentrl.envs.saving import fork as fork
 from agentrl.envs.saving import restore as restore
@@ -26,15 +26,13 @@ from agentrl.envs.saving import restore_data as restore_data
 from agentrl.envs.saving import state as state
 from agentrl.envs.saving import state_data as state_data
 from agentrl.envs.state import resolved
-from agentrl.errors import DeadlineExceeded, EnvError, InfraError, InvalidNumber, nearest
+from agentrl.errors import EnvError, InfraError, InvalidNumber, nearest
 from agentrl.plain import missing, plain
 from agentrl.sessions.codec import odd_place
 from agentrl.tools.schema import shown
 from agentrl.types import Message, Session, StepResult, Task, as_messages
 
 logger = logging.getLogger(__name__)
-CLOSE_SECONDS = 60.0
-"""How long each part of an episode (the environment, its sandbox, added tools) may take to close."""
 
 
 @dataclass(frozen=True)
@@ -283,8 +281,8 @@ def _assistant(env: Env, method: str, value: Any) -> Message:
 async def close(env: Env) -> None:
     """Close an environment and the sandbox that its tools used; may be called again.
 
-    Where the infrastructure fails at that, or a part of it has not ended after `CLOSE_SECONDS`, there is a warning: the
-    episode is what it was.
+    Where the infrastructure fails at that, or a part of it has not ended in time, there is a warning: the episode is
+    what it was.
 
     Raises:
         EnvError: its code failed.
@@ -294,35 +292,14 @@ async def close(env: Env) -> None:
     try:
         with blamed(env, "close"):
             try:
-                await _closed(env)
+                await closed(env)
             finally:
                 if sandbox is not None and hasattr(sandbox, "close"):
-                    await _closed(sandbox)
+                    await closed(sandbox)
                 if inner._added_tools is not None:
-                    await _closed(inner._added_tools)
+                    await closed(inner._added_tools)
     except InfraError as error:
         logger.warning("%s.close: %s", type(inner).__name__, error)
-
-
-async def _closed(what: Any) -> None:
-    """Close something; a coroutine that has not ended in time is cancelled, and not awaited.
-
-    Raises:
-        DeadlineExceeded: it has not.
-    """
-    closing = what.close()
-    if not inspect.isawaitable(closing):
-        return
-    task = asyncio.ensure_future(resolved(closing))
-    try:
-        done, _ = await asyncio.wait({task}, timeout=CLOSE_SECONDS)
-    finally:
-        if not task.done():
-            task.cancel()
-            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-    if not done:
-        raise DeadlineExceeded(f"{type(what).__name__}.close() has not ended after {CLOSE_SECONDS:g} s")
-    task.result()
 
 
 async def compute_rewards(env: Env, session: Session) -> Rewards:

@@ -105,7 +105,8 @@ def init(
 def play(words: Words = None) -> None:
     """Play an episode yourself, with the tools that a model has: agentrl play env=NAME; the session is kept.
 
-    task= (an index or an id), split=, seed=, player= (which agent you are), run_dir= (where the session goes).
+    task= (an index or an id), split=, seed=, player= (which agent you are), run_dir= (where the session goes);
+    from=RUN_FOLDER session=ID plays a session again, turn by turn.
     """
     from agentrl.envs.play import game_of, play_in_terminal
     from agentrl.overrides import parse_words

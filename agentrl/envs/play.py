@@ -21,6 +21,7 @@ from agentrl.envs import calls
 from agentrl.envs.base import Env, has_expert
 from agentrl.envs.episode import NO_DEADLINES, Player, ScriptedActor, ScriptedPolicy, expert_policy, run_episode
 from agentrl.envs.lines import call_of, shown, signature
+from agentrl.envs.recorded_turns import RecordedTurns, recorded
 from agentrl.envs.registry import factory
 from agentrl.envs.samples import random_policy
 from agentrl.errors import ConfigError, TokenBudgetExceeded, ToolArguments, unknown_name
@@ -33,6 +34,7 @@ from agentrl.types import Message, Session, Status, Task
 HELP = (
     "Write a message, or call a tool: /NAME ARGUMENT… or /NAME key=value … or /NAME {JSON}.",
     'A line that ends in "\\" goes on in the next one.',
+    "Of a session that is played again, an empty line takes the turn as it was recorded, :rest all that are left.",
     ":tools lists the tools, :expert lets the expert take this turn, :quit (or Ctrl-D, Ctrl-C) ends the session.",
 )
 POLL = 0.2
@@ -56,37 +58,58 @@ class Person:
         agent: the agent that the person plays.
         show: prints lines.
         seen: the conversation as the person has seen it, without what the person answered.
+        record: the turns of a session that is played again.
     """
 
     agent: str
     show: Show
     seen: list[Message] = field(default_factory=list)
+    record: RecordedTurns | None = None
+    _rest: bool = field(default=False, repr=False)
     _calls: int = field(default=0, repr=False)
 
     async def __call__(self, env: Env, messages: Sequence[Message]) -> Message:
         """Show what is new, and read lines until they make a message."""
         self.show_new(messages)
+        turn = None if self.record is None else self.record.turn(self.agent, messages)
         while True:
-            line = self._line()
-            try:
-                if line == ":quit":
-                    raise PlayerLeft("the player has left")
-                if line == ":expert":
-                    return self._said(await calls.expert(env, messages))
-                if line.startswith(":"):
-                    self.show(self._answered(env, line))
-                elif line.startswith("/"):
-                    return call_of(line[1:], env, self._next_id())
-                elif line:
-                    return Message(role="assistant", content=line)
-            except (ConfigError, ToolArguments, LookupError) as error:
-                self.show([str(error)])
+            line = "" if self._rest and turn is not None else self._line()
+            self._rest = self._rest or line == ":rest"
+            if turn is not None and line in ("", ":rest"):
+                return self._said(turn)
+            message = await self._written(env, messages, line)
+            if message is not None:
+                if self.record is not None:
+                    self.record.over = True
+                return message
+
+    async def _written(self, env: Env, messages: Sequence[Message], line: str) -> Message | None:
+        """The message of a line; None where it is none."""
+        try:
+            if line == ":quit":
+                raise PlayerLeft("the player has left")
+            if line == ":expert":
+                return self._said(await calls.expert(env, messages))
+            if self.record is not None and line in ("", ":rest"):
+                self.show(["no turn is recorded here: write a message"])
+            elif line.startswith(":"):
+                self.show(self._answered(env, line))
+            elif line.startswith("/"):
+                return call_of(line[1:], env, self._next_id())
+            elif line:
+                return Message(role="assistant", content=line)
+        except (ConfigError, ToolArguments, LookupError) as error:
+            self.show([str(error)])
+        return None
 
     def show_new(self, messages: Sequence[Message]) -> None:
         """Show what was said since the person's last message; all where the path begins anew (`StepResult.fresh`)."""
         goes_on = list(messages[: len(self.seen)]) == self.seen
-        for message in messages[len(self.seen) + bool(self.seen) if goes_on else 0 :]:
+        known = len(self.seen) + bool(self.seen) if goes_on else 0
+        for message in messages[known:]:
             self.show(shown(message))
+        if self.record is not None:
+            self.show(self.record.differences(self.agent, messages, known))
         self.seen = list(messages)
 
     def _answered(self, env: Env, line: str) -> Sequence[str]:
@@ -143,6 +166,7 @@ class Game:
         seed: the episode's randomness.
         player: the agent that the person plays; "" is the first one.
         folder: where the session is kept, as that of a run.
+        record: a session whose turns are taken again.
     """
 
     make: Callable[[], Env]
@@ -152,10 +176,11 @@ class Game:
     seed: int
     player: str
     folder: Path
+    record: Session | None = None
 
 
 def game_of(tree: Mapping[str, Any]) -> Game:
-    """What the words `env=NAME task=0 split=train seed=0 player=… run_dir=…` ask for.
+    """What the words `env=NAME task=0 split=train seed=0 player=… run_dir=… from=… session=…` ask for.
 
     Raises:
         ConfigError: a setting is missing, unknown, or of the wrong type.
@@ -170,6 +195,7 @@ def game_of(tree: Mapping[str, Any]) -> Game:
         raise ConfigError("say what to play: env=NAME, and its options as env.KEY=VALUE")
     folder = re.sub(r"[^\w.-]+", "-", name)
     given: dict[str, Any] = {"task": 0, "split": "", "seed": 0, "player": "", "run_dir": f"runs/play-{folder}"}
+    given |= {"from": "", "session": ""}
     for key, value in tree.items():
         if key not in given:
             raise unknown_name("setting of play", key, [*given, "env"])
@@ -177,9 +203,15 @@ def game_of(tree: Mapping[str, Any]) -> Game:
             raise ConfigError(f"{key} = {value!r}: must be a {'whole number' if key == 'seed' else 'name or number'}")
         given[key] = value
     make = factory(name, **options)
+    kept: dict[str, Any] = {"player": str(given["player"]), "folder": Path(str(given["run_dir"]))}
+    if given["from"] or given["session"]:
+        if chosen := [key for key in ("task", "split", "seed") if key in tree]:
+            raise ConfigError(f"{chosen[0]}={tree[chosen[0]]}: a session that is played again has its own")
+        record = recorded(str(given["from"]), str(given["session"]))
+        return Game(make, name, options, record.task, record.seed, **kept, record=record)
     env = make()
     task = task_of(env, given["task"], str(given["split"] or env.splits[0]))
-    return Game(make, name, options, task, int(given["seed"]), str(given["player"]), Path(str(given["run_dir"])))
+    return Game(make, name, options, task, int(given["seed"]), **kept)
 
 
 def task_of(env: Env, wanted: str | int, split: str) -> Task:
@@ -216,6 +248,7 @@ def play_in_terminal(game: Game, show: Show) -> Session:
     player = game.player or env.agents[0]
     if player not in env.agents:
         raise unknown_name("agent", player, env.agents)
+    record = None if game.record is None else RecordedTurns(game.record)
     _begin_folder(game)
     with Store(game.folder / "sessions.db") as store:
         name = f"{game.task.id}-{time.strftime('%Y%m%d-%H%M%S')}-{len(store.ids())}"
@@ -223,7 +256,7 @@ def play_in_terminal(game: Game, show: Show) -> Session:
         session.started = time.time()
         show([*HELP, *(signature(tool) for tool in env.tools)])
         try:
-            _interruptible(_played(env, session, Person(player, show), store))
+            _interruptible(_played(env, session, Person(player, show, record=record), store))
         except KeyboardInterrupt:  # in the midst of a step
             session.status, session.error = Status.TRUNCATED, "the player has left"
         finally:
@@ -256,13 +289,19 @@ async def _played(env: Env, session: Session, person: Person, store: Store) -> N
     generator, tools = TurnGenerator(NullRenderer(), None), env.tools.schemas()
     others: ScriptedPolicy = expert_policy if has_expert(env) else random_policy(session.seed)
 
+    def other(agent: str) -> ScriptedPolicy:
+        if person.record is None:
+            return others
+        record = person.record
+        return lambda env, messages: record.turn(agent, messages) or others(env, messages)
+
     async def stored(turn: int, agents: Sequence[str], order: Sequence[str]) -> None:
         store.save(session)
 
     players = {
         agent: Player(
             Conversation(session, generator, tools=tools, agent=agent, stop=env.stop_strings),
-            ScriptedActor(person if agent == person.agent else others),
+            ScriptedActor(person if agent == person.agent else other(agent)),
         )
         for agent in env.agents
     }

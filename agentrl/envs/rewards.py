@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol
 
 from agentrl.config import RewardConfig, RewardSections, Section
 from agentrl.envs.base import Env, FinalReward, RewardMark, reward_value
+from agentrl.envs.closing import closed
 from agentrl.envs.state import resolved
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError
 from agentrl.foreign_errors import words
@@ -124,7 +125,7 @@ class NamedReward:
     async def close(self) -> None:
         """Close the reward; a failure of that is logged."""
         try:
-            await resolved(self.reward.close())
+            await closed(self.reward)
         except Exception as error:
             _log.warning("rewards.%s: closing it raised %s", self.name, words(error))
 

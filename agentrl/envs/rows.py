@@ -33,6 +33,10 @@ MOST_JSON = 1 << 30
 """Bytes of a JSON file, unpacked."""
 MOST_LINE = 1 << 26
 """Characters of a line. Megabytes of gzip can be thousands of times as many, and are not unpacked further."""
+MOST_ROWS = 1 << 24
+"""Of a file: a few kilobytes can have a billion of nothing."""
+MOST_TEXT = 1 << 33
+"""Bytes or characters of all rows of a file together, unpacked."""
 MMLU = ("question", "A", "B", "C", "D", "answer")
 """The columns of MMLU's own CSV files, which don't name them: a first line that ends in a letter is a question."""
 SCORING = frozenset(
@@ -119,6 +123,13 @@ def parse_rows(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]
         ConfigError: it is not what its name says.
         MissingExtra: pyarrow is not installed.
     """
+    for read, numbered in enumerate(_numbered(name, file)):
+        if read >= MOST_ROWS:
+            raise ConfigError(f"{name}: it has more than {MOST_ROWS:,} rows; split it")
+        yield numbered
+
+
+def _numbered(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
     plain = name.removesuffix(".gz")
     if plain != name:
         file = cast(BinaryIO, gzip.GzipFile(fileobj=file))
@@ -141,11 +152,13 @@ def parse_rows(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]
 
 def _lines(name: str, text: io.TextIOBase) -> Iterator[str]:
     """The lines, each of which is bounded before it is read."""
-    number = 0
+    number = total = 0
     while line := text.readline(MOST_LINE + 1):
         number += 1
+        total += len(line)
         if len(line) > MOST_LINE:
             raise ConfigError(f"{name}, line {number}: it has more than {MOST_LINE:,} characters")
+        _check_total(name, total)
         yield line
 
 
@@ -208,30 +221,65 @@ def _parquet(name: str, opened: BinaryIO) -> Iterator[dict[str, Any]]:
         import pyarrow.parquet as parquet
     except ImportError:
         raise missing_extra("pyarrow", "parquet") from None
+    total = 0
     try:
-        with parquet.ParquetFile(opened) as file:
+        metadata = parquet.read_metadata(opened)
+        with parquet.ParquetFile(opened, metadata=metadata, read_dictionary=_texts(metadata.schema)) as file:
             for group in range(file.num_row_groups):  # asked for together, all would be read ahead
                 about = file.metadata.row_group(group)
                 rows = BATCH_BYTES * about.num_rows // max(about.total_byte_size, 1)
                 for batch in file.iter_batches(max(1, min(rows, BATCH)), row_groups=[group]):
-                    if batch.nbytes > MOST_BYTES or sum(map(_count, batch.columns)) > MOST_VALUES:
-                        raise ConfigError(f"{name}: a row has more than {MOST_BYTES:,} bytes or {MOST_VALUES:,} values")
-                    for row in batch.to_pylist():
-                        yield {name: _plain(value) for name, value in row.items()}
+                    for part, size in _parts(name, batch):
+                        total += size
+                        _check_total(name, total)
+                        for row in part.to_pylist():
+                            yield {name: _plain(value) for name, value in row.items()}
     except (pyarrow.ArrowException, RecursionError, OSError) as error:
         if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
             raise  # of the file system, or of the network; pyarrow's own for damaged pages has no number
         raise ConfigError(f"{name}: not a readable Parquet file: {error}") from None
 
 
-def _count(array: Any) -> int:
-    """How many values are in a column's rows, lists within lists included."""
+def _texts(schema: Any) -> list[str]:
+    """The columns of texts, and of texts in lists: read as dictionaries, they have a value that rows share once."""
+    columns = (schema.column(place) for place in range(len(schema)))
+    return [one.path for one in columns if one.physical_type == "BYTE_ARRAY" and one.logical_type.type != "DECIMAL"]
+
+
+def _parts(name: str, batch: Any) -> Iterator[tuple[Any, int]]:
+    """A batch's rows, as many at a time as have the bytes and values that may be in memory, with those bytes."""
+    sizes = [_size(column) for column in batch.columns]
+    size, values = sum(each for each, _ in sizes), sum(each for _, each in sizes)
+    if size <= MOST_BYTES and values <= MOST_VALUES:
+        yield batch, size
+    elif len(batch) == 1:
+        raise ConfigError(f"{name}: a row has more than {MOST_BYTES:,} bytes or {MOST_VALUES:,} values")
+    else:
+        yield from _parts(name, batch.slice(0, len(batch) // 2))
+        yield from _parts(name, batch.slice(len(batch) // 2))
+
+
+def _size(array: Any) -> tuple[int, int]:
+    """The bytes and the number of values in a column's rows, those of lists within lists included."""
+    import pyarrow.compute as compute
+
+    if hasattr(array, "dictionary"):
+        lengths = compute.binary_length(array.dictionary).take(array.indices)
+        return compute.sum(lengths.cast("int64")).as_py() or 0, len(array)
     if hasattr(array, "keys"):  # a map
-        return _count(array.keys) + _count(array.items)
-    if not hasattr(array, "flatten"):
-        return len(array)
-    inner = array.flatten()
-    return sum(map(_count, inner)) if isinstance(inner, list) else _count(inner)
+        parts = [array.keys, array.items]
+    elif hasattr(array, "flatten"):
+        inner = array.flatten()
+        parts = inner if isinstance(inner, list) else [inner]
+    else:
+        return array.nbytes, len(array)
+    sizes = list(map(_size, parts))
+    return sum(size for size, _ in sizes), sum(count for _, count in sizes)
+
+
+def _check_total(name: str, total: int) -> None:
+    if total > MOST_TEXT:
+        raise ConfigError(f"{name}: its rows have more than {MOST_TEXT:,} bytes; split it")
 
 
 def _plain(value: Any) -> Any:

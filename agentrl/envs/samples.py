@@ -65,7 +65,7 @@ def random_policy(seed: int) -> ScriptedPolicy:
     def policy(env: Env, messages: Sequence[Message]) -> Message:
         said = sum(message.role == "assistant" for message in messages)
         rng = random.Random(f"{seed}/{said}/{messages[0].text[:MAX_READ]}")
-        tools, words = list(env.tools), _words(messages)
+        tools, words = list(env.tools), words_of(messages)
         if not tools or rng.random() < SAYING:
             return Message(role="assistant", content=rng.choice(words))
         return random_call(rng, rng.choice(tools), messages, f"call_{said}")
@@ -75,7 +75,7 @@ def random_policy(seed: int) -> ScriptedPolicy:
 
 def random_call(rng: random.Random, tool: Tool, messages: Sequence[Message], call_id: str) -> Message:
     """A valid call of a tool, with words and numbers of the conversation as arguments."""
-    arguments = _drawn(rng, tool.parameters, tool.parameters.get("$defs", {}), _words(messages), MAX_DEPTH)
+    arguments = _drawn(rng, tool.parameters, tool.parameters.get("$defs", {}), words_of(messages), MAX_DEPTH)
     try:
         tool.check(json.loads(json.dumps(arguments)))
     except (ToolError, TypeError, ValueError):
@@ -84,7 +84,7 @@ def random_call(rng: random.Random, tool: Tool, messages: Sequence[Message], cal
     return Message(role="assistant", tool_calls=[ToolCall(id=call_id, function=function)])
 
 
-def _words(messages: Sequence[Message]) -> list[str]:
+def words_of(messages: Sequence[Message]) -> list[str]:
     """Words of a conversation, but for those that a shell would run as programs: a sandbox may isolate nothing."""
     found = (word for message in messages for word in _WORD.findall(message.text[:MAX_READ]))
     return [word for word in found if word not in SHELL and not _is_program(word)] or ["a"]

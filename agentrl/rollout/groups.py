@@ -20,7 +20,7 @@ from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor, Player, ScriptedActor, episode_state, nothing_to_record, run_episode
-from agentrl.envs.results import invalid, told
+from agentrl.envs.results import IN_TOOLS, invalid, told
 from agentrl.errors import EngineError, EnvError
 from agentrl.rollout.branching import play_forked
 from agentrl.rollout.fork_rules import ForkRule, make_rule
@@ -252,11 +252,18 @@ class Rollouts:
             self.left.counts["taken"] += 1
             await ended(left.session)
             return left.session
-        begin = left.attempt if left is not None and left.attempt <= self.limits.retries else 0
+        retries = self.limits.retries
+        begin = left.attempt if left is not None and left.attempt <= retries else 0
         with self.tool_faults.playing() as attempts:
-            for attempt in range(begin, self.limits.retries + 1):
-                session = new(attempt)
-                await attempts.judge(session, self.limits.retries, self._limits(deadline).timeout)
+            session = first
+            for attempt in range(begin, max(retries, 1) + 1):
+                following = new(attempt)
+                blamed = await attempts.judge(following, max(retries, 1), self._limits(deadline).timeout)
+                if attempt > retries and not blamed:
+                    await faults.async_point("session.ended")
+                    await ended(session)
+                    break
+                session = following
                 async with self.slots.slot(place, deadline.at if deadline else None):
                     session = await self._continue(left, actor, deadline) or await self._play_recorded(
                         session, actor, deadline
@@ -267,7 +274,8 @@ class Rollouts:
                     if not over:  # an invalid number would be the same again
                         attempts.lost(session)
                         await self._check_engine()
-                    if over or attempt == self.limits.retries:
+                    alone = not retries and not attempt and IN_TOOLS in session.counters  # perhaps, which is judged
+                    if over or (attempt >= retries and not alone):
                         await faults.async_point("session.ended")
                         await ended(session)
                         break

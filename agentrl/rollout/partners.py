@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import MODEL, PAST, START, FleetConfig, PolicyConfig, RunConfig, WeightsConfig
-from agentrl.envs.base import Env, has_expert
-from agentrl.envs.episode import EXPERT, NOOP, Actor, ScriptedActor
+from agentrl.envs.base import Env, has_demonstrator, has_expert
+from agentrl.envs.episode import DEMONSTRATOR, EXPERT, NOOP, Actor, ScriptedActor
 from agentrl.envs.state import resolved
 from agentrl.errors import AgentRLError, ConfigError, unknown_name
 from agentrl.imports import load
@@ -29,7 +29,7 @@ from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.types import MAIN, Message, Sampling
 
-SCRIPTS: Mapping[str, Actor] = {"expert": EXPERT, "noop": NOOP}
+SCRIPTS: Mapping[str, Actor] = {"expert": EXPERT, "demonstrator": DEMONSTRATOR, "noop": NOOP}
 """Policies that need neither weights nor a function of the user's."""
 
 
@@ -140,7 +140,7 @@ class Function:
 
 
 def script(name: str, rules: str) -> Actor:
-    """What acts by a policy of rules: `expert`, `noop`, or a function's import path.
+    """What acts by a policy of rules: `expert`, `demonstrator`, `noop`, or a function's import path.
 
     Raises:
         UnknownName: there is no such function.
@@ -171,6 +171,8 @@ def check_partner(name: str, own: PolicyConfig, env: Env) -> None:
         check_api(own.name, own.api, env, setting=where)
     elif own.name == "expert" and not has_expert(env):
         raise ConfigError(f"{where}=expert: {type(env.unwrapped).__name__} has no expert")
+    elif own.name == "demonstrator" and not has_demonstrator(env):
+        raise ConfigError(f"{where}=demonstrator: {type(env.unwrapped).__name__} has no demonstrator")
     elif own.name not in (MODEL, PAST):
         script(name, own.name)
     elif own.model.name != START:

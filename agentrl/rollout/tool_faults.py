@@ -3,7 +3,8 @@
 What fails by the infrastructure is generated again, and never trained on or scored. A policy could use that: no game is
 lost whose tools are broken before its end. So where all attempts but the last failed inside a tool call, the last one
 begins when it is known whether a session of another group got answers meanwhile. Where one did, and the last attempt
-fails in the same way, it ends as an AGENT_ERROR with the reward that it has so far (`envs.results.failed`).
+fails in the same way, it ends as an AGENT_ERROR with the reward that it has so far (`envs.results.failed`). Where a run
+has no retries, such a session has that one.
 
 Where nothing else is under way, nothing tells that from tools that are down, and the infrastructure is blamed: except
 for as many sessions as were found to fail alone before, or a policy would gain by those games that end last.
@@ -87,8 +88,8 @@ class Attempts:
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_result(None)
 
-    async def judge(self, following: Session, retries: int, seconds: float) -> None:
-        """Count, in the last attempt, those before it that failed by what looks like the agent's fault.
+    async def judge(self, following: Session, retries: int, seconds: float) -> bool:
+        """Count, in the last attempt, those before it that failed by what looks like the agent's fault; whether it did.
 
         Args:
             following: the attempt that is to begin.
@@ -96,7 +97,7 @@ class Attempts:
             seconds: how long to wait at most for other groups.
         """
         if not self._lost or len(self._lost) < retries or not all(IN_TOOLS in lost.counters for lost in self._lost):
-            return
+            return False
         if not self._others_answered:
             self.waiting = asyncio.get_running_loop().create_future()
             self._faults.settle()
@@ -104,8 +105,10 @@ class Attempts:
             self.waiting = None
         if self._others_answered:
             self._faults.found_alone()
-        if self._others_answered or self._faults.presume_alone():
+        alone = self._others_answered or self._faults.presume_alone()
+        if alone:
             following.count(TOOL_FAULTS, len(self._lost))
+        return alone
 
 
 def _clears(session: Session, suspect: Session) -> bool:

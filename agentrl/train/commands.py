@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -68,7 +69,9 @@ def replay(
 
 
 @app.command()
-def ratings(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
+def ratings(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")], trust: Annotated[bool, TRUST] = False
+) -> None:
     """Show how a run's policy did against its earlier versions (policies.NAME=past): Elo ratings and win rates."""
     from agentrl.config import PAST
     from agentrl.errors import ConfigError
@@ -76,7 +79,7 @@ def ratings(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> Non
     from agentrl.train import ratings as rated
     from agentrl.train.resuming import saved_settings
 
-    with names_only():
+    with nullcontext() if trust else names_only():
         policies = saved_settings(run, "").policies.items()
     found = next(((name, policy.past.every) for name, policy in policies if policy.name == PAST), None)
     if found is None:

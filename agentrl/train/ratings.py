@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import orjson
 
@@ -102,17 +103,19 @@ def read(run: Path) -> list[Matches]:
     file = run / NAME
     lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
     try:
-        rows = [orjson.loads(line) for line in lines if line.endswith(b"\n")]
-        return [
-            Matches(
-                row["step"],
-                {int(version): games for version, games in row["games"].items()},
-                {int(version): points for version, points in row["points"].items()},
-            )
-            for row in rows
-        ]
+        return [_matches(orjson.loads(line)) for line in lines if line.endswith(b"\n")]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{file} is damaged: {error}") from None
+
+
+def _matches(row: Mapping[str, Any]) -> Matches:
+    step, games = row["step"], {int(version): number for version, number in row["games"].items()}
+    points = {int(version): float(number) for version, number in row["points"].items()}
+    if type(step) is not int or step < 1 or any(type(number) is not int for number in games.values()):
+        raise ValueError("a step, or a number of games, is no whole number from 1 on")
+    if points.keys() != games.keys() or not all(0 <= points[version] <= games[version] for version in games):
+        raise ValueError(f"step {step} has points that are not between 0 and the games")
+    return Matches(step, games, points)
 
 
 def drop_after(run: Path, step: int) -> None:

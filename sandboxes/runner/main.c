@@ -198,6 +198,7 @@ int main(void) {
     sigset_t child;
     alone = getpid() == 1;
     protect_from_oom();
+    lock_scores();
     prctl(PR_SET_DUMPABLE, 0);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     signal(SIGPIPE, SIG_IGN);

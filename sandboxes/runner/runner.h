@@ -113,6 +113,7 @@ int other_processes(bool end);
 
 /* memory.c */
 void protect_from_oom(void);
+void lock_scores(void);
 pid_t fork_expendable(void);
 uint64_t oom_kills(void);
 

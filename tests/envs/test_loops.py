@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from agentrl.envs.adapters.loops import Ask, Loop
 from agentrl.errors import EnvError
-from agentrl.types import FunctionCall, Message, ToolCall
+from agentrl.types import FunctionCall, Message, StepResult, ToolCall
 
 
 async def echo(ask: Ask) -> str:
@@ -22,22 +21,51 @@ async def echo(ask: Ask) -> str:
 
 async def forgetful(ask: Ask) -> str:
     said = await ask([Message(role="user", content="first")], [])
-    return (await ask([Message(role="user", content="another"), said, Message(role="user")], [])).text
+    return (await ask([Message(role="user", content="another"), said, Message(role="user", content="and?")], [])).text
+
+
+async def offers_more(ask: Ask) -> str:
+    return (await ask([Message(role="user", content="first")], ["search"])).text
+
+
+async def asks_twice(ask: Ask) -> str:
+    both = await asyncio.gather(*(ask([Message(role="user", content=text)], []) for text in ("left", "right")))
+    return " ".join(message.text for message in both)
 
 
 async def test_a_loop_is_played_turn_by_turn_to_what_it_returns() -> None:
     loop = Loop(echo, [], "echo")
     assert [message.text for message in await loop.begin() or ()] == ["first"]
-    assert [message.text for message in await loop.answer(Message(role="assistant", content="one")) or ()] == ["second"]
+    following = await loop.answer(Message(role="assistant", content="one"))
+    assert following == StepResult([Message(role="user", content="second")])
     assert await loop.answer(Message(role="assistant", content="two")) is None
     assert loop.result == "two"
 
 
-async def refusal() -> str:
+async def test_a_request_that_changes_the_conversation_begins_a_new_path() -> None:
     loop = Loop(forgetful, [], "forgetful")
     await loop.begin()
+    following = await loop.answer(Message(role="assistant", content="one"))
+    assert following is not None
+    assert following.fresh
+    assert [message.text for message in following.messages] == ["another", "one", "and?"]
+    assert await loop.answer(Message(role="assistant", content="two")) is None
+    assert loop.result == "two"
+
+
+async def test_requests_at_once_are_answered_one_after_another() -> None:
+    loop = Loop(asks_twice, [], "twice")
+    assert [message.text for message in await loop.begin() or ()] == ["left"]
+    following = await loop.answer(Message(role="assistant", content="1"))
+    assert following == StepResult([Message(role="user", content="right")], fresh=True)
+    assert await loop.answer(Message(role="assistant", content="2")) is None
+    assert loop.result == "1 2"
+
+
+async def refusal() -> str:
+    loop = Loop(offers_more, ["add"], "generous")
     try:
-        await loop.answer(Message(role="assistant", content="one"))
+        await loop.begin()
     except EnvError as error:
         return str(error)
     finally:
@@ -50,7 +78,7 @@ async def test_a_loop_that_was_refused_is_named_once_and_printed_by_nobody_else(
     """The library's task failed as well, after its episode: asyncio printed it while other code ran."""
     printed: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: printed.append(context))
-    assert "forgetful changes message 0 (user)" in await refusal()
+    assert "generous offers the tools ['search'] at this turn, and ['add'] at the beginning" in await refusal()
     await asyncio.sleep(0)
     gc.collect()
     assert not printed
@@ -65,45 +93,34 @@ async def test_arguments_that_nest_too_deeply_are_no_fault_of_the_loop() -> None
     await loop.close()
 
 
-async def gives_up(ask: Ask) -> str:
-    try:
-        async with asyncio.timeout(0):
-            await ask([Message(role="user", content="quick")], [])
-    except TimeoutError:
-        return "too slow"
-    return "answered"
+@pytest.mark.parametrize("asks_again", [False, True])
+async def test_a_loop_that_no_longer_waits_for_the_turn_goes_on_as_it_likes(asks_again: bool) -> None:
+    too_slow = asyncio.Event()
 
+    async def hasty(ask: Ask) -> str:
+        asking = asyncio.ensure_future(ask([Message(role="user", content="quick")], []))
+        await too_slow.wait()
+        asking.cancel()
+        return (await ask([Message(role="user", content="now?")], [])).text if asks_again else "too slow"
 
-async def asks_again(ask: Ask) -> str:
-    await gives_up(ask)
-    return (await ask([Message(role="user", content="now?")], [])).text
-
-
-async def test_a_loop_that_no_longer_waits_for_the_turn_ends_as_it_likes() -> None:
-    loop = Loop(gives_up, [], "hasty")
+    loop = Loop(hasty, [], "hasty")
     await loop.begin()
-    await asyncio.sleep(0.01)
+    too_slow.set()
     async with asyncio.timeout(5):
-        assert await loop.answer(Message(role="assistant", content="late")) is None
-    assert loop.result == "too slow"
+        following = await loop.answer(Message(role="assistant", content="late"))
+        if asks_again:
+            assert following == StepResult([Message(role="user", content="now?")], fresh=True)
+            following = await loop.answer(Message(role="assistant", content="yes"))
+    assert following is None
+    assert loop.result == ("yes" if asks_again else "too slow")
 
 
-async def late(loop: Loop[str]) -> object:
-    return await loop.answer(Message(role="assistant", content="late"))
-
-
-async def cut_off(loop: Loop[str]) -> object:
-    return await loop.end(EnvError("cut off"))
-
-
-@pytest.mark.parametrize("go_on", [late, cut_off])
-async def test_a_loop_that_asks_anew_while_its_turn_is_written_is_refused(go_on: Callable[[Any], Any]) -> None:
-    loop = Loop(asks_again, [], "hasty")
+async def test_a_loop_that_is_cut_off_gets_the_error_for_each_request() -> None:
+    loop = Loop(asks_twice, [], "twice")
     await loop.begin()
-    await asyncio.sleep(0.01)
     async with asyncio.timeout(5):
-        with pytest.raises(EnvError, match="hasty asks its model for two turns at once"):
-            await go_on(loop)
+        with pytest.raises(EnvError, match="cut off"):
+            await loop.end(EnvError("cut off"))
 
 
 @pytest.mark.slow

@@ -48,6 +48,33 @@ def long_value(length: int) -> bytes:
     return body.getvalue()
 
 
+def shared(table: str) -> bytes:
+    """A table of a few kilobytes whose rows share one long text, each row or each item of its lists."""
+    import pyarrow
+    import pyarrow.parquet
+
+    body = io.BytesIO()
+    values = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 30_000, "int32"), ["x" * (1 << 20)])
+    row = pyarrow.ListArray.from_arrays(pyarrow.array([0, 30_000], "int32"), values)
+    pyarrow.parquet.write_table(
+        pyarrow.table({"a": values if table == "rows" else row}),
+        body,
+        compression="zstd",
+        dictionary_pagesize_limit=1 << 24,
+    )
+    return body.getvalue()
+
+
+def empty_rows(count: int) -> bytes:
+    """A table of a few kilobytes of rows without a value."""
+    import pyarrow
+    import pyarrow.parquet
+
+    body = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"a": pyarrow.nulls(count, pyarrow.int8())}), body)
+    return body.getvalue()
+
+
 ROWS = [
     Attack("nesting beyond a decoder's stack", """"a.jsonl", b'{"a":' * 100_000""", UNNAMED),
     Attack("such nesting in one list", """"a.json", b"[" * 100_000""", UNNAMED),
@@ -84,6 +111,15 @@ BOMBS = [
         "values without end, packed", """"a.json.gz", gzip.compress(b"[" + b"{}," * (MOST_VALUES + 1), 1)""", UNBOUNDED
     ),
     Attack("a row of a Parquet file without end", """"a.parquet", long_list(MOST_VALUES + 1)""", UNBOUNDED),
+    Attack("rows without end, packed", """"a.jsonl.gz", gzip.compress(b"{}\\n" * (MOST_ROWS + 1), 1)""", UNBOUNDED),
+    Attack("rows of a Parquet file without end", """"a.parquet", empty_rows(MOST_ROWS + 1)""", UNBOUNDED),
+    Attack("a long value of all rows of a Parquet file", """"a.parquet", shared("rows")""", UNBOUNDED),
+    Attack("a long value of all items of a row of a Parquet file", """"a.parquet", shared("items")""", UNBOUNDED),
+    Attack(
+        "lines without end, packed",
+        """"a.jsonl.gz", gzip.compress((b" " * 9999 + b"\\n") * (1 + MOST_TEXT // 10_000), 1)""",
+        UNBOUNDED,
+    ),
     Attack("a value of a Parquet file without end", """"a.parquet", long_value(MOST_BYTES + 1)""", UNBOUNDED),
 ]
 

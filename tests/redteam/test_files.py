@@ -39,10 +39,17 @@ def test_no_data_ends_a_command_otherwise_than_by_its_name(case: Attack, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", BOMBS, ids=ids(BOMBS))
-def test_no_data_is_unpacked_beyond_its_bounds(case: Attack, tmp_path: Path) -> None:
+def test_no_data_is_unpacked_beyond_its_bounds(case: Attack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two gigabytes in a line, from two megabytes, were still being read after four minutes."""
-    bounds = {name: getattr(rows, name) for name in ("MOST_LINE", "MOST_VALUES", "MOST_BYTES")}
-    own = {"gzip": gzip, "long_list": files.long_list, "long_value": files.long_value}
+    monkeypatch.setattr(rows, "MOST_ROWS", 1 << 15)  # the others take seconds, and are what is tried
+    monkeypatch.setattr(rows, "MOST_TEXT", 1 << 27)
+    bounds = {
+        name: getattr(rows, name) for name in ("MOST_LINE", "MOST_VALUES", "MOST_BYTES", "MOST_ROWS", "MOST_TEXT")
+    }
+    own = {
+        "gzip": gzip,
+        **{one.__name__: one for one in (files.long_list, files.long_value, files.shared, files.empty_rows)},
+    }
     name, data = eval(case.payload, {**own, **bounds})
     assert len(data) < 1 << 20, "it is no bomb"
     (tmp_path / name).write_bytes(data)

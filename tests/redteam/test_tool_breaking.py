@@ -75,8 +75,11 @@ def breaks_always(env: Env, messages: Sequence[Message]) -> Message:
     return env.call("roll", extremely=True)
 
 
-async def games(policy: Callable[[Env, Sequence[Message]], Message], error: Callable[[], Exception]) -> list[Session]:
-    rollouts = Rollouts(lambda: Dice(error), Policy(NullRenderer()), LIMITS, seed=5)
+async def games(
+    policy: Callable[[Env, Sequence[Message]], Message], error: Callable[[], Exception], retries: int = LIMITS.retries
+) -> list[Session]:
+    limits = LIMITS.model_copy(update={"retries": retries})
+    rollouts = Rollouts(lambda: Dice(error), Policy(NullRenderer()), limits, seed=5)
     tasks = [Task.model_validate(task) for task in Dice(error).tasks()]
     groups = await rollouts.collect(
         [Task.model_validate(task) for task in tasks], ScriptedActor(policy), phase="e", n=1
@@ -89,9 +92,11 @@ def mean(sessions: Sequence[Session]) -> float:
     return sum(scores) / len(scores)
 
 
+@pytest.mark.parametrize("retries", [LIMITS.retries, 1, 0])
 @pytest.mark.parametrize("kind", ERRORS)
-async def test_no_mean_rises_by_breaking_tools_in_lost_games(kind: str) -> None:
-    fair, broken = await games(honest, ERRORS[kind]), await games(breaks_when_it_loses, ERRORS[kind])
+async def test_no_mean_rises_by_breaking_tools_in_lost_games(kind: str, retries: int) -> None:
+    fair = await games(honest, ERRORS[kind], retries)
+    broken = await games(breaks_when_it_loses, ERRORS[kind], retries)
     assert 0 < mean(fair) < 1
     assert mean(broken) <= mean(fair)
     lost = [session for session in broken if session.status is Status.AGENT_ERROR]
@@ -99,7 +104,9 @@ async def test_no_mean_rises_by_breaking_tools_in_lost_games(kind: str) -> None:
     assert all(session.counters["tool_faults"] for session in lost), "it is not counted"
 
 
-async def test_who_breaks_every_tool_of_a_batch_has_no_mean_at_all() -> None:
+@pytest.mark.parametrize("retries", [LIMITS.retries, 0])
+async def test_who_breaks_every_tool_of_a_batch_has_no_mean_at_all(retries: int) -> None:
     """Nothing tells that from an infrastructure that is down: the batch is tried again, and then the run ends."""
-    sessions = await games(breaks_always, ERRORS["a connection"])
+    sessions = await games(breaks_always, ERRORS["a connection"], retries)
     assert {session.status for session in sessions} == {Status.INFRA_ERROR}
+    assert {session.attempt for session in sessions} == {retries}

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import errno
 import logging
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
 from agentrl.config import RolloutConfig
-from agentrl.envs import calls
+from agentrl.envs import closing
 from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import EXPERT
 from agentrl.errors import EnvError
@@ -176,7 +177,7 @@ async def test_info_that_json_can_not_hold_is_the_authors_error_by_its_key(by: s
 async def test_a_close_that_never_ends_holds_no_session(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(calls, "CLOSE_SECONDS", 0.02)
+    monkeypatch.setattr(closing, "CLOSE_SECONDS", 0.02)
 
     released = asyncio.Event()
 
@@ -191,3 +192,21 @@ async def test_a_close_that_never_ends_holds_no_session(
     assert {session.status for session in group.sessions} == {Status.COMPLETED}
     released.set()
     assert "Stuck.close() has not ended after 0.02 s" in caplog.text
+
+
+async def test_a_close_that_blocks_for_ever_holds_no_session(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A plain `close` that waited for a thread of its own held the event loop, and so the run."""
+    monkeypatch.setattr(closing, "CLOSE_SECONDS", 0.02)
+    released = threading.Event()
+
+    class Blocked(Shelf):
+        def close(self) -> None:
+            released.wait()
+
+    with caplog.at_level(logging.WARNING):
+        (group,) = await played(Blocked, names(1))
+    released.set()
+    assert {session.status for session in group.sessions} == {Status.COMPLETED}
+    assert "Blocked.close() has not ended after 0.02 s" in caplog.text

@@ -124,6 +124,7 @@ async def test_a_function_plays_an_agent_by_what_that_agent_was_sent(tmp_path: P
 
 async def test_the_environments_expert_and_an_agent_that_says_nothing_play_by_name() -> None:
     assert (await played("policies.other=expert")).reward == 1.0
+    assert (await played("policies.other=demonstrator")).reward == 1.0
     assert (await played("policies.other=noop")).reward == 0.0
 
 
@@ -178,6 +179,7 @@ async def test_a_function_that_fails_stops_the_run_with_the_setting_that_names_i
             "NO_KEY, or policies.other.api.key_env",
         ),
         (["policies.other=expert"], "policies.other=expert: Silent has no expert"),
+        (["policies.other=demonstrator"], "policies.other=demonstrator: Silent has no demonstrator"),
     ],
 )
 def test_a_policy_that_can_not_play_is_refused_before_the_run(words: list[str], told: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
@@ -11,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from agentrl import tracing
 from agentrl.cli import main
 from agentrl.config import RunConfig
 from agentrl.config.secrets import HIDDEN, address, command, hidden, know, public, scrub, secret_values
@@ -24,6 +27,8 @@ from agentrl.sessions.store import Store
 from agentrl.train.run_folder import RunFolder
 from agentrl.train.setup import complete
 from agentrl.types import Session, Task
+from agentrl.viewer.app import create_app
+from tests.collector import Collector, collecting
 
 ADDRESSES = [
     "env.database=postgres://shop:{}@db.internal:5432/shop",
@@ -73,7 +78,7 @@ COMMANDS = [
 ]
 PLACES = [*ADDRESSES, *NAMED, *DECLARED, *COMMANDS]
 CODE = """
-import logging, agentrl
+import logging, agentrl, agentrl.tracing
 from pydantic import SecretStr
 from agentrl.config import RewardConfig
 from agentrl.config.secrets import Secret, Secrets
@@ -93,7 +98,7 @@ class Judge(Reward):
 
 class Leaky(agentrl.Env):
     max_turns = 3
-    def __init__(self, declared: Secret = "", typed: SecretStr = SecretStr(""), **given): WHAT
+    def __init__(self, declared: Secret = "", typed: SecretStr = SecretStr(""), pin: Secret = "", **given): WHAT
     def tasks(self, split="train"): return [{"n": n} for n in range(4)]
     def reset(self, task, *, seed=None):
         self.n = task["n"]
@@ -102,7 +107,8 @@ class Leaky(agentrl.Env):
     @agentrl.tool
     def look(self) -> str:
         "Look."
-        raise ValueError(f"refused: {self.told}")
+        agentrl.tracing.note(told=self.told, pin=f"pin {self.pin} opens")
+        raise ValueError(f"refused: {self.told}, pin {self.pin}!")
     @agentrl.tool
     def reach(self) -> str:
         "Reach."
@@ -116,7 +122,7 @@ class Leaky(agentrl.Env):
 NAMES = sorted({word.removeprefix("env.").split("=")[0].split(".")[0] for word in PLACES if word.startswith("env.")})
 PARAMETERS = "".join(f", {name}=None" for name in NAMES if name not in ("declared", "typed"))
 KEPT = ", ".join(name if name != "typed" else "typed.get_secret_value()" for name in NAMES)
-PROGRAM = CODE.replace(", **given): WHAT", f"{PARAMETERS}): self.told = repr([{KEPT}])")
+PROGRAM = CODE.replace(", **given): WHAT", f"{PARAMETERS}): self.pin, self.told = pin, repr([{KEPT}])")
 
 
 @dataclass
@@ -228,9 +234,15 @@ def test_a_folder_and_a_store_are_their_users_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
 
 
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with collecting() as server:
+        yield server
+
+
 @pytest.mark.slow
 def test_a_run_that_fails_in_every_part_says_none(
-    leaky: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    leaky: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], collector: Collector
 ) -> None:
     """A tool refuses with all of them, a reward and a connection fail with them, and the log repeats them."""
 
@@ -241,19 +253,45 @@ def test_a_run_that_fails_in_every_part_says_none(
         said = capfd.readouterr()
         return said.out + said.err
 
+    collector.answers.set()
     given = [word for word in ALL.words if word in set(of_env(ALL.words))]
     (leaky / "server.py").write_text("import sys; print(sys.argv, file=sys.stderr); raise SystemExit(3)")
     (leaky / "api.json").write_text(json.dumps({"openapi": "3.0.0", "paths": {}}))
-    first = ("env=leaky.py:Leaky", "policy=expert", "rewards.judge.name=leaky.py:Judge", "eval.tasks=4")
-    told = [agentrl("eval", *first, "eval.n=1", "run_dir=run", *given), agentrl("report", "run")]
+    first = ("env=leaky.py:Leaky", "policy=expert", "rewards.judge.name=leaky.py:Judge", "eval.tasks=4", "env.pin=k3y7")
+    with tracing.exported(collector.url, {"agentrl.run": "run"}):
+        told = [agentrl("eval", *first, "eval.n=1", "run_dir=run", *given)]
+    told.append(agentrl("report", "run"))
     told.append(agentrl("eval", *first, "tools.files.name=mcp", *ALL.words[-10:], "run_dir=other", *given))
     assert (leaky / "run" / "sessions.db").exists(), told[0]
     said = "".join(read(leaky / "run"))
     for part in (f"refused: ['{HIDDEN}", f"gone: ['{HIDDEN}", f"401: {HIDDEN} {HIDDEN} {{'north': '{HIDDEN}'"):
         assert part in said, f"it was not said, or nothing was hidden in it: {part}"
-    assert [ALL.found(text) for text in told] == [[], [], []]
+    assert f"pin {HIDDEN}!" in said
+    spans = b"".join(body for _, body in collector.bodies)
+    assert f"pin {HIDDEN} opens".encode() in spans
+    pages = asyncio.run(shown_by_the_viewer(leaky))
+    assert sum(f"refused: ['{HIDDEN}" in page for page in pages) >= 2
+    texts: list[str | bytes] = [*told, said, spans, *pages]
+    assert [found for text in texts for found in found_in(text)] == []
     for file in leaky.rglob("*"):
-        assert not file.is_file() or ALL.found(file.read_bytes()) == [], file
+        assert not file.is_file() or found_in(file.read_bytes()) == [], file
+
+
+def found_in(text: str | bytes) -> list[str]:
+    """The secrets in a text, the short one included."""
+    raw = text if isinstance(text, bytes) else text.encode()
+    return [*ALL.found(raw), *(["k3y7"] if b"k3y7" in raw else [])]
+
+
+async def shown_by_the_viewer(folder: Path) -> list[str]:
+    """All that the viewer answers about the runs in a folder and their sessions."""
+    app = create_app(folder)
+    pages = ("runs", "run", "series", "sessions", "facets", "distribution", "timeline", "session", "messages", "tokens")
+    with Store(folder / "run" / "sessions.db", read_only=True) as store:
+        ids = [session.id for session in store.sessions()]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as viewer:
+        given = [{"run": "run", "id": one, "session": one} for one in ids]
+        return [(await viewer.get(f"/api/{page}", params=one)).text for page in pages for one in given]
 
 
 def read(folder: Path) -> Iterator[str]:

@@ -16,6 +16,7 @@ from agentrl.imports import load, names_only
 from agentrl.overrides import validate
 from agentrl.train.commands import ratings
 from agentrl.train.data_identity import STARTS
+from agentrl.train.ratings import NAME, read
 from agentrl.train.replay import ReplayConfig, replay
 from agentrl.train.verify import verify
 
@@ -71,6 +72,31 @@ async def test_commands_that_read_a_record_do_not_import_what_it_names(
     except Exception:  # the run has no store
         pass
     assert not marker.exists()
+
+
+def test_ratings_import_what_a_record_names_where_they_are_told_to(planted: tuple[str, Path], tmp_path: Path) -> None:
+    path, marker = planted
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(yaml.safe_dump(settings("engine", path)))
+    for trust in (False, True):
+        with pytest.raises(ConfigError):
+            ratings(run, trust=trust)
+        assert marker.exists() is trust
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *('{"step": 0, "games": {}, "points": {}}', '{"step": 1, "games": {"0": 4}, "points": {"0": -3}}'),
+        *('{"step": 1, "games": {"0": 4}, "points": {"0": 5}}', '{"step": 1, "games": {"0": 4}, "points": {}}'),
+        *('{"step": 1, "games": {"x": 4}, "points": {"x": 1}}', '{"step": 1e300, "games": {}, "points": {}}', "[]"),
+    ],
+)
+def test_a_record_of_games_that_can_not_be_is_refused_by_its_file(row: str, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text(row + "\n")
+    with pytest.raises(ConfigError, match=rf"{NAME} is damaged"):
+        read(tmp_path)
 
 
 async def test_a_records_own_word_does_not_let_its_models_code_run(planted: tuple[str, Path], tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from itertools import chain
 from typing import Any, Literal, TypeVar
 
 from agentrl.envs.adapters import library
+from agentrl.envs.adapters.planning import planned_action
 from agentrl.envs.base import Env
 from agentrl.errors import ConfigError, EnvError, InfraError, StateUnsupported, ToolArguments
 from agentrl.imports import load
@@ -78,6 +79,8 @@ class Gymnasium(Env):
         actions: tuple[str, ...] = (),
         observe: Literal["values", "ansi"] = "values",
         renderer: str | None = None,
+        mask: str | None = None,
+        info: tuple[str, ...] = (),
         prompt: str | None = None,
         digits: int = 4,
         demonstrator: str | None = None,
@@ -96,10 +99,14 @@ class Gymnasium(Env):
             actions: names for the actions of a Discrete space, in order, such as [left,down,right,up].
             observe: `values`, the observation; `ansi`, Gymnasium's rendering as text.
             renderer: path/to/file.py:function of the observation and the environment, which returns text.
+            mask: which key of `info` or of a Dict observation, or which method of the environment, says which actions
+                are allowed now: the agent is told, and another action is refused.
+            info: keys of `info` that the agent is told beside the observation.
             prompt: what stands before the first observation.
             digits: significant digits of numbers in observations.
             demonstrator: path/to/file.py:function of the observation and the environment, which returns an action for
-                a warm start to imitate; without one they are random.
+                a warm start to imitate; without one half of them are the best by the environment's table of
+                transitions, where it has one, and the others random.
             episodes: tasks of the split `train`, each a seed.
             idle_reward: of a turn without a valid action.
             returns: the least and greatest sum of an episode's rewards.
@@ -108,6 +115,7 @@ class Gymnasium(Env):
             options: of gymnasium.make.
         """
         self._spaces = library("agentrl.envs.adapters.spaces", EXTRA)
+        self._masks = library("agentrl.envs.adapters.masks", EXTRA)
         self.source, self.form, self.names, self.digits = source, form, tuple(map(str, actions)), digits
         self.episodes, self.idle_reward, self.return_range, self._quick = episodes, idle_reward, returns, quick
         self._ansi, self._reuse, self._options = observe == "ansi", reuse, dict(options)
@@ -115,6 +123,7 @@ class Gymnasium(Env):
             self._options["render_mode"] = "ansi"
         self._renderer = load(renderer, f"env.renderer={renderer!r}") if renderer else None
         self._demonstrator = load(demonstrator, f"env.demonstrator={demonstrator!r}") if demonstrator else None
+        self._mask_name, self._told = mask, tuple(map(str, info))
         self._about = _describe(source, self._options)
         self._check_options()
         self.max_turns = self._about.max_steps
@@ -125,6 +134,7 @@ class Gymnasium(Env):
             self.prompt += f" Answer with {self._allowed} and nothing else." if prompt is None else ""
         self._env: Any = None
         self._seen: Any = None
+        self._info: Mapping[str, Any] = {}
         self._taken: list[Any] = []
         self._truncated = False
         self._in_use = threading.Lock()
@@ -143,7 +153,7 @@ class Gymnasium(Env):
         idle = _idle[self._key]
         self._env = idle.pop() if idle else await self._run(_make, self.source, self._options)
         self._taken = []
-        self._seen, _ = await self._run(partial(self._env.reset, seed=task["seed"]))
+        self._seen, self._info = await self._run(partial(self._env.reset, seed=task["seed"]))
         return "\n".join(filter(None, (self.prompt, self._text())))
 
     async def step(self, message: Message) -> StepResult:
@@ -191,13 +201,13 @@ class Gymnasium(Env):
             await self._take(action)
 
     def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> Message:
-        """The demonstrator's action, or a random one."""
+        """The demonstrator's action; else one of a plan, where the environment tells its table; else a random one."""
         space = self._about.actions
         if self._demonstrator is not None:
             action = self._demonstrator(self._seen, self._env.unwrapped)
-        else:
+        elif (action := planned_action(self._env.unwrapped, rng)) is None:
             space.seed(rng.randrange(EVAL_SEEDS))
-            action = space.sample()
+            action = space.sample() if (mask := self._mask()) is None else self._masks.drawn(space, mask)
         value: Any = self.names[int(action) - int(space.start)] if self.names else self._spaces.plain(space, action)
         if self.form == "text":
             return Message(role="assistant", content=value if isinstance(value, str) else json.dumps(value))
@@ -226,15 +236,27 @@ class Gymnasium(Env):
         if not self._by_name and set(arguments) != {"action"}:
             raise ToolArguments(f"the arguments = {shown(arguments)}: allowed: action, {self._allowed}")
         value = arguments if self._by_name else arguments["action"]
-        self._spaces.read(self._about.actions, value, self.names)
+        self._element(value)
         return {"value": value}
+
+    def _element(self, value: Any) -> Any:
+        """The action that decoded JSON stands for, which is allowed now; a ToolArguments where it is none."""
+        action = self._spaces.read(self._about.actions, value, self.names)
+        if (mask := self._mask()) is not None:
+            self._masks.check_allowed(self._about.actions, mask, action, self.names)
+        return action
+
+    def _mask(self) -> Any:
+        if self._mask_name is None:
+            return None
+        return self._masks.mask_of(self._mask_name, self._about.actions, self._info, self._seen, self._env.unwrapped)
 
     async def _act(self, checked: dict[str, Any], _: Any) -> str:
         reward, over = await self._take(checked["value"])
         self.earn(reward)
         if over:
             self.end()
-        return self._text()
+        return self._text(over)
 
     async def _take_text(self, text: str) -> StepResult:
         value: Any = text.strip()
@@ -247,15 +269,15 @@ class Gymnasium(Env):
             reward, over = await self._take(value)
         except ToolArguments as error:
             return StepResult([_user(f"Error: {error}")])
-        return StepResult([_user(self._text())], reward, terminated=over)
+        return StepResult([_user(self._text(over))], reward, terminated=over)
 
     async def _take(self, value: Any) -> tuple[Any, bool]:
         """Take an action; its reward, and whether the episode is over."""
-        action = self._spaces.read(self._about.actions, value, self.names)
+        action = self._element(value)
         if self._cut_off:
             raise InfraError(f"{self.source}: {CUT_OFF}")
         try:
-            self._seen, reward, terminated, self._truncated, _ = await self._run(self._env.step, action)
+            self._seen, reward, terminated, self._truncated, self._info = await self._run(self._env.step, action)
         except Exception as error:
             raise EnvError(f"{self.source}: step raised {type(error).__name__}: {error}") from error
         self._truncated = bool(self._truncated) and not terminated
@@ -264,7 +286,15 @@ class Gymnasium(Env):
 
     # ------------------------------------------------------------------ observations
 
-    def _text(self) -> str:
+    def _text(self, over: bool = False) -> str:
+        """What the agent is told: the observation, what `info` adds, and what is allowed now."""
+        lines = [self._observed(), *self._masks.told(self._info, self._told, self.digits)]
+        if not over and (mask := self._mask()) is not None:
+            allowed = self._masks.allowed_now(self._about.actions, mask, self.names)
+            lines.append(f"Allowed now: {allowed}.")
+        return "\n".join(lines)
+
+    def _observed(self) -> str:
         if self._renderer is not None:
             found = self._renderer(self._seen, self._env.unwrapped)
             if not isinstance(found, str):
@@ -286,6 +316,8 @@ class Gymnasium(Env):
 
     def _check_options(self) -> None:
         """Raise a ConfigError where options don't fit the environment's spaces."""
+        if self._mask_name is not None:
+            self._masks.check_maskable(self._about.actions, self._mask_name)
         kind, numbers = type(self._about.actions).__name__, self._spaces.numbers(self._about.observations)
         if self.names and (kind != "Discrete" or len(self.names) != int(self._about.actions.n)):
             raise ConfigError(

@@ -1,9 +1,9 @@
-"""`env=inspect:FILE.py@TASK`: tasks of inspect_ai, with their solvers and scorers.
+"""`env=inspect:FILE.py@TASK`: tasks of inspect_ai, run by the library's own evaluation (`inspect_runner`).
 
-A sample's solver is played turn by turn (`loops`): its model is the episode's agent, it runs its tools itself, and the
-task's scorers score the state that it leaves. The library has no public call that runs one sample, and its evaluations
-may not run side by side, so the few steps of a sample's run are written here, with what the library's own runner uses.
-A session that a limit of the run cut off is scored as the library scores one that exceeded a limit.
+An episode is a sample of that evaluation, whose model is the episode's agent: the library runs solver, tools, limits
+and scorers. Reset and step hand its requests over. One that goes on with the conversation is answered in it; any other
+(a critique, a graded answer, a history that was cut) begins a path of its own, by `StepResult.fresh`. A session that a
+limit of the run cut off is scored as the library scores one that exceeded a limit.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from functools import cache
 from typing import Any
 
 from agentrl.envs.adapters import library
-from agentrl.envs.adapters.loops import Ask, Loop
+from agentrl.envs.adapters.loops import same
 from agentrl.envs.base import Env, reward
 from agentrl.envs.splits import TaskList
 from agentrl.errors import AgentRLError, ConfigError, EnvError, nearest
@@ -28,8 +29,6 @@ from agentrl.untrusted import read_json
 
 EXTRA = "inspect"
 EVERYTHING = (float("-inf"), float("inf"))
-CONNECTIONS = 100_000
-"""Turns that may be waited for at once; the library's own limit is for providers' APIs."""
 ToolSchema = tuple[str, str, dict[str, Any]]
 Scores = dict[str, float | None]
 """By the scorers' names, and by name.key where a score has several values; None where the sample is left out."""
@@ -37,9 +36,9 @@ Scores = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A task, and the tools that its solver offers at the first turn of its first sample."""
+    """A task's evaluation, and the tools that its solver offers at the first turn of its first sample."""
 
-    task: Any
+    evaluation: Any
     tools: tuple[ToolSchema, ...]
 
 
@@ -48,76 +47,103 @@ class Inspect(Env):
 
     splits = ("eval",)
 
-    def __init__(self, source: str, scorer: str | None = None, **options: Any) -> None:
+    def __init__(self, source: str, scorer: str | None = None, grader: str | None = None, **options: Any) -> None:
         """Load the task; all instances share it.
 
         Args:
             source: the task, as `inspect eval` takes it: FILE.py@TASK, or PACKAGE/TASK.
             scorer: whose value is the reward, as info["scores"] names it; the first one's by default.
+            grader: the model of the role `grader`, as inspect_ai names it; by default the agent grades itself.
             options: of the task's function.
         """
         self.source, self.scorer = source, scorer
-        self._loaded = _load(source, json.dumps(options, sort_keys=True, default=str))
+        self._loaded = _load(source, json.dumps(options, sort_keys=True, default=str), grader, os.getpid())
         for name, description, parameters in self._loaded.tools:
             self.tools.add(Tool(name, description, parameters, _never))
-        self._loop: Loop[Scores] | None = None
+        self._played: Any = None
+        self._request: Any = None
+        self._known: list[Message] = []
 
     def tasks(self, split: str = "eval") -> list[Task]:
         """Its samples."""
-        samples = enumerate(self._loaded.task.dataset)
+        samples = enumerate(self._loaded.evaluation.samples)
         names = ((place, place if sample.id is None else sample.id) for place, sample in samples)
         found = [Task(id=f"sample-{name}", data={"place": place}) for place, name in names]
         return TaskList(found, [f"env=inspect:{self.source}: {len(found):,} samples, which its own scorers score"])
 
     def brief(self, task: Task) -> Task:
         """The sample's input, without its target."""
-        sample = self._loaded.task.dataset[task["place"]]
+        sample = self._loaded.evaluation.samples[task["place"]]
         return Task(id=task.id, data={"input": [_message(each).model_dump() for each in _opening(sample)]})
 
     async def reset(self, task: Task, *, seed: int | None = None) -> list[Message]:
-        """Begin its solver; the messages of the first request."""
+        """Begin the sample; the messages of the first request."""
         await self.close()
-        sample = self._loaded.task.dataset[task["place"]]
-
-        async def run(ask: Ask) -> Scores:
-            return await _run(self._loaded.task, sample, ask)
-
-        self._loop = Loop(run, self.tools.names, f"inspect:{self.source}")
-        opening = await self._loop.begin()
+        self._played = await self._loaded.evaluation.begin(task["place"])
+        opening = await self._next()
         if opening is None:
             raise EnvError(f"inspect:{self.source}: the solver of {task.id} asks its model nothing")
-        return opening
+        return opening.messages
 
     async def step(self, message: Message) -> StepResult:
-        """Give the solver its turn."""
-        assert self._loop is not None
-        following = await self._loop.answer(message)
-        return StepResult(terminated=True) if following is None else StepResult(following)
+        """Give the library its model's turn."""
+        self._known.append(message)
+        if not self._request.answer.done():  # else the library has given up waiting, by a limit of its own
+            self._request.answer.set_result(_output(library("inspect_ai.model", EXTRA), message))
+        return await self._next() or StepResult(terminated=True)
+
+    async def _next(self) -> StepResult | None:
+        """The next request, as an answer to the agent; None where the sample has ended."""
+        self._request = await self._played.next()
+        if not hasattr(self._request, "answer"):
+            self._check(self._request)
+            return None
+        messages = [_message(each) for each in self._request.messages]
+        if unknown := sorted({tool.name for tool in self._request.tools} - set(self.tools.names)):
+            self._played.cut_off()
+            raise EnvError(
+                f"inspect:{self.source} offers the tools {', '.join(unknown)} at this turn: allowed: those of "
+                f"the first sample's first turn ({', '.join(self.tools.names) or 'none'})"
+            )
+        known = len(self._known)
+        goes_on = len(messages) > known and all(map(same, self._known, messages))
+        self._known = list(messages)
+        return StepResult(messages[known:] if goes_on else messages, fresh=not goes_on)
 
     @reward(range=EVERYTHING)
     async def score(self, session: Session) -> float | None:
         """The scorer's value, as a number: 1 for correct, 0 for incorrect, 0.5 for partly correct; None is unscored."""
-        assert self._loop is not None
-        error = library("inspect_ai.util", EXTRA).LimitExceededError("custom", value=1, limit=1)
-        scores = await self._loop.end(error)
+        sample = await self._played.end()
+        if sample.error is not None and self._played.cut:
+            return 0.0  # a scorer that wants turns of the agent gets none after a limit of the run
+        self._check(sample)
+        scores = _numbers(sample)
         session.info["scores"] = {name: value for name, value in scores.items() if value is not None}
         name = self.scorer or next(iter(scores), "")
         if name not in scores:
+            if not scores and not self.scorer:
+                return None
             guess = nearest(name, scores)
             hint = f"; did you mean {guess!r}?" if guess else ""
             raise ConfigError(f"env.scorer={name!r}: the sample has the scores {', '.join(scores) or 'none'}{hint}")
         return scores[name]
 
+    def _check(self, sample: Any) -> None:
+        """Raise an EnvError where the library says that a sample failed."""
+        if sample.error is not None and not self._played.cut:
+            raise EnvError(f"inspect:{self.source}: sample {sample.id} failed: {sample.error.message}")
+
     async def close(self) -> None:
-        """End the solver."""
-        loop, self._loop = self._loop, None
-        if loop is not None:
-            await loop.close()
+        """End the sample."""
+        episode, self._played = self._played, None
+        self._request, self._known = None, []
+        if episode is not None:
+            episode.cut_off()
 
 
 @cache
-def _load(source: str, options: str) -> Loaded:
-    """The task, by the library's own rules for names.
+def _load(source: str, options: str, grader: str | None, process: int) -> Loaded:
+    """The task, by the library's own rules for names, and its evaluation, which is a process's own.
 
     Raises:
         ConfigError: there is none, or more than one, or it can't be played.
@@ -140,81 +166,30 @@ def _load(source: str, options: str) -> Loaded:
         raise ConfigError(f"{where}: the task has no scorer, so there is no reward")
     if task.sandbox is not None or any(sample.sandbox for sample in task.dataset):
         raise ConfigError(f"{where}: the task runs in a sandbox of inspect_ai: allowed: tasks without one")
+    roles = {} if grader is None else {"grader": grader}
+    evaluation = library("agentrl.envs.adapters.inspect_runner", EXTRA).Evaluation(task, f"inspect:{source}", roles)
     with ThreadPoolExecutor(1) as thread:  # a loop of its own: this one may be running
-        return Loaded(task, thread.submit(asyncio.run, _offered(task)).result())
+        return Loaded(evaluation, thread.submit(asyncio.run, _offered(evaluation)).result())
 
 
-async def _offered(task: Any) -> tuple[ToolSchema, ...]:
-    """The tools of the first request of the first sample, whose solver is ended by it."""
-    limit = library("inspect_ai.util", EXTRA).LimitExceededError
-    offered: list[ToolSchema] = []
-
-    async def refuse(messages: Any, tools: Any, choice: Any, config: Any) -> Any:
-        if not offered:
-            offered.extend((tool.name, tool.description, _schema(tool)) for tool in tools)
-        raise limit("custom", value=1, limit=1)
-
-    await _solve(task, task.dataset[0], refuse)
-    return tuple(offered)
+async def _offered(evaluation: Any) -> tuple[ToolSchema, ...]:
+    """The tools of the first request of the first sample, which is ended by it."""
+    episode = await evaluation.begin(0)
+    first = await episode.next()
+    episode.cut_off()
+    return tuple((tool.name, tool.description, _schema(tool)) for tool in getattr(first, "tools", ()))
 
 
-async def _run(task: Any, sample: Any, ask: Ask) -> Scores:
-    """Run a sample and score it."""
-    registry, metric = library("inspect_ai._util.registry", EXTRA), library("inspect_ai.scorer", EXTRA)
-    types = library("inspect_ai.model", EXTRA)
-
-    async def answer(messages: Any, tools: Any, choice: Any, config: Any) -> Any:
-        said = await ask([_message(each) for each in messages], [tool.name for tool in tools])
-        return _output(types, said)
-
-    state = await _solve(task, sample, answer)
-    state.completed = True
-    number, scores = metric.value_to_float(), Scores()
-    for scorer in task.scorer:
-        given = await scorer(state, metric.Target(sample.target))
-        name = str(registry.registry_unqualified_name(scorer))
-        value = math.nan if given is None else given.value
+def _numbers(sample: Any) -> Scores:
+    """A sample's scores as numbers."""
+    number = library("inspect_ai.scorer", EXTRA).value_to_float()
+    found = Scores()
+    for name, score in (sample.scores or {}).items():
+        value = score.value
         for key, each in value.items() if isinstance(value, Mapping) else [("", value)]:
-            found = float(number(each))
-            scores[f"{name}.{key}" if key else name] = None if math.isnan(found) else found
-    return scores
-
-
-async def _solve(task: Any, sample: Any, model: Any) -> Any:
-    """Run a sample's solver with a model; the state that it leaves, also where it was ended by a limit."""
-    solver, models = library("inspect_ai.solver", EXTRA), library("inspect_ai.model", EXTRA)
-    states, util = library("inspect_ai.solver._task_state", EXTRA), library("inspect_ai.util", EXTRA)
-    internal = library("inspect_ai.model._model", EXTRA)
-    config = models.GenerateConfig(max_connections=CONNECTIONS)
-    agent = models.get_model("mockllm/agentrl", memoize=False, config=config, custom_outputs=model)
-    state = solver.TaskState(
-        model=models.ModelName(agent),
-        sample_id=0 if sample.id is None else sample.id,
-        epoch=1,
-        input=sample.input,
-        messages=_opening(sample),
-        target=library("inspect_ai.scorer", EXTRA).Target(sample.target),
-        choices=sample.choices,
-        metadata=dict(sample.metadata or {}),
-    )
-    internal.init_active_model(agent, config)
-    internal.init_sample_model_data()
-    states.set_sample_state(state)
-    library("inspect_ai.util._store", EXTRA).init_subtask_store(state.store)
-    transcript = library("inspect_ai.log._transcript", EXTRA)
-    transcript.init_transcript(transcript.Transcript())
-    generated = library("inspect_ai._eval.task.generate", EXTRA).task_generate
-
-    async def generate(state: Any, tool_calls: Any = "loop", cache: Any = False, **_: Any) -> Any:
-        return await generated(agent, state, tool_calls, cache, config)
-
-    try:
-        with util.message_limit(task.message_limit):
-            for each in filter(None, (task.setup, task.solver)):
-                state = await each(state, generate)
-    except util.LimitExceededError:
-        state = states.sample_state() or state
-    return state
+            given = math.nan if each is None else float(number(each))
+            found[f"{name}.{key}" if key else name] = None if math.isnan(given) else given
+    return found
 
 
 def _opening(sample: Any) -> list[Any]:

@@ -2,9 +2,10 @@
 
 The library's loop runs in an asyncio task of its own, and `Loop.ask` is its model: the call waits until the episode's
 agent has written the turn. So reset and step only hand messages over, and the agent may be any that there is: an
-engine, an expert, an API. What the agent is sent is what a request has beyond the one before it and its answer.
-Everything before that was sampled or tokenised already and is not rendered again; a loop that changes it can't be
-played in this way, and is refused by name.
+engine, an expert, an API. What the agent is sent is what a request has beyond the one before it and its answer:
+everything before that was sampled or tokenised already and is not rendered again. A request that does not go on in this
+way (a history that was cut, a question beside the conversation) begins a path of its own (`StepResult.fresh`); several
+at once are answered one after another.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from agentrl.errors import EnvError
-from agentrl.types import Message, ToolCall
+from agentrl.types import Message, StepResult, ToolCall
 from agentrl.untrusted import read_json
 
 R = TypeVar("R")
@@ -22,6 +23,14 @@ Ask = Callable[[Sequence[Message], Sequence[str]], Awaitable[Message]]
 """Given all messages so far and the names of the tools on offer, the model's turn."""
 CLOSE_SECONDS = 30.0
 """How long a loop that was cancelled may take to give back what it holds."""
+
+
+class _Request:
+    """A request for a turn, and the future that gets it."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages = list(messages)
+        self.answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
 
 class Loop(Generic[R]):
@@ -34,10 +43,10 @@ class Loop(Generic[R]):
     """
 
     def __init__(self, run: Callable[[Ask], Awaitable[R]], tools: Sequence[str], name: str) -> None:
-        self._run, self._tools, self._name = run, sorted(tools), name
+        self._run, self._tools, self._name = run, frozenset(tools), name
         self._known: list[Message] = []
-        self._asked: list[Message] = []
-        self._answer: asyncio.Future[Message] | None = None
+        self._current: _Request | None = None
+        self._requests: list[_Request] = []
         self._waiting: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self._task: asyncio.Task[R] | None = None
@@ -48,20 +57,18 @@ class Loop(Generic[R]):
         Raises:
             EnvError: the loop can't be played turn by turn; also whatever the loop raised.
         """
-        self._waiting = asyncio.get_running_loop().create_future()
         self._task = asyncio.ensure_future(self._run(self.ask))
         self._task.add_done_callback(self._ended)
-        return await self._request()
+        opening = await self._next()
+        return None if opening is None else opening.messages
 
-    async def answer(self, message: Message) -> list[Message] | None:
-        """Give the loop the turn that it waits for; what it asks next, as `begin` does."""
-        assert self._answer is not None, "the loop has asked nothing"
-        self._waiting = asyncio.get_running_loop().create_future()
-        self._known = [*self._asked, message]
-        answer, self._answer = self._answer, None
-        if not answer.done():  # else the loop has given up waiting, by a deadline of its own
-            answer.set_result(message)
-        return await self._request()
+    async def answer(self, message: Message) -> StepResult | None:
+        """Give the loop the turn that it waits for; what it asks next, None at its end. Raises as `begin`."""
+        assert self._current is not None, "the loop has asked nothing"
+        self._known.append(message)
+        if not self._current.answer.done():  # else the loop has given up waiting, by a deadline of its own
+            self._current.answer.set_result(message)
+        return await self._next()
 
     @property
     def result(self) -> R:
@@ -78,8 +85,9 @@ class Loop(Generic[R]):
         assert self._task is not None, "the loop has not begun"
         if not self._task.done():
             self._error = self._error or error
-            if self._answer is not None and not self._answer.done():
-                self._answer.set_exception(self._error)
+            for request in (*([self._current] if self._current else ()), *self._requests):
+                if not request.answer.done():
+                    request.answer.set_exception(self._error)
             await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)
         if not self._task.done():
             raise EnvError(f"{self._name} goes on for {CLOSE_SECONDS:g} s after its model has ended")
@@ -98,45 +106,38 @@ class Loop(Generic[R]):
         Raises:
             EnvError: this request can't be answered by the agent of the episode; `begin` or `answer` raise it as well.
         """
-        self._error = self._error or self._refusal(messages, tools)
+        if self._error is None and (unknown := sorted({*tools} - self._tools)):
+            self._error = EnvError(
+                f"{self._name} offers the tools {unknown} at this turn, and {sorted(self._tools)} at the beginning: "
+                "allowed: those of the beginning"
+            )
         if self._error is not None:
             self._wake()
             raise self._error
-        self._asked = list(messages)
-        self._answer = asyncio.get_running_loop().create_future()
+        request = _Request(messages)
+        self._requests.append(request)
         self._wake()
-        return await self._answer
+        return await request.answer
 
-    def _refusal(self, messages: Sequence[Message], tools: Sequence[str]) -> EnvError | None:
-        """Why a request is none that goes on with the conversation; None where it is."""
-        if self._answer is not None:
-            return EnvError(f"{self._name} asks its model for two turns at once, which one agent can't write")
-        if sorted(tools) != self._tools:
-            return EnvError(
-                f"{self._name} offers the tools {sorted(tools)} at this turn, and {self._tools} at the beginning: "
-                "allowed: the same in all turns"
-            )
-        for place, (before, now) in enumerate(zip(self._known, messages, strict=False)):
-            if not _same(before, now):
-                return EnvError(
-                    f"{self._name} changes message {place} ({before.role}) of the conversation between two turns: "
-                    "allowed: messages added at its end"
-                )
-        if len(messages) <= len(self._known):
-            return EnvError(f"{self._name} asks its model again without a message that it could answer")
-        return None
-
-    async def _request(self) -> list[Message] | None:
-        assert self._waiting is not None
+    async def _next(self) -> StepResult | None:
+        """The next request that is still waited for, as an answer to the agent."""
         assert self._task is not None
-        if self._error is None and not self._task.done():
+        while self._error is None:
+            self._requests = [request for request in self._requests if not request.answer.done()]
+            if self._requests or self._task.done():
+                break
+            self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
         if self._error is not None:
             raise self._error
-        if self._answer is not None:
-            return self._asked[len(self._known) :]
-        self.result  # noqa: B018 - raises what the loop raised
-        return None
+        if not self._requests:
+            self.result  # noqa: B018 - raises what the loop raised
+            return None
+        self._current = self._requests.pop(0)
+        messages, known = self._current.messages, len(self._known)
+        goes_on = len(messages) > known and all(map(same, self._known, messages))
+        self._known = list(messages)
+        return StepResult(messages[known:] if goes_on else list(messages), fresh=not goes_on)
 
     def _ended(self, task: asyncio.Task[R]) -> None:
         if not task.cancelled():
@@ -148,7 +149,7 @@ class Loop(Generic[R]):
             self._waiting.set_result(None)
 
 
-def _same(one: Message, other: Message) -> bool:
+def same(one: Message, other: Message) -> bool:
     """Whether two messages say the same.
 
     Ids, outer white space, how arguments are written, and arguments that can't be read don't matter.

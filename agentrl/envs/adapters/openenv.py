@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -25,6 +26,7 @@ import httpx
 
 from agentrl.envs.adapters import library
 from agentrl.envs.base import Env, reward_value
+from agentrl.envs.samples import random_call, words_of
 from agentrl.errors import ConfigError, DeadlineExceeded, EnvError, InfraError, ToolArguments, ToolError
 from agentrl.imports import load
 from agentrl.tools.registry import MAX_RESULT_CHARS, cut
@@ -118,6 +120,13 @@ class OpenEnv(Env):
         if result.reward is None:
             result.reward = self.idle_reward
         return result
+
+    def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> Message:
+        """A random action that fits its schema, of words and numbers of the conversation."""
+        if self.form == "text":
+            return Message(role="assistant", content=rng.choice(words_of(messages)))
+        self._called += 1
+        return random_call(rng, rng.choice(list(self.tools)), messages, f"call_{self._called}")
 
     async def close(self) -> None:
         """End the server's session."""

@@ -106,7 +106,7 @@ def plain(space: spaces.Space[Any], element: Any, digits: int | None = None) -> 
         case spaces.Text():
             return str(element)
         case spaces.Discrete() | spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary():
-            return _rounded(np.asarray(element).tolist(), digits)
+            return rounded(np.asarray(element).tolist(), digits)
     return str(element)
 
 
@@ -125,6 +125,13 @@ def numbers(space: spaces.Space[Any]) -> int:
     if isinstance(space, spaces.Tuple):
         return sum(map(numbers, space.spaces))
     return math.prod(space.shape or ())
+
+
+def rounded(value: Any, digits: int | None) -> Any:
+    """A number, or lists of them, with so many significant digits (None: all)."""
+    if isinstance(value, list):
+        return [rounded(item, digits) for item in value]
+    return float(f"{value:.{digits}g}") if isinstance(value, float) and digits is not None else value
 
 
 def _element(space: spaces.Space[Any], value: Any) -> Any:
@@ -185,9 +192,3 @@ def _length(size: int) -> Schema:
 
 def _characters(space: spaces.Text) -> str:
     return "".join(sorted(space.character_set))
-
-
-def _rounded(value: Any, digits: int | None) -> Any:
-    if isinstance(value, list):
-        return [_rounded(item, digits) for item in value]
-    return float(f"{value:.{digits}g}") if isinstance(value, float) and digits is not None else value

@@ -1,7 +1,8 @@
 """`env=textarena:TicTacToe-v0`: TextArena's games, for one player or for several that take turns.
 
 Players are agents, each with a conversation of its own: what the game shows a player is sent before its next turn. A
-turn's text is the action. The game's own rewards, from -1 to 1, are given at its end to each player's newest turn.
+turn's text is the action. The game's own rewards, from -1 to 1, are each player's final reward, also of one that the
+game ended before its first turn. Where a limit ends the game, the player whose turn it was has lost.
 
 TextArena's games draw from Python's global random generator. Here each episode has a state of that generator to
 itself, set for the length of a call, so that episodes of one process don't change each other.
@@ -10,27 +11,32 @@ itself, set for the length of a call, so that episodes of one process don't chan
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 from agentrl.envs.adapters import library
-from agentrl.envs.base import Env
+from agentrl.envs.adapters.legal_moves import legal_move, state
+from agentrl.envs.base import Env, reward
+from agentrl.envs.reward_marks import ANY
 from agentrl.errors import ConfigError, unknown_name
-from agentrl.types import AGENT, Message, StepResult, Task
+from agentrl.types import AGENT, Message, Session, StepResult, Task
 
 EXTRA = "textarena"
 EVAL_SEEDS = 2**31
 """The first seed of the split `eval`; training's begin at 0."""
 EVAL_TASKS = 200
 MAX_PLAYERS = 16
+RESOURCE = re.compile(r"nltk\.download\(\S*?'([\w-]+)'")
+"""In NLTK's error: the name of what is missing."""
+LOST = -1.0
+"""What the games give a player that makes no valid move."""
 
 
 class TextArena(Env):
     """A game of TextArena, as in env=textarena:TicTacToe-v0; see docs/adapters.md."""
-
-    return_range = (-1.0, 1.0)
 
     def __init__(self, source: str, players: int | None = None, episodes: int = 1000, **options: Any) -> None:
         """Make a game.
@@ -47,7 +53,7 @@ class TextArena(Env):
         self._game: Any = None
         self._taken: list[str] = []
         self._random: Any = None
-        self._spoke: set[int] = set()
+        self._rewards: Mapping[int, float | None] | None = None
 
     def tasks(self, split: str = "train") -> list[dict[str, Any]]:
         """Seeds: those of `eval` are others than those of `train`."""
@@ -56,7 +62,7 @@ class TextArena(Env):
 
     def reset(self, task: Task, *, seed: int | None = None) -> Any:
         """Begin a game; each player's opening, beginning with the one whose turn it is."""
-        self._taken, self._spoke = [], set()
+        self._taken, self._rewards = [], None
         self._random = random.Random(task["seed"]).getstate()
         with self._own_random():
             self._game = _make(self.source, self._options)
@@ -70,14 +76,27 @@ class TextArena(Env):
         """Play the turn's text."""
         player = self._player
         self._taken.append(message.text)
-        self._spoke.add(player)
         with self._own_random():
             over, _ = self._game.step(message.text)
-            rewards = self._game.close()[0] or {} if over else {}
         if over:
-            others = {self.agents[other]: rewards.get(other) or 0.0 for other in self._spoke - {player}}
-            return StepResult(reward=rewards.get(player) or 0.0, rewards=others, terminated=True)
+            self._rewards = self._game.close()[0] or {}
+            return StepResult(terminated=True)
         return self._turn(player, self._player)
+
+    @reward(range=ANY)
+    def game(self, session: Session) -> Mapping[str, float] | float | None:
+        """What the game gives each player; where a limit ended it, who did not move has lost, and nobody has won."""
+        if self._game is None:
+            return None
+        given = {self._player: LOST} if self._rewards is None else self._rewards
+        each = {agent: given.get(player) or 0.0 for player, agent in enumerate(self.agents)}
+        return each if len(each) > 1 else each[AGENT]
+
+    def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> Message:
+        """One of the legal moves."""
+        shown = [message.text for message in messages if message.role == "user"]
+        with self._own_random(keep=False):
+            return Message(role="assistant", content=legal_move(self._game, shown, rng))
 
     def state(self) -> dict[str, Any]:
         """The actions that were taken."""
@@ -98,37 +117,30 @@ class TextArena(Env):
 
     def _news(self, player: int) -> str:
         """What the game has shown a player since its last turn, without its own action."""
-        state = self._state
-        shown, state.observations[player] = state.observations[player], []
+        board = state(self._game)
+        shown, board.observations[player] = board.observations[player], []
         kinds = library("textarena", EXTRA).core.ObservationType
         lines = []
         for sender, text, kind in shown:
             if kind is kinds.PROMPT:
                 lines.append(text)
             elif not (sender == player and kind is kinds.PLAYER_ACTION):
-                lines.append(f"[{state.role_mapping.get(sender, f'Player {sender}')}] {text}")
+                lines.append(f"[{board.role_mapping.get(sender, f'Player {sender}')}] {text}")
         return "\n".join(lines).strip()
 
     @property
     def _player(self) -> int:
-        return int(self._state.current_player_id)
-
-    @property
-    def _state(self) -> Any:
-        """The game's state, below its wrappers."""
-        game = self._game
-        while hasattr(game, "env"):
-            game = game.env
-        return game.state
+        return int(state(self._game).current_player_id)
 
     @contextmanager
-    def _own_random(self) -> Iterator[None]:
+    def _own_random(self, *, keep: bool = True) -> Iterator[None]:
+        """Let the block draw from the episode's generator; `keep`: whether the episode's then goes on from there."""
         before = random.getstate()
         random.setstate(self._random)
         try:
             yield
         finally:
-            self._random = random.getstate()
+            self._random = random.getstate() if keep else self._random
             random.setstate(before)
 
 
@@ -137,9 +149,28 @@ def _make(source: str, options: dict[str, Any]) -> Any:
     if source not in textarena.envs.registration.ENV_REGISTRY:
         raise unknown_name("game of TextArena", source, _families(textarena.envs.registration.ENV_REGISTRY, source))
     try:
-        return textarena.make(source, **options)
+        with _no_downloads():
+            return textarena.make(source, **options)
+    except LookupError as error:
+        if not (lists := RESOURCE.findall(str(error))):
+            raise
+        raise ConfigError(
+            f"env=textarena:{source} needs word lists of NLTK that are not on this machine, and a run fetches none: "
+            f"python -m nltk.downloader {' '.join(lists)}"
+        ) from None
     except (TypeError, ImportError) as error:
         raise ConfigError(f"env=textarena:{source}: {error}") from error
+
+
+@contextmanager
+def _no_downloads() -> Iterator[None]:
+    """Games of words download lists when they are imported and made, which may hang: here they do without."""
+    nltk: Any = library("nltk", EXTRA)
+    download, nltk.download = nltk.download, lambda *_, **__: False
+    try:
+        yield
+    finally:
+        nltk.download = download
 
 
 def _families(known: Any, source: str) -> list[str]:

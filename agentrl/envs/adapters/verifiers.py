@@ -86,7 +86,7 @@ class Verifiers(Env):
         if following is None:
             self._raise_infra(self._loop.result)
             return StepResult(_said_last(self._loop.result), terminated=True)
-        return StepResult(following)
+        return following
 
     @reward(range=EVERYTHING)
     async def rubric(self, session: Session) -> float:

@@ -151,20 +151,23 @@ async def _repeatable(subject: Subject) -> bool:
 
 
 async def _instance_bytes(subject: Subject) -> int:
-    """The Python memory of an instance whose episode has begun."""
-    envs = list[Env]()
+    """The Python memory of an instance whose episode has begun; one at a time, since a server may have one session."""
+    taken = list[int]()
     tracemalloc.start()
     try:
         for _ in range(MADE):
-            envs.append(subject.make())
-            await calls.openings(envs[-1], subject.tasks[0], seed=subject.seed)
-        return tracemalloc.get_traced_memory()[0] // MADE
+            gc.collect()
+            before, env = tracemalloc.get_traced_memory()[0], subject.make()
+            try:
+                await calls.openings(env, subject.tasks[0], seed=subject.seed)
+                taken.append(tracemalloc.get_traced_memory()[0] - before)
+            finally:
+                await calls.close(env)
+        return int(median(taken))
     except AgentRLError:  # which `failures` reports
         return 0
     finally:
         tracemalloc.stop()
-        for env in envs:
-            await calls.close(env)
 
 
 def _step_seconds(subject: Subject) -> float:

@@ -44,7 +44,12 @@ RULES: tuple[Rule, ...] = (
         "remove the copies; to play a task more often, raise rollout.group_size",
         data.copies,
     ),
-    Rule("task_data", "tasks can be stored", "use plain data: text, numbers, lists, mappings", data.task_data),
+    Rule(
+        "task_data",
+        "tasks can be stored and read back",
+        "use plain data: text, finite numbers, lists, mappings",
+        data.task_data,
+    ),
     Rule(
         "tools",
         "every tool has a name, a description and a schema that matches what it accepts",

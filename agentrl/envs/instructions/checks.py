@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from agentrl.patterns import PatternTooSlow, count
 from agentrl.untrusted import has_visible
 
 Check = Callable[..., bool]
@@ -31,17 +33,17 @@ def _related(count: int, number: int, relation: str) -> bool:
 
 def keywords(text: str, keywords: Sequence[str]) -> bool:
     """Every keyword is there."""
-    return all(re.search(_pattern(word), text, re.IGNORECASE) for word in keywords)
+    return all(_count(word, text, 1) for word in keywords)
 
 
 def frequency(text: str, keyword: str, frequency: int, relation: str) -> bool:
     """A keyword is there at least, or less than, so often."""
-    return _related(len(re.findall(_pattern(keyword), text, re.IGNORECASE)), frequency, relation)
+    return _related(_count(keyword, text), frequency, relation)
 
 
 def forbidden(text: str, forbidden_words: Sequence[str]) -> bool:
     """None of the words is there."""
-    return not any(re.search(rf"\b{_pattern(word)}\b", text, re.IGNORECASE) for word in forbidden_words)
+    return not any(_count(word, text, 1, around=(r"\b", r"\b")) for word in forbidden_words)
 
 
 def letters(text: str, letter: str, let_frequency: int, let_relation: str) -> bool:
@@ -119,7 +121,7 @@ def highlights(text: str, num_highlights: int) -> bool:
 
 def sections(text: str, section_spliter: str, num_sections: int) -> bool:
     """It has at least so many numbered sections; the argument is misspelt in the data."""
-    return len(re.split(rf"\s?{_pattern(section_spliter)}\s?\d+\s?", text)) - 1 >= num_sections
+    return _count(section_spliter, text, around=(r"\s?", r"\s?\d+\s?"), flags=0) >= num_sections
 
 
 def json_format(text: str) -> bool:
@@ -168,13 +170,14 @@ def capitals(text: str, capital_frequency: int, capital_relation: str) -> bool:
     return _related(sum(word.isupper() for word in _CAPITALS.findall(text)), capital_frequency, capital_relation)
 
 
-def _pattern(word: str) -> str:
-    """A keyword as the published checker takes it, as a regular expression; what is none is taken as text."""
+def _count(
+    word: str, text: str, most: int = sys.maxsize, around: tuple[str, str] = ("", ""), flags: int = re.IGNORECASE
+) -> int:
+    """How often a keyword is there; the published checker takes it for a regular expression, what is none is text."""
     try:
-        re.compile(word)
+        return count(word, text, flags, most, around)
     except re.error:
-        return re.escape(word)
-    return word
+        return count(re.escape(word), text, flags, most, around)
 
 
 CHECKS: Mapping[str, Check] = {
@@ -222,11 +225,15 @@ def followed(
         arguments: of each; those that are None are absent.
         loose: also where its first or last line, or its asterisks, stand in the way.
     """
-    variants = _variants(text) if loose else [text]
-    return [
-        any(has_visible(variant) and CHECKS[kind](variant, **_given(own)) for variant in variants)
-        for kind, own in zip(kinds, arguments, strict=True)
-    ]
+    variants = [one for one in (_variants(text) if loose else [text]) if has_visible(one)]
+    return [_is_followed(kind, own, variants) for kind, own in zip(kinds, arguments, strict=True)]
+
+
+def _is_followed(kind: str, arguments: Mapping[str, Any], variants: Sequence[str]) -> bool:
+    try:
+        return any(CHECKS[kind](variant, **_given(arguments)) for variant in variants)
+    except PatternTooSlow:  # also where a word is forbidden: the text may have been written for it
+        return False
 
 
 def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:

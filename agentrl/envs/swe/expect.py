@@ -18,6 +18,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from agentrl import patterns
 from agentrl.envs.swe.observe import Site
 
 WIDEST = 1_000
@@ -37,7 +38,7 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "LtE": operator.le,
     "Gt": operator.gt,
     "GtE": operator.ge,
-    "Regex": lambda text, pattern: re.search(pattern, text[:TEXT]) is not None,
+    "Regex": lambda text, pattern: patterns.is_in(pattern, text[:TEXT]),
 }
 _TIMES = {"date": date, "datetime": datetime, "time": time, "timedelta": timedelta, "timezone": timezone}
 _TIME = re.compile(r"datetime\.(date|datetime|time|timedelta)\(([a-z0-9_=, -]*)\)")
@@ -167,7 +168,7 @@ def _fits(site: Site, expected: Any, shown: Any) -> bool:
     if kind == "raises":
         if shown is None or shown[0] != "raised" or len(shown[1]) != len(options["names"]):
             return False
-        matches = options["match"] is None or re.search(options["match"], str(shown[2])[:500]) is not None
+        matches = options["match"] is None or patterns.is_in(options["match"], str(shown[2])[:500])
         return matches and any(shown[1][place] is True for place in options["kinds"])
     wanted = ast.literal_eval(options["literal"]) if expected is UNSEEN else decode(expected, sys.maxsize)
     if kind == "compare":

@@ -39,11 +39,19 @@ def honest(cls: type[Env]) -> type[Env]:
 
 @honest
 class SlowToBegin(Till):
-    """Waits for a server before each episode, as it should: awaiting."""
+    """Waits for a server before each episode, as it should: awaiting. The server has one session."""
+
+    sessions: ClassVar[set[int]] = set()
 
     async def reset(self, task: Task, *, seed: int | None = None) -> Any:
         await asyncio.sleep(1.2 * HOLD)
+        while self.sessions - {id(self)}:  # noqa: ASYNC110 - there is one event loop after another
+            await asyncio.sleep(0.01)
+        self.sessions.add(id(self))
         return super().reset(task)
+
+    async def close(self) -> None:
+        self.sessions.discard(id(self))
 
     @agentrl.tool
     def price(self, item: str) -> int:

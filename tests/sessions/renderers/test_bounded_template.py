@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError
 
 from agentrl.sessions.renderers import bounded_template
 from agentrl.sessions.renderers.bounded_template import BoundedTemplate
@@ -14,6 +14,21 @@ DOUBLED = (
 )
 
 
+WIDE = [
+    *(f"'x' | {one}" for one in ("center(FAR)", "center(width=FAR)", "indent(FAR, true)", "batch(FAR, 1)|list|string")),
+    *(f"'x'.{one}(FAR)" for one in ("center", "ljust", "rjust", "zfill")),
+    *(
+        "'\\t'.expandtabs(FAR)",
+        "'{:FAR}'.format(1)",
+        "'{:{}}'.format(1, FAR)",
+        "'%FARd' | format(1)",
+        "1.5 | round(FAR)",
+    ),
+    *("'x'.encode().center(FAR)", "(5).to_bytes(FAR, 'big')", "'x' | indent('a' * 99999999, true) ~ ('a' * 99999999)"),
+    "'{a:FAR}'.format_map({'a': 1})",
+]
+LONG = "{% set x = 'a' * 999999 %}"
+SHARED = "{% set ns = namespace(x=[1]) %}{% for a in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
 ENDLESS = [
     NESTED,
     DOUBLED.replace("JOIN", "+"),
@@ -23,6 +38,29 @@ ENDLESS = [
     "{{ 9 ** 99999999 }}",
     "{{ '%99999999999d' % 1 }}",
     "{% for a in 'a' * 100000 %}{% for b in 'b' * 100000 %}{% endfor %}{% endfor %}",
+    *(f"{{{{ {one.replace('FAR', '99999999999')} }}}}" for one in WIDE),
+    LONG + "{{ x | replace('a', x) }}",
+    LONG + "{{ x | replace(new=x, old='a') }}",
+    LONG + "{{ x.replace('a', x) }}",
+    LONG + "{{ x | list | join(x) }}",
+    LONG + "{{ x.join(x) }}",
+    LONG + "{{ x.join(x | map('upper')) }}",
+    LONG + "{{ x.translate({97: x}) }}",
+    LONG + "{{ ('{0}' * 9999).format(x) }}",
+    LONG + "{{ ('%(a)s' * 9999) % {'a': x} }}",
+    LONG + "{{ ([x | list] * 9999) | sum(start=[]) }}",
+    LONG + "{% for a in range(9999) %}{{ x }}{% endfor %}",
+    LONG + "{% macro m() %}{% for a in range(9999) %}{{ x }}{% endfor %}{% endmacro %}{{ m() | length }}",
+    LONG + "{% set y %}{% for a in range(9999) %}{{ x }}{% endfor %}{% endset %}{{ y | length }}",
+    LONG + "{% set y = x + 'a' %}{% for a in range(40000) %}{% if x + 'a' == y %}{% endif %}{% endfor %}",
+    LONG + "{% for a in range(40000) %}{% if x.upper() %}{% endif %}{% endfor %}",
+    LONG + "{% for a in range(40000) %}{% if x[1:] %}{% endif %}{% endfor %}",
+    LONG + "{% for a in range(40000) %}{% if 'b' in x %}{% endif %}{% endfor %}",
+    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}",
+    "{% for a in [1] recursive %}{% if loop.depth < 30 %}{{ loop([1, 2]) }}{% endif %}{% endfor %}",
+    *(SHARED + one for one in ("{{ ns.x }}", "{{ ns }}", "{{ ns.x | string }}", "{{ ns.x ~ '' }}", "{{ ns.x == ns }}")),
+    *(SHARED + one for one in ("{{ ns.x | tojson }}", "{{ ns.x | pprint }}", "{{ ns.x | join }}", "{{ '%s' % ns.x }}")),
+    "{{ ([[[1] * 999] * 999] | tojson(indent=999)) }}",
 ]
 
 
@@ -44,3 +82,21 @@ def test_loops_sums_and_joined_texts_are_otherwise_jinjas_own() -> None:
     )
     rendered = BoundedTemplate(source, {}, {}).render(items=["x", "y"], m={"k": "v"})
     assert rendered == "1/2x-3,,2/2y-3.kvk  1x"
+
+
+def test_filters_and_methods_make_what_jinjas_own_make() -> None:
+    source = (
+        "{{ 'a' | center(5) }}{{ 'a'.ljust(3) }}{{ 'a\nb' | indent(2, true) }}"
+        "{{ items | join(', ') }}{{ '-'.join(items) }}"
+        "{{ 'aXb'.split('X') }}{{ 'aXb' | replace('X', '--') }}"
+        "{{ '{:>4}{}'.format('a', 'b') }}{{ '%3s' | format('a') }}"
+        "{{ items | map('upper') | list }}{{ m | tojson(indent=2) }}{{ m.items() | list }}"
+        "{{ [[1], [2]] | sum(start=[]) }}"
+        "{{ items[1:] }}{{ 'x' in items }}{{ items == ['x', 'y'] }}{{ missing == 1 }}{{ missing is defined }}"
+        "{{ items | select('in', ['y']) | first }}{{ items | reverse | list }}{{ 2.567 | round(2) }}"
+        "{{ 'a b' | wordcount }}"
+        "{% macro m2(a) %}<{{ a }}>{% endmacro %}{{ m2(items) }}{% set b %}{{ m2(1) }}{% endset %}{{ b }}"
+        "{% for a in [1, [2, 3]] recursive %}{{ loop(a) if a is iterable else a }}{% endfor %}{{ none }}"
+    )
+    values = {"items": ["x", "y"], "m": {"k": [1, {"a": None}]}}
+    assert BoundedTemplate(source, {}, {}).render(**values) == Environment().from_string(source).render(**values)

@@ -118,18 +118,29 @@ def columns(space: spaces.Space[Any], value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", IDS)
-async def test_fifty_random_episodes_are_those_of_gymnasium_driven_directly(name: str) -> None:
+async def test_a_hundred_episodes_are_those_of_gymnasium_driven_directly(name: str) -> None:
+    """In reward, end and observation."""
     options = IDS[name]
-    direct = gymnasium.make(name)
+    ansi = options.get("observe") == "ansi"
+    direct = gymnasium.make(name, **({"render_mode": "ansi"} if ansi else {}))
+
+    def seen(observation: Any) -> str:
+        text = re.sub(r"\x1b\[[0-9;]*m", "", str(direct.render())) if ansi else ours.text(observations, observation)
+        return text.strip("\n")
+
+    observations = direct.observation_space
     make = factory(f"gymnasium:{name}", **options)
-    for task in itertools.islice(calls.tasks(make()), 50):
+    for task in itertools.islice(calls.tasks(make()), 100):
         session = await play(make(), task, DEMONSTRATOR, max_turns=TURNS)
-        direct.reset(seed=task["seed"])
+        observation, _ = direct.reset(seed=task["seed"])
+        assert session.nodes[0].message.text.endswith("\n" + seen(observation))
         for node in (node for node in session.nodes if node.message.role == "assistant"):
             action = decoded(node.message)
             named = options["actions"].index(action) if "actions" in options else element(direct.action_space, action)
-            _, reward, terminated, truncated, _ = direct.step(named)
+            observation, reward, terminated, truncated, _ = direct.step(named)
             assert node.reward == pytest.approx(float(reward))
+            told = [other.message.text for other in session.nodes if other.parent == node.id]
+            assert told == [seen(observation)]
         ended = Status.COMPLETED if terminated else Status.TRUNCATED
         assert session.status is ended
         assert terminated or truncated or session.turns == TURNS

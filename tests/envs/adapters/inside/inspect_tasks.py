@@ -5,10 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from inspect_ai import Task, task
+from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessageUser
-from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, match, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, system_message, use_tools
+from inspect_ai.model import ChatMessageUser, GenerateConfig, ModelAPI, ModelOutput, modelapi
+from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, match, model_graded_qa, scorer
+from inspect_ai.solver import (
+    Generate,
+    Solver,
+    TaskState,
+    generate,
+    self_critique,
+    solver,
+    system_message,
+    use_tools,
+)
 from inspect_ai.tool import Tool, tool
 
 
@@ -84,6 +94,49 @@ def says_nothing() -> Scorer:
 @task
 def undecided() -> Task:
     return Task(dataset=samples(3), solver=generate(), scorer=[leaves_out(), says_nothing()])
+
+
+@task
+def reacting() -> Task:
+    """The first agent of the library's own pages."""
+    return Task(dataset=samples(12), solver=react(tools=[add()], attempts=2), scorer=includes())
+
+
+@task
+def limited() -> Task:
+    return Task(dataset=samples(12), solver=[generate(), again()], scorer=[includes(), lengths()], message_limit=4)
+
+
+@task
+def critical() -> Task:
+    return Task(dataset=samples(12), solver=[generate(), self_critique()], scorer=match(location="exact"))
+
+
+@task
+def graded() -> Task:
+    return Task(dataset=samples(12), solver=generate(), scorer=[model_graded_qa(), includes()])
+
+
+@modelapi(name="strict")
+class Strict(ModelAPI):
+    """A grader that finds everything right."""
+
+    async def generate(self, input: Any, tools: Any, tool_choice: Any, config: GenerateConfig) -> ModelOutput:
+        return ModelOutput.from_content(self.model_name, "GRADE: C")
+
+
+@solver
+def fails() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        await generate(state)
+        raise RuntimeError("the solver is broken")
+
+    return solve
+
+
+@task
+def broken() -> Task:
+    return Task(dataset=samples(3), solver=fails(), scorer=includes())
 
 
 @solver

@@ -18,7 +18,7 @@ from websockets.http11 import Request, Response
 
 import agentrl
 from agentrl.envs import calls
-from agentrl.envs.episode import play
+from agentrl.envs.episode import DEMONSTRATOR, play
 from agentrl.envs.registry import factory
 from agentrl.errors import AgentRLError, Blame, ConfigError, InfraError
 from agentrl.types import Message, Session, Status
@@ -66,6 +66,10 @@ async def test_fifty_episodes_of_ten_sessions_at_once_have_the_games_rewards(ser
     make = factory(f"openenv:{url}", timeout=SECONDS)
     (schema,) = make().tools.schemas()
     assert set(schema["function"]["parameters"]["properties"]) == {"number"}
+
+    shown = await play(make(), next(calls.tasks(make())), DEMONSTRATOR, max_turns=8)
+    assert len({*guesses(shown)}) > 1, "a warm start has calls to imitate, which fit the schema"
+    assert not any("validation" in node.message.text for node in shown.nodes)
 
     async def one(number: int, task: object) -> None:
         rng = random.Random(number)

@@ -153,30 +153,73 @@ while True: held.append(b"x" * (1 << 20))
     assert result.outcome is Outcome.MEMORY
 
 
-async def test_commands_that_lower_their_own_scores_are_killed_and_the_runner_lives(
-    attack: Attack, jail: DockerSandbox
-) -> None:
-    """The runner had the score that Docker gives a container, and commands went below it: it was killed three times of
-    three."""
-    result = await attack("""
+SCORES = """
 def score(pid): return int(open(f"/proc/{pid}/oom_score_adj").read())
 began = score("self")
 for wanted in (500, 0, -500, -1000):
-    try:
-        with open("/proc/self/oom_score_adj", "w") as f: f.write(str(wanted))
-    except OSError: pass
+    for name in ("oom_score_adj", "oom_adj"):
+        try:
+            with open(f"/proc/self/{name}", "w") as f: f.write(str(wanted))
+        except OSError: pass
 print(began, score("self"), score(1), flush=True)
-for _ in range(20):
-    if os.fork() == 0:
-        os.setsid(); held = []
-        while True: held.append(bytearray(1 << 16))
-time.sleep(5)
+"""
+TINY_HOARDER = """
+static long call(long n, long a, long b, long c, long d) {
+    register long r10 __asm__("r10") = d;
+    long r;
+    __asm__ volatile("syscall" : "=a"(r) : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10) : "rcx", "r11", "memory");
+    return r;
+}
+static char page[65536];
+void _start(void) {
+    long fd = call(2, (long)"/proc/self/oom_score_adj", 1, 0, 0);
+    call(1, fd, (long)"0", 1, 0);
+    for (int i = 0; i < 50; i++) if (call(57, 0, 0, 0, 0) == 0) break;
+    int ends[2];
+    while (call(53, 1, 2 | 04000, 0, (long)ends) == 0)
+        while (call(1, ends[0], (long)page, sizeof page, 0) > 0) continue;
+    for (;;) call(34, 0, 0, 0, 0);
+}
+"""
+
+
+async def test_no_command_comes_down_to_the_runners_score(attack: Attack) -> None:
+    """The runner had the score that Docker gives a container, and commands went below it; then they came down to it."""
+    began, lowest, runner = map(int, (await attack(SCORES)).stdout.split())
+    assert began == lowest == 1000
+    assert runner < lowest
+
+
+async def test_commands_write_and_see_each_other_as_without_closed_scores(attack: Attack, jail: DockerSandbox) -> None:
+    server = await jail.start("exec sleep 60 9>/work/log")
+    result = await attack("""
+open("/dev/stdout", "w").write("output\\n")
+open("/dev/null", "w").write("x"); open("/dev/shm/a", "w").write("x")
+os.mkdir("/work/in"); os.mkdir("/work/out"); open("/work/in/a", "w").write("a")
+os.rename("/work/in/a", "/work/out/b"); os.link("/work/out/b", "/work/in/c")
+inside = os.open("/work/in/c", os.O_RDONLY); hidden = os.memfd_create("hidden")
+for fd in (inside, hidden): open(f"/proc/self/fd/{fd}", "a").write("x")
+print(open("/work/out/b").read(), os.lseek(hidden, 0, os.SEEK_END))
+def logs(pid):
+    try: return os.readlink(f"/proc/{pid}/fd/9") == "/work/log"
+    except OSError: return False
+print(any(logs(pid) for pid in os.listdir("/proc") if pid.isdigit()))
 """)
-    began, lowest, runner = map(int, result.stdout.split())
-    assert began == 1000
-    assert lowest >= runner, "a command can be less killable than the runner"
-    assert result.out_of_memory
-    assert (await jail.exec("echo lives")).stdout == b"lives\n"
+    await server.signal(9)
+    await server.wait(5)
+    assert result.stdout == b"output\nax 1\nTrue\n", result.stderr
+
+
+async def test_memory_of_processes_that_are_smaller_than_the_runner_ends_only_them(make: Make, tmp_path: Path) -> None:
+    """What sockets hold counts for no process: at equal scores the runner was the largest, and was killed."""
+    (tmp_path / "hoarder.c").write_text(TINY_HOARDER)
+    compile_ = ["gcc", "-O1", "-static", "-nostdlib", "-fno-stack-protector", "-o", "hoarder", "hoarder.c"]
+    await asyncio.to_thread(subprocess.run, compile_, cwd=tmp_path, check=True)
+    sandbox = await asyncio.to_thread(make, SMALL)
+    await sandbox.write("hoarder", (tmp_path / "hoarder").read_bytes(), mode=0o755)
+    result = await sandbox.exec("./hoarder", timeout=5)
+    assert result.out_of_memory, result
+    assert (await sandbox.exec("echo lives")).stdout == b"lives\n"
 
 
 FILLER = """

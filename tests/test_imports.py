@@ -1,0 +1,105 @@
+"""Files that settings name may import what lies beside them, and nothing gets in another one's way."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+
+import agentrl
+from agentrl import imports
+from agentrl.errors import ConfigError
+
+ENV = """
+import json
+from dataclasses import dataclass
+
+import agentrl
+import helpers
+from words import LIST as WORDS
+from words.more import longer
+from words import more as other
+
+
+class Beside(agentrl.Env):
+    def tasks(self, split="train"):
+        return [{"word": word} for word in WORDS]
+
+    def reset(self, task, *, seed=None):
+        from helpers import Pair
+
+        self.pair = Pair(task["word"], longer(task["word"]))
+        return json.dumps(helpers.shown(self.pair))
+
+    @agentrl.reward
+    def said(self, session):
+        return float(session.answer == other.longer(self.pair.first))
+"""
+HELPERS = """
+from dataclasses import dataclass
+
+
+@dataclass
+class Pair:
+    first: str
+    second: str
+
+
+def shown(pair):
+    return "NAME: " + pair.first
+"""
+
+
+def folder(at: Path, name: str) -> Path:
+    (at / "words").mkdir(parents=True)
+    (at / "env.py").write_text(ENV)
+    (at / "helpers.py").write_text(HELPERS.replace("NAME", name))
+    (at / "words" / "__init__.py").write_text(f"LIST = ['{name}']")
+    (at / "words" / "more.py").write_text(
+        "from . import LIST\n\n\ndef longer(word):\n    return word * len(LIST) + '!'\n"
+    )
+    (at / "json.py").write_text("raise RuntimeError('what is installed goes first')")
+    return at / "env.py"
+
+
+def test_a_file_imports_modules_and_packages_that_lie_beside_it(tmp_path: Path) -> None:
+    """In two folders of the same names, each its own; nothing of it is in Python's table by its bare name."""
+    envs = [agentrl.make(f"{folder(tmp_path / name, name)}:Beside") for name in ("one", "two")]
+    assert [env.reset(agentrl.Task.of({"word": "w"})) for env in envs] == ['"one: w"', '"two: w"']
+    assert [list(env.tasks()) for env in envs] == [[{"word": "one"}], [{"word": "two"}]]
+    assert not {"helpers", "words"} & sys.modules.keys()
+    assert json.dumps({}) == "{}"
+
+
+def test_what_a_helper_defines_is_pickled_by_a_name_that_another_process_finds(tmp_path: Path) -> None:
+    load = imports.load(f"{folder(tmp_path, 'one')}:Beside", "env")
+    pair = load.reset.__globals__["helpers"].Pair("a", "b")
+    data, known = pickle.dumps(pair), imports.files()
+    names = [name for name in known if name in data.decode("latin1")]
+    assert [Path(known[name]).name for name in names] == ["helpers.py"]
+    package = next(name for name, file in known.items() if file == str(tmp_path / "words" / "__init__.py"))
+    gone = {name: sys.modules.pop(name) for name in list(known) if Path(known[name]).is_relative_to(tmp_path)}
+    try:
+        imports.find_files(known)
+        assert vars(pickle.loads(data)) == {"first": "a", "second": "b"}
+        assert importlib.import_module(f"{package}.more").longer("x") == "x!"
+    finally:
+        sys.meta_path.pop()
+        sys.modules.update(gone)
+
+
+@pytest.mark.parametrize(
+    "line", ["import nowhere", "from words import nothing", "import words.nothing", "from . import x"]
+)
+def test_what_is_not_there_is_named(tmp_path: Path, line: str) -> None:
+    file = folder(tmp_path, "one")
+    file.write_text(line)
+    missing = line.split()[-1].rpartition(".")[2]
+    with pytest.raises(
+        (ConfigError, agentrl.errors.UnknownName), match=f"importing it raised .*{missing}|no known parent"
+    ):
+        imports.load(f"{file}:Beside", "env")
