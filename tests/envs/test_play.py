@@ -21,7 +21,7 @@ from agentrl.errors import AgentRLError, ConfigError, UnknownName
 from agentrl.sessions.store import Store
 from agentrl.types import Message, Session, Status
 from agentrl.viewer.runs import Runs
-from tests.envs.honest_envs import Async
+from tests.envs.check.honest_envs import Async
 
 COMMAND = [sys.executable, "-m", "agentrl", "play", "env=calculator"]
 SECONDS = 120.0
@@ -160,8 +160,8 @@ def test_a_tool_is_shown_with_its_parameters_and_its_first_line():
         ({"env": "calculator", "seed": "x"}, "seed = 'x': must be a whole number"),
         ({"env": "calculator", "split": "evil"}, "did you mean 'eval'"),
         ({"env": "calculater"}, "did you mean 'calculator'"),
-        ({"env": "tests.envs.broken_envs:Till", "task": 7}, "task = 7: split 'train' has no task of that index"),
-        ({"env": "tests.envs.broken_envs:Till", "task": "train-9"}, "did you mean 'train-"),
+        ({"env": "tests.envs.check.broken_envs:Till", "task": 7}, "task = 7: split 'train' has no task of that index"),
+        ({"env": "tests.envs.check.broken_envs:Till", "task": "train-9"}, "did you mean 'train-"),
     ],
 )
 def test_wrong_settings_are_refused_with_what_is_allowed(tree: dict[str, Any], words: str):

@@ -20,6 +20,7 @@ from agentrl.envs.retail.customer import PATIENCE, YES, Customer
 from agentrl.envs.retail.data import Database
 from agentrl.envs.retail.expert import WRITES
 from agentrl.envs.retail.generate import LEVELS, made_tasks, made_world
+from agentrl.envs.retail.records import folded
 from agentrl.envs.retail.store import TOOLS, Store
 from agentrl.errors import ConfigError, ToolError
 from agentrl.types import FunctionCall, Message, Status, Task, ToolCall
@@ -275,6 +276,13 @@ def test_a_folder_without_a_file_or_of_another_layout_is_refused_by_name(tmp_pat
         make("retail", path=tmp_path)
     with pytest.raises(ConfigError, match=r"env\.level = 4: allowed are 1, 2, 3"):
         make("retail", level=4)
+
+
+@given(st.text("aZ. éÅİﬀ\u0301", max_size=12))
+def test_names_are_compared_without_case_and_accents(text: str):
+    """Also those in ASCII, which take a shorter way."""
+    assert folded(text) == folded(f"{text}\u0301") == folded(text.upper().lower()) or not text.isascii()
+    assert folded(f"Zoë {text}") == folded(f"ZOE {text}")
 
 
 @pytest.mark.slow

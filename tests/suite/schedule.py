@@ -29,18 +29,17 @@ HEAVY_WORKERS = ("gw0", "gw1")
 PARTS: dict[str, tuple[str, ...]] = {
     "ray": ("tests/cluster/",),
     "docker": ("tests/envs/swe/", "tests/envs/code/", "tests/tools/", "tests/redteam/"),
-    "sglang": (
-        *("tests/rollout/engines/test_sglang", "tests/rollout/engines/test_real_model"),
-        "tests/rollout/fleet/test_servers",
-    ),
+    "sglang": ("tests/rollout/engines/test_sglang.py", "tests/rollout/fleet/test_servers"),
     "ranks": ("tests/train/backends/",),
+    "models": ("tests/rollout/engines/test_real_model", "tests/rollout/engines/test_sglang_experts"),
     "engines": ("tests/rollout/engines/", "tests/rollout/fleet/"),
     "browser": ("tests/viewer/",),
 }
 """The heavy parts and the beginnings of the paths of their tests; the first that fits counts.
 
-In the order in which they begin: those that wait most first, since others compute meanwhile, and the two that hold
-most memory, both of inference servers, with another between them.
+In the order in which they begin: those that wait most first, since others compute meanwhile, and those that hold
+most memory, all of inference servers, with another between them. "sglang" shares a server, and those of "models" have
+models of their own: three gigabytes a server, of which two are the imports of its processes.
 """
 CACHED = {"tokenizers": ("tests/sessions/renderers/", "tests/sessions/test_strip.py", "tests/models/test_tokenizer")}
 """What is light, and dear to make and to keep: one worker, whichever is free, takes its tests and clears its caches."""

@@ -52,7 +52,7 @@ def check_env(
         options: the constructor's options, where one of them has the name of an argument here.
         rewards: settings of further rewards by name, as `rewards.*` of a run.
         report: called with each finding and note at once, with the progress every tenth of a second, with the table
-            of scores, and with what turns and instances cost.
+            of scores, and with what turns and instances cost. What it raises ends the check.
         kwargs: the constructor's other options.
 
     Returns:
@@ -69,9 +69,8 @@ def check_env(
             raise InvalidInput(f"{name} = {value!r}: must be positive")
     target = type(env) if isinstance(env, Env) else env
     found = []
-    for event in supervise(
-        Job(target, {**(options or {}), **kwargs}, tasks, seed, limit, rewards or {}, hostile, scored, seconds)
-    ):
+    job = Job(target, {**(options or {}), **kwargs}, tasks, seed, limit, rewards or {}, hostile, scored, seconds)
+    for event in supervise(job):
         if report is not None:
             report(event)
         if isinstance(event, Finding):

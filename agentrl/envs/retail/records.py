@@ -160,5 +160,8 @@ def address_of(address1: str, address2: str, city: str, state: str, country: str
 
 def folded(text: str) -> str:
     """Text without case and accents, for comparing names."""
-    parts = unicodedata.normalize("NFKD", text[:MAX_FIELD].casefold())
+    text = text[:MAX_FIELD].casefold()
+    if text.isascii():  # as nearly all of them are: a look-up compares with hundreds
+        return text.strip()
+    parts = unicodedata.normalize("NFKD", text)
     return "".join(part for part in parts if not unicodedata.combining(part)).strip()

@@ -43,7 +43,8 @@ class Store(Records):
         Args:
             email: such as name@example.com.
         """
-        return self.find_user(lambda user: folded(user["email"]) == folded(email))
+        wanted = folded(email)
+        return self.find_user(lambda user: folded(user["email"]) == wanted)
 
     @tool(quick=True)
     def find_user_id_by_name_zip(self, first_name: str, last_name: str, zip: str) -> str:

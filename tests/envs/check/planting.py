@@ -1,10 +1,14 @@
-"""Faults of ordinary authors and environments without any: planted, checked, and whether the right reason is found."""
+"""All planted faults, and environments without any: checked, and whether the right reason is found.
+
+Faults that break the contract plainly are classes (`broken_envs`, `faulty_envs`); those of ordinary authors, who meant
+well, are in `faults.yaml`.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +17,9 @@ import yaml
 
 from agentrl.envs.base import Env
 from agentrl.envs.check import Finding, Note, check_env
-from tests.envs.broken_envs import Basket, Till
-from tests.envs.check import worlds
-from tests.envs.honest_envs import HONEST
+from tests.envs.check import faulty_envs, worlds
+from tests.envs.check.broken_envs import Basket, Till
+from tests.envs.check.honest_envs import HONEST
 
 FAULTS = Path(__file__).with_name("faults.yaml")
 HEAD = "from tests.envs.check.worlds import *\n"
@@ -23,14 +27,28 @@ SMALL = {"tasks": 2, "scored": 24, "seconds": 60.0, "hostile": 1}
 """Settings with which a fault is still found."""
 
 
+FEW = {"tasks": 1, "scored": 2, "seconds": 60.0, "hostile": 1}
+"""Settings with which a fault is found that every episode shows."""
+SCORED = {"scores": 6, "prompts": 24, "expert": 24, "chance": 24, "hidden": 24}
+"""Tasks that must be played where a rule compares many."""
+TWO_TASKS = ("determinism", "state")
+THREE_TASKS = ("expert", "ranges", "isolation")
+"""Rules that need more than one task of each split to see a fault that is a class."""
+
+
 @dataclass(frozen=True)
 class Fault:
-    """A fault: the class that has it, the rule that finds it, and what the finding must hold."""
+    """A fault: the class that has it (or its code), the rule that finds it, and what the finding must hold."""
 
     name: str
     rule: str
     words: str
-    code: str
+    code: str = ""
+    env: type[Env] | None = None
+
+    def is_named_by(self, event: object) -> bool:
+        """Whether a finding is of this fault, for the right reason."""
+        return isinstance(event, Finding) and event.rule == self.rule and self.words in event.message
 
 
 @dataclass
@@ -42,24 +60,46 @@ class Outcome:
 
     def names(self, fault: Fault) -> bool:
         """Whether the fault was found for the right reason."""
-        return any(one.rule == fault.rule and fault.words in one.message for one in self.findings)
+        return any(map(fault.is_named_by, self.findings))
+
+
+class Found(Exception):
+    """Ends a check: the fault was found."""
 
 
 def faults() -> list[Fault]:
-    """All of them."""
+    """Those of ordinary authors."""
     return [Fault(**each) for each in yaml.safe_load(FAULTS.read_text(encoding="utf-8"))]
 
 
-def check(env: str | Callable[..., Env], **settings: Any) -> Outcome:
-    """Check an environment."""
+def plain_faults() -> list[Fault]:
+    """Those that are classes."""
+    return [Fault(f"{env.__name__}: {words}", rule, words, env=env) for env, rule, words in faulty_envs.FAULTS]
+
+
+def check(env: str | Callable[..., Env], *, until: Fault | None = None, **settings: Any) -> Outcome:
+    """Check an environment, to the end or until a fault is found."""
     outcome = Outcome()
 
     def report(event: Any) -> None:
         if isinstance(event, Note):
             outcome.notes.append(event)
+        if isinstance(event, Finding):
+            outcome.findings.append(event)
+        if until is not None and until.is_named_by(event):
+            raise Found
 
-    outcome.findings = check_env(env, report=report, **{**SMALL, **settings})
+    with suppress(Found):
+        check_env(env, report=report, **{**SMALL, **settings})
     return outcome
+
+
+def find(fault: Fault, folder: Path) -> Outcome:
+    """Check for a fault with as few episodes as find it; the check ends there."""
+    settings = FEW | {"scored": SCORED.get(fault.rule, 2)}
+    if fault.env is None:
+        return check_fault(fault, folder, until=fault, **settings | {"tasks": 1 + (fault.rule in TWO_TASKS)})
+    return check(fault.env, until=fault, **settings | {"tasks": 3 if fault.rule in THREE_TASKS else 1})
 
 
 def check_fault(fault: Fault, folder: Path, **settings: Any) -> Outcome:

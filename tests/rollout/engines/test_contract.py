@@ -57,11 +57,11 @@ async def test_smollm2_keeps_the_numbers_and_the_text_of_the_contract() -> None:
         path = models.resolve("smollm2-135m")
     except AgentRLError as error:
         need(False, str(error))
-    config = EngineConfig(max_batch=16, max_context=112, device="cpu")
+    config = EngineConfig(max_batch=4, max_context=112, device="cpu")
     plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     engine = LocalEngine(path, config)
     weights = lambda: plain.state_dict().items()  # noqa: E731
-    subject = Subject(engine, load_tokenizer(path), reference(plain), weights, samples=400, requests=4)
+    subject = Subject(engine, load_tokenizer(path), reference(plain), weights, samples=400, requests=2)
     try:
         for name in OF_THE_MODEL:
             await CHECKS[name](subject)

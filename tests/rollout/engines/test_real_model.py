@@ -37,10 +37,10 @@ def smollm() -> Path:
 
 
 @pytest.fixture(scope="module")
-def six_layers(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first six of its thirty layers: real weights, a vocabulary of 49,152, and a third of the memory."""
-    folder = tmp_path_factory.mktemp("models") / "smollm2-six-layers"
-    AutoModelForCausalLM.from_pretrained(smollm, num_hidden_layers=6).save_pretrained(folder)
+def two_layers(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first two of its thirty layers: real weights, a vocabulary of 49,152, and a quarter of the memory."""
+    folder = tmp_path_factory.mktemp("models") / "smollm2-two-layers"
+    AutoModelForCausalLM.from_pretrained(smollm, num_hidden_layers=2).save_pretrained(folder)
     for file in smollm.iterdir():
         if not (folder / file.name).exists():
             shutil.copy(file, folder)
@@ -81,15 +81,15 @@ def test_sglang_in_float32_agrees_with_the_trainer_on_a_real_model(smollm: Path)
 
 
 def test_a_real_model_is_trained_by_megatron_on_what_sglang_generates_with_its_newest_weights(
-    tmp_path: Path, problems: Path, six_layers: Path
+    tmp_path: Path, problems: Path, two_layers: Path
 ) -> None:
     need(importlib.util.find_spec("megatron") is not None, "megatron-core is not installed")
     settings = servers.config("sglang").model_dump(exclude={"name"})
-    with server(six_layers) as url:
+    with server(two_layers) as url:
         result = agentrl.train(
             "gsm8k",
             env={"path": str(problems)},
-            model=str(six_layers),
+            model=str(two_layers),
             engine={**settings, "name": "sglang", "url": url, "max_context": 1024},
             trainer={"name": "megatron", "token_budget": 512},
             # Its turns never end, and a penalty for that is something to learn from.

@@ -12,7 +12,9 @@ from agentrl.envs.base import Env
 from agentrl.envs.fixtures import Credit, Fixture
 from agentrl.errors import ToolError
 from agentrl.types import Message, Session, StepResult, Task
-from tests.envs.broken_envs import Till, fault
+from tests.envs.check.broken_envs import FAULTS, Till, fault
+
+__all__ = ["FAULTS"]  # those of both modules
 
 # ------------------------------------------------------------------------------------------------ tasks
 
@@ -250,7 +252,7 @@ class Heavy(Till):
         self.table = bytearray(24 * 2**20)
 
 
-@fault("freed", "closed instances are still referred to, in tests.envs.faulty_envs.OPEN, a list")
+@fault("freed", "closed instances are still referred to, in tests.envs.check.faulty_envs.OPEN, a list")
 class Kept(Till):
     """Keeps a list of its instances."""
 

@@ -9,7 +9,6 @@ import os
 import random
 import sqlite3
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,9 +22,10 @@ from typing import Any, ClassVar
 import agentrl
 from agentrl.envs.base import Env
 from agentrl.envs.check.costs import FIRST, REPEATED
+from agentrl.envs.check.runtime import HOLD
 from agentrl.errors import ToolError
 from agentrl.types import Message, Session, StepResult, Task
-from tests.envs.broken_envs import Till
+from tests.envs.check.broken_envs import Till
 
 POOL = ThreadPoolExecutor(8)
 HONEST: list[type[Env]] = []
@@ -44,7 +44,7 @@ class SlowToBegin(Till):
     sessions: ClassVar[set[int]] = set()
 
     async def reset(self, task: Task, *, seed: int | None = None) -> Any:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(1.2 * HOLD)
         while self.sessions - {id(self)}:  # noqa: ASYNC110 - there is one event loop after another
             await asyncio.sleep(0.01)
         self.sessions.add(id(self))
@@ -55,8 +55,9 @@ class SlowToBegin(Till):
 
     @agentrl.tool
     def price(self, item: str) -> int:
-        """Look up a price, slowly, in the thread that a tool has."""
-        time.sleep(0.03)
+        """Look up the price that was asked for, slowly, in the thread that a tool has."""
+        if item == self.item:
+            time.sleep(1.2 * HOLD)
         return self.prices.get(item, 0)
 
 
@@ -164,7 +165,7 @@ class Async(Till):
             raise ToolError("there is none")
         return self.prices[item]
 
-    @agentrl.tool(timeout=0.1)
+    @agentrl.tool(timeout=0.02)
     async def wait(self, long: bool) -> str:
         """Wait."""
         await asyncio.sleep(10 if long else 0)
@@ -291,13 +292,12 @@ class Running(Till):
     @agentrl.tool
     async def price(self, item: str) -> str:
         """Look up a price."""
-        code = "import os; print(os.environ['N'], end='')"
         number = str(self.prices.get(item, 0))
         program = await asyncio.create_subprocess_exec(
-            sys.executable, "-S", "-c", code, cwd="/", env={"N": number}, stdout=asyncio.subprocess.PIPE
+            "printenv", "N", cwd="/", env={"N": number}, stdout=asyncio.subprocess.PIPE
         )
         out, _ = await program.communicate()
-        return out.decode()
+        return out.decode().strip()
 
 
 @honest

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import agentrl
 from agentrl.envs.base import Env
+from agentrl.envs.check.runtime import HOLD
 from agentrl.errors import ToolError
 from agentrl.types import Message, Session, StepResult, Task
 
@@ -192,22 +193,22 @@ class Nagging(Till):
         return messages[-2].text if messages[2:] else self.call("price", item=self.item)
 
 
-@fault("lengths", "the result of tool 'manual', has 5,000,000 characters")
+@fault("lengths", "the result of tool 'manual', has 500,000 characters")
 class Verbose(Till):
     """Has a tool with a very long result."""
 
     @agentrl.tool
     def manual(self) -> str:
         """Read the manual."""
-        return "word " * 1_000_000
+        return "word " * 100_000
 
 
-@fault("lengths", "a user message, has 5,000,0")
+@fault("lengths", "a user message, has 500,0")
 class VerboseAtOnce(Till):
-    """Opens with five megabytes."""
+    """Opens with half a megabyte."""
 
     def reset(self, task: Task, *, seed: int | None = None) -> Any:
-        return "word " * 1_000_000 + super().reset(task)
+        return "word " * 100_000 + super().reset(task)
 
 
 @fault("endings", "it had not ended after 100 turns, and the environment has no max_turns")
@@ -481,7 +482,7 @@ class Sleepy(Till):
     """Waits without awaiting."""
 
     def reset(self, task: Task, *, seed: int | None = None) -> Any:
-        time.sleep(0.03)
+        time.sleep(1.2 * HOLD)
         return super().reset(task)
 
 
@@ -489,12 +490,15 @@ class Sleepy(Till):
 class Busy(Till):
     """Computes in a tool that is marked as quick."""
 
+    asked = 0
+
     @agentrl.tool(quick=True)
     def price(self, item: str) -> int:
-        """Look up a price."""
-        end = time.thread_time() + 0.03
-        while time.thread_time() < end:
+        """Look up a price; every third time it takes long."""
+        end = time.thread_time() + 1.2 * HOLD
+        while self.asked % 3 == 0 and time.thread_time() < end:
             pass
+        Busy.asked += 1
         return self.prices.get(item, 0)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import agentrl
 from agentrl.envs.base import Env
 from agentrl.types import Message, Task
-from tests.envs.broken_envs import Till
+from tests.envs.check.broken_envs import Till
 
 HANGING: list[tuple[type[Env], str]] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import subprocess
@@ -23,18 +24,14 @@ from agentrl.envs.check.table import RULES
 from agentrl.envs.samples import sample
 from agentrl.errors import ConfigError, InvalidInput, UnknownName
 from agentrl.tools import Tool
-from tests.envs import faulty_envs
-from tests.envs.broken_envs import FAULTS, Basket, Till
-from tests.envs.check.planting import faults
-from tests.envs.hanging_envs import HANGING
-from tests.envs.honest_envs import HONEST
+from tests.envs.check.broken_envs import Basket, Till
+from tests.envs.check.hanging_envs import HANGING
+from tests.envs.check.honest_envs import HONEST
 
 SOON = 1.0
 """Seconds after which a call counts as hanging here."""
-MORE_TASKS = ("expert", "ranges", "isolation")
-"""Rules that need more than one task of each split to see the fault."""
-QUICK: dict[str, Any] = {"tasks": 1, "scored": 6, "seconds": 60.0}
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "check.md"
+QUICK: dict[str, Any] = {"tasks": 1, "scored": 6, "seconds": 60.0, "hostile": 1}
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "check.md"
 
 
 def said(env: Callable[..., Env], **settings: Any) -> str:
@@ -43,9 +40,8 @@ def said(env: Callable[..., Env], **settings: Any) -> str:
 
 @pytest.mark.slow
 def test_a_correct_environment_has_no_findings():
-    assert check_env(Till, scored=8) == []
     assert check_env(Basket, **QUICK) == []
-    assert agentrl.check_env(Till(), **QUICK) == []
+    assert agentrl.check_env(Till()) == []
 
 
 @pytest.mark.slow
@@ -55,10 +51,9 @@ async def test_it_can_be_called_from_a_running_event_loop():
         check_env("no such")
 
 
-@pytest.mark.parametrize("name", ["calculator", "castle"])
 @pytest.mark.slow
-def test_the_built_in_environments_have_no_findings(name: str):
-    assert check_env(name, scored=12, seconds=60.0) == []
+def test_a_built_in_environment_has_no_findings():
+    assert check_env("castle", scored=12, seconds=60.0) == []
 
 
 @pytest.mark.parametrize("env", HONEST, ids=lambda env: env.__name__)
@@ -87,25 +82,11 @@ def test_a_config_error_of_a_class_that_only_the_checked_file_has_is_raised_as_a
         check_env(str(file))
 
 
-@pytest.mark.parametrize(("env", "rule", "words"), FAULTS, ids=[f"{rule}-{env.__name__}" for env, rule, _ in FAULTS])
-@pytest.mark.slow
-def test_each_fault_is_found_under_its_rule(env: type[Env], rule: str, words: str):
-    found = check_env(env, **{**QUICK, "tasks": 3 if rule in MORE_TASKS else 1})
-    assert [finding for finding in found if finding.rule == rule and words in finding.message], found
-
-
-def test_every_rule_has_an_environment_that_breaks_it():
-    assert faulty_envs.__name__ in {env.__module__ for env, _, _ in FAULTS}
-    planted = {fault.rule for fault in faults()}
-    assert {rule for _, rule, _ in FAULTS} | planted == {rule.name for rule in RULES} | {"make"}
-    assert len(RULES) >= 40
-
-
 @pytest.mark.slow
 def test_what_an_environment_prints_and_options_that_are_no_json_make_no_other_process_differ(tmp_path: Path):
     """The decoder's and the encoder's errors were reported as findings about the environment's tasks."""
     (tmp_path / "loud.py").write_text(
-        "import atexit\nfrom tests.envs.broken_envs import Till\natexit.register(print, 'goodbye')\n"
+        "import atexit\nfrom tests.envs.check.broken_envs import Till\natexit.register(print, 'goodbye')\n"
         "class Loud(Till):\n    def __init__(self, path=None):\n        super().__init__()\n"
     )
     assert check_env(f"{tmp_path / 'loud.py'}:Loud", **QUICK, path=tmp_path) == []
@@ -166,6 +147,16 @@ def test_progress_is_reported_while_a_check_runs():
     assert doing
     assert doing[-1].seconds > 0
     assert [event.rule for event in events if isinstance(event, Finding)] == ["hang"]
+
+
+@pytest.mark.slow
+def test_what_report_raises_ends_the_check_and_its_process():
+    def report(event: object) -> None:
+        raise LookupError("enough")
+
+    with pytest.raises(LookupError, match="enough"):
+        check_env(Till, report=report)
+    assert [each for each in multiprocessing.active_children() if each.name == "agentrl-check"] == []
 
 
 @pytest.mark.slow
