@@ -123,7 +123,8 @@ class VLLMEngine(ServerEngine):
                     if narrowed:
                         held += ids
                     else:
-                        request.take(ids, logprobs, self._version, [_candidates(place) for place in places])
+                        wanted = places if request.sampling.top_logprobs else []
+                        request.take(ids, logprobs, self._version, [_candidates(place) for place in wanted])
                     if choice.get("finish_reason"):
                         ended = choice
         if ended is None:
