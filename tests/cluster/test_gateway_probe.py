@@ -91,7 +91,7 @@ class Node:
 async def problems(*nodes: Any, **settings: Any) -> list[str]:
     workers: Any = {node.name: node for node in nodes}
     there = [cluster.Node(node.name, 4.0, 0, {f"only-{node.name}": 1.0}) for node in nodes]
-    links = links_of(ClusterConfig.model_validate(settings), there, 8)
+    links = links_of(ClusterConfig.model_validate({"name": "ray", **settings}), there, 8)
     return await problems_of_gateways(workers, links, GatewayConfig(), {}, "", 1.0)
 
 

@@ -8,6 +8,7 @@ it goes over before it begins, calls and filters with what they read, and texts 
 from __future__ import annotations
 
 import re
+from collections import UserString
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -197,7 +198,7 @@ def _size(value: Any, indent: int = 0) -> int:
     size, rest = 0, [(value, 1)]
     while rest:
         one, depth = rest.pop()
-        if isinstance(one, str | bytes):
+        if isinstance(one, str | bytes | UserString):  # the last has items that are such texts themselves
             size += len(one)
         elif isinstance(one, Namespace):
             rest.append((object.__getattribute__(one, "_Namespace__attrs"), depth))
