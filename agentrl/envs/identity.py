@@ -10,6 +10,7 @@ one that begins otherwise each time by nothing.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -130,7 +131,7 @@ def of_split(env: Env, split: str, data: list[bytes] | None = None) -> Identity:
         source = env.tasks(split)
     if isinstance(source, Sequence):
         found = _digested(_chosen(env, split, source), len(source), data)
-        return replace(found, notes=tuple(source.notes)) if isinstance(source, TaskList) else found
+        return replace(found, notes=(*source.notes, *found.notes)) if isinstance(source, TaskList) else found
     begun = list(islice(calls.tasks(env, split), BEGINNING))
     found = _digested(begun, len(begun) if len(begun) < BEGINNING else None)
     if _digested(islice(calls.tasks(env, split), BEGINNING), found.tasks) != found:
@@ -185,17 +186,33 @@ def _chosen(env: Env, split: str, source: Sequence[Any]) -> Iterator[Task]:
 def _digested(tasks: Iterable[Task], count: int | None, data: list[bytes] | None = None) -> Identity:
     ids, whole = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
     first: list[str] = []
-    examined = 0
+    examined, odd = 0, ""
     for task in tasks:
         if examined < FIRST:
             first.append(task.id)
         examined += 1
         ids.update(orjson.dumps(safe_json(task.id)))
-        whole.update(content(task))
+        as_json = content(task)
+        whole.update(as_json)
+        if not odd and b"null" in as_json and (place := not_finite(task.data)):
+            odd = f"task {task.id!r} has {place}, which is stored as null"
         own = {name: value for name, value in task.data.items() if name not in ("id", "split")}
         if data is not None and own:
             data.append(hashlib.blake2b(content(Task(id="", data=own)), digest_size=8).digest())
-    return Identity(count, ids.hexdigest(), whole.hexdigest(), examined, tuple(first))
+    notes = (odd,) if odd else ()
+    return Identity(count, ids.hexdigest(), whole.hexdigest(), examined, tuple(first), notes)
+
+
+def not_finite(value: Any, path: str = "") -> str:
+    """Where in a task's data is NaN or infinity; '' where there is neither."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, Mapping):
+        items = ((f"{path}[{key!r}]" if path else str(key), item) for key, item in value.items())
+    elif isinstance(value, list | tuple):
+        items = ((f"{path}[{place}]", item) for place, item in enumerate(value))
+    else:
+        return f"{path} = {value}" if isinstance(value, float) and not math.isfinite(value) else ""
+    return next((odd for place, item in items if (odd := not_finite(item, place))), "")
 
 
 def _json(value: Any) -> Any:

@@ -93,8 +93,7 @@ class Supplier:
         except SandboxError:
             raise ConfigError(NO_DAEMON) from None
         if not self._checked:
-            with contextlib.suppress(SandboxError):
-                await reaper.reap(spec.daemon)  # containers of killed runs
+            await reaper.watch(spec.daemon)  # containers of killed runs, and of what is killed beside this process
         self._checked.add(spec.key)
 
     async def prepare(self, spec: SandboxSpec, count: int) -> None:

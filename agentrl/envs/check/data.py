@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 from agentrl.envs import calls
 from agentrl.envs.check.subject import Subject
+from agentrl.envs.identity import not_finite
 from agentrl.envs.samples import sample
 from agentrl.errors import AgentRLError, ToolError
 from agentrl.sessions.codec import same_task, whole_json
@@ -89,24 +89,12 @@ async def task_data(subject: Subject) -> AsyncIterator[str]:
         for task in listed:
             try:
                 whole_json(task.data)
-                problem = f"has {odd}, which JSON reads back as null" if (odd := _not_finite(task.data)) else ""
+                problem = f"has {odd}, which JSON reads back as null" if (odd := not_finite(task.data)) else ""
             except TypeError as error:
                 problem = f"can't be stored as JSON ({error})"
             if problem:
                 yield f"split {split!r}: task {task.id!r} {problem}"
                 break
-
-
-def _not_finite(value: Any, path: str = "") -> str:
-    """Where in a task's data is NaN or infinity; '' where there is neither."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, Mapping):
-        items = ((f"{path}[{key!r}]" if path else str(key), item) for key, item in value.items())
-    elif isinstance(value, list | tuple):
-        items = ((f"{path}[{place}]", item) for place, item in enumerate(value))
-    else:
-        return f"{path} = {value}" if isinstance(value, float) and not math.isfinite(value) else ""
-    return next((odd for place, item in items if (odd := _not_finite(item, place))), "")
 
 
 async def tool_schemas(subject: Subject) -> AsyncIterator[str]:

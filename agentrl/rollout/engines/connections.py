@@ -1,7 +1,8 @@
 """Connections to one inference server, kept between requests: HTTP/1.1 as such servers speak it, and no more.
 
 A turn comes in many small events, and each costs a general HTTP client more than all else that is done with it. So
-there are no redirects, cookies, proxies or compressed answers here. A request that is left early closes its connection.
+the parser is httptools', and there are no redirects, cookies, proxies or compressed answers here. A request that is
+left early closes its connection.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
+
+from httptools import HttpParserError, HttpResponseParser
 
 CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 2.0
@@ -129,11 +132,19 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.status, self.complete, self.idle_since = 0, False, 0.0
-        self._data, self._hung_up = bytearray(), False
-        self._waiter: asyncio.Future[None] | None = None
         self._transport: Any = None
-        self._body: _Body = _Sized(0)
-        self._kept = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._broken: BrokenConnection | None = None
+        self._parser = HttpResponseParser(self)
+        self._asked = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing of an answer has come."""
+        self._body, self._head_bytes = bytearray(), 0
+        self._headed = self._framed = self._ended = self._kept = False
+
+    # -------------------------------------------------------------------------- what the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The server has accepted."""
@@ -141,13 +152,50 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """More has come."""
-        self._data += data
+        if not self._headed:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+            if self._head_bytes > _HEAD_BYTES and not self._headed:
+                raise BrokenConnection(f"the answer's head has more than {_HEAD_BYTES} bytes")
+        except BrokenConnection as error:
+            self._broken = error
+        except HttpParserError as error:
+            self._broken = BrokenConnection(f"the answer is not HTTP/1: {error}")
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing comes any more."""
-        self._hung_up = True
+        """Nothing comes any more, which ends an answer whose length was not said."""
+        self._ended = self._ended or (self._headed and not self._framed)
+        self._broken = self._broken or BrokenConnection("the server hung up")
         self._wake()
+
+    # ----------------------------------------------------------------------------- what the parser calls
+
+    def on_message_begin(self) -> None:
+        """An answer begins."""
+        if not self._asked:
+            raise BrokenConnection("the server sent what nothing asked for")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of the answer's head."""
+        self._framed = self._framed or name.lower() in (b"content-length", b"transfer-encoding")
+
+    def on_headers_complete(self) -> None:
+        """The head has come; one of an interim answer is followed by another."""
+        self.status = self._parser.get_status_code()
+        self._headed, self._kept = self.status >= 200, self._parser.should_keep_alive()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body has come."""
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        """All of it has come."""
+        if self._headed:
+            self._ended, self._asked = True, False
+
+    # ------------------------------------------------------------------------------- what a request calls
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -157,17 +205,17 @@ class Connection(asyncio.Protocol):
         """Until more has come than what has been looked at.
 
         Raises:
-            BrokenConnection: nothing does.
+            BrokenConnection: nothing does, or not HTTP.
         """
-        if self._hung_up:
-            raise BrokenConnection("the server hung up")
+        if self._broken is not None:
+            raise self._broken
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
 
     @property
     def usable(self) -> bool:
         """Whether the server keeps it, and has sent nothing that no request asked for."""
-        return not (self._hung_up or self._data or self._transport.is_closing())
+        return self._broken is None and not self._transport.is_closing()
 
     async def ask(self, request: bytes) -> None:
         """Send a request and wait for the head of its answer.
@@ -175,33 +223,11 @@ class Connection(asyncio.Protocol):
         Raises:
             BrokenConnection: there is none.
         """
-        self.complete = False
+        self.complete, self._asked = False, True
+        self._begin()
         self._transport.write(request)
-        while True:
-            while (end := self._data.find(b"\r\n\r\n")) < 0:
-                if len(self._data) > _HEAD_BYTES:
-                    raise BrokenConnection(f"the answer's head has more than {_HEAD_BYTES} bytes")
-                await self._more()
-            head = bytes(self._data[:end])
-            del self._data[: end + 4]
-            self._read_head(head)
-            if self.status >= 200:  # else it is an interim answer
-                return
-
-    def _read_head(self, head: bytes) -> None:
-        first, *lines = head.split(b"\r\n")
-        version, _, rest = first.partition(b" ")
-        if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
-            raise BrokenConnection(f"the answer is not HTTP/1: {first[:100]!r}")
-        self.status = int(rest[:3])
-        fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
-        length = b"0" if self.status in (204, 304) else fields.get(b"content-length", b"")
-        if fields.get(b"transfer-encoding", b"").lower().endswith(b"chunked"):
-            self._body = _Chunked()
-        else:
-            self._body = _Sized(int(length) if length.isdigit() else None)
-        closes = b"close" in fields.get(b"connection", b"").lower() or version == b"HTTP/1.0"
-        self._kept = not closes and not self._body.ends_with_connection
+        while not self._headed:
+            await self._more()
 
     async def piece(self) -> bytes:
         """What has come of the answer's body since the last call, once something has; empty at its end.
@@ -209,16 +235,13 @@ class Connection(asyncio.Protocol):
         Raises:
             BrokenConnection: it breaks off.
         """
-        body = self._body
-        while not body.ended:
-            if piece := body.take(self._data):
-                return piece
-            if self._hung_up and body.ends_with_connection:
-                break
-            if not body.ended:
-                await self._more()
-        self.complete = self._kept
-        return b""
+        while not self._body and not self._ended:
+            await self._more()
+        piece = bytes(self._body)
+        self._body.clear()
+        if not piece:
+            self.complete = self._kept and self._broken is None
+        return piece
 
     async def whole(self) -> bytes:
         """All of the answer's body; see `piece`."""
@@ -230,72 +253,3 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Hang up."""
         self._transport.abort()
-
-
-class _Body(Protocol):
-    """How an answer's body is told from what follows it."""
-
-    ended: bool
-    ends_with_connection: bool
-
-    def take(self, data: bytearray) -> bytes:
-        """Take what has come of it off the beginning of `data`."""
-        ...
-
-
-class _Sized:
-    """A body of so many bytes; None: of as many as come."""
-
-    def __init__(self, left: int | None) -> None:
-        self._left, self.ended, self.ends_with_connection = left, left == 0, left is None
-
-    def take(self, data: bytearray) -> bytes:
-        piece = bytes(data if self._left is None else data[: self._left])
-        del data[: len(piece)]
-        if self._left is not None:
-            self._left -= len(piece)
-            self.ended = self._left == 0
-        return piece
-
-
-class _Chunked:
-    """A body in chunks: a line with each one's size in hexadecimal digits, its bytes, and an end of a line."""
-
-    ends_with_connection = False
-
-    def __init__(self) -> None:
-        self.ended = False
-        self._left, self._begun, self._last = 0, False, False
-
-    def take(self, data: bytearray) -> bytes:
-        pieces, at = [], 0
-        while not self.ended:
-            if self._left:
-                piece = bytes(data[at : at + self._left])
-                pieces.append(piece)
-                at += len(piece)
-                self._left -= len(piece)
-                if self._left:
-                    break
-            end = data.find(b"\n", at)
-            if end < 0:
-                break
-            line, at = bytes(data[at:end]).strip(), end + 1
-            self._line(line)
-        del data[:at]
-        return b"".join(pieces)
-
-    def _line(self, line: bytes) -> None:
-        """A line between chunks: the end of one, a size, or after the last one a trailing field."""
-        if self._last:
-            self.ended = not line
-        elif self._begun:
-            self._begun = False
-            if line:
-                raise BrokenConnection(f"a chunk is longer than its size: {line[:40]!r}")
-        else:
-            try:
-                self._left = int(line.partition(b";")[0], 16)
-            except ValueError:
-                raise BrokenConnection(f"a chunk has no size: {line[:40]!r}") from None
-            self._begun, self._last = self._left > 0, self._left == 0

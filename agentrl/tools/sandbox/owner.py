@@ -108,6 +108,13 @@ def alive(owner_id: str) -> bool | None:
         os.close(descriptor)
 
 
+def newly_dead(seen: set[str]) -> set[str]:
+    """The owners known on this machine that are dead, but for those that were seen to be."""
+    folder = state_dir()
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return {name for name in names - seen if alive(name) is False}
+
+
 def heartbeat_age(owner_id: str) -> float | None:
     """Seconds since an owner's last heartbeat; None where this machine has no file of it."""
     try:

@@ -6,13 +6,22 @@ else stays: containers without the label, of living owners, and of owners elsewh
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 
-from agentrl.tools.sandbox.container import remove
+from agentrl.errors import SandboxError
+from agentrl.tools.sandbox.container import in_background, remove
 from agentrl.tools.sandbox.daemon import Daemon, connect
 from agentrl.tools.sandbox.loop import on_loop
-from agentrl.tools.sandbox.owner import CREATED, LABEL, OWNER, alive, heartbeat_age
+from agentrl.tools.sandbox.owner import CREATED, LABEL, OWNER, alive, heartbeat_age, newly_dead
+from agentrl.tools.threads import in_forked_child
+
+LOOK_SECONDS = 5.0
+"""Between two looks of a process at whether another owner has died."""
+_watched: set[str | None] = set()
+in_forked_child(_watched.clear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,31 @@ async def find(address: str | None = None) -> list[Found]:
 async def reap(address: str | None = None, *, dry_run: bool = False) -> list[Found]:
     """Remove dead owners' containers; returns what was, or with `dry_run` would be, removed."""
     return await on_loop(_reap(address, dry_run))
+
+
+async def watch(address: str | None = None) -> None:
+    """Remove dead owners' containers now, and those of each that dies from now on, as long as this process lives."""
+    await on_loop(_begin(address))
+
+
+async def _begin(address: str | None) -> None:
+    seen = newly_dead(set())
+    with contextlib.suppress(SandboxError):
+        await _reap(address, False)
+    if address not in _watched:
+        _watched.add(address)
+        in_background(_watch(address, seen))
+
+
+async def _watch(address: str | None, seen: set[str]) -> None:
+    again = False  # once more afterwards: a container may have been on its way
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        died = newly_dead(seen)
+        if died or again:
+            with contextlib.suppress(SandboxError):
+                await _reap(address, False)
+        seen, again = seen | died, bool(died)
 
 
 async def _find(address: str | None) -> list[Found]:

@@ -129,6 +129,21 @@ async def test_answers_are_read_wherever_they_are_cut_and_their_connection_is_us
     assert len(connections) == 2  # a second one for two requests at once
 
 
+async def test_a_server_that_sends_more_than_an_answer_is_not_asked_on_that_connection_again() -> None:
+    served = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.append(await request(reader))
+        writer.write(FRAMINGS["sized"] + b"HTTP/1.1 404 Lost\r\ncontent-length: 4\r\n\r\nlost")
+        await reader.read()
+        writer.close()
+
+    async with serving(serve) as http:
+        for _ in range(2):
+            assert await http.get("/weights") == orjson.loads(BODY)
+    assert len(served) == 2
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.tools.sandbox import owner
+from agentrl.tools.sandbox import owner, reaper
 from agentrl.tools.sandbox.daemon import daemon
 from agentrl.tools.sandbox.docker import create_docker
 from agentrl.tools.sandbox.loop import on_loop
@@ -69,8 +69,16 @@ asyncio.run(main())
 """
 
 
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Owners that only this test and its processes know: nobody else reaps their containers."""
+    monkeypatch.setenv("AGENTRL_STATE", str(tmp_path))
+
+
 @pytest.mark.slow
-async def test_what_a_controller_killed_with_9_leaves_is_reaped_by_the_next_and_nothing_else(docker: None) -> None:
+async def test_what_a_controller_killed_with_9_leaves_is_reaped_by_the_next_and_nothing_else(
+    docker: None, apart: None
+) -> None:
     ours = await create_docker(TINY)
     labels = {owner.LABEL: "1", owner.OWNER: "another-machine-17-ffff", owner.CREATED: "1"}
     api = daemon().api
@@ -98,6 +106,41 @@ async def test_what_a_controller_killed_with_9_leaves_is_reaped_by_the_next_and_
         for one in (foreign, unlabelled):
             api.remove_container(one, force=True)
         await ours.close()
+
+
+ONE = """
+import asyncio
+from agentrl.tools.sandbox.docker import create_docker
+from tests.tools.sandbox.conftest import TINY
+async def main():
+    print((await create_docker(TINY)).id, flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_those_that_remain_remove_what_a_killed_process_leaves(
+    docker: None, apart: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaper, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(reaper, "_watched", set())
+    await reaper.watch()
+    await reaper.watch()  # another environment's sandboxes
+    assert len(reaper._watched) == 1
+    controllers = [python(ONE), python(ONE)]
+    try:
+        left, kept = map(said, controllers)
+        controllers[0].kill()
+        controllers[0].wait()
+        while left in (there := {one.id for one in await find()}):  # noqa: ASYNC110 (the daemon has no event for it)
+            await asyncio.sleep(0.05)
+        assert kept in there
+    finally:
+        for controller in controllers:
+            controller.kill()
+            controller.wait()
+        await reap()
 
 
 SILENT = """
