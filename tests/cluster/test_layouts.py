@@ -114,6 +114,8 @@ def test_a_layout_that_the_nodes_have_no_room_for_is_refused_and_a_dry_run_shows
     asked = r"layout=colocated can't be placed\. Asked: trainer: 1 x \(1 GPU\); engine: 2 x \(1 GPU\)"
     fits = r"What would fit: layout=mixed with 1 colocated engines \(fleet\.colocated=true fleet\.colocated_engines=1\)"
     config = layout(gpus, engines=2, colocated=True)
+    soon = config.cluster.model_copy(update={"place_timeout": 0.1})  # nodes that are to join are waited for
+    config = config.model_copy(update={"cluster": soon})
     with cluster.opened(config.cluster, None) as opened, pytest.raises(ConfigError, match=f"{asked}.*{fits}"):
         reserve(opened, config, folder)
     lines = list(described(layout(gpus, engines=2, colocated=True, colocated_engines=1), Rates()))

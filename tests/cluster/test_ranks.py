@@ -13,7 +13,7 @@ import torch
 
 from agentrl import cluster
 from agentrl.config import AlgoConfig, ClusterConfig, TrainerConfig
-from agentrl.errors import ConfigError, TrainerError
+from agentrl.errors import AgentRLError, TrainerError
 from agentrl.train import ledger
 from agentrl.train.backends import Trainer, make_trainer
 from agentrl.train.backends.fsdp.settings import FsdpConfig
@@ -120,9 +120,13 @@ def test_tensor_parallel_ranks_are_on_one_node_and_learn_as_without_a_cluster(ra
         assert same(there, here)
 
 
-def test_tensor_parallel_ranks_that_no_node_has_room_for_are_refused(on_ray: ClusterConfig, tmp_path: Path) -> None:
+def test_tensor_parallel_ranks_that_no_node_has_room_for_are_given_up(
+    on_ray: ClusterConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster.current(), "start_timeout", 0.5)
     folder = zoo.write("smollm2", tmp_path / "model")
-    with pytest.raises(ConfigError, match=r"Asked: trainer: 1 x \(10 CPUs\).*Why: .*needs 10 CPUs"):
+    there = r"was not started within 0\.5 s \(cluster\.start_timeout\).* there was .*8 CPUs"
+    with pytest.raises(AgentRLError, match=there):
         _placed(on_ray, folder, MegatronConfig(ranks=2, tensor_parallel=2, timeout=PATIENCE))
 
 
