@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import random
 import re
 import shutil
@@ -87,12 +88,13 @@ def random_call(rng: random.Random, tool: Tool, messages: Sequence[Message], cal
 def words_of(messages: Sequence[Message]) -> list[str]:
     """Words of a conversation, but for those that a shell would run as programs: a sandbox may isolate nothing."""
     found = (word for message in messages for word in _WORD.findall(message.text[:MAX_READ]))
-    return [word for word in found if word not in SHELL and not _is_program(word)] or ["a"]
+    path = os.environ.get("PATH", os.defpath)
+    return [word for word in found if word not in SHELL and not _is_program(word, path)] or ["a"]
 
 
 @functools.cache
-def _is_program(word: str) -> bool:
-    return shutil.which(word) is not None
+def _is_program(word: str, path: str) -> bool:
+    return shutil.which(word, path=path) is not None
 
 
 def hostile_policy(seed: int) -> ScriptedPolicy:
