@@ -16,6 +16,7 @@ import orjson
 
 from agentrl import formats
 from agentrl.config import RunConfig
+from agentrl.config.cluster import OF_RAY
 from agentrl.config.secrets import public
 from agentrl.errors import ConfigError
 from agentrl.overrides import read_yaml, validate
@@ -50,7 +51,15 @@ def read_settings(run: Path, asked: str = "") -> dict[str, Any]:
         named = f"{asked}={str(run)!r}" if asked else str(run)
         raise ConfigError(f"{named}: no run there (config.yaml is missing)")
     formats.check_run(run)
-    return read_yaml(run / "config.yaml")
+    return as_read_today(read_yaml(run / "config.yaml"))
+
+
+def as_read_today(settings: dict[str, Any]) -> dict[str, Any]:
+    """A record's settings without those that were once taken and ignored, and are refused in a new run."""
+    section = settings.get("cluster")
+    if not isinstance(section, dict) or section.get("name", "local") != "local":
+        return settings
+    return {**settings, "cluster": {name: value for name, value in section.items() if name not in OF_RAY}}
 
 
 def saved_settings(run: Path, asked: str = "resume") -> RunConfig:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, StoreError
 from agentrl.overrides import typed, validate
 from agentrl.train import manifest
-from agentrl.train.resuming import step_of
+from agentrl.train.resuming import saved_settings, step_of
 from agentrl.train.run_folder import RunFolder
 
 CONFIG = validate(typed(["env=calculator", "algo.lr=0.5"]), RunConfig)
@@ -42,6 +43,18 @@ def test_a_run_that_is_discarded_takes_with_it_what_it_made_and_nothing_else(tmp
         folder.discard()
     assert [p.name for p in tmp_path.iterdir()] == ["notes"]
     assert {p.name for p in (tmp_path / "notes").iterdir()} <= {"mine.txt", "run.lock"}
+
+
+def test_a_run_of_one_machine_that_was_given_settings_of_ray_can_still_be_read(tmp_path: Path) -> None:
+    """They were ignored once, and stand in its config.yaml; in a new run they are refused."""
+    RunFolder.create(tmp_path / "run", CONFIG).close()
+    file = tmp_path / "run" / "config.yaml"
+    settings = yaml.safe_load(file.read_text())
+    settings["cluster"] |= {"resources": {"trainer": {"cpus": 2.0}}, "address": "auto"}
+    file.write_text(yaml.safe_dump(settings))
+    assert saved_settings(tmp_path / "run").cluster == CONFIG.cluster
+    with pytest.raises(ConfigError, match=r"cluster\.address is a setting of cluster=ray"):
+        validate(settings, RunConfig)
 
 
 def test_resuming_what_is_no_run_is_an_error(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from agentrl.train import kept_code, ledger, provenance
 from agentrl.train.data_identity import STARTS
 from agentrl.train.ledger import Entry
 from agentrl.train.provenance import Published, Trained
-from agentrl.train.resuming import check_formats
+from agentrl.train.resuming import as_read_today, check_formats
 from agentrl.train.state import last_attempts
 from agentrl.types import Group, Task
 
@@ -183,7 +183,7 @@ def _validated(tree: dict[str, Any]) -> RunConfig:
         for part in sections:
             section = section[part]
         del section[key]
-    return validate(tree, RunConfig)
+    return validate(as_read_today(tree), RunConfig)
 
 
 def _lines(file: Path) -> list[Row]:
