@@ -28,7 +28,8 @@ class OwnDaemon:
             (self.folder / "pid").unlink(missing_ok=True)
             roots = [f"--{kind}-root={self.folder}/{kind}" for kind in ("data", "exec")]
             places = [*roots, f"--pidfile={self.folder}/pid", f"--host={self.address}"]
-            command = ["dockerd", *places, "--bridge=none", "--iptables=false"]
+            apart = ["unshare", "--net"]  # a daemon without a bridge removes the docker0 that it finds
+            command = [*apart, "dockerd", *places, "--bridge=none", "--iptables=false"]
             with open(self.folder / "log", "ab") as log:
                 self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
             while self._process.poll() is None and not self.answers() and time.monotonic() < end:

@@ -96,7 +96,7 @@ def alive(owner_id: str) -> bool | None:
     if "/" in owner_id or not owner_id:
         return None
     try:
-        descriptor = os.open(state_dir() / owner_id, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(state_dir() / owner_id, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
