@@ -127,10 +127,9 @@ def _add_conversations(app: FastAPI, gateway: Gateway, entry_of: Callable[[str, 
     async def delete(session_id: str, conversation_id: str, request: Request) -> Response:
         """Forget a conversation; its turns stay in the tree."""
         state = entry_of(session_id, request).state
-        kept = state.replies.conversation(conversation_id)
-        state.replies.remove_conversation(kept.id)
+        state.replies.remove_conversation(state.replies.conversation(conversation_id).id)
         await gateway.save(state)
-        return _answer({"id": kept.id, "object": "conversation.deleted", "deleted": True})
+        return _answer({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
     @app.get(f"{one}/items", responses=openapi.answers(200, 400, 401, 404, 410))
     async def items(session_id: str, conversation_id: str, request: Request) -> Response:
