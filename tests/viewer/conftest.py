@@ -67,6 +67,14 @@ def viewing(folder: Path, **options: Any) -> Iterator[str]:
         loop.close()
 
 
+@contextlib.asynccontextmanager
+async def viewed(page: Any, folder: Path, **options: Any) -> AsyncIterator[str]:
+    """The same for a page, which leaves before the viewer ends: what it still asked for would be refused."""
+    with viewing(folder, **options) as found:
+        yield found
+        await page.goto("about:blank")
+
+
 @pytest.fixture(scope="session")
 def url(runs: Path) -> Iterator[str]:
     """A viewer of both runs, whose page may change things."""

@@ -18,7 +18,7 @@ from agentrl.train.files import append
 from agentrl.train.warmstart import note_times
 from agentrl.types import FunctionCall, Message, Session, Status, Task, ToolCall
 from tests.conftest import need
-from tests.viewer.conftest import viewing
+from tests.viewer.conftest import viewed
 from tests.viewer.recorded import BEGAN, HOSTILE, spoken, with_demonstrations, write_long, write_run
 
 pytestmark = pytest.mark.slow
@@ -83,7 +83,7 @@ async def test_two_evaluations_show_the_tasks_that_changed_and_their_sessions_be
     for policy in ("expert", "noop"):
         settings = {"policy": policy, "eval": {"tasks": 2, "n": 2}, "run_dir": str(tmp_path / policy)}
         await asyncio.to_thread(agentrl.evaluate, "calculator", **settings)
-    with viewing(tmp_path) as url:
+    async with viewed(page, tmp_path) as url:
         await opened(page, url, "#/compare?run=expert&run=noop")
         rows = page.locator("tr", has=page.locator("[data-row]"))
         assert await rows.count() == 2
@@ -102,7 +102,7 @@ async def test_two_evaluations_show_the_tasks_that_changed_and_their_sessions_be
 async def test_an_evaluation_opens_on_its_result_and_its_sessions(page: Any, tmp_path: Path) -> None:
     settings = {"policy": "expert", "eval": {"tasks": 2}, "run_dir": str(tmp_path / "measured")}
     await asyncio.to_thread(agentrl.evaluate, "calculator", **settings)
-    with viewing(tmp_path) as url:
+    async with viewed(page, tmp_path) as url:
         await opened(page, url, "#/")
         await page.get_by_role("link", name="measured").click()
         await page.get_by_role("heading", name="Result").wait_for()
@@ -116,7 +116,7 @@ async def test_curves_appear_with_a_runs_first_step_without_a_reload(page: Any, 
     rows = metrics.read_bytes().splitlines(keepends=True)
     metrics.write_bytes(b"")
     (tmp_path / "run" / "model").mkdir()
-    with viewing(tmp_path) as url:
+    async with viewed(page, tmp_path) as url:
         await opened(page, url, "#/run/run")
         await page.get_by_text("No step is done yet.").wait_for()
         append(metrics, rows[0])
@@ -223,7 +223,7 @@ async def test_demonstrations_are_a_filter_of_the_sessions_and_their_imitation_i
     run = write_run(tmp_path / "run", steps=2, hostile=False)
     with_demonstrations(run)
     note_times(run, BEGAN - 60, BEGAN - 10)
-    with viewing(tmp_path) as url:
+    async with viewed(page, tmp_path) as url:
         await opened(page, url, "#/run/run/sessions")
         await page.get_by_text("17 sessions", exact=True).wait_for()
         assert await page.get_by_role("link", name="demo-").count() == 0
@@ -245,7 +245,7 @@ async def test_a_root_beside_the_task_is_marked_in_the_tree_and_in_its_conversat
     session.excluded = [0]
     with Store(run / "sessions.db") as store:
         store.save(session)
-    with viewing(tmp_path) as url:
+    async with viewed(page, tmp_path) as url:
         await opened(page, url, "#/run/run/session/titled")
         rows = page.locator("[data-node]")
         await rows.nth(3).wait_for()
@@ -273,7 +273,7 @@ async def test_a_line_of_fifty_megabytes_is_cut_on_the_page_and_its_end_is_said(
     tree.add(line, None, Message(role="user", content="y" * 50_000_000), [1])
     with Store(run / "sessions.db") as store:
         store.save(line)
-    with viewing(tmp_path) as url:
+    async with viewed(page, tmp_path) as url:
         await opened(page, url, "#/run/wide/session/line")
         message = page.locator('[data-message="0"]')
         await message.get_by_role("button", name="more characters").click()
@@ -293,7 +293,7 @@ async def test_an_image_in_a_session_is_shown_and_one_elsewhere_is_not_asked_for
     with Store(run / "sessions.db") as store:
         store.save(session)
     page.on("request", lambda request: asked.append(request.url))
-    with viewing(tmp_path) as url:
+    async with viewed(page, tmp_path) as url:
         await opened(page, url, "#/run/seen/session/image")
         message = page.locator('[data-message="0"]')
         assert await message.locator("img").evaluate_all("all => all.map(each => each.naturalWidth)") == [1]
@@ -309,20 +309,19 @@ async def test_a_patch_and_code_in_a_calls_arguments_are_shown_as_such(page: Any
     tree.add(session, None, Message(role="assistant", tool_calls=[call]), [1])
     with Store(run / "sessions.db") as store:
         store.save(session)
-    with viewing(tmp_path) as url:
+    async with viewed(page, tmp_path) as url:
         await opened(page, url, "#/run/seen/session/patch")
         shown = page.locator('[data-message="0"]')
         assert await shown.locator(".diff .added").all_inner_texts() == ["+new = 2\n"]
         assert await shown.locator(".code .code-word").all_inner_texts() == ["def", "return"]
         assert await shown.locator(".code .code-comment").all_inner_texts() == ["# three"]
-        await page.goto("about:blank")
 
 
 async def test_of_a_session_of_ten_thousand_turns_only_what_is_looked_at_is_loaded(page: Any, tmp_path: Path) -> None:
     write_long(tmp_path / "long", nodes=10_000)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    with viewing(tmp_path) as url:
+    async with viewed(page, tmp_path) as url:
         await opened(page, url, "#/run/long/session/long?node=9000")
         await page.locator('[data-message="9000"].chosen').wait_for()
         assert sum("/api/messages" in address for address in asked) <= 4
@@ -352,13 +351,12 @@ async def test_a_logarithmic_chart_has_round_ticks_and_one_without_positive_valu
         for step in range(1, 10)
     ]
     (tmp_path / "runs" / "one" / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
-    with viewing(tmp_path / "runs") as url:
+    async with viewed(page, tmp_path / "runs") as url:
         await opened(page, url, "#/run/one/curves?log=1&smooth=0.9")
         labels = {}
         for name in ("reward/mean", "policy/logp"):
             await page.locator(f'[data-chart="{name}"] polyline.line').wait_for(state="attached")
             labels[name] = await page.locator(f'[data-chart="{name}"] text[text-anchor="end"]').all_text_contents()
-        await page.goto("about:blank")
     assert all(len(text) <= 4 for texts in labels.values() for text in texts), labels
     assert all(float(text) < 0 for text in labels["policy/logp"]), labels
 
@@ -385,7 +383,7 @@ async def test_what_a_model_or_tool_wrote_is_text_and_can_do_nothing(page: Any, 
 
 async def test_a_page_follows_a_run_as_it_goes_on(page: Any, tmp_path: Path) -> None:
     run = write_run(tmp_path / "growing", steps=5, hostile=False)
-    with viewing(tmp_path) as url:
+    async with viewed(page, tmp_path) as url:
         await opened(page, url, "#/run/growing")
         append(run / "metrics.jsonl", orjson.dumps({"step": 6, "loss": 1234.0}) + b"\n")
         await page.locator('[data-chart="loss"] svg[aria-label*="1234"]').wait_for()
@@ -454,7 +452,7 @@ async def test_settings_and_the_timeline_can_be_read_on_a_telephone(page: Any, t
     run = write_run(tmp_path / "run", steps=2, hostile=False)
     (run / "config.yaml").write_text("rollout: {branch: {max_continuations_of_a_session: castles/of/sand.py}}")
     await page.set_viewport_size({"width": 360, "height": 740})
-    with viewing(tmp_path) as url:
+    async with viewed(page, tmp_path) as url:
         await opened(page, url, "#/run/run/settings")
         box = await page.locator("table.settings td").first.bounding_box()
         assert box["width"] > 120
