@@ -1,8 +1,8 @@
 # Two commands are enough: `make train` trains the tiny agent, `make test` passes the tests. Both set up .venv themselves.
 PYTHON ?= python3
 BIN := .venv/bin
-# Two workers for what needs a heavy real part, and a third that fills the time in which they wait: tests/suite/schedule.py.
-PYTEST := $(BIN)/pytest --numprocesses 3
+# Two workers for what needs a heavy real part, and two that fill the time in which they wait: tests/suite/schedule.py.
+PYTEST := $(BIN)/pytest --numprocesses 4
 
 .PHONY: train test check lint quick times stress planted installed uv clients clients-all adapters engines gpu format clean
 
