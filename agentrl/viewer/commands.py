@@ -124,6 +124,22 @@ def _check(file: Path, salvage: Path | None) -> None:
 
 
 @app.command()
+def rescore(
+    session: Annotated[Path, typer.Argument(help="An evaluation's folder and a session's id: runs/NAME/SESSION.")],
+    score: Annotated[float | None, typer.Argument(help="The new score; without it the edits are shown.")] = None,
+    why: Annotated[str, typer.Option(help="The reason, for the history.")] = "",
+    who: Annotated[str | None, typer.Option(help="Who changes it; you by default.")] = None,
+) -> None:
+    """Change the score of a session of an evaluation, with a history: agentrl rescore runs/NAME/SESSION 1 --why …."""
+    from agentrl.rollout import edits
+
+    if score is not None:
+        edits.add(session.parent, session.name, score, why, who)
+    found = [edit for edit in edits.read(session.parent) if edit.session == session.name]
+    print_lines([str(edit) for edit in found] or ["nobody changed its score"])
+
+
+@app.command()
 def diff(first: RunFolder, second: RunFolder) -> None:
     """What differs between two runs: settings, metrics, learning curves, and tasks whose mean score changed."""
     from agentrl.viewer.difference import differences
