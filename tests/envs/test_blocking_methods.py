@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +21,7 @@ from agentrl.envs import calls, methods
 from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import EXPERT
 from agentrl.envs.results import give_rewards
-from agentrl.errors import StateUnsupported
+from agentrl.errors import EnvError, StateUnsupported
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.policies import Policy
 from agentrl.sessions.renderers.null import NullRenderer
@@ -155,6 +157,50 @@ async def test_plain_methods_run_one_at_a_time_as_they_do_on_a_loop(monkeypatch:
     envs = [Drawing() for _ in range(20)]
     await asyncio.gather(*(calls.reset(env, Task(id="t"), seed=7) for env in envs))
     assert len({env.drawn for env in envs}) == 1
+
+
+class Connected(Env):
+    """Has a connection that only its own thread may use, and a reward with a limit by the main thread's alarm."""
+
+    def reset(self, task: Task, *, seed: int | None = None) -> str:
+        self.database = sqlite3.connect(":memory:")
+        return "Begin."
+
+    def step(self, message: Message) -> StepResult:
+        self.database.execute("create table said (words text)")
+        return StepResult(terminated=True)
+
+    @reward
+    def limited(self, session: Session) -> float:
+        before = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGALRM, before)
+        session.info["tables"] = 1
+        return 1.0
+
+    def expert(self, messages: Sequence[Message]) -> str:
+        return "done"
+
+
+async def test_connections_and_alarms_of_plain_methods_work() -> None:
+    async def played() -> Session:
+        rollouts = Rollouts(Connected, Policy(NullRenderer()), RolloutConfig(), seed=5)
+        (group,) = await rollouts.collect([Task(id="t")], EXPERT, phase="test", n=1)
+        return group.sessions[0]
+
+    for session in await asyncio.gather(*(played() for _ in range(20))):
+        assert (session.status, session.reward, session.info) == (Status.COMPLETED, 1.0, {"tables": 1}), session.error
+
+
+async def test_a_step_that_needs_the_main_thread_is_told_how_it_gets_there() -> None:
+    class Alarming(Drawing):
+        def step(self, message: Message) -> StepResult:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            return StepResult()
+
+    env = Alarming()
+    await calls.reset(env, Task(id="t"))
+    with pytest.raises(EnvError, match=r"Alarming\.step uses signals, .* write it as async"):
+        await calls.step(env, Message(role="assistant", content="done"))
 
 
 async def test_a_method_that_ends_the_thread_is_the_environments_mistake() -> None:
