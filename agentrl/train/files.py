@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -23,6 +24,14 @@ def naming(path: Path) -> Iterator[None]:
         if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
+
+
+def disk_error(error: Exception, run: Path) -> str:
+    """What a disk's error says, with a file or the folder that it is about, and what to do where that is full."""
+    about = "" if getattr(error, "filename", None) else f" (perhaps in {run})"
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    free = f": {shutil.disk_usage(run).free >> 20:,} MiB are free in {run}; make room there" if full else ""
+    return f"{error}{about}{free}"
 
 
 def write_atomically(path: Path, data: bytes) -> None:

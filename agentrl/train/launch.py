@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import shutil
 import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -42,6 +41,7 @@ from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store import Store
 from agentrl.train import data_identity, interrupt, manifest, recording, setup
 from agentrl.train.display import Display
+from agentrl.train.files import disk_error
 from agentrl.train.evaluated import before_training
 from agentrl.train.loop import Loop
 from agentrl.train.model_checks import engine_settings, prove_architecture, require_recording
@@ -209,7 +209,7 @@ def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
         yield folder
     except Exception as error:
         ours = isinstance(error, OSError) and not isinstance(error, AgentRLError) and error.errno in DISK_FAILED
-        named = StoreError(_disk_failed(error, folder.path)) if ours else error
+        named = StoreError(disk_error(error, folder.path)) if ours else error
         disk = isinstance(named, StoreError) and (folder.path / "model").exists() and not config.rerun
         if isinstance(named, AgentRLError) and (folder.has_saved() or disk) and not config.rerun:
             named.add_note(f"once that is fixed, {folder.resume_hint()}")
@@ -221,14 +221,6 @@ def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
         raise named from error
     finally:
         folder.close()
-
-
-def _disk_failed(error: Exception, run: Path) -> str:
-    """What a disk's error says, with a file or the folder that it is about, and what to do where that is full."""
-    about = "" if getattr(error, "filename", None) else f" (perhaps in {run})"
-    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-    free = f": {shutil.disk_usage(run).free >> 20:,} MiB are free in {run}; make room there" if full else ""
-    return f"{error}{about}{free}"
 
 
 async def _own_model(config: RunConfig, make_env: Callable[[], Env], folder: RunFolder, display: Display) -> Path:

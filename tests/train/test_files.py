@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.train.files import append, write_atomically
-from agentrl.train.launch import _disk_failed
+from agentrl.train.files import append, disk_error, write_atomically
 
 FULL = Path("/dev/full")
 
@@ -24,9 +23,9 @@ def test_a_full_disk_names_the_file(write: Callable[[Path, bytes], None], name: 
 
 def test_an_error_without_a_file_says_which_run_and_how_much_is_free(tmp_path: Path) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    said = _disk_failed(full, tmp_path)
+    said = disk_error(full, tmp_path)
     assert "No space left on device (perhaps in " in said
     assert f"MiB are free in {tmp_path}; make room there" in said
     full.filename = "elsewhere"
-    assert "perhaps" not in _disk_failed(full, tmp_path)
-    assert _disk_failed(OSError(errno.EIO, "read"), tmp_path) == f"[Errno {errno.EIO}] read (perhaps in {tmp_path})"
+    assert "perhaps" not in disk_error(full, tmp_path)
+    assert disk_error(OSError(errno.EIO, "read"), tmp_path) == f"[Errno {errno.EIO}] read (perhaps in {tmp_path})"
