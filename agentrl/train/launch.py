@@ -41,8 +41,8 @@ from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store import Store
 from agentrl.train import data_identity, interrupt, manifest, recording, setup
 from agentrl.train.display import Display
-from agentrl.train.files import disk_error
 from agentrl.train.evaluated import before_training
+from agentrl.train.files import disk_error
 from agentrl.train.loop import Loop
 from agentrl.train.model_checks import engine_settings, prove_architecture, require_recording
 from agentrl.train.pictures import transcripts
