@@ -57,7 +57,7 @@ _NAME = re.compile(
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _WHOLE = re.compile(r"(^|[._-])(headers|cookies|environ|environment)$|\.env$", re.IGNORECASE)
 _BELOW = re.compile(r"\.(env|headers|cookies)\.", re.IGNORECASE)
-_INSIDE = re.compile(r"[a-zA-Z][\w+.-]*://[^\s'\"<>]+")
+_INSIDE = re.compile(r"(?:[a-zA-Z][\w+.-]*:|(?<![^\s'\"=,]))//[^\s'\"<>]+")
 _NUMBER = re.compile(r"-?\d{1,5}(\.\d+)?")
 _PACKAGE = re.compile(r"@[\w.-]+/[\w.@-]+|[\w./-]*\{(folder|session)\}[\w./-]*")
 
@@ -141,7 +141,8 @@ def _marks(annotation: Any) -> Iterator[Hide]:
 
 def _is_address(value: Any) -> TypeGuard[str]:
     """Whether it is an address, or a name with one behind it (`openenv:http://…`): a text with one in it is not."""
-    return isinstance(value, str) and "://" in value and not any(map(str.isspace, value))
+    begins = isinstance(value, str) and ("://" in value or value.startswith("//"))
+    return begins and not any(map(str.isspace, value))
 
 
 def _hide(value: Any) -> Any:
@@ -153,14 +154,15 @@ def _hide(value: Any) -> Any:
 
 
 def address(url: str) -> str:
-    """An address without its user, its query, and a fragment that has a value."""
-    scheme, mark, rest = url.partition("://")
+    """An address without its user, its query, its parameters (`;name=value`), and a fragment that has a value."""
+    scheme, mark, rest = url.partition("//")
     rest, hash_, fragment = rest.partition("#")
     rest, question, query = rest.partition("?")
     host, slash, path = rest.partition("/")
     user, at, host = host.rpartition("@")
-    shown = f"{scheme}{mark}{HIDDEN if user else ''}{at}{host}{slash}{path}{question}{HIDDEN if query else ''}"
-    return f"{shown}{hash_}{HIDDEN if '=' in fragment else fragment}"
+    place, semicolon, parameters = f"{host}{slash}{path}".partition(";")
+    shown = f"{scheme}{mark}{HIDDEN if user else ''}{at}{place}{semicolon}{HIDDEN if '=' in parameters else parameters}"
+    return f"{shown}{question}{HIDDEN if query else ''}{hash_}{HIDDEN if '=' in fragment else fragment}"
 
 
 def command(line: Any) -> Any:
@@ -281,9 +283,11 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _of_address(url: str) -> Iterator[str]:
-    rest = url.partition("://")[2]
+    rest = url.partition("//")[2]
     if user := rest.partition("/")[0].rpartition("@")[0]:
         yield from (user, *(part for each in user.split(":")[1:] for part in (each, unquote(each))))
+    parameters = rest.partition("#")[0].partition("?")[0].partition(";")[2]
+    yield from (part.partition("=")[2].partition("/")[0] for part in parameters.split(";"))
     for query in (rest.partition("#")[0].partition("?")[2], rest.partition("#")[2]):
         yield from (value for _, value in parse_qsl(query))
         yield from (part.partition("=")[2] for part in query.split("&"))

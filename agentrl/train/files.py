@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
@@ -13,11 +15,30 @@ from agentrl import faults
 from agentrl.errors import ConfigError
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in an error of its file system that names none, as those of writing and flushing are."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def disk_error(error: Exception, run: Path) -> str:
+    """What a disk's error says, with a file or the folder that it is about, and what to do where that is full."""
+    about = "" if getattr(error, "filename", None) else f" (perhaps in {run})"
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    free = f": {shutil.disk_usage(run).free >> 20:,} MiB are free in {run}; make room there" if full else ""
+    return f"{error}{about}{free}"
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write beside and rename: a reader sees the old file or the new one, also where the disk is full."""
     beside = path.with_name(f".{path.name}.partial")
     try:
-        with open(beside, "wb") as file:
+        with naming(path), open(beside, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -30,7 +51,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def append(path: Path, data: bytes) -> None:
     """Add to the end of a file, and flush it to the disk."""
-    with open(path, "ab") as file:
+    with naming(path), open(path, "ab") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -42,6 +42,7 @@ from agentrl.sessions.store import Store
 from agentrl.train import data_identity, interrupt, manifest, recording, setup
 from agentrl.train.display import Display
 from agentrl.train.evaluated import before_training
+from agentrl.train.files import disk_error
 from agentrl.train.loop import Loop
 from agentrl.train.model_checks import engine_settings, prove_architecture, require_recording
 from agentrl.train.pictures import transcripts
@@ -208,7 +209,7 @@ def open_folder(config: RunConfig, display: Display) -> Iterator[RunFolder]:
         yield folder
     except Exception as error:
         ours = isinstance(error, OSError) and not isinstance(error, AgentRLError) and error.errno in DISK_FAILED
-        named = StoreError(str(error)) if ours else error
+        named = StoreError(disk_error(error, folder.path)) if ours else error
         disk = isinstance(named, StoreError) and (folder.path / "model").exists() and not config.rerun
         if isinstance(named, AgentRLError) and (folder.has_saved() or disk) and not config.rerun:
             named.add_note(f"once that is fixed, {folder.resume_hint()}")

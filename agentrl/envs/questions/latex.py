@@ -15,7 +15,7 @@ MAX_DIGITS = 60
 _OPEN, _CLOSE = "([{", ")]}"
 _DROPPED = re.compile(r"\\(left|right|displaystyle|big|Big|limits|,|!|;|:|quad)(?![a-zA-Z])|\\[,!;: ]|\$|~|\s+|\\\$")
 _WORDS = re.compile(r"\\(?:text|mathrm|textbf|mbox|mathbf)\{([^{}]*)\}")
-_APART = re.compile(r"(?<=\d)(?:\s|~|\$|\\[,!;: ]|\\q?quad(?![a-zA-Z]))+(?=\d)")
+_APART = re.compile(r"(?<=\d)(?:\s|~|\\?\$|\\[,!;: ]|\\q?quad(?![a-zA-Z]))+(?=\d)")
 _IN_THREES = re.compile(r"(?<![\d.\x1f])\d{1,3}(?:\x1f\d{3})+(?![\d\x1f])")
 _SHORT_FRACTION = re.compile(r"\\frac(\d)(\d)")
 _FRACTION = re.compile(r"(-?)(\d*)\\frac\{(-?\d+)\}\{(-?\d+)\}")

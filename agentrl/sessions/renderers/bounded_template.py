@@ -2,7 +2,9 @@
 
 The sandbox keeps a template from reaching anything. It bounds neither a loop within loops nor a text that doubles, and
 so one template could hold up, or fill the memory of, whoever opens its model's folder. Each loop is charged with what
-it goes over before it begins, calls and filters with what they read, and texts are measured before they are made.
+it goes over before it begins, bodies of loops and macros with how much is in them, calls and filters with what they
+read, and texts are measured before they are made. What a rendering makes is charged whether it is kept or not: so it
+can keep no more than it can pay.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Any, cast
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, nodes, pass_context
 from jinja2.ext import loopcontrols
 from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -26,8 +28,12 @@ MOST_ROUNDS = 10_000_000
 """Rounds of all loops of a rendering together: seconds, and many times what 10,000 messages take."""
 CALL_ROUNDS = 20
 """What a call or a filter costs: so many rounds of a loop that does nothing take as long."""
-CHARACTERS_OF_ROUND = 1024
-"""Characters that are read or written in the time of a round."""
+CHARACTERS_OF_ROUND = 64
+"""Characters that are read or written for a round: all that a rendering makes has 640 million, in 2.5 GB at most."""
+ITEM = 2
+"""Characters that take as much memory as an item of a list."""
+NODES_OF_ROUND = 8
+"""Expressions and outputs in a body that are computed for a round."""
 MOST_CHARACTERS = 1 << 27
 """Of a text that a template makes, and items of a list: several times the longest context."""
 MOST_BITS = 4096
@@ -76,7 +82,12 @@ class BoundedTemplate:
                 for name, function in table.items()
                 if name not in _FREE
             }
-        environment.filters |= {"bounded_rounds": _charged, "bounded_text": _joined, "bounded_size": _weighed}
+        environment.filters |= {
+            "bounded_rounds": _charged,
+            "bounded_text": _joined,
+            "bounded_size": _weighed,
+            "bounded_work": _paid,
+        }
         environment.globals |= names
         with _rounds():  # what is constant is computed here
             self._template = environment.from_string(_Charging().visit(environment.parse(source)))
@@ -108,7 +119,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         return _joined(parts)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        sizes = [len(one) for one in (left, right) if isinstance(one, str | list | tuple)]
+        sides = [one for one in (left, right) if isinstance(one, str | list | tuple)]
+        sizes = [len(one) * (1 if isinstance(one, str) else ITEM) for one in sides]
         if operator == "+":
             _measured(sum(sizes))
         elif operator == "*":
@@ -141,6 +153,17 @@ class _Charging(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
         node.iter = _filtered(node.iter, "bounded_rounds")
+        node.body.insert(0, _charge(node.body))
+        return node
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(0, _charge(node.body))
+        return node
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(0, _charge(node.body))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
@@ -164,6 +187,24 @@ class _Charging(NodeTransformer):
 
 def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
     return nodes.Filter(cast(nodes.Expr, node), name, [], [], None, None, lineno=node.lineno)
+
+
+def _charge(body: list[nodes.Node]) -> nodes.Node:
+    """A statement that pays for a body each time that it is run; outputs and containers in it are dear."""
+    rest, work = list(body), 0
+    while rest:
+        node = rest.pop()
+        work += NODES_OF_ROUND * len(node.nodes) if isinstance(node, nodes.Output) else _MAKING.get(type(node), 1)
+        rest.extend(node.iter_child_nodes())
+    return nodes.ExprStmt(_filtered(nodes.Const(work // NODES_OF_ROUND), "bounded_work"))
+
+
+@pass_context  # else it would be called once, when the template is compiled
+def _paid(context: Any, rounds: int) -> None:
+    _pay(rounds)
+
+
+_MAKING: dict[type[nodes.Node], int] = {nodes.List: 8, nodes.Tuple: 8, nodes.Dict: 32}
 
 
 def _pay(rounds: int) -> None:

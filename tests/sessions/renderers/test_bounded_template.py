@@ -29,6 +29,10 @@ WIDE = [
 ]
 LONG = "{% set x = 'a' * 999999 %}"
 SHARED = "{% set ns = namespace(x=[1]) %}{% for a in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+KEPT = (
+    "{% set t = 'ab ' * 999 %}{% set ns = namespace(x=[]) %}"
+    "{% for i in range(9000) %}{% set ns.x = [ns.x, NEW] %}{% endfor %}"
+)
 ENDLESS = [
     NESTED,
     DOUBLED.replace("JOIN", "+"),
@@ -61,6 +65,10 @@ ENDLESS = [
     *(SHARED + one for one in ("{{ ns.x }}", "{{ ns }}", "{{ ns.x | string }}", "{{ ns.x ~ '' }}", "{{ ns.x == ns }}")),
     *(SHARED + one for one in ("{{ ns.x | tojson }}", "{{ ns.x | pprint }}", "{{ ns.x | join }}", "{{ '%s' % ns.x }}")),
     "{{ ([[[1] * 999] * 999] | tojson(indent=999)) }}",
+    *(KEPT.replace("NEW", one) for one in ("'a' * 999", "[1] * 999", "'\U0001f600' * 999", "t[1:]", "t.split(' ')")),
+    *(KEPT.replace("NEW", one * 99 + "1") for one in ("[], ", "{1: i}, ", "(i,), ")),
+    "{% for i in range(9000) %}" + "{{ i }}" * 99 + "{% endfor %}",
+    "{% macro m(n) %}" + "{{ n }}" * 999 + "{% endmacro %}{% for i in range(900) %}{% set x = m(i) %}{% endfor %}",
 ]
 
 
