@@ -10,10 +10,11 @@ import warnings
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
-from agentrl.errors import TokenBudgetExceeded, TreeError
+from agentrl.errors import RenderError, TokenBudgetExceeded, TreeError
 from agentrl.sessions import tree
 from agentrl.sessions.generation import generate, generate_turn
 from agentrl.sessions.renderers.base import RenderedMessage, Renderer, ToolSchema
+from agentrl.sessions.renderers.markers import REFUSES_TOOLS
 from agentrl.sessions.renderers.strip import Branch, strip_earlier_reasoning
 from agentrl.types import AGENT, MAIN, Arrival, Chunk, Engine, Message, Node, Sampling, Session, Turn
 
@@ -106,7 +107,13 @@ class TurnGenerator:
     def render(
         self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = (), after: Node | None = None
     ) -> list[RenderedMessage]:
-        """The messages with their tokens; arguments and errors as in `Renderer.render`."""
+        """The messages with their tokens; arguments and errors as in `Renderer.render`.
+
+        Raises:
+            RenderError: besides, tools are on offer that the model would not see (`markers.REFUSES_TOOLS`).
+        """
+        if tools and (refusal := getattr(self.renderer, REFUSES_TOOLS, "")):
+            raise RenderError(f"{self.renderer.name}: {refusal}")
         tokens = self.renderer.render(messages, tools=tools, after=after)
         return [RenderedMessage(message, ids) for message, ids in zip(messages, tokens, strict=True)]
 

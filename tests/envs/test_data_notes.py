@@ -204,3 +204,22 @@ def test_cells_of_a_table_are_plain(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"question": ["q"], "answer": [float("nan")]}), tmp_path / "b.parquet")
     with pytest.raises(ConfigError, match="it has no answer"):
         make("questions", path=str(tmp_path / "b.parquet")).tasks("train")
+
+
+def test_different_questions_of_one_id_are_different_tasks(tmp_path: Path) -> None:
+    """They were one to whoever compares two evaluations by task, and a missing id of a table was `nan` for all."""
+    rows = [{"id": "1", "question": "a?", "answer": "x"}, {"id": "1", "question": "b?", "answer": "y"}]
+    rows += [{"id": "2", "question": "c?", "answer": "z"}] * 2
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    env = make("questions", path=str(tmp_path / "a.jsonl"))
+    tasks = [*env.tasks("train"), *env.tasks("eval")]
+    names = {(task.id, task["question"]) for task in tasks if isinstance(task, Task)}
+    assert names == {("a.jsonl, row 1", "a?"), ("a.jsonl, row 2", "b?"), ("2", "c?")}
+    assert "different questions have the id '1'" in str(identity.described(identity.of_splits(env, ["train", "eval"])))
+
+
+@pytest.mark.parametrize("cell", ["null", "NaN", '""', '{"x": 1}'])
+def test_an_empty_answer_is_shown_and_no_other_column_asked_for(cell: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"question": "a?", "answer": {cell}}}')
+    with pytest.raises(ConfigError, match=r"row 1: it has no answer: `answer` is .*; give it one, or leave it out"):
+        make("questions", path=str(tmp_path / "a.jsonl")).tasks("train")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -161,16 +161,21 @@ def _tasks(spec: str, stamp: Any) -> TaskList:
     where = f"env.path = {data.path!r}"
     columns = dict[str, None]()
     made = list(_made(rows, Grading(grading) if grading else None, columns))
-    read = [task for task, _ in made if task is not None]
+    read = [task for task, *_ in made if task is not None]
     if not read:
         left_out = f" (env.where leaves {data.left_out['where']:,} rows out)" if data.left_out else ""
         raise ConfigError(f"{where}: it holds no questions for the split {split!r}{left_out}")
-    _check_clear(read, sum(unclear for _, unclear in made), where)
+    _check_clear(read, sum(unclear for _, unclear, _ in made), where)
     dropped = {
         "rows without an answer": len(made) - len(read),
         "rows that env.where leaves out": data.left_out["where"],
     }
     notes = [_detected(read, dropped, _ignored(columns, data), where)]
+    if shared := _shared_ids(read):
+        read = [
+            Task(id=place, data=task.data) if task.id in shared else task for task, _, place in made if task is not None
+        ]
+        notes.append(f"{where}: different questions have the id {shared[0]!r}: rows are named by their places")
     if not whole and (unread := data.unread()):
         more = f" and {len(unread) - SHOWN:,} more" if len(unread) > SHOWN else ""
         notes.append(f"{where}: files that are of neither split: {', '.join(unread[:SHOWN])}{more}")
@@ -192,6 +197,14 @@ def _check_clear(tasks: Sequence[Task], unclear: int, where: str) -> None:
             f"{where}: {unclear:,} answers are numbers that are written as text, such as {first!r}: say whether they "
             "are compared as mathematics (env.grading=math: 4.0 is 4) or as words (env.grading=exact)"
         )
+
+
+def _shared_ids(tasks: Sequence[Task]) -> list[str]:
+    """Ids of several different questions: results are paired by them."""
+    texts = defaultdict[str, set[str]](set)
+    for task in tasks:
+        texts[task.id].add(str(task["question"]))
+    return [name for name, found in texts.items() if len(found) > 1]
 
 
 def _ignored(columns: Mapping[str, None], data: Dataset) -> list[str]:
@@ -222,8 +235,8 @@ def _detected(tasks: Sequence[Task], dropped: Mapping[str, int], ignored: Sequen
 
 def _made(
     rows: Iterator[tuple[str, Mapping[str, Any]]], grading: Grading | None, columns: dict[str, None]
-) -> Iterator[tuple[Task | None, bool]]:
-    """A task of each row (None of one that has no answer), and whether its grading is unclear; notes the columns."""
+) -> Iterator[tuple[Task | None, bool, str]]:
+    """A task of each row (None: it has no answer), whether its grading is unclear, and its place; notes the columns."""
     for place, row in rows:
         columns |= dict.fromkeys(map(str, row))
         try:
@@ -231,13 +244,14 @@ def _made(
         except ValueError as error:
             raise ConfigError(f"{place}: {error} (columns: {', '.join(map(str, row))})") from None
         if asked is None:
-            yield None, False
+            yield None, False, place
             continue
         name = next(
             (row[key] for key in ("unique_id", "task_id", "id", "ID", "example_id", "_id") if row.get(key)), place
         )
         data = {"question": asked.text, "answers": list(asked.answers), "grading": asked.grading.value}
-        yield Task(id=str(name), data=data | ({"wrong": list(asked.wrong)} if asked.wrong else {})), asked.unclear
+        data |= {"wrong": list(asked.wrong)} if asked.wrong else {}
+        yield Task(id=str(name), data=data), asked.unclear, place
 
 
 def _stamp(path: str) -> Any:

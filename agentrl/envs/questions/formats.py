@@ -106,6 +106,9 @@ def question(row: Mapping[str, Any], grading: Grading | None = None) -> Question
         return _choice(text, row)
     answers, found = _answers(row)
     if not answers:
+        empty = next((f"`{name}` is {str(row[name])[:60]!r}" for name in row if name in ANSWERS), "")
+        if empty:
+            raise ValueError(f"it has no answer: {empty}; give it one, or leave it out with env.where=file.py:FUNCTION")
         raise ValueError("it has no answer; name the column: env.columns.answer=…")
     answers = tuple(answer for answer in answers if comparable(answer, grading or found))
     if not answers:

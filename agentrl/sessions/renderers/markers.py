@@ -89,6 +89,14 @@ WARNED: Mapping[Part, str] = {
 """Parts without which a format is served, with a warning."""
 
 
+REFUSES_TOOLS = "refuses_tools"
+"""A renderer's attribute: why tools on offer are refused, where nobody named the format."""
+UNLISTED = (
+    "the chat template does not list the tools on offer, so the model would not know them: describe them in the system "
+    "message, and say so by naming the format, model.renderer={name}; or take a model whose template lists them"
+)
+
+
 def lost(renderer: Renderer) -> str:
     """What of a conversation does not come out again, so that the format can't be used; "" where it can.
 

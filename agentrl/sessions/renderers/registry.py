@@ -14,7 +14,7 @@ from agentrl.sessions.renderers.ends import extend_ends, stop_token
 from agentrl.sessions.renderers.families import FAMILIES, Family
 from agentrl.sessions.renderers.generic import generic
 from agentrl.sessions.renderers.grammars import GRAMMARS
-from agentrl.sessions.renderers.markers import WARNED, look_for
+from agentrl.sessions.renderers.markers import REFUSES_TOOLS, UNLISTED, WARNED, Part, look_for
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ def get_renderer(tokenizer: Any, name: str = "auto", stop: str = "") -> Renderer
         tokenizer: a Hugging Face folder, a `tokenizer.json`, or a tokenizer (see `load_tokenizer`).
         name: a renderer's name or import path, or `generic:GRAMMAR` with the grammar that reads the model's own format.
             `auto` takes the family whose special tokens the tokenizer has, if it writes what the chat template writes,
-            and else the generic one (the template itself, proven append-only).
+            and else the generic one (the template itself, proven append-only). Where the template does not list tools
+            on offer, a renderer that `auto` took refuses them, and one that is named warns.
         stop: a special token that ends a turn (`model.stop`), where the chat template writes none, or beside its own;
             "" for those of the format and of the model's files.
 
@@ -61,7 +62,11 @@ def get_renderer(tokenizer: Any, name: str = "auto", stop: str = "") -> Renderer
     renderer = detect(loaded, stop) if name == "auto" else _make(loaded, name, stop)
     extend_ends(renderer, loaded, stop)
     for part, warning in WARNED.items():
-        if look_for(part, renderer).lost:
+        if not look_for(part, renderer).lost:
+            continue
+        if part is Part.TOOLS and name == "auto":
+            setattr(renderer, REFUSES_TOOLS, UNLISTED.format(name=renderer.name))
+        else:
             _log.warning(warning)
     return renderer
 

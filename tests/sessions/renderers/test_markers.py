@@ -6,12 +6,14 @@ import logging
 
 import pytest
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, RenderError
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.check import check_renderer
 from agentrl.sessions.renderers.generic import unproven
 from agentrl.sessions.renderers.markers import WARNED, Found, Part, in_short, lost, read_back
+from agentrl.sessions.turn_generator import TurnGenerator
+from agentrl.types import Message
 from tests.sessions.renderers.support import trained, with_template
 
 WHOLE = """
@@ -104,6 +106,19 @@ def test_tools_and_system_messages_that_a_template_does_not_show_are_warned_of(
     assert not lost(renderer)
     rows = {row.question: row for row in check_renderer(tokenizer, "generic", count=3)}
     assert rows[f"generic gives back: {part}"].ok is None
+
+
+def test_a_format_that_nobody_named_refuses_tools_that_its_template_does_not_list() -> None:
+    """They were warned of alone, and a run whose model knew none of its tools went on; text is served as before."""
+    tokenizer = served(WHOLE.replace(*FAULTS[Part.TOOLS]))
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    messages = [Message(role="user", content="hello")]
+    chosen, named = (TurnGenerator(get_renderer(tokenizer, name), None) for name in ("auto", "generic"))
+    with pytest.raises(RenderError, match=r"does not list the tools on offer.*model\.renderer=generic;"):
+        chosen.render(messages, tools=tools)
+    assert chosen.render(messages) == named.render(messages)
+    assert named.render(messages, tools=tools)
+    TurnGenerator(get_renderer(served()), None).render(messages, tools=tools)
 
 
 def test_a_part_without_a_place_is_not_lost() -> None:
