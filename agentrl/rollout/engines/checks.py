@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
 
-from agentrl.errors import InvalidInput
+from agentrl.errors import AgentRLError, EngineError, InvalidInput
 from agentrl.types import MOST_PROBABLE, Sampling, TopLogprobs
 
 
@@ -60,10 +61,37 @@ def check_ids(input_ids: Sequence[int], vocab_size: int, max_context: int, free:
     return ids
 
 
+def check_sampled(ids: object, vocab_size: int) -> None:
+    """Make sure that what a server calls sampled tokens are tokens.
+
+    Raises:
+        EngineError: they are not.
+    """
+    try:
+        msgspec.convert(ids, _tokens(vocab_size))
+    except msgspec.ValidationError as error:
+        raise EngineError(f"the server sent what is no token of a vocabulary of {vocab_size}: {error}") from None
+
+
 @functools.lru_cache(maxsize=16)
 def _tokens(vocab_size: int) -> Any:
     """A list of tokens as msgspec checks one, in less than half the time of `min` and `max`."""
     return list[Annotated[int, msgspec.Meta(ge=0, lt=vocab_size)]]
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Within the block a server's answers are read: what has another form than its protocol's is its error.
+
+    Raises:
+        EngineError: it has.
+    """
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, AgentRLError):
+            raise
+        raise EngineError(f"the server's answer is not understood: {type(error).__name__}: {error}") from error
 
 
 def check_temperature(temperature: float) -> None:

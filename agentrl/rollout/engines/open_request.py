@@ -109,6 +109,24 @@ class OpenRequest:
         self.top_logprobs.extend(best)
         self.inbox.put_nowait(Chunk(tuple(token_ids), tuple(logprobs), version, best))
 
+    def note_versions(self, spans: Sequence[VersionSpan], *, whole: bool) -> None:
+        """Take the versions that the server noted in place of those that chunks came with.
+
+        Args:
+            spans: for all tokens so far.
+            whole: whether the turn has ended by itself; else spans that don't fit are left out.
+
+        Raises:
+            EngineError: they are not of the tokens that came.
+        """
+        edges = [0, *(edge for span in spans for edge in (span.start, span.end)), len(self.token_ids)]
+        fits = all(before == after for before, after in zip(edges[::2], edges[1::2], strict=True))
+        if fits and all(type(edge) is int for edge in edges) and all(span.version >= 0 for span in spans):
+            self.versions = list(spans)
+        elif whole:
+            noted = [(span.version, span.start, span.end) for span in spans]
+            raise EngineError(f"request {self.id!r}: {len(self.token_ids)} tokens came with the versions {noted}")
+
     def turn(self, reason: FinishReason, stopped_by: int | str | None = None) -> Turn:
         """The tokens so far, as a turn."""
         return Turn(

@@ -22,7 +22,7 @@ from typing import Any
 from agentrl import custom_code
 from agentrl.cluster.server import Server
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError
-from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature
+from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature, readable
 from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.engines.inbox import ended_by
 from agentrl.rollout.engines.managed import ManagedEngine
@@ -146,7 +146,8 @@ class RemoteEngine(ManagedEngine, ABC):
                     raise
             else:
                 await self._attach()
-            await self._check_server()
+            with readable():
+                await self._check_server()
             self._started = True
 
     async def _attach(self) -> None:
@@ -199,7 +200,8 @@ class RemoteEngine(ManagedEngine, ABC):
         ids = check_ids(input_ids, self.capabilities.vocab_size, self.capabilities.max_context, free=0)
         await self._admitted()
         try:
-            return [0.0, *await self._scored(ids, temperature)]
+            with readable():
+                return [0.0, *await self._scored(ids, temperature)]
         except AgentRLError as error:
             raise await self._server_error(error) from error
 

@@ -22,6 +22,7 @@ from agentrl.cluster.server import Server, free_port
 from agentrl.config.gateway import is_loopback
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines import options
+from agentrl.rollout.engines.checks import check_sampled
 from agentrl.rollout.engines.placed_server import PlacedServer, on_nodes
 from agentrl.rollout.engines.reach import Reach, Reached
 from agentrl.rollout.engines.remote import RemoteEngine, logger
@@ -29,6 +30,8 @@ from agentrl.rollout.engines.server_settings import OptionValue, ServerConfig
 from agentrl.types import Capabilities, PauseMode, Tokenizer
 
 HOST = "127.0.0.1"
+_ROUNDING = 1e-2
+"""How far above 0 a log-probability may be: servers compute them in low precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +255,8 @@ class ServerEngine(RemoteEngine):
         return f"{self._id}{self._count:012x}"
 
     def _check_output(self, ids: Sequence[int], logprobs: Sequence[float | None]) -> None:
-        """Refuse a piece of a turn without one finite log-probability for each token."""
+        """Refuse a piece of a turn without tokens of the vocabulary, and one finite log-probability for each."""
+        check_sampled(ids, self.facts.vocab_size)
         if len(ids) != len(logprobs):
             raise EngineError(f"{self.name} sent {len(ids)} tokens with {len(logprobs)} log-probabilities")
         self._check_finite(logprobs)
@@ -263,3 +267,5 @@ class ServerEngine(RemoteEngine):
         whole = len(known) == len(logprobs) and all(map(math.isfinite, known))
         if not whole or min(known, default=0.0) <= -9999:
             raise EngineError(f"policy version {self._version} gives log-probabilities that are not finite")
+        if max(known, default=0.0) > _ROUNDING:
+            raise EngineError(f"policy version {self._version} gives log-probabilities above 0: {max(known)}")

@@ -163,7 +163,7 @@ class SGLangEngine(ServerEngine):
             if spans and spans[-1].version == version:
                 start = spans.pop().start
             spans.append(VersionSpan(version, start, end))
-        request.versions = spans
+        request.note_versions(spans, whole=meta["finish_reason"].get("type") != "abort")
 
     def _add_experts(self, request: OpenRequest, start: int | None, meta: dict[str, Any]) -> None:
         """Take the routed experts that came with a request's end."""

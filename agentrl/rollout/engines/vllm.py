@@ -131,7 +131,7 @@ class VLLMEngine(ServerEngine):
             raise EngineError(f"vllm ended request {request.id!r} without a reason")
         if narrowed:
             await self._take_scored(request, held)
-        self._set_versions(request, ended.get("weight_versions"))
+        self._set_versions(request, ended)
         self._add_experts(request, ended)
         return _turn(request, ended)
 
@@ -148,11 +148,13 @@ class VLLMEngine(ServerEngine):
             request.take(sampled, found, self._version, best)
 
     @staticmethod
-    def _set_versions(request: OpenRequest, noted: Any) -> None:
+    def _set_versions(request: OpenRequest, ended: dict[str, Any]) -> None:
         """Version spans as the scheduler noted them; chunks only know when they were read."""
+        noted = ended.get("weight_versions")
         if noted and all(str(span["version"]).isdigit() for span in noted):
             spans = [VersionSpan(int(span["version"]), span["start"], span["end"]) for span in noted]
-            request.versions = [span for span in spans if span.end > span.start]
+            spans = [span for span in spans if span.end != span.start]
+            request.note_versions(spans, whole=ended["finish_reason"] != "abort")
 
     def _add_experts(self, request: OpenRequest, ended: dict[str, Any]) -> None:
         """Take the routed experts that came with a request's end: an array in numpy's own format."""
