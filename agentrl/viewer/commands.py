@@ -140,13 +140,13 @@ def _check(file: Path, salvage: Path | None) -> None:
 
 
 @app.command()
-def rescore(
+def edit_score(
     session: Annotated[Path, typer.Argument(help="An evaluation's folder and a session's id: runs/NAME/SESSION.")],
     score: Annotated[float | None, typer.Argument(help="The new score; without it the edits are shown.")] = None,
     why: Annotated[str, typer.Option(help="The reason, for the history.")] = "",
     who: Annotated[str | None, typer.Option(help="Who changes it; you by default.")] = None,
 ) -> None:
-    """Change the score of a session of an evaluation, with a history: agentrl rescore runs/NAME/SESSION 1 --why …."""
+    """Change the score of a session of an evaluation, with a history: agentrl edit-score runs/NAME/SESSION 1 --why …."""
     from agentrl.rollout import edits
 
     if score is not None:

@@ -100,7 +100,7 @@ def test_verification_passes_and_names_what_was_edited_and_fails_where_the_histo
 
 async def test_the_viewer_the_report_and_the_comparison_show_an_edit(run: Path, measured: Path):
     session = of_task(run, "t0")[0]
-    ended = CliRunner().invoke(app, ["rescore", f"{run}/{session}", "1", "--why", "a <word>", "--who", "Ann"])
+    ended = CliRunner().invoke(app, ["edit-score", f"{run}/{session}", "1", "--why", "a <word>", "--who", "Ann"])
     assert ended.exit_code == 0, ended.output
     assert "0 to 1, Ann" in ended.output
     (edit,) = (await asked(run, "session", run="run", id=session))["edits"]
