@@ -202,6 +202,9 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl train env=openenv:http://127.0.0.1:8000 env.returns=[-1,1]": Left(
         "a server that runs; tests/envs/adapters/inside/openenv_adapter.py starts one"
     ),
+    "agentrl eval env=nemo_gym:http://127.0.0.1:8000 env.path=train.jsonl env.eval_path=test.jsonl model=PATH": Left(
+        "a server that runs; tests/envs/adapters/inside/nemo_gym_adapter.py starts one"
+    ),
     "agentrl train env=verifiers:wordle": Left("an environment of their hub, which needs its package"),
     "agentrl eval env=verifiers:my_env.py:load_environment env.difficulty=hard policy=noop": Left(
         "the library is not in .venv; tests/envs/adapters/inside/verifiers_adapter.py plays such files"
@@ -247,6 +250,9 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "agentrl top RUN": Elsewhere(f"{TERMINAL}::test_a_finished_run_is_shown_once_and_not_waited_for"),
     "agentrl sessions RUN --worst 5 phase=train step=40..50": Elsewhere(
         f"{TERMINAL}::test_sessions_are_the_worst_and_the_best_of_those_that_fit_the_filters"
+    ),
+    "agentrl sessions RUN --follow environment=retail": Elsewhere(
+        "tests/viewer/test_following.py::test_the_command_ends_where_no_run_is_under_way"
     ),
     'agentrl sessions RUN --grep "division by zero" --json': Elsewhere(
         f"{TERMINAL}::test_sessions_are_found_by_a_text_in_a_tool_call_or_its_answer"

@@ -55,6 +55,7 @@ ENVS: Registry[EnvFactory] = Registry(
         "harbor": "agentrl.envs.adapters.harbor:Harbor",
         "math_tools": "agentrl.envs.math_tools:MathTools",
         "mixture": "agentrl.envs.mixture:Mixture",
+        "nemo_gym": "agentrl.envs.adapters.nemo_gym:NemoGym",
         "negotiation": "agentrl.envs.games.negotiation:Negotiation",
         "openenv": "agentrl.envs.adapters.openenv:OpenEnv",
         "questions": "agentrl.envs.questions.env:Questions",

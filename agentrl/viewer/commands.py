@@ -146,7 +146,7 @@ def edit_score(
     why: Annotated[str, typer.Option(help="The reason, for the history.")] = "",
     who: Annotated[str | None, typer.Option(help="Who changes it; you by default.")] = None,
 ) -> None:
-    """Change the score of a session of an evaluation, with a history: agentrl edit-score runs/NAME/SESSION 1 --why …."""
+    """Change a score of an evaluation, with a history: agentrl edit-score runs/NAME/SESSION 1 --why …."""
     from agentrl.rollout import edits
 
     if score is not None:

@@ -37,7 +37,8 @@ def _read(path: str | None, layout: str, options: dict[str, str]) -> tuple[list[
     if terminal_bench.holds(folder):
         return _folder(terminal_bench.read_all(folder, options.get("image")), path, "Terminal-Bench's")
     single = (folder / "task.toml").is_file()
-    return _folder([harbor.read(folder)] if single else harbor.read_all(folder), path, "Harbor's")
+    image = options.get("image")
+    return _folder([harbor.read(folder, image)] if single else harbor.read_all(folder, image), path, "Harbor's")
 
 
 def _folder(tasks: list[SweTask], path: str, layout: str) -> tuple[list[SweTask], str]:

@@ -19,6 +19,7 @@ from agentrl.envs.sandboxes import Supplier, supplier
 from agentrl.envs.swe.changes import Changes
 from agentrl.envs.swe.choice import choose
 from agentrl.envs.swe.limits import Limits, Meter
+from agentrl.envs.swe.prebuilt import REWARD
 from agentrl.envs.swe.prompts import FORMAT_ERROR, commands, opening
 from agentrl.envs.swe.repair import TINY_RECIPE, Repair
 from agentrl.envs.swe.scoring import Verdict
@@ -217,6 +218,8 @@ class Swe(Env):
             session.info["swe"] = {"note": "nothing was changed"}
             return 0.0
         session.info["swe"] = {"note": verdict.note, "failed": dict(verdict.failures)}
+        if verdict.rewards:
+            session.info["swe"]["rewards"] = dict(verdict.rewards)
         patch = await asyncio.to_thread(self._source.patch, changes, KEPT_PATCH)  # the agent decides how long
         session.info["patch"] = patch.decode(errors="replace")
         return reward_of(self._problem, verdict, self.partial)
@@ -295,7 +298,12 @@ class Swe(Env):
 
 
 def reward_of(problem: SweTask, verdict: Verdict, partial: bool) -> float:
-    """The reward of a verdict; `partial`: the passed share of fail_to_pass times that of pass_to_pass."""
+    """The reward of a verdict; `partial`: the passed share of fail_to_pass times that of pass_to_pass.
+
+    Of a task that writes its reward it is that, from 0 to 1, and without `partial` whether it is 1.
+    """
+    if partial and REWARD in verdict.rewards:
+        return min(max(verdict.rewards[REWARD], 0.0), 1.0)
     if not partial or not problem.required:
         return float(verdict.solved)
     return verdict.share(problem.fail_to_pass) * verdict.share(problem.pass_to_pass)

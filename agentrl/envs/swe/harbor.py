@@ -17,13 +17,15 @@
 
 The Dockerfile, test.sh and solve.sh are written for Harbor and not read back where a task has [metadata.swe], whose
 tests are scored by name. A directory without that table is a task of another source: its tests/ and solve.sh are kept
-as they are (`log_format="reward"`), and it needs `environment.docker_image`, since no image is built in a rollout.
+as they are (`log_format="reward"`), and it needs `environment.docker_image`, or `env.image`, since no image is built in
+a rollout.
 
 Files are text: a repository with binary files needs an image.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -37,6 +39,7 @@ from agentrl.errors import InvalidInput
 SCHEMA = "1.1"
 FOREIGN_WORKDIR = "/app"
 """The default working directory of other sources' tasks: Terminal-Bench's convention."""
+_WORKDIR = re.compile(r"^\s*WORKDIR\s+(\S+)", re.MULTILINE | re.IGNORECASE)
 HARBOR_FIELDS = frozenset(
     {"id", "instruction", "commits", "tests", "test_patch", "solution", "solution_script"}
     | {"difficulty", "tags", "image", "timeout", "agent_timeout"}
@@ -63,8 +66,12 @@ cd {workdir} && git apply /solution/solution.patch
 """
 
 
-def read(folder: Path | str) -> SweTask:
+def read(folder: Path | str, image: str | None = None) -> SweTask:
     """Read a task's directory; its name is the task's id.
+
+    Args:
+        folder: the directory.
+        image: the name of the image of a task of another source, in place of its own; {id} stands for the task's id.
 
     Raises:
         InvalidInput: a file is missing or no text, or a field is wrong; the message names it.
@@ -89,12 +96,12 @@ def read(folder: Path | str) -> SweTask:
     if "swe" in metadata:
         fields |= _ours(folder, dict(_table(metadata, "swe", folder)))
     else:
-        fields |= _foreign(folder, environment)
+        fields |= _foreign(folder, environment, image)
     return SweTask.build(fields)
 
 
-def read_all(folder: Path | str) -> list[SweTask]:
-    """Every task of a folder of directories, by name; directories without a task.toml are left out.
+def read_all(folder: Path | str, image: str | None = None) -> list[SweTask]:
+    """Every task of a folder of directories, by name; directories without a task.toml are left out; see `read`.
 
     Raises:
         InvalidInput: there is no task, or one of them is wrong.
@@ -102,7 +109,7 @@ def read_all(folder: Path | str) -> list[SweTask]:
     found = sorted(path.parent for path in Path(folder).glob("*/task.toml"))
     if not found:
         raise InvalidInput(f"{str(folder)!r} holds no task: allowed: a folder of directories with a task.toml each")
-    return [read(path) for path in found]
+    return [read(path, image) for path in found]
 
 
 def write(task: SweTask, folder: Path | str) -> None:
@@ -197,19 +204,26 @@ def _ours(folder: Path, swe: dict[str, Any]) -> dict[str, Any]:
     return fields | {name: read_text(folder / path) for name, path in patches.items() if (folder / path).is_file()}
 
 
-def _foreign(folder: Path, environment: Mapping[str, Any]) -> dict[str, Any]:
-    if "docker_image" not in environment:
+def _foreign(folder: Path, environment: Mapping[str, Any], image: str | None) -> dict[str, Any]:
+    if image is None and "docker_image" not in environment:
         raise InvalidInput(
             f"{folder / 'task.toml'}: environment.docker_image is missing: allowed: the name of an image built from "
-            "environment/ (docker build -t NAME environment), or a table [metadata.swe]"
+            "environment/ (docker build -t NAME environment), here or as env.image, or a table [metadata.swe]"
         )
     script = folder / "solution" / "solve.sh"
     return {
+        **({} if image is None else {"image": image.replace("{id}", folder.name)}),
         "log_format": "reward",
-        "workdir": environment.get("workdir", FOREIGN_WORKDIR),
+        "workdir": environment.get("workdir") or workdir_of(folder / "environment" / "Dockerfile"),
         "tests": dict(tree(folder / "tests")),
         "solution_script": read_text(script) if script.is_file() else "",
     }
+
+
+def workdir_of(dockerfile: Path) -> str:
+    """The last absolute directory but / that a Dockerfile makes the working one; `FOREIGN_WORKDIR` without any."""
+    places = _WORKDIR.findall(read_text(dockerfile)) if dockerfile.is_file() else []
+    return next((place.rstrip("/") for place in places[::-1] if place.strip("/") and place[0] == "/"), FOREIGN_WORKDIR)
 
 
 def tree(folder: Path) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ is weaker than the scoring of the built-in tasks: a log is text, and the code un
 
 from __future__ import annotations
 
+import math
 import shlex
 
 from agentrl.envs.swe import logs
@@ -30,13 +31,15 @@ from agentrl.envs.swe.task import SweTask
 from agentrl.envs.swe.workspace import ARCHIVE_BYTES, set_up
 from agentrl.errors import SandboxError, ToolError
 from agentrl.tools.sandbox import Outcome, Sandbox, SandboxSpec
+from agentrl.untrusted import read_json
 
 Manifest = dict[str, tuple[int, str]]
 """Of each path its mode and its hash, or a link's target."""
 SECONDS = 300.0
 LOG_BYTES = 8 << 20
 REWARD = "reward"
-"""The log format of tasks whose `tests/test.sh` writes its verdict into a file (Harbor's)."""
+"""The log format of tasks whose `tests/test.sh` writes its verdict into a file (Harbor's), and its name there."""
+REWARD_BYTES = 1 << 16
 
 _REMOVE_LATER = """
 [ -e .git ] || exit 0
@@ -175,16 +178,39 @@ def _touched(patch: str) -> list[str]:
 
 
 async def _reward(task: SweTask, sandbox: Sandbox) -> Verdict:
-    """Run Harbor's `tests/test.sh` and read what it writes to /logs/verifier/reward.txt."""
+    """Run Harbor's `tests/test.sh` and read what it writes into /logs/verifier: reward.json, or reward.txt."""
     await sandbox.upload(write_tar({path: File(text.encode()) for path, text in task.tests.items()}), "/tests")
     await sandbox.exec(["rm", "-rf", "/logs/verifier"])
     await sandbox.exec(["mkdir", "-p", "/logs/verifier"])
     await sandbox.exec(["bash", "/tests/test.sh"], timeout=task.timeout, env=task.env, limit=LOG_BYTES)
     try:
-        reward = float(await sandbox.read("/logs/verifier/reward.txt", limit=64))
-    except (ToolError, ValueError) as error:
+        rewards = await _rewards(sandbox)
+        reward = rewards[REWARD]
+    except (ToolError, ValueError, LookupError) as error:
         return Verdict({REWARD: False}, f"test.sh wrote no reward: {error}")
-    return Verdict({REWARD: reward >= 1}, f"test.sh wrote {reward:g}")
+    return Verdict({REWARD: reward >= 1}, f"test.sh wrote {reward:g}", rewards=rewards)
+
+
+async def _rewards(sandbox: Sandbox) -> dict[str, float]:
+    """The numbers of reward.json by their names; `reward` is that of reward.txt where it is not among them.
+
+    Raises:
+        ToolError: neither file is there, or one is too long.
+        ValueError: what they hold is no finite number, or no object.
+    """
+    try:
+        told = read_json(await sandbox.read("/logs/verifier/reward.json", limit=REWARD_BYTES))
+    except ToolError:
+        told = {}
+    if not isinstance(told, dict):
+        raise ValueError("reward.json is no object")
+    numbers = {name: value for name, value in told.items() if not isinstance(value, bool)}
+    rewards = {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
+    if REWARD not in rewards:
+        rewards[REWARD] = float(await sandbox.read("/logs/verifier/reward.txt", limit=64))
+    if not all(map(math.isfinite, rewards.values())):
+        raise ValueError(f"a number that is not finite: {rewards}")
+    return rewards
 
 
 async def _put_tests(task: SweTask, sandbox: Sandbox) -> str:

@@ -79,11 +79,12 @@ class Exam:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a scoring: each required test, and a note."""
+    """The result of a scoring: each required test, a note, messages of failed tests, and rewards that a task wrote."""
 
     tests: Mapping[str, bool]
     note: str = ""
     failures: Mapping[str, str] = field(default_factory=dict)
+    rewards: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def solved(self) -> bool:

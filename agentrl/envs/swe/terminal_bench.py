@@ -16,7 +16,6 @@ the project's harness asks. Later versions have Harbor's format; see `harbor`.
 from __future__ import annotations
 
 import logging
-import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from agentrl.envs.swe.harbor import FOREIGN_WORKDIR, read_text, tree
+from agentrl.envs.swe.harbor import read_text, tree, workdir_of
 from agentrl.envs.swe.task import SweTask
 from agentrl.errors import InvalidInput
 
@@ -46,7 +45,6 @@ awk '/short test summary info/ {{ on = 1 }}
      on && /^(FAILED|ERROR|XPASS)/ {{ bad++ }}
      END {{ print (good && !bad) ? 1 : 0 }}' /logs/verifier/run.log > /logs/verifier/reward.txt
 """
-_WORKDIR = re.compile(r"^\s*WORKDIR\s+(\S+)", re.MULTILINE | re.IGNORECASE)
 _log = logging.getLogger(__name__)
 
 
@@ -68,8 +66,7 @@ def read(folder: Path | str, image: str | None = None) -> SweTask:
     folder = Path(folder)
     settings = _mapping(folder / FILE)
     _supported(folder, settings)
-    places = _WORKDIR.findall(read_text(folder / "Dockerfile")) if (folder / "Dockerfile").is_file() else []
-    workdir = places[-1].rstrip("/") if places and places[-1].startswith("/") and places[-1] != "/" else FOREIGN_WORKDIR
+    workdir = workdir_of(folder / "Dockerfile")
     difficulty = settings.get("difficulty")
     solution = folder / "solution.sh"
     return SweTask.build(

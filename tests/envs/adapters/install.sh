@@ -16,7 +16,7 @@ install() {
     cat "${wanted[@]}" | cmp -s - "$env/installed" && return
     find_uv
     rm -rf "$env"
-    "$UV" venv --quiet --python "$(.venv/bin/python -c 'import sys; print(sys.executable)')" "$env"
+    "$UV" venv --quiet --python "${PYTHON:-$(.venv/bin/python -c 'import sys; print(sys.executable)')}" "$env"
     "$UV" pip install --quiet --compile-bytecode --python "$env/bin/python" -r "${wanted[0]}" -r "${wanted[1]}"
     cat "${wanted[@]}" >"$env/installed"
 }
@@ -24,3 +24,10 @@ install() {
 install .venv-adapters adapters
 install .venv-adapters-verifiers verifiers
 install .venv-adapters-openenv openenv
+
+# NeMo Gym needs a later Python than the others; where there is none its tests are skipped.
+if find_uv && "$UV" python find --quiet --no-python-downloads '>=3.12' >/dev/null 2>&1; then
+    PYTHON='>=3.12' install .venv-adapters-nemo_gym nemo_gym
+else
+    echo "no Python 3.12: NeMo Gym is not installed"
+fi

@@ -41,6 +41,8 @@ def test_the_tests_of_an_adapter_pass_beside_its_library(file: str) -> None:
     need_libraries(packages)
     if file == "openenv_adapter.py":
         need_libraries(ROOT / ".venv-adapters-openenv")
+    if file == "nemo_gym_adapter.py" and not (ROOT / ".venv-adapters-nemo_gym" / "installed").exists():
+        pytest.skip("NeMo Gym needs Python 3.12: make adapters installs it where there is one")
     command = [packages / "bin" / "python", "-m", "pytest", "-q", "--noconftest", "-c", "pytest.ini", file]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
     done = subprocess.run(

@@ -187,6 +187,9 @@ def test_a_task_of_others_keeps_its_script_and_its_tests(tmp_path: Path) -> None
     (folder / "task.toml").write_text("")
     with pytest.raises(InvalidInput, match=r"environment\.docker_image is missing"):
         harbor.read(folder)
+    (folder / "environment" / "Dockerfile").write_text("FROM debian\nWORKDIR /srv/code/\nWORKDIR deeper\nworkdir /\n")
+    task = harbor.read(folder, "my/{id}:2")
+    assert (task.image, task.workdir) == ("my/hello:2", "/srv/code")
 
 
 def test_an_unknown_built_in_task_names_its_neighbour() -> None:

@@ -8,6 +8,7 @@ import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,13 +70,13 @@ def task(**fields: object) -> SweTask:
     return SweTask.build(row | fields)
 
 
-def work(command: str, problem: SweTask) -> Session:
+def work(command: str, problem: SweTask, **options: Any) -> Session:
     """An episode in which the agent runs one command."""
 
     def policy(env: Swe, messages: list[Message]) -> Message:
         return env.call("bash", command=command) if len(messages) == 1 else env.call("submit")
 
-    return asyncio.run(play(Swe(), problem.as_task(), policy))  # type: ignore[arg-type]
+    return asyncio.run(play(Swe(**options), problem.as_task(), policy))  # type: ignore[arg-type]
 
 
 def test_the_reference_solution_is_worth_everything_and_another_file_nothing(image: str) -> None:
@@ -121,6 +122,18 @@ def test_a_reward_that_a_task_writes_counts_as_in_harbor(image: str) -> None:
     assert work("cp fixed.txt slug.py", problem).reward == 1.0
     assert work("true", problem).reward == 0.0
     assert work("mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; echo x > x", problem).reward == 0.0
+
+
+def test_the_numbers_of_a_tasks_reward_json_are_kept_and_a_part_counts_where_parts_do(image: str) -> None:
+    script = """cd /testbed; [ -e x ] && echo '{"reward": 0.25, "style": 3, "ok": true}' > /logs/verifier/reward.json
+    [ -e y ] && echo '{"style": 1}' > /logs/verifier/reward.json && echo 0.5 > /logs/verifier/reward.txt
+    [ -e z ] && echo '{"reward": NaN}' > /logs/verifier/reward.json; true"""
+    fields = {"log_format": "reward", "tests": {"test.sh": script}, "test_patch": "", "fail_to_pass": []}
+    problem = task(**fields, pass_to_pass=[])
+    part = work("echo > x", problem, partial=True)
+    assert (part.reward, part.info["swe"]["rewards"]) == (0.25, {"reward": 0.25, "style": 3.0})
+    assert work("echo > y", problem, partial=True).reward == 0.5
+    assert work("echo > z", problem, partial=True).reward == 0.0
 
 
 def test_djangos_runner_is_given_modules() -> None:
