@@ -36,12 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     pairs.whole = config.getoption("--whole-matrices")
     workers, is_worker = config.getoption("numprocesses", None), hasattr(config, "workerinput")
-    memory.install(config)
     if not is_worker:
         bytecode.keep()
     if config.getoption("--times") is not None and (is_worker or not workers):
         times.install(config, config.getoption("--times"))
     config.pluginmanager.register(schedule.PartsEnd())
+    memory.install(config)  # after that, whose caches it gives back
     stress.install(config, config.getoption("--record"), config.getoption("--stop-after"))
 
 

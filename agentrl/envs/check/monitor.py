@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.envs.base import Env, reward_methods
 from agentrl.envs.check import places
+from agentrl.envs.check.loggers import LogHandlers
 from agentrl.envs.check.traces import Traces
 from agentrl.foreign_errors import words
 
@@ -117,6 +118,7 @@ class Monitor(logging.Handler):
         canary: the secret that no agent may be told.
         handled: where exceptions that a reward handled are noted; None notes none.
         attributing: whether changes of the process and time on the event loop are a call's own; see `unattributed`.
+        drawn: whether the states of global random generators are recorded, half of what it takes to record a call.
     """
 
     def __init__(self, shared: SharedLabel) -> None:
@@ -126,12 +128,14 @@ class Monitor(logging.Handler):
         self.calls: list[Call] = []
         self.failures: list[Failure] = []
         self.attributing = True
+        self.drawn = False
         self.open: list[Call] = []
         self.fatal_call = ""
         self._stretch: tuple[float, float] | None = None
         self._not_counted_seconds = 0.0
         self._clock = LoopClock()
         self.traces = Traces(lambda: bool(self.open))
+        self._log_handlers = LogHandlers()
         self.canary: Canary | None = None
         self.handled: list[Handled] | None = None
 
@@ -194,7 +198,7 @@ class Monitor(logging.Handler):
         if where.endswith(".step") and self.tools:
             where += f" (tool {', '.join(map(repr, self.tools))})"
         call = Call(where, time.monotonic(), task)
-        before = _Process.now() if self.attributing else None
+        before = _Process.now(self._log_handlers, drawn=self.drawn) if self.attributing else None
         self.open.append(call)
         self.shared.write(f"{where}{self.context}", call.began)
         self._stretch = self._clock.now()
@@ -211,7 +215,7 @@ class Monitor(logging.Handler):
             call.seconds = time.monotonic() - call.began
             self.shared.write(f"{where}{self.context}", min((one.began for one in self.open), default=0.0))
             if before is not None:
-                call.random, call.changed = before.compare(_Process.now())
+                call.random, call.changed = before.compare(_Process.now(self._log_handlers, drawn=bool(before.random)))
             self.calls.append(call)
 
     def overdue(self, limit: float) -> Call | None:
@@ -221,7 +225,8 @@ class Monitor(logging.Handler):
     # ------------------------------------------------------------------ the event loop
 
     def install(self) -> None:
-        """Measure every callback of the running event loop."""
+        """Measure every callback of the running event loop, and note which loggers get handlers."""
+        self._log_handlers.install()
         original, thread = asyncio.Handle._run, threading.get_ident()
 
         def run(handle: Any) -> None:
@@ -299,7 +304,7 @@ class _Process:
     settings: dict[str, object]
 
     @classmethod
-    def now(cls) -> _Process:
+    def now(cls, log_handlers: LogHandlers, *, drawn: bool) -> _Process:
         try:
             folder = os.getcwd()
         except OSError:
@@ -317,9 +322,9 @@ class _Process:
             "sys.stderr": id(sys.stderr),
             "the garbage collector": gc.isenabled(),
             **{f"the handler of {one.name}": signal.getsignal(one) for one in HANDLED},
-            **{f"the handlers of the logger {name!r}": each for name, each in _log_handlers()},
+            **{f"the handlers of the logger {name!r}": each for name, each in log_handlers.now().items()},
         }
-        return cls(folder, _variables(), fingerprints(), settings)
+        return cls(folder, _variables(), fingerprints() if drawn else {}, settings)
 
     def compare(self, after: _Process) -> tuple[dict[str, tuple[int, int]], list[str]]:
         changed = []
@@ -339,14 +344,6 @@ def _variables() -> dict[str | bytes, str | bytes]:
     """
     kept: dict[str | bytes, str | bytes] = getattr(os.environ, "_data", {}) or {**os.environ}
     return dict(kept)
-
-
-def _log_handlers() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The handlers of every logger that has some, by its name."""
-    yield "root", tuple(map(id, logging.root.handlers))
-    for name, each in list(logging.root.manager.loggerDict.items()):
-        if isinstance(each, logging.Logger) and each.handlers:
-            yield name, tuple(map(id, each.handlers))
 
 
 def fingerprints() -> dict[str, int]:

@@ -242,6 +242,7 @@ class Subject:
         self.label(episode.task, episode.agent)
         self.monitor.take()
         before = held() if counted else None
+        self.monitor.drawn = episode.agent == self.default  # whose episodes `globals_kept` compares
 
         def recorded(policy: ScriptedPolicy) -> ScriptedPolicy:
             async def act(env: Env, messages: Sequence[Message]) -> Message:
