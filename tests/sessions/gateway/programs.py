@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -19,7 +20,10 @@ from tests.sessions.gateway.fakes import ScriptedEngine
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = Path(__file__).parent / "clients"
-IN_CI = {"", "ai_sdk", "node", "instructor", "pydantic_ai", "smolagents", "google_genai"}
+IN_CI = {
+    *("", "ai_sdk", "node", "instructor", "pydantic_ai", "smolagents"),
+    *("google_genai", "strands", "haystack", "mirascope"),
+}
 QUIET = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "CREWAI_DISABLE_TELEMETRY": "true",
@@ -62,6 +66,25 @@ def script(environment: str, program: str, home: Path) -> list[str | Path]:
     copy.write_text((FOLDER / program).read_text())
     (home / "node_modules").symlink_to(folder.resolve() / "node_modules")
     return ["node", copy]
+
+
+def opencode(home: Path) -> list[str | Path]:
+    """The command of opencode but for what it is to do; the gateway is that of its environment."""
+    own_models = {"name": "m", "tool_call": True, "limit": {"context": 200_000, "output": 2000}}
+    options = {"baseURL": "{env:OPENAI_BASE_URL}", "apiKey": "{env:OPENAI_API_KEY}"}
+    provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {"m": own_models}}
+    given = {"model": "agentrl/m", "small_model": "agentrl/m", "provider": {"agentrl": provider}}
+    (home / "opencode.json").write_text(json.dumps({**given, "autoupdate": False, "share": "disabled"}))
+    return [installed("opencode") / "node_modules/.bin/opencode", "run"]
+
+
+def qwen(home: Path) -> list[str | Path]:
+    """The command of Qwen Code but for what it is to do; it sends temperature 0, top-p and a seed."""
+    drawn = {"samplingParams": {"temperature": 0, "top_p": 0.9, "seed": 7, "max_tokens": 2000}}
+    quiet = {"privacy": {"usageStatisticsEnabled": False}, "general": {"disableAutoUpdate": True}}
+    (home / ".qwen").mkdir()
+    (home / ".qwen/settings.json").write_text(json.dumps({**quiet, "model": {"generationConfig": drawn}}))
+    return [installed("qwen_code") / "node_modules/.bin/qwen", "--auth-type", "openai", "--model", "m", "--yolo"]
 
 
 @dataclass

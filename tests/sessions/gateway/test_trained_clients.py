@@ -23,9 +23,12 @@ CLIENTS = [
     ("instructor", "instructor_client.py", "chat"),
     ("pydantic_ai", "pydantic_ai_client.py", "messages"),
     ("google_genai", "google_genai_client.py", "stream"),
+    ("strands", "strands_client.py", "chat"),
+    ("haystack", "haystack_client.py", "responses"),
+    ("mirascope", "mirascope_client.py", "chat"),
     ("own", "tool_runner_client.py", "messages"),
 ]
-"""Environment, program, and what it speaks; the AI SDK and tool_runner send temperature 0 and top-p, it a seed too."""
+"""Environment, program, and what it speaks; several send temperature 0, top-p and the same seed in every session."""
 AGENT = """
 import asyncio
 import itertools
@@ -43,17 +46,17 @@ async def agent(task, client):
     if number not in range(len(commands)):
         await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
         return
-    command, speak = commands[number]
+    command, speak, home = commands[number]
     base, key = str(client.base_url).rstrip("/"), client.api_key
     root = base.removesuffix("/v1")
     env = {
         **json.loads((here / "quiet.json").read_text()),
-        **{"PATH": os.environ["PATH"], "HOME": str(here), "SPEAK": speak},
+        **{"PATH": os.environ["PATH"], "HOME": home, "SPEAK": speak},
         **{"OPENAI_BASE_URL": base, "OPENAI_API_KEY": key, "ANTHROPIC_BASE_URL": root, "ANTHROPIC_API_KEY": key},
         **{"GOOGLE_GEMINI_BASE_URL": root, "GEMINI_API_KEY": key},
     }
     quiet = asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(*command, env=env, cwd=here, stdin=quiet, stdout=quiet, stderr=quiet)
+    process = await asyncio.create_subprocess_exec(*command, env=env, cwd=home, stdin=quiet, stdout=quiet, stderr=quiet)
     await process.wait()  # what it makes of random words is its own business
     await client.post(f"{root}/reward", body={"name": "number", "value": number}, cast_to=object)
     await client.post(f"{root}/reward", body={"value": number % 2}, cast_to=object)
@@ -62,10 +65,10 @@ async def agent(task, client):
 
 def test_a_run_trains_each_client_for_a_step(tmp_path: Path) -> None:
     commands = []
-    for environment, program, speak in CLIENTS:
-        home = tmp_path / (environment or "shared")
-        home.mkdir(exist_ok=True)
-        commands.append(([str(part) for part in script(environment, program, home)], speak))
+    for number, (environment, program, speak) in enumerate(CLIENTS):
+        home = tmp_path / f"home{number}"
+        home.mkdir()
+        commands.append(([*map(str, script(environment, program, home))], speak, str(home)))
     (tmp_path / "commands.json").write_text(json.dumps(commands))
     (tmp_path / "quiet.json").write_text(json.dumps(QUIET))
     (tmp_path / "agent.py").write_text(AGENT)
@@ -74,9 +77,10 @@ def test_a_run_trains_each_client_for_a_step(tmp_path: Path) -> None:
         "calculator",
         agent=f"{tmp_path / 'agent.py'}:agent",
         run_dir=str(run),
-        **{"model": "tiny", "warm_start.steps": 0, "steps": 1, "eval.tasks": 1},
+        **{"model": "tiny", "steps": 1, "eval.tasks": 1},
+        **{"warm_start.steps": 8, "warm_start.batch": 4, "warm_start.demos": 32},  # enough for turns that end
         **{"rollout.groups_per_step": 1, "rollout.group_size": len(CLIENTS), "rollout.concurrency": 2},
-        **{"rollout.session_tokens": 3000, "rollout.context_tokens": 1500},  # random words go on until they are cut
+        **{"rollout.session_tokens": 3000, "rollout.context_tokens": 1500},
     )
     (row,) = result.metrics
     with Store(run / "sessions.db", read_only=True) as store:
@@ -87,5 +91,8 @@ def test_a_run_trains_each_client_for_a_step(tmp_path: Path) -> None:
         client = CLIENTS[int(session.rewards["number"])]
         assert any(any(node.trainable) for node in turns), client
         assert {node.sampling.temperature for node in turns if node.sampling} == {1.0}, client
+    ignored = {name.removeprefix("gateway/ignored/") for session in sessions for name in session.counters}
+    assert {"temperature", "top_p", "seed"} <= ignored
+    assert sum(session.counters.get("gateway/clean", 0) for session in sessions) > 0
     assert row[Cause.FLAT.metric] == 0
     assert [check for check in verify(run).checks if check.faults] == []

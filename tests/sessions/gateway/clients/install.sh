@@ -15,7 +15,7 @@ HERE=tests/sessions/gateway/clients
 
 main() {
     local names=("$@")
-    [ $# -gt 0 ] || names=(node ai_sdk instructor pydantic_ai smolagents google_genai)
+    [ $# -gt 0 ] || names=(node ai_sdk instructor pydantic_ai smolagents google_genai strands haystack mirascope)
     if [ "${names[0]}" = all ]; then
         names=($(basename -s .json $HERE/packages/*.json) $(basename -s .txt $HERE/requirements/*.txt))
     fi
