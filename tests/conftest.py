@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator, Iterator
 from functools import partial
@@ -83,6 +84,14 @@ def no_server_is_left() -> Iterator[None]:
     before = leftovers.servers()
     yield
     assert not (left := leftovers.left_beside(before | schedule.kept_servers)), f"left behind: {left}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries_are_no_garbage() -> Iterator[None]:
+    """What a worker has imported is not looked at as each run ends: a quarter of a second, and more later on."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ class Cycle:
 
 @pytest.mark.slow
 def test_what_a_run_leaves_in_cycles_is_found_during_it_and_the_collector_is_as_before_after_it() -> None:
+    gc.unfreeze()  # what `libraries_are_no_garbage` has frozen
     before = gc.get_threshold()
     with garbage.seldom():
         assert gc.get_threshold() != before
@@ -30,6 +31,19 @@ def test_what_a_run_leaves_in_cycles_is_found_during_it_and_the_collector_is_as_
         assert cycle() is None, f"not found among {len(kept)} objects"
     assert gc.get_threshold() == before
     assert not gc.get_freeze_count()
+
+
+def test_a_run_in_a_process_that_has_frozen_objects_freezes_no_others() -> None:
+    """They would be kept for as long as those: the engine and the trainer of a run are in cycles, and would stay."""
+    gc.unfreeze()
+    gc.freeze()
+    cycle = weakref.ref(own := Cycle())
+    with garbage.seldom():
+        pass
+    assert gc.get_freeze_count()
+    del own
+    gc.collect()
+    assert cycle() is None
 
 
 @pytest.mark.slow
