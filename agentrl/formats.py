@@ -68,7 +68,7 @@ class Format:
         )
 
 
-RUN = Format("run folder", 1)
+RUN = Format("run folder", 2)
 CHECKPOINT = Format("checkpoint", 1)
 MANIFEST = Format("manifest", 1)
 STORE = Format("session store", 7)

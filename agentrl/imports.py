@@ -9,6 +9,7 @@ Reading somebody's record must not run the code that it names: within `names_onl
 
 from __future__ import annotations
 
+import ast
 import builtins
 import hashlib
 import importlib
@@ -18,7 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -116,21 +117,48 @@ def _file_module(path: Path, where: str) -> ModuleType:
 
 def _spec(name: str, path: Path) -> ModuleSpec:
     within = [str(path.parent)] if path.name == _PACKAGE else None
-    loader = _Loader(name, str(path))
+    loader = _Loader(name, str(path), folder_of(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader, submodule_search_locations=within)
     assert spec is not None
     return spec
 
 
+def folder_of(path: Path) -> Path:
+    """The folder from which a file imports what lies beside it; of a package's `__init__.py` the one that it is in."""
+    return path.parent.parent if path.name == _PACKAGE else path.parent
+
+
 class _Loader(SourceFileLoader):
-    """Runs a file that imports what lies beside it."""
+    """Runs a file that imports what lies in a folder."""
+
+    def __init__(self, name: str, path: str, folder: Path) -> None:
+        super().__init__(name, path)
+        self._folder = folder
 
     def exec_module(self, module: ModuleType) -> None:
         """Run it."""
-        path = Path(self.path)
-        folder = path.parent.parent if path.name == _PACKAGE else path.parent
-        vars(module)["__builtins__"] = {**vars(builtins), "__import__": _Beside(folder)}
+        vars(module)["__builtins__"] = {**vars(builtins), "__import__": _Beside(self._folder)}
         super().exec_module(module)
+
+
+class _Packages(importlib.abc.MetaPathFinder):
+    """Finds the modules of packages that lie beside a file: they import what the file may, each other by full names."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """A module's place in its package."""
+        top, _, inner = fullname.partition(".")
+        package = sys.modules.get(top)
+        if not inner or not top.startswith(_PREFIX) or package is None or package.__file__ is None:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(fullname, spec.loader.path, folder_of(Path(package.__file__)))
+        return spec
+
+
+sys.meta_path.insert(0, _Packages())
 
 
 class _Beside:
@@ -151,12 +179,66 @@ class _Beside:
             return builtins.__import__(name, globals, locals, fromlist, level)
         except ModuleNotFoundError as error:
             top, _, inner = name.partition(".")
-            places = (self._folder / f"{top}.py", self._folder / top / _PACKAGE)
-            place = next((each for each in places if each.is_file()), None)
+            place = _place(self._folder, top)
             if level or error.name != top or place is None:
                 raise
         there = _file_module(place, f"import {name}").__name__
         return builtins.__import__(f"{there}.{inner}" if inner else there, None, None, fromlist)
+
+
+def _place(folder: Path, name: str) -> Path | None:
+    """The file of a module, or of a package, in a folder."""
+    places = (folder / f"{name}.py", folder / name / _PACKAGE)
+    return next((each for each in places if each.is_file()), None)
+
+
+def sources(path: Path) -> tuple[dict[str, Path], set[str]]:
+    """A file and what it imports from beside itself, also within functions, by their paths from `folder_of` it.
+
+    They are read, not run. A package counts whole.
+
+    Returns:
+        The files, and the names that are imported and lie nowhere.
+    """
+    folder = folder_of(path)
+    found: dict[str, Path] = {}
+    missing: set[str] = set()
+    ahead = [path]
+    while ahead:
+        file = ahead.pop()
+        if (name := file.relative_to(folder).as_posix()) in found:
+            continue
+        found[name] = file
+        if file.name == _PACKAGE:
+            ahead += (each for each in file.parent.rglob("*.py") if "/." not in each.relative_to(folder).as_posix())
+        for top in _imported(file):
+            place = _place(folder, top)
+            if place is None and not _installed(top):
+                missing.add(top)
+            elif place is not None and _installed(top) in (None, place.resolve()):
+                ahead.append(place)
+    return found, missing
+
+
+def _imported(file: Path) -> set[str]:
+    """The first parts of the names that a file imports, but for relative ones; none where it is no Python."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    nodes = list(ast.walk(tree))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {name.partition(".")[0] for name in names}
+
+
+def _installed(name: str) -> Path | None:
+    """The file, or what stands for it, of a module that Python itself finds."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return None if spec is None else Path(spec.origin or name).resolve()
 
 
 def files() -> dict[str, str]:

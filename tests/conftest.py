@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Generator, Iterator
 from functools import partial
@@ -37,12 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     pairs.whole = config.getoption("--whole-matrices")
     workers, is_worker = config.getoption("numprocesses", None), hasattr(config, "workerinput")
-    memory.install(config)
     if not is_worker:
         bytecode.keep()
     if config.getoption("--times") is not None and (is_worker or not workers):
         times.install(config, config.getoption("--times"))
     config.pluginmanager.register(schedule.PartsEnd())
+    memory.install(config)  # after that, whose caches it gives back
     stress.install(config, config.getoption("--record"), config.getoption("--stop-after"))
 
 
@@ -84,14 +83,6 @@ def no_server_is_left() -> Iterator[None]:
     before = leftovers.servers()
     yield
     assert not (left := leftovers.left_beside(before | schedule.kept_servers)), f"left behind: {left}"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def libraries_are_no_garbage() -> Iterator[None]:
-    """What a worker has imported is not looked at as each run ends: a quarter of a second, and more later on."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ class Cycle:
 
 @pytest.mark.slow
 def test_what_a_run_leaves_in_cycles_is_found_during_it_and_the_collector_is_as_before_after_it() -> None:
-    gc.unfreeze()  # what `libraries_are_no_garbage` has frozen
+    gc.unfreeze()  # what the suite has frozen: tests/suite/memory.py
     before = gc.get_threshold()
     with garbage.seldom():
         assert gc.get_threshold() != before

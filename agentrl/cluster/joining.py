@@ -1,4 +1,4 @@
-"""Joining a Ray cluster: whether one answers at an address, asked before, and signals that stay this process's own.
+"""Joining a Ray cluster: whether one answers at an address, asked before, signals and an output that stay one's own.
 
 `ray.init` takes no deadline: where nothing listens it tries again for a quarter of an hour, in C++ code that can't be
 interrupted. So a process of its own joins first, and is killed at the deadline.
@@ -6,17 +6,20 @@ interrupted. So a process of its own joins first, and is killed at the deadline.
 
 from __future__ import annotations
 
+import logging
 import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from agentrl.errors import ConfigError, brief
 
+logger = logging.getLogger(__name__)
 JOIN_SECONDS = 120.0
 """How long joining may take; on a busy machine the import of Ray alone takes 15."""
 CONNECT_SECONDS = 10.0
@@ -25,6 +28,8 @@ _JOIN = """
 import logging, sys, ray
 ray.init(sys.argv[1], include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 """
+_DIED = "A worker died or was killed"
+_RAISED = re.compile(r"[\w.]*(Error|Exception): \S")
 _REFUSED = re.compile(r"AuthToken|AuthenticationError|Unauthenticated")
 
 
@@ -67,6 +72,23 @@ def handlers_kept() -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():  # else `ray.init` has set none of Python's
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def say_briefly(message: Mapping[str, Any], *, ignore_prefix: bool = False) -> None:
+    """Log a message of Ray's nodes in a line, in place of `print_to_stdstream` of Ray's, which prints a page of causes.
+
+    Nothing is said of a process's death: whoever waits for its worker has an error with the worker's name.
+    """
+    for text in message["lines"]:
+        if not text.startswith(_DIED):
+            logger.warning("Ray: %s", in_a_line(text))
+
+
+def in_a_line(error: object) -> str:
+    """An error of Ray's in one line: what was raised in it, where something was, or else its first line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    raised = [line for line in lines if _RAISED.match(line)]
+    return brief(raised[-1] if raised else lines[0])
 
 
 def _refusal(address: str, reason: str, output: str = "") -> ConfigError:

@@ -28,7 +28,7 @@ from agentrl.cluster.connection import Address, Connection, connect
 from agentrl.cluster.gpus import memory_of
 from agentrl.cluster.head import Head
 from agentrl.cluster.inventory import bundle, is_ours, settled
-from agentrl.cluster.joining import handlers_kept, require_answer
+from agentrl.cluster.joining import handlers_kept, in_a_line, require_answer, say_briefly
 from agentrl.cluster.local import LocalProcess
 from agentrl.cluster.nodes import described, node_name
 from agentrl.cluster.placement import Demand, Wanted, place
@@ -145,7 +145,7 @@ class RayProcess(Process):
                         f"{self.role.resources}, and when that was asked for there was {self._there}"
                     ) from None
             except RayError as error:
-                raise InfraError(f"{self.role} could not be started: {error}") from None
+                raise InfraError(f"{self.role} could not be started: {in_a_line(error)}") from None
             if gone := self._gone():
                 raise InfraError(f"{self.role} could not be started: {gone}")
 
@@ -156,8 +156,7 @@ class RayProcess(Process):
         try:
             found: InfraError = ray.get(self._starter.exit_error.remote(), timeout=ANSWER_SECONDS)
         except (RayError, GetTimeoutError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            return InfraError(f"{self.role} on {self.node} died, or its node did: {reason}")
+            return InfraError(f"{self.role} on {self.node} died, or its node did: {in_a_line(error)}")
         return type(found)(f"on {self.node}: {found}")
 
     def poll(self) -> InfraError | None:
@@ -382,6 +381,7 @@ class RayCluster(Cluster):
 
 def _join(address: str | None) -> None:
     """Join the cluster at an address, or start Ray on this machine."""
+    _ray._private.worker.print_to_stdstream = say_briefly
     for left in reversed(range(STARTS)):
         try:
             with handlers_kept():

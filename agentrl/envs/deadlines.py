@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+async def within(seconds: float | None, work: Coroutine[Any, Any, T]) -> T:
     """The coroutine's result.
 
     Raises:

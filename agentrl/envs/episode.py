@@ -27,7 +27,7 @@ from agentrl.envs.base import Env
 from agentrl.envs.results import count_tools, environment_call, failed, give_rewards, set_rewards, timed
 from agentrl.envs.state import EnvState, EpisodeState
 from agentrl.envs.turns import answers, following, moves, note, send
-from agentrl.errors import AgentRLError, Blame, ConfigError, EnvError, TokenBudgetExceeded
+from agentrl.errors import AgentRLError, Blame, ConfigError, DeadlineExceeded, EnvError, TokenBudgetExceeded
 from agentrl.sessions.conversation import Conversation
 from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.sessions.turn_generator import TurnGenerator
@@ -189,15 +189,24 @@ async def run_episode(
             except AgentRLError as error:
                 failed(session, error)
             except TimeoutError:
-                session.status, session.error = Status.TRUNCATED, f"the session took longer than {limits.timeout:g} s"
+                _out_of_time(env, session, limits.timeout)
         count_tools(env, session)
         left_out = session.overlong and limits.overlong == "skip"
         if session.status is not Status.INFRA_ERROR and not left_out:
             agents = [agent for agent, player in players.items() if player.rewarded]
-            await give_rewards(env, session, agents, None if rewarded is None else rewarded(session))
+            await give_rewards(env, session, agents, None if rewarded is None else rewarded(session), limits.timeout)
     finally:
         await calls.close(env)
     return session
+
+
+def _out_of_time(env: Env, session: Session, seconds: float) -> None:
+    """End a session whose time is up; one that never began is not the agent's."""
+    if session.nodes:
+        session.status, session.error = Status.TRUNCATED, f"the session took longer than {seconds:g} s"
+    else:
+        where = f"{type(env.unwrapped).__name__}.reset"
+        failed(session, DeadlineExceeded(f"{where} took longer than rollout.timeout={seconds:g} s"))
 
 
 async def play(

@@ -12,7 +12,17 @@ from agentrl import tracing
 from agentrl.config.secrets import scrub
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.errors import AgentRLError, Blame, EngineError, EnvError, InfraError, InvalidNumber, InvalidReward
+from agentrl.envs.deadlines import within
+from agentrl.errors import (
+    AgentRLError,
+    Blame,
+    DeadlineExceeded,
+    EngineError,
+    EnvError,
+    InfraError,
+    InvalidNumber,
+    InvalidReward,
+)
 from agentrl.foreign_errors import words
 from agentrl.types import AGENT, Session, Status
 from agentrl.untrusted import safe_text
@@ -28,21 +38,32 @@ TOOL_FAULTS = "tool_faults"
 
 
 async def give_rewards(
-    env: Env, session: Session, agents: Sequence[str] = (AGENT,), seen: Session | None = None
+    env: Env,
+    session: Session,
+    agents: Sequence[str] = (AGENT,),
+    seen: Session | None = None,
+    seconds: float | None = None,
 ) -> None:
     """Run the environment's rewards on a finished session; an infrastructure failure makes it INFRA_ERROR.
+
+    Rewards that have not ended in time are such a failure.
 
     Args:
         env: the episode's environment.
         session: the episode's session.
         agents: the agents over whose rewards the session's own reward is the mean.
         seen: what the rewards are computed of; None is the session.
+        seconds: that all of them may take together, the session's limit anew; None where each has its own.
     """
     try:
         with timed(session, "reward"):
-            rewards = await calls.compute_rewards(env, session if seen is None else seen)
+            rewards = await within(seconds, calls.compute_rewards(env, session if seen is None else seen))
     except AgentRLError as error:
         failed(session, error)
+        return
+    except TimeoutError:
+        name = type(env.unwrapped).__name__
+        failed(session, DeadlineExceeded(f"the rewards of {name} took longer than rollout.timeout={seconds:g} s"))
         return
     set_rewards(session, rewards, agents)
 

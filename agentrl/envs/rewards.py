@@ -15,12 +15,13 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from agentrl.config import RewardConfig, RewardSections, Section
 from agentrl.envs.base import Env, FinalReward, RewardMark, reward_value
 from agentrl.envs.closing import closed
+from agentrl.envs.methods import with_own_notes
 from agentrl.envs.state import resolved
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError
 from agentrl.foreign_errors import words
@@ -132,10 +133,11 @@ class NamedReward:
     async def _compute(self, session: Session) -> Value:
         if inspect.iscoroutinefunction(self.reward.compute):
             return await self.reward.compute(session)  # type: ignore[no-any-return]
-        own = replace(session, info=dict(session.info), counters=session.counters.copy())  # it may end too late
-        value: Any = await resolved(await run_in_thread(self.reward.compute, own))
-        session.info, session.counters = own.info, own.counters
-        return value  # type: ignore[no-any-return]
+
+        async def compute(own: Session) -> Any:
+            return await resolved(await run_in_thread(self.reward.compute, own))
+
+        return await with_own_notes(session, compute)  # type: ignore[no-any-return]
 
 
 class _Rewards(Section):

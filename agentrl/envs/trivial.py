@@ -47,8 +47,12 @@ class Known:
                 self.last[session.task.id, node.agent] = node.message
 
     def elsewhere(self, task: Task, agent: str) -> list[Message]:
-        """What the agent said in the other tasks, the most frequent first."""
-        others = [message for (id_, who), message in self.last.items() if who == agent and id_ != task.id]
+        """What the agent said in the other tasks, the most frequent first; in all of them, where answers are choices.
+
+        Of two choices that are right equally often, the others would be the wrong one, task by task.
+        """
+        alike = bool(self.choices(agent))
+        others = [message for (id_, who), message in self.last.items() if who == agent and (alike or id_ != task.id)]
         number = Counter(written(message) for message in others)
         return sorted(others, key=lambda message: -number[written(message)])
 

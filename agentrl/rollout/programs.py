@@ -79,7 +79,7 @@ class ServedProgram(Program):
                 raise ConfigError(f"task {session.task.id!r}: its prompt leaves no room for a turn (rollout.overlong)")
             left_out = session.overlong and limits.overlong == "skip"
             if session.status is not Status.INFRA_ERROR and session.reward is None and not left_out:
-                await give_rewards(env, session)
+                await give_rewards(env, session, seconds=limits.timeout)
         finally:
             await calls.close(env)
         return session

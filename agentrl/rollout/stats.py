@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
+from typing import Any
 
 from agentrl.config import EvalConfig
 from agentrl.envs.results import INVALID, invalid
@@ -212,32 +213,45 @@ def score_caution(scores: Sequence[Sequence[float]]) -> str:
     return caution(means, bounded=in_unit_range([score for task in scores for score in task]))
 
 
+def summarise(scores: Sequence[Sequence[float]], solved_at: float) -> dict[str, Any]:
+    """An evaluation's `mean`, `low`, `high`, `pass_at` and `pass_hat`; each task's mean counts once.
+
+    Args:
+        scores: of each task's sessions; a task without any is left out.
+        solved_at: the score from which on a session has solved its task.
+    """
+    played = [task for task in scores if task]
+    means = [fmean(task) for task in played]
+    low, high = interval(means, bounded=in_unit_range([score for task in played for score in task]))
+    smallest = min(map(len, played), default=0)
+    ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k < smallest] + ([smallest] if smallest else [])
+    solved = [(len(task), sum(score >= solved_at - ROUNDING for score in task)) for task in played]
+    return {
+        "mean": fmean(means) if means else math.nan,
+        "low": low,
+        "high": high,
+        "pass_at": {k: fmean(pass_at_k(n, c, k) for n, c in solved) for k in ks},
+        "pass_hat": {k: fmean(pass_hat_k(n, c, k) for n, c in solved) for k in ks},
+    }
+
+
 def evaluate_groups(groups: Sequence[Group], config: EvalConfig) -> Evaluation:
     """Summarise sessions of an evaluation; each task's mean counts once, so uneven groups don't skew it."""
-    played = [group for group in groups if group.scored]
-    means = [fmean(session.score or 0.0 for session in group.scored) for group in played]
-    low, high = interval(means, bounded=in_unit_range([s.score or 0.0 for group in played for s in group.scored]))
-    smallest = min((len(group.scored) for group in played), default=0)
+    scores = [TaskScores.of(group) for group in groups]
+    played = [task.scores for task in scores if task.scores]
     sessions = sessions_of(groups)
-    ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k < smallest] + ([smallest] if smallest else [])
-    least = config.solved_at - ROUNDING
-    solved = [(len(g.scored), sum((s.score or 0.0) >= least for s in g.scored)) for g in played]
     spent = usage(sessions)
     return Evaluation(
+        **summarise(played, config.solved_at),
         tasks=len(played),
-        sessions=sum(len(group.scored) for group in played),
-        mean=fmean(means) if means else math.nan,
-        low=low,
-        high=high,
-        pass_at={k: fmean(pass_at_k(n, c, k) for n, c in solved) for k in ks},
-        pass_hat={k: fmean(pass_hat_k(n, c, k) for n, c in solved) for k in ks},
+        sessions=sum(map(len, played)),
         infra_errors=sum(s.status is Status.INFRA_ERROR and not invalid(s) for s in sessions),
         generated=len(sessions),
         worked=any(map(worked, sessions)),
         usage=spent,
         cost=spent.cost(config.prompt_price, config.completion_price),
         errors=errors_by_blame(sessions),
-        scores=[TaskScores.of(group) for group in groups],
+        scores=scores,
         metrics=rollout_metrics(groups),
         invalid=Counter(filter(None, map(invalid, sessions))),
     )

@@ -73,6 +73,13 @@ async def run_in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any
 
     The call that it is a part of (`effects`) knows of the thread until it ends.
     """
+    return await run_by(start, function, *args, **kwargs)
+
+
+async def run_by(
+    begin: Callable[[Callable[[], None]], None], function: Callable[..., T], /, *args: Any, **kwargs: Any
+) -> T:
+    """The same in a thread of one's own: `begin` has it do something that raises nothing, and waits for nothing."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
     job = partial(contextvars.copy_context().run, function, *args, **kwargs)
@@ -102,7 +109,7 @@ async def run_in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any
 
     if call is not None:
         call.thread_begins()
-    start(work)
+    begin(work)
     return await future
 
 

@@ -1,21 +1,25 @@
 """Copies of the Python files that a run's settings name (`env=file.py:Class`, any plug-in), in its folder's `code/`.
 
-A path that a setting has may be relative, or be gone a month later. Where it leads nowhere, the copy in the run's
-folder is used: so a run is resumed, repeated and replayed from any working directory and machine. Where the file is
-there it is used as it is now, and a change since is told. Its settings keep the names that were given. Copies are of
-single files: what a file imports or reads beside itself has to be there.
+A path that a setting has may be relative, or be gone a month later. Where it leads nowhere, or the file's helpers are
+gone, the copies in the run's folder are used: so a run is resumed, repeated and replayed from any working directory and
+machine. Where the file is there it is used as it is now, and a change since is told. Settings keep the names that were
+given. A file is copied with the modules and packages that it imports from beside itself (`imports.sources`), files of
+one folder together, since they may share these. Data that they read has to be there.
 
-`code/index.json` has for each name the copy's path below `code/` and its SHA-256.
+`code/index.json` has for each name the copy's path below `code/`, and the SHA-256 of what was copied with it: of the
+file, where that is all, else of the paths and SHA-256s of all. The first 12 digits of it name their folder.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrl import imports
 from agentrl.errors import ConfigError
 from agentrl.train.files import write_atomically
 
@@ -25,35 +29,55 @@ ENDING = ".py"
 
 
 def keep(run: Path, settings: Mapping[str, Any]) -> None:
-    """Copy the files that settings name into a run's folder, unless they are as they were.
+    """Copy the files that settings name, and their helpers, into a run's folder, unless they are as they were.
 
     Raises:
         OSError: a copy can't be written.
     """
     index = _index(run)
+    together: dict[Path, list[str]] = defaultdict(list)
     for name in dict.fromkeys(_files(settings)):
-        data = Path(name).expanduser().read_bytes()
-        digest = hashlib.sha256(data).hexdigest()
-        if index.get(name, {}).get("sha256") == digest:
+        if name not in index or _gone(run, name, index[name]) is None:
+            together[imports.folder_of(_path(name))].append(name)
+    for folder, names in together.items():
+        files = {
+            within: file.read_bytes() for name in names for within, file in imports.sources(_path(name))[0].items()
+        }
+        digest = _digest(files)
+        if all(index.get(name, {}).get("sha256") == digest for name in names):
             continue
-        file = f"{digest[:12]}/{Path(name).name}"
-        (run / FOLDER / file).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(run / FOLDER / file, data)
-        index[name] = {"file": file, "sha256": digest}
+        for within, data in files.items():
+            copy = run / FOLDER / digest[:12] / within
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(copy, data)
+        for name in names:
+            within = _path(name).relative_to(folder).as_posix()
+            index[name] = {"file": f"{digest[:12]}/{within}", "sha256": digest}
         write_atomically(run / FOLDER / INDEX, json.dumps(index, indent=1).encode())
 
 
 def changes(run: Path, settings: Mapping[str, Any]) -> Iterator[str]:
     """Which files changed since a run used them, and which are gone, so that their copies are used, in words."""
     index = _index(run)
+    paths = set(map(_path, index))
+    told: set[Path] = set()
     for name in dict.fromkeys(_files(named(run, settings), there=False)):
         if (known := index.get(name)) is None:
             continue
-        copy, file = run / FOLDER / known["file"], Path(name).expanduser()
-        if not file.is_file():
-            yield f"{name} is not there: its copy {copy} is used"
-        elif hashlib.sha256(file.read_bytes()).hexdigest() != known["sha256"]:
-            yield f"{name} changed since this run used it; what it was is in {copy}"
+        copies = _copies(run, known)
+        if gone := _gone(run, name, known):
+            yield f"{gone} is not there: its copy {run / FOLDER / known['file']} is used"
+            continue
+        folder = imports.folder_of(_path(name))
+        for within, data in _contents(copies).items():
+            file = folder / within
+            own = file == _path(name)
+            if file in told or (file in paths and not own):
+                continue
+            told.add(file)
+            if not file.is_file() or file.read_bytes() != data:
+                what = name if own else f"{within} beside {name}"
+                yield f"{what} changed since this run used it; what it was is in {copies / within}"
 
 
 def usable(run: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,11 +91,11 @@ def usable(run: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     def copied(text: str) -> str:
         name, colon, rest = _split(text)
         known = index.get(name)
-        if known is None or Path(name).expanduser().is_file():
+        if known is None or (gone := _gone(run, name, known)) is None:
             return text
         file = (run / FOLDER / known["file"]).resolve()
-        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != known["sha256"]:
-            raise ConfigError(f"{name} is not there, and its copy {file} is missing or was changed")
+        if not has(run, name, known["sha256"]):
+            raise ConfigError(f"{gone} is not there, and its copy {file} is missing or was changed")
         return f"{file}{colon}{rest}"
 
     return _mapped(settings, copied) if index else dict(settings)
@@ -99,9 +123,41 @@ def digests(run: Path) -> dict[str, str]:
 
 
 def has(run: Path, name: str, digest: str) -> bool:
-    """Whether a run has the copy of a file that had a digest."""
-    file = run / FOLDER / digest[:12] / Path(name).name
-    return file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == digest
+    """Whether a run has the copies of a file and its helpers that had a digest."""
+    copies = run / FOLDER / digest[:12]
+    alone = copies / Path(name).name
+    if alone.is_file() and hashlib.sha256(alone.read_bytes()).hexdigest() == digest:
+        return True
+    return _digest(_contents(copies)) == digest
+
+
+def _digest(files: Mapping[str, bytes]) -> str:
+    """The SHA-256 of a single file, or of what says those of several."""
+    found = {within: hashlib.sha256(data).hexdigest() for within, data in sorted(files.items())}
+    return next(iter(found.values())) if len(found) == 1 else hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+def _contents(copies: Path) -> dict[str, bytes]:
+    """The copies in a folder, by their paths in it."""
+    return {file.relative_to(copies).as_posix(): file.read_bytes() for file in sorted(copies.rglob(f"*{ENDING}"))}
+
+
+def _gone(run: Path, name: str, known: Mapping[str, str]) -> str | None:
+    """What is not there of a file and its helpers, so that their copies are used; None where all are."""
+    if not _path(name).is_file():
+        return name
+    kept = {within.partition("/")[0].removesuffix(ENDING) for within in _contents(_copies(run, known))}
+    lacking = sorted(imports.sources(_path(name))[1] & kept) if len(kept) > 1 else ()
+    return f"what {name} imports as {lacking[0]!r}" if lacking else None
+
+
+def _copies(run: Path, known: Mapping[str, str]) -> Path:
+    """The folder of a file's copy and its helpers'."""
+    return run / FOLDER / known["file"].partition("/")[0]
+
+
+def _path(name: str) -> Path:
+    return Path(name).expanduser().resolve()
 
 
 def _index(run: Path) -> dict[str, dict[str, str]]:
@@ -128,7 +184,7 @@ def _files(value: Any, *, there: bool = True) -> Iterator[str]:
             yield from _files(below, there=there)
     elif isinstance(value, str) and ENDING in value:
         name = _split(value)[0]
-        if name.endswith(ENDING) and (not there or Path(name).expanduser().is_file()):
+        if name.endswith(ENDING) and (not there or _path(name).is_file()):
             yield name
 
 

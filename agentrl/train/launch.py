@@ -41,6 +41,7 @@ from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store import Store
 from agentrl.train import data_identity, interrupt, manifest, recording, setup
 from agentrl.train.display import Display
+from agentrl.train.evaluated import before_training
 from agentrl.train.loop import Loop
 from agentrl.train.model_checks import engine_settings, prove_architecture, require_recording
 from agentrl.train.pictures import transcripts
@@ -114,8 +115,9 @@ async def _train(
         try:
             start = await prepare(loop, rollouts, make_env, base, loaded)
             async with held_out(config, loop, rollouts, act) as measure:
-                before = await measure("before training", 0) if not start else None
-                if before is not None and not before.metrics["sessions/turns_max"]:
+                earlier = before_training(folder.path, store, config, folder.data) if start else None
+                before = earlier if start else await measure("before training", 0)
+                if not start and before is not None and not before.metrics["sessions/turns_max"]:
                     raise AgentError(
                         "before training, no session of the evaluation had a single turn: see the warning above"
                     )

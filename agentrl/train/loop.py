@@ -127,7 +127,8 @@ class Loop:
         await self.learner.record()
         outcomes = self.stream.take_outcomes()
         found = await self.learner.digests(group=[each.group for each in outcomes if each.hash is not None])
-        row = self.record(step + 1, fresh, trained | measured, outcomes, found)
+        rated = await self.rate(step + 1, fresh)
+        row = self.record(step + 1, fresh, trained | measured | rated, outcomes, found)
         await self.recovering(step + 1, partial(self.checkpoint, step + 1))
         await resizing.resize(self, step + 1)
         return row
@@ -318,6 +319,13 @@ class Loop:
         averaged = {"eval/averaged": 1.0} if self.config.eval.weights == "averaged" else {}
         return {"eval/mean": result.mean, "eval/low": result.low, "eval/high": result.high} | parts | averaged
 
+    async def rate(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        """Write a step's games against earlier versions, and return their metrics; the fit grows with the run."""
+        if self.past is None:
+            return {}
+        name, every = self.past.name, self.past.config.every
+        return await asyncio.to_thread(ratings.record, self.folder.path, step, name, every, groups)
+
     def record(
         self,
         step: int,
@@ -339,8 +347,6 @@ class Loop:
         row = {**rollout_metrics(groups), **self.selected, **metrics, "version": float(self.trainer.version)}
         row |= self.stream.metrics() | self.clock.metrics()
         row |= idle(row)
-        if self.past is not None:
-            row |= ratings.record(self.folder.path, step, self.past.name, self.past.config.every, groups)
         tokens = sum(sizes_of(session).tokens for session in sessions_of(groups))
         seconds = row["time/step"] - row.get("time/eval", 0.0)
         row["throughput/tokens_per_s"] = tokens / seconds

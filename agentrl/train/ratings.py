@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import orjson
 
 from agentrl.errors import ConfigError
@@ -27,8 +28,16 @@ from agentrl.train.files import append, keep_lines
 from agentrl.types import Group, Session
 
 NAME = "matches.jsonl"
-ROUNDS = 1000
+ROUNDS = 4000
 """Of the fit, at most; it ends when no rating changes by more than `CLOSE`."""
+WORK = 50_000_000
+"""Rounds times pairs of versions, at most: a few seconds."""
+MOST_PAIRS = 250_000
+"""Pairs of steps and versions that met, in a file that is read; a run of 10,000 steps has some 50,000."""
+LATEST = 1_000_000_000
+"""The latest step, in a file that is read."""
+MOST_BYTES = 1 << 26
+"""Of a file that is read."""
 CLOSE = 1e-6
 ELO = 400 / math.log(10)
 """Points of Elo's scale for each unit of log odds."""
@@ -98,14 +107,21 @@ def read(run: Path) -> list[Matches]:
     """A run's games, step by step; a torn last line is left out.
 
     Raises:
-        ConfigError: a line is damaged.
+        ConfigError: a line is damaged, or there is more than any run has.
     """
     file = run / NAME
-    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    if not file.exists():
+        return []
+    if file.stat().st_size > MOST_BYTES:
+        raise ConfigError(f"{file} has more than {MOST_BYTES:,} bytes: no games of a run take as many")
+    lines = file.read_bytes().splitlines(keepends=True)
     try:
-        return [_matches(orjson.loads(line)) for line in lines if line.endswith(b"\n")]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        found = [_matches(orjson.loads(line)) for line in lines if line.endswith(b"\n")]
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{file} is damaged: {error}") from None
+    if (pairs := sum(len(each.games) for each in found)) > MOST_PAIRS:
+        raise ConfigError(f"{file} has {pairs:,} pairs of steps and versions; ratings are fitted to {MOST_PAIRS:,}")
+    return found
 
 
 def _matches(row: Mapping[str, Any]) -> Matches:
@@ -113,6 +129,8 @@ def _matches(row: Mapping[str, Any]) -> Matches:
     points = {int(version): float(number) for version, number in row["points"].items()}
     if type(step) is not int or step < 1 or any(type(number) is not int for number in games.values()):
         raise ValueError("a step, or a number of games, is no whole number from 1 on")
+    if max((step, *games)) > LATEST or min((0, *games)) < 0:
+        raise ValueError(f"step {step} has a version or a step that is not between 0 and {LATEST:,}")
     if points.keys() != games.keys() or not all(0 <= points[version] <= games[version] for version in games):
         raise ValueError(f"step {step} has points that are not between 0 and the games")
     return Matches(step, games, points)
@@ -142,37 +160,40 @@ def ratings(matches: Sequence[Matches], every: int) -> dict[int, float]:
         matches: a run's games.
         every: steps between two versions (`PastConfig.every`).
     """
-    points: dict[int, dict[int, float]] = {0: {}}
-
-    def add(winner: int, loser: int, number: float) -> None:
-        row = points.setdefault(winner, {})
-        row[loser] = row.get(loser, 0.0) + number
-        points.setdefault(loser, {}).setdefault(winner, 0.0)
-
+    points: dict[tuple[int, int], float] = defaultdict(float)
     for each in matches:
         own = learner(each.step, every)
         for version, games in each.games.items():
-            add(own, version, each.points[version])
-            add(version, own, games - each.points[version])
-    for version in [version for version in points if version]:
-        add(version, 0, 0.5)
-        add(0, version, 0.5)
+            if version != own:
+                points[own, version] += each.points[version]
+                points[version, own] += games - each.points[version]
+    for version in {version for pair in points for version in pair if version}:
+        points[version, 0] += 0.5
+        points[0, version] += 0.5
     return _fitted(points)
 
 
-def _fitted(points: Mapping[int, Mapping[int, float]]) -> dict[int, float]:
-    """Maximum-likelihood ratings by Hunter's iteration: strength = points / sum of games / (own + other's strength)."""
-    strength = dict.fromkeys(sorted(points), 1.0)
-    found = dict.fromkeys(strength, 0.0)
-    for _ in range(ROUNDS if len(points) > 1 else 0):
-        for player, row in points.items():
-            games = {other: number + points[other][player] for other, number in row.items()}
-            expected = sum(number / (strength[player] + strength[other]) for other, number in games.items())
-            strength[player] = sum(row.values()) / expected
-        before, found = found, {each: ELO * math.log(strength[each] / strength[0]) for each in strength}
-        if max(abs(found[each] - before[each]) for each in found) < CLOSE:
+def _fitted(points: Mapping[tuple[int, int], float]) -> dict[int, float]:
+    """Maximum-likelihood ratings by Hunter's iteration: strength = points / sum of games / (own + other's strength).
+
+    Args:
+        points: of each version in its games against another; both orders of a pair have an entry.
+    """
+    versions = sorted({0, *(version for pair in points for version in pair)})
+    place = {version: index for index, version in enumerate(versions)}
+    one_P, other_P = (np.array([place[pair[side]] for pair in points], dtype=np.int64) for side in (0, 1))
+    points_P = np.array([*points.values()])
+    games_P = points_P + np.array([points[other, one] for one, other in points])
+    won_V = np.bincount(one_P, points_P, len(versions))
+    strength_V, found_V = np.ones(len(versions)), np.zeros(len(versions))
+    for _ in range(min(ROUNDS, WORK // len(points)) if points else 0):
+        expected_V = np.bincount(one_P, games_P / (strength_V[one_P] + strength_V[other_P]), len(versions))
+        strength_V = won_V / expected_V
+        strength_V /= strength_V[0]
+        before_V, found_V = found_V, ELO * np.log(strength_V)
+        if np.abs(found_V - before_V).max() < CLOSE:
             break
-    return found
+    return dict(zip(versions, found_V.tolist(), strict=True))
 
 
 def record(run: Path, step: int, policy: str, every: int, groups: Iterable[Group]) -> dict[str, float]:
@@ -187,13 +208,14 @@ def record(run: Path, step: int, policy: str, every: int, groups: Iterable[Group
 
 def rows(matches: Sequence[Matches], every: int) -> list[tuple[str, str, str]]:
     """Of a table: the learner's steps, its rating, and its win rate against each version that it met."""
-    rated = ratings(matches, every)
+    rated, own = ratings(matches, every), defaultdict[int, list[Matches]](list)
+    for each in matches:
+        own[learner(each.step, every)].append(each)
     found = [("first version", f"{0:+.0f}", "")]
-    for version in sorted({learner(each.step, every) for each in matches}):
-        own = [each for each in matches if learner(each.step, every) == version]
+    for version, steps in sorted(own.items()):
         whole = Matches(version)
-        for each in own:
+        for each in steps:
             whole.add(each.games, each.points)
         against = ", ".join(f"{met}: {rate:.2f} of {whole.games[met]}" for met, rate in whole.win_rates.items())
-        found.append((f"steps {own[0].step} to {own[-1].step}", f"{rated.get(version, 0.0):+.0f}", against))
+        found.append((f"steps {steps[0].step} to {steps[-1].step}", f"{rated.get(version, 0.0):+.0f}", against))
     return found

@@ -20,6 +20,7 @@ from agentrl.train.run_folder import Metrics
 class TrainResult:
     """What a run came to: where it lies, how the policy did before and after, each step's metrics.
 
+    `before`: the evaluation before the first step, also of a resumed run; None where it can't be compared with `after`.
     `worked`: some session of it had a turn and did not fail, or earned something.
     """
 

@@ -178,6 +178,7 @@ class Viewer:
             **conversations.head(found),
             "replay": replays,
             "note": note.json(),
+            "edits": run.edits().get(found.session.id, []),
             "writable": self._replays is not None,
         }
 
@@ -247,9 +248,11 @@ class Viewer:
 
 
 def _rows(run: Run, summaries: list[Summary]) -> list[dict[str, Any]]:
-    """A page of sessions with their notes."""
-    notes = run.notes.of([summary.id for summary in summaries])
-    return [{**asdict(summary), "note": notes.get(summary.id, Note()).json()} for summary in summaries]
+    """A page of sessions with their notes, and the edits of their scores."""
+    notes, edits = run.notes.of([summary.id for summary in summaries]), run.edits()
+    return [
+        {**asdict(row), "note": notes.get(row.id, Note()).json(), "edits": edits.get(row.id, [])} for row in summaries
+    ]
 
 
 def _whole(request: Request, name: str, default: int) -> int:

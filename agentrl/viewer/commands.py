@@ -73,17 +73,22 @@ def sessions(
     sort: Annotated[str | None, typer.Option(help="Largest first by a column, or by reward/NAME.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many, at most.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object for each, one a line.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print messages of sessions under way until the run ends.")
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Hold every row against its checksum; 1 if one differs.")
     ] = False,
     salvage: Annotated[Path | None, typer.Option(help="Write the undamaged sessions into this new store.")] = None,
 ) -> None:
-    """A session store's sessions; checks for damage (--check) and saves undamaged sessions (--salvage)."""
+    """A session store's sessions, also under way (--follow); checks for damage (--check, --salvage)."""
     from agentrl.viewer.listing import Order, filters, json_lines, matching, played, table
 
     file = path / "sessions.db" if path.is_dir() else path
     if check or salvage is not None:
         return _check(file, salvage)
+    if follow:
+        return _follow(path, words or ())
     if not file.is_file():
         raise ConfigError(f"{str(file)!r}: no such file; give a session store (sessions.db) or a run's folder")
     if sum(chosen is not None for chosen in (worst, best, sort)) > 1:
@@ -100,6 +105,17 @@ def sessions(
     if as_json:
         return print_lines(json_lines(rows))
     _show(table(rows) if rows else "no session fits")
+
+
+def _follow(path: Path, words: Iterable[str]) -> None:
+    from agentrl.viewer.following import follow
+    from agentrl.viewer.listing import filters
+    from agentrl.viewer.runs import run_at
+
+    run = run_at(path)
+    with contextlib.suppress(KeyboardInterrupt):
+        for line in follow(run, filters(run.database, words)):
+            print_lines([line])
 
 
 def _counted(file: Path) -> str:
@@ -121,6 +137,22 @@ def _check(file: Path, salvage: Path | None) -> None:
         print_lines([f"{len(report.undamaged)} sessions are in {salvage}"])
     if not report.ok:
         raise typer.Exit(1)
+
+
+@app.command()
+def edit_score(
+    session: Annotated[Path, typer.Argument(help="An evaluation's folder and a session's id: runs/NAME/SESSION.")],
+    score: Annotated[float | None, typer.Argument(help="The new score; without it the edits are shown.")] = None,
+    why: Annotated[str, typer.Option(help="The reason, for the history.")] = "",
+    who: Annotated[str | None, typer.Option(help="Who changes it; you by default.")] = None,
+) -> None:
+    """Change the score of a session of an evaluation, with a history: agentrl edit-score runs/NAME/SESSION 1 --why …."""
+    from agentrl.rollout import edits
+
+    if score is not None:
+        edits.add(session.parent, session.name, score, why, who)
+    found = [edit for edit in edits.read(session.parent) if edit.session == session.name]
+    print_lines([str(edit) for edit in found] or ["nobody changed its score"])
 
 
 @app.command()

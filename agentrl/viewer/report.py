@@ -17,6 +17,7 @@ from typing import Any
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from agentrl.errors import AgentRLError
+from agentrl.rollout import edits
 from agentrl.sessions import tree
 from agentrl.sessions.query import Between, Filters
 from agentrl.sessions.summary import Summary
@@ -172,6 +173,8 @@ def _result(body: Element, run: Run) -> None:
     for name, value in lines.items():
         if value is not None and value != "":
             _line(table, name, short(float(value)) if isinstance(value, int | float) else value)
+    for line in edits.described(found):
+        _line(table, *line.split(": ", 1))
 
 
 def _line(table: Element, name: str, value: object) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from agentrl.envs import identity
 from agentrl.envs.identity import Identities
 from agentrl.errors import AgentRLError, ConfigError, unknown_name
 from agentrl.overrides import read_yaml
+from agentrl.rollout import edits
 from agentrl.rollout.stats import score_caution
 from agentrl.sessions.store import Store
 from agentrl.train import data_identity, lock
@@ -178,12 +179,19 @@ class Run:
         return State.STOPPED if holder is None else State.KILLED
 
     def evaluation(self) -> dict[str, Any] | None:
-        """What an evaluation came to; None for a training run."""
+        """What an evaluation came to, with the scores that people edited; None for a training run."""
         try:
             found = orjson.loads((self.path / "result.json").read_bytes())
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
+        return edits.shown(self.path, found) if isinstance(found, dict) else None
+
+    def edits(self) -> dict[str, list[dict[str, Any]]]:
+        """The edits of each session whose score people changed, in their order."""
+        by_session: dict[str, list[dict[str, Any]]] = {}
+        for edit in edits.read(self.path):
+            by_session.setdefault(edit.session, []).append(asdict(edit))
+        return by_session
 
     def shown_evaluation(self) -> dict[str, Any] | None:
         """The evaluation, with `caution`: what has to be said beside its interval."""

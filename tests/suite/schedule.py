@@ -3,7 +3,8 @@
 A heavy part (Ray's nodes, an inference server, ranks, the Docker daemon, a browser) starts at its first use and ends
 after its last one. So all tests of one are a unit that one worker takes, in the order of a table, and at most two
 workers have one at a time: two is what a machine of 16 GB can hold. Any further worker takes only other tests, a file
-at a time, which need nothing but Python; they fill the time in which the heavy ones wait.
+at a time, which need nothing but Python; they fill the time in which the heavy ones wait. Two such workers keep two
+cores busy while a container and a Ray node are waited for: with one, a tenth of the cores' time was idle.
 
 A test's part follows from its path, since the process that hands out tests knows no more of them: `PARTS` says which.
 What a part's tests share is made by `kept`, and ends when a worker comes to a test of another part.
@@ -27,22 +28,31 @@ from tests.suite.leftovers import servers
 T = TypeVar("T")
 HEAVY_WORKERS = ("gw0", "gw1")
 PARTS: dict[str, tuple[str, ...]] = {
-    "ray": ("tests/cluster/",),
+    "models": ("tests/rollout/engines/test_real_model", "tests/rollout/engines/test_sglang_experts"),
     "docker": ("tests/envs/swe/", "tests/envs/code/", "tests/tools/", "tests/redteam/"),
     "sglang": ("tests/rollout/engines/test_sglang.py", "tests/rollout/fleet/test_servers"),
+    "ray": ("tests/cluster/",),
     "ranks": ("tests/train/backends/",),
-    "models": ("tests/rollout/engines/test_real_model", "tests/rollout/engines/test_sglang_experts"),
     "engines": ("tests/rollout/engines/", "tests/rollout/fleet/"),
     "browser": ("tests/viewer/",),
 }
 """The heavy parts and the beginnings of the paths of their tests; the first that fits counts.
 
-In the order in which they begin: those that wait most first, since others compute meanwhile, and those that hold
-most memory, all of inference servers, with another between them. "sglang" shares a server, and those of "models" have
-models of their own: three gigabytes a server, of which two are the imports of its processes.
+In the order in which they begin: those that hold most memory first, 5.7 GB each, beside containers, which hold least,
+and while the workers are small; then those that wait most, since others compute meanwhile. "sglang" shares a server,
+and those of "models" have models of their own: three gigabytes a server, of which two are the imports of its processes.
 """
 CACHED = {"tokenizers": ("tests/sessions/renderers/", "tests/sessions/test_strip.py", "tests/models/test_tokenizer")}
 """What is light, and dear to make and to keep: one worker, whichever is free, takes its tests and clears its caches."""
+
+FIRST = (
+    *("tests/train/test_learning.py", "tests/envs/check/test_planted.py", "tests/envs/check/test_check.py"),
+    *("tests/envs/adapters/", "tests/train/test_resume.py", "tests/sessions/gateway/test_trained_clients.py"),
+    *("tests/docs/test_environments_page.py", "tests/test_gpu_benchmark.py", "tests/sessions/gateway/test_load.py"),
+)
+"""The dearest of what is light: begun first, the others by their number of tests, so that no worker ends alone.
+
+The first makes the model that others read, who would wait for it."""
 
 
 def part_of(test: str) -> str | None:
@@ -67,11 +77,12 @@ class ByPart(LoadScopeScheduling):
         super().schedule()
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        """Give a worker the next unit that it may have: heavy ones first, in the order of the table."""
+        """Give a worker the next unit that it may have: heavy ones first, in the order of the table, then dear ones."""
         heavy = [name for name in PARTS if name in self.workqueue and node.gateway.id in HEAVY_WORKERS]
         cached = [name for name in CACHED if name in self.workqueue]
-        light = (name for name in self.workqueue if name not in PARTS)
-        chosen = next(iter(heavy + cached), None) or next(light, None)
+        light = [name for name in self.workqueue if name not in PARTS]
+        dear = [name for first in FIRST for name in light if name.startswith(first)]
+        chosen = next(iter(heavy + dear + cached + light), None)
         if chosen is None:  # only heavy units are left, which the others take
             node.shutdown()
             return

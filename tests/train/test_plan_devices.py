@@ -114,6 +114,9 @@ def test_what_does_not_fit_on_a_device_is_named_with_what_is_there() -> None:
     assert trainer == "a, GPUs 0, 1: a trainer rank computes with 57 GiB in all, and there are 50 GiB"
     (engine,) = said(Devices("a", (0,), 21 * GIB, 0, 1))
     assert engine.startswith("a, GPUs 0: an engine's weights, 16 GiB, leave 1894 tokens of cache of 21 GiB, and")
+    (waits,) = too_full([Devices("a", (0,), 21 * GIB, 0, 1)], TRAINER, ENGINE, 512, 8)
+    assert waits == "a, GPUs 0: an engine's cache holds 1894 tokens, 3 of its 8 sessions of 512 tokens; the others wait"
+    assert list(too_full([Devices("a", (0,), 21 * GIB, 0, 1)], TRAINER, ENGINE, 512, 3)) == []
     awake, beside = said(Devices("a", (0,), 60 * GIB, 1, 1))
     assert "73 GiB in all" in awake, "an engine that does not sleep keeps its weights"
     assert "leave 2048 tokens of cache of 60 GiB beside the trainer's 42 GiB" in beside

@@ -137,3 +137,33 @@ def test_the_command_prints_the_table_of_a_run_and_says_where_there_is_none(tmp_
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"env": "kuhn_poker"}))
     alone = shown.invoke(app, ["ratings", str(tmp_path)])
     assert "plays against no earlier version of itself" in str(alone.exception)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ('{"step": 1, "games": {"0": 1, "9000000000": 1}, "points": {"0": 1, "9000000000": 0}}', "1,000,000,000"),
+        ('{"step": 9000000000, "games": {"0": 1}, "points": {"0": 1}}', "1,000,000,000"),
+        ('{"step": 1, "games": {"-3": 1}, "points": {"-3": 1}}', "1,000,000,000"),
+        ('{"step": 1, "games": {"0": 1, "1": 1, "2": 1, "3": 1}, "points": {"0": 1, "1": 1, "2": 1, "3": 1}}', "pairs"),
+        (f'{{"step": 1, "games": {{}}, "points": {{}}, "more": "{"x" * 400}"}}', "bytes"),
+    ],
+)
+def test_games_that_no_run_has_are_refused_by_name(
+    rows: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger's file with 100,000 versions was fitted for hours."""
+    monkeypatch.setattr(ratings, "MOST_PAIRS", 3)
+    monkeypatch.setattr(ratings, "MOST_BYTES", 300)
+    (tmp_path / ratings.NAME).write_text(rows + "\n")
+    with pytest.raises(ConfigError, match=rf"matches\.jsonl.*{words}"):
+        ratings.read(tmp_path)
+
+
+@given(
+    games=st.dictionaries(st.tuples(st.integers(1, 12), st.integers(0, 12)), st.integers(0, 2**62), max_size=30),
+    every=st.integers(1, 3),
+)
+def test_whatever_the_results_a_fit_ends_with_finite_ratings(games: dict[tuple[int, int], int], every: int) -> None:
+    matches = [Matches(step, {met: number}, {met: float(number * (step % 2))}) for (step, met), number in games.items()]
+    assert all(math.isfinite(rating) for rating in ratings.ratings(matches, every).values())

@@ -124,16 +124,30 @@ def test_a_disk_that_is_full_at_the_first_checkpoint_keeps_the_run_which_goes_on
 def test_a_run_whose_environment_is_a_file_is_resumed_replayed_and_verified_from_anywhere(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    agentrl.train(**SMALL, env="own.py:Digits", run_dir="run")
+    """So is one that imports what lies beside it: it failed by the helper's name."""
+    own = here / "own.py"
+    own.write_text(f"{own.read_text()}\nimport helpers.one\n")
+    (here / "helpers").mkdir()
+    (here / "helpers" / "__init__.py").touch()
+    (here / "helpers" / "one.py").write_text("from helpers.two import ONE\n")
+    (here / "helpers" / "two.py").write_text("ONE = 1\n")
+    first = agentrl.train(**SMALL, env="own.py:Digits", run_dir="run")
     assert (here / "run" / "code" / kept_code.INDEX).is_file()
     elsewhere = here / "elsewhere"
     shutil.move(here / "run", elsewhere / "moved")
     monkeypatch.chdir(elsewhere)
-    (here / "own.py").unlink()
-    agentrl.train(resume="moved", steps=2)
-    assert "own.py is not there: its copy moved/code/" in capsys.readouterr().out
+    own.unlink()
+    shutil.rmtree(here / "helpers")
+    second = agentrl.train(resume="moved", steps=2)
+    said = capsys.readouterr().out
+    assert "own.py is not there: its copy moved/code/" in said
     assert read_yaml("moved/config.yaml")["env"]["name"] == "own.py:Digits"
-    agentrl.train(resume="moved", steps=3)
+    assert first.before is not None
+    assert second.before is not None
+    assert second.before.scores == first.before.scores
+    assert "the held-out reward did not rise" in said
+    assert "before training, " in said
+    assert agentrl.train(resume="moved", steps=3, eval={"n": 2}).before is None, "another evaluation"
     assert verify(Path("moved")).passed
     agentrl.train(rerun="moved", run_dir="again")
 

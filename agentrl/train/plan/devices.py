@@ -88,19 +88,38 @@ def devices_of(assignment: Assignment, nodes: Sequence[Node], here: float) -> li
     return found
 
 
-def too_full(devices: Sequence[Devices], trainer: TrainerMemory, engine: EngineMemory, session: int) -> Iterator[str]:
-    """What does not fit, as warnings; `session`: tokens that a session may have."""
+def too_full(
+    devices: Sequence[Devices], trainer: TrainerMemory, engine: EngineMemory, session: int, sessions: int = 1
+) -> Iterator[str]:
+    """What does not fit, as warnings.
+
+    Args:
+        devices: those that something is on.
+        trainer: a rank's memory.
+        engine: an engine rank's.
+        session: tokens that a session may have.
+        sessions: how many an engine is to have at once.
+    """
     for each in devices:
         if not each.room:
             continue
         if (taken := each.while_training(trainer, engine)) > each.room and each.trainers:
             yield f"{each.name}: a trainer rank computes with {size(taken)} in all, and there are {size(each.room)}"
-        if each.engines and (left := each.cache(trainer, engine)) < session * engine.token:
+        if not each.engines:
+            continue
+        left = each.cache(trainer, engine)
+        if left < session * engine.token:
             kept = f" beside the trainer's {size(each.kept(trainer))}" if each.trainers else ""
             has = f"{int(left // engine.token)} tokens of cache" if left > 0 else "no cache"
             yield (
                 f"{each.name}: an engine's weights, {size(engine.weights)}, leave {has} of {size(each.room)}{kept}, "
                 f"and a session may have {session} tokens"
+            )
+        elif left < sessions * session * engine.token:
+            tokens = int(left // engine.token)
+            yield (
+                f"{each.name}: an engine's cache holds {tokens} tokens, {tokens // session} of its {sessions} sessions "
+                f"of {session} tokens; the others wait"
             )
 
 

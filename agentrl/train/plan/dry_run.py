@@ -33,6 +33,7 @@ from agentrl.train.plan.step import (
     Work,
     exchanged,
     generate_seconds,
+    in_words,
     measured_rates,
     publish_seconds,
     train_seconds,
@@ -81,14 +82,15 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
     known = rates or (Rates() if by_gpu else measured_rates())
     step = step_time(config, shape, split, engine, work, known, ranks)
     whose = "given" if rates else "an H100's data sheet" if by_gpu else "this CPU, measured now"
-    learns = f"train {step.train:.3g} s + publish {step.publish:.3g} s"
+    learns = f"train {in_words(step.train)} + publish {in_words(step.publish)}"
+    with_it = "beside" if step.overlaps else "+"
     about = (
-        f"about {step.total:.3g} s = generate {step.generate:.3g} s {'beside' if step.overlaps else '+'} {learns}"
+        f"about {in_words(step.total)} = generate {in_words(step.generate)} {with_it} {learns}"
         if math.isfinite(step.generate)
         else f"no engine has room for a session; {learns}"
     )
     yield f"a step: {about} (rates: {whose}; sessions of {work.length} tokens)"
-    full = too_full(devices, trainer, engine, config.rollout.session_tokens)
+    full = too_full(devices, trainer, engine, config.rollout.session_tokens, at_once(config))
     yield from (f"warning: {each}" for each in (*full, *_warnings(config, assignment, nodes, step)))
 
 
@@ -189,10 +191,18 @@ def engines_of(config: RunConfig) -> int:
 
 
 def work_of(config: RunConfig) -> Work:
-    """A step's work, with sessions of half of their limit."""
+    """A step's work, with sessions of half of their limit, and one up to it."""
     shape = config.rollout
     half = max(int(shape.session_tokens * USED / 2), 1)
-    return Work(shape.groups_per_step * shape.group_size, half, half, config.engine.max_batch)
+    forwards = bool(config.algo.kl_coef) + (config.algo.correction.proximal == "recomputed")
+    sessions = shape.groups_per_step * shape.group_size
+    return Work(sessions, half, half, config.engine.max_batch, max(shape.session_tokens - half, 1), forwards)
+
+
+def at_once(config: RunConfig) -> int:
+    """How many sessions each engine has at once."""
+    sessions = config.rollout.groups_per_step * config.rollout.group_size
+    return min(config.engine.max_batch, -(-sessions // max(engines_of(config), 1)))
 
 
 def step_time(
@@ -227,7 +237,7 @@ def _memory(trainer: TrainerMemory, engine: EngineMemory, config: RunConfig) -> 
         f"{name.replace('_', ' ')} {size(getattr(trainer, name))}" for name in parts if getattr(trainer, name)
     )
     yield f"memory of a trainer rank: {size(trainer.total)} = {each} (forests of {config.trainer.token_budget} tokens)"
-    sessions = min(config.engine.max_batch, work_of(config).sessions)
+    sessions = at_once(config)
     cache = sessions * config.rollout.session_tokens * engine.token
     yield (
         f"memory of an engine rank: weights {size(engine.weights)}, key-value cache {size(cache)} for {sessions} "

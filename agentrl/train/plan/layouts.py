@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -29,6 +31,8 @@ from agentrl.train.plan.shapes import Shape
 from agentrl.train.plan.step import Rates, StepTime, Work, generate_seconds, publish_seconds, train_seconds
 
 POWERS = (1, 2, 4, 8, 16, 32)
+ALIKE = 1.15
+"""Times by less than this factor apart are taken for the same: the formulas know no better."""
 
 
 class PlanConfig(Section):
@@ -58,6 +62,13 @@ class PlanConfig(Section):
     """Tokens of a session that are not sampled: prompts, observations."""
     sampled: PositiveInt = 2048
     """Tokens of a session that are sampled."""
+    longest: PositiveInt | None = None
+    """Tokens that the longest session samples; twice `sampled` where it is not given."""
+    forwards: NonNegativeInt = 0
+    """Forward passes beside training's: of a reference, or of the policy before its update."""
+    staleness: Literal[0, 1] = 1
+    """1: engines on GPUs of their own generate the next step's sessions while the trainer learns; 0: they take turns
+    (rollout.staleness)."""
     batch: PositiveInt = 256
     """The most sequences that an engine decodes at once (engine.max_batch)."""
     reference: bool = False
@@ -68,8 +79,8 @@ class PlanConfig(Section):
     """Reading a GPU's memory, in GB each second."""
     link: PositiveFloat = 450.0
     """Between the GPUs of a node, each way, in GB each second."""
-    network: PositiveFloat = 50.0
-    """Between nodes, each way for each node, in GB each second."""
+    network: PositiveFloat = 400.0
+    """Between nodes, each way for each node, in GB each second; a node with one port of 400 Gbit has 50."""
     show: PositiveInt = Field(default=5)
     """How many layouts are printed."""
 
@@ -81,7 +92,7 @@ class PlanConfig(Section):
     @property
     def work(self) -> Work:
         """Its step."""
-        return Work(self.sessions, self.prompt, self.sampled, self.batch)
+        return Work(self.sessions, self.prompt, self.sampled, self.batch, self.longest or 0, self.forwards)
 
     @property
     def described(self) -> list[Node]:
@@ -130,19 +141,29 @@ class Candidate:
             if getattr(split, name) > 1
         )
         again = ["trainer.recompute=full"] if self.numbers.recompute else []
+        again += ["trainer.offload_optimizer=true"] if self.numbers.offloaded else []
         engines = [f"fleet.engines={self.engines}", f"engine.server.tp_size={self.ranks}"]
         trainer = [f"trainer={self.numbers.trainer}", "trainer.dtype=bfloat16", f"trainer.ranks={split.ranks}"]
         return " ".join([*trainer, *parallel, *again, "engine=sglang", *engines, *shared])
 
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """What has to work together: fewer is simpler."""
+        split, numbers = self.split, self.numbers
+        kinds = (self.layout == "mixed") + numbers.offloaded
+        return kinds, split.tensor * split.pipeline * split.context * self.ranks, split.expert, numbers.recompute
+
 
 def rank_layouts(shape: Shape, config: PlanConfig, nodes: Sequence[Node]) -> list[Candidate]:
-    """The best layouts that fit, the fastest first.
+    """The best layouts that fit, the fastest first; among those about as fast as each other, the simplest.
 
     Raises:
         ConfigError: none fits; the message says what lacks.
     """
     nodes = [node if node.gpu_memory else replace(node, gpu_memory=config.memory) for node in nodes if node.alive]
-    every = sorted(_candidates(shape, config, nodes), key=lambda each: (each.time.total, each.split.ranks))
+    every = list(_candidates(shape, config, nodes))
+    best = min((each.time.total for each in every), default=0.0)
+    every.sort(key=lambda each: (int(math.log(each.time.total / best, ALIKE)), each.parts, each.time.total))
     found: list[Candidate] = []
     for candidate in every:
         if len(found) == config.show:
@@ -176,6 +197,7 @@ def wanted(candidate: Candidate, environments: int = 0) -> Wanted:
 def _candidates(shape: Shape, config: PlanConfig, nodes: Sequence[Node]) -> Iterator[Candidate]:
     total, largest = sum(node.gpus for node in nodes), max((node.gpus for node in nodes), default=0)
     device = min((node.gpu_memory for node in nodes if node.gpus), default=0.0) * GIB
+    work, rates = config.work, config.rates
     widths = [ranks for ranks in POWERS if ranks <= largest and shape.num_attention_heads % ranks == 0]
     ways = _fsdp_splits(total) if config.trainer == "fsdp" else _splits(shape, total, largest)
     for split, numbers in ways:
@@ -183,20 +205,21 @@ def _candidates(shape: Shape, config: PlanConfig, nodes: Sequence[Node]) -> Iter
         memory = trainer_memory(shape, split, numbers, config.token_budget)
         if memory.total + OVERHEAD > device:
             continue
-        train = train_seconds(shape, split, numbers, config.work, config.rates, config.token_budget, largest)
+        train = train_seconds(shape, split, numbers, work, rates, config.token_budget, largest)
+        resident = memory.resident
         room = memory.total + OVERHEAD + SLEEPING <= device
         for ranks in widths:
             beside, apart = (split.ranks // ranks if room else 0), (total - split.ranks) // ranks
             for layout, colocated, others in _shares(beside, apart):
-                taken = memory.resident + OVERHEAD if colocated else 0.0
+                taken = resident + OVERHEAD if colocated else 0.0
                 own = engine_memory(shape, ranks, 2, device, taken)
                 together, alone = (
-                    generate_seconds(shape, own, engines, ranks, config.work, config.rates)
-                    for engines in (colocated + others, others)
+                    generate_seconds(shape, own, engines, ranks, work, rates)
+                    for engines in (colocated + others, others * config.staleness)
                 )
                 if together < float("inf"):
                     across = (split.ranks if layout == "colocated" else total) > largest
-                    step = StepTime(together, train, publish_seconds(shape, config.rates, across=across), alone)
+                    step = StepTime(together, train, publish_seconds(shape, rates, across=across), alone)
                     yield Candidate(layout, split, numbers, colocated + others, colocated, ranks, memory, own, step)
 
 
@@ -218,32 +241,41 @@ def _sizes(total: int) -> list[int]:
 def _fsdp_splits(total: int) -> Iterator[tuple[Split, Numbers]]:
     """Ways of sharing the model among data-parallel ranks."""
     for ranks in _sizes(total):
-        yield Split(data=ranks), Numbers("fsdp")
-        yield Split(data=ranks), Numbers("fsdp", recompute=True)
+        yield from ((Split(data=ranks), numbers) for numbers in _numbers("fsdp"))
+
+
+def _numbers(trainer: Literal["megatron", "fsdp"]) -> Iterator[Numbers]:
+    """With and without recomputation, and with the optimizer's state in the CPU's memory."""
+    for recompute in (False, True):
+        yield Numbers(trainer, recompute=recompute)
+    yield Numbers(trainer, recompute=True, offloaded=True)
 
 
 def _splits(shape: Shape, total: int, largest: int) -> Iterator[tuple[Split, Numbers]]:
     """Ways of sharing the model among ranks that Megatron takes."""
-    for ranks in _sizes(total):
-        for tensor in (each for each in POWERS if each <= min(largest, ranks)):
-            for pipeline in (1, 2, 4, 8):
-                for expert in POWERS if shape.num_experts else (1,):
-                    try:
-                        layout = layout_of(
-                            MegatronConfig(
-                                ranks=ranks,
-                                tensor_parallel=tensor,
-                                pipeline_parallel=pipeline,
-                                expert_parallel=expert,
-                                dtype="bfloat16",
-                            ),
-                            shape,
-                        )
-                    except ConfigError:
-                        continue
-                    split = Split(tensor, pipeline, 1, expert, layout.data)
-                    yield split, Numbers()
-                    yield split, Numbers(recompute=True)
+    tensors = [each for each in POWERS if each <= largest]
+    experts = POWERS if shape.num_experts else (1,)
+    for ranks, tensor, pipeline, context, expert in itertools.product(
+        _sizes(total), tensors, (1, 2, 4, 8), (1, 2, 4), experts
+    ):
+        if ranks % (tensor * pipeline * context) or ranks % (pipeline * expert):
+            continue
+        try:
+            layout = layout_of(
+                MegatronConfig(
+                    ranks=ranks,
+                    tensor_parallel=tensor,
+                    pipeline_parallel=pipeline,
+                    context_parallel=context,
+                    expert_parallel=expert,
+                    dtype="bfloat16",
+                ),
+                shape,
+            )
+        except ConfigError:
+            continue
+        split = Split(tensor, pipeline, context, expert, layout.data)
+        yield from ((split, numbers) for numbers in _numbers("megatron"))
 
 
 def _nothing(shape: Shape, config: PlanConfig, nodes: Sequence[Node]) -> str:

@@ -51,7 +51,7 @@ class Numbers:
         critic: whether a critic with a trunk of its own learns there beside the policy.
         reward_model: whether a reward model does.
         distributed: whether data-parallel ranks share the optimizer's state.
-        offloaded: whether the optimizer's state is in the CPU's memory.
+        offloaded: whether AdamW's moments are in the CPU's memory but during updates.
     """
 
     trainer: Literal["torch", "fsdp", "megatron"] = "megatron"
@@ -82,7 +82,11 @@ class Numbers:
 
 @dataclass(frozen=True)
 class TrainerMemory:
-    """Bytes on one of the trainer's devices, the fullest one; `gathered`: whole weights while FSDP computes."""
+    """Bytes on one of the trainer's devices, the fullest one.
+
+    `gathered` are whole weights while FSDP computes; `updating` is the offloaded state, which comes back for updates,
+    when activations are gone.
+    """
 
     weights: float
     gradients: float
@@ -94,16 +98,18 @@ class TrainerMemory:
     reward_model: float = 0.0
     gathered: float = 0.0
     logits: float = LOGITS
+    updating: float = 0.0
 
     @property
     def total(self) -> float:
-        """All together."""
-        return float(sum(getattr(self, each.name) for each in fields(self)))
+        """All together, while it computes or while it updates."""
+        return self.resident + max(self.activations + self.gathered + self.logits, self.updating)
 
     @property
     def resident(self) -> float:
         """What stays while colocated engines generate."""
-        return self.total - self.activations - self.gathered - self.logits
+        passing = ("activations", "gathered", "logits", "updating")
+        return float(sum(getattr(self, each.name) for each in fields(self) if each.name not in passing))
 
 
 def own_parameters(shape: Shape, split: Split) -> tuple[float, float]:
@@ -131,6 +137,7 @@ def trainer_memory(shape: Shape, split: Split, numbers: Numbers, token_budget: i
         copies = split.data * split.context
         of_experts = max(split.ranks // (split.pipeline * split.expert), 1)
         state = numbers.state * (shared / copies + experts / of_experts)
+    moments = state * 8 / numbers.state if numbers.offloaded else 0.0
     beside = (numbers.weight + 4) * own + state  # a model that learns beside the policy
     tokens, layers = token_budget / split.context, shape.num_hidden_layers  # 1F1B: as many micro-batches as stages
     kept = (
@@ -139,7 +146,7 @@ def trainer_memory(shape: Shape, split: Split, numbers: Numbers, token_budget: i
     return TrainerMemory(
         weights=numbers.weight * own,
         gradients=4 * own,
-        optimizer=0.0 if numbers.offloaded else state,
+        optimizer=state - moments,
         activations=tokens * kept / split.tensor * numbers.activation,
         reference=numbers.weight * own if numbers.reference else 0.0,
         average=4 * own if numbers.average else 0.0,
@@ -147,6 +154,7 @@ def trainer_memory(shape: Shape, split: Split, numbers: Numbers, token_budget: i
         reward_model=beside if numbers.reward_model else 0.0,
         gathered=gathered,
         logits=min(LOGITS, 12 * tokens * shape.vocab_size / split.tensor),
+        updating=moments,
     )
 
 

@@ -10,8 +10,8 @@ from agentrl.train.plan.memory import GIB
 from agentrl.train.plan.shapes import shape_of
 
 HEAD = (
-    "| layout | trainer ranks (tensor x pipeline, experts) | recompute | engines x GPUs | trainer GiB | cache, tokens "
-    "| generate s | train s | publish s | step s |"
+    "| layout | trainer ranks (tensor x pipeline x context, experts) | recompute | engines x GPUs | trainer GiB "
+    "| cache, tokens | generate s | train s | publish s | step s |"
 )
 
 
@@ -54,9 +54,10 @@ def table(found: Sequence[Candidate]) -> Iterator[str]:
         split, step = each.split, each.time
         experts = f", {split.expert}" if split.expert > 1 else ""
         engines = f"{each.colocated} + {each.engines - each.colocated}" if each.layout == "mixed" else each.engines
+        again = ("yes" if each.numbers.recompute else "no") + (", offload" if each.numbers.offloaded else "")
         yield (
-            f"| {each.layout} | {split.ranks} ({split.tensor} x {split.pipeline}{experts}) "
-            f"| {'yes' if each.numbers.recompute else 'no'} | {engines} x {each.ranks} "
+            f"| {each.layout} | {split.ranks} ({split.tensor} x {split.pipeline} x {split.context}{experts}) "
+            f"| {again} | {engines} x {each.ranks} "
             f"| {each.trainer.total / GIB:.0f} | {each.engine.tokens:,} | {step.generate:.0f} | {step.train:.0f} "
             f"| {step.publish:.1f} | {step.total:.0f} |"
         )

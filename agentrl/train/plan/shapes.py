@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,18 +62,18 @@ class Shape:
         """Parameters of the embedding, the head, and the last norm."""
         return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2) + self.hidden_size
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """All of them."""
         return self.num_hidden_layers * (self.dense + self.experts) + self.embeddings
 
-    @property
+    @cached_property
     def active(self) -> int:
         """Parameters that each token goes through, without the embedding's."""
         used = self.experts // self.num_experts * self.num_experts_per_tok if self.num_experts else 0
         return self.num_hidden_layers * (self.dense + used) + self.vocab_size * self.hidden_size
 
-    @property
+    @cached_property
     def kv_values(self) -> int:
         """Numbers in the key-value cache for each token."""
         return self.num_hidden_layers * 2 * self.num_key_value_heads * self.head_dim

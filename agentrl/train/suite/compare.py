@@ -13,6 +13,7 @@ from typing import Any
 
 from agentrl.envs import identity
 from agentrl.errors import ConfigError
+from agentrl.rollout import edits
 from agentrl.rollout.statistics import ROUNDING, caution, holm, permutation_p, skewed_interval
 from agentrl.train.suite.results import Results
 
@@ -81,12 +82,14 @@ class Comparison:
         parts: in the order of the second result.
         missing: parts that only one of them has.
         alpha: below this p a difference counts.
+        edited: the scores of either that people changed, in words.
     """
 
     names: tuple[str, str]
     parts: Sequence[PartComparison]
     missing: Sequence[str]
     alpha: float = ALPHA
+    edited: Sequence[str] = ()
 
     @property
     def worse(self) -> list[str]:
@@ -124,7 +127,13 @@ def compare(before: Results, after: Results, alpha: float = ALPHA, *, accept_cha
     adjusted = holm([part.p for part in paired])
     parts = [replace(part, p=p) for part, p in zip(paired, adjusted, strict=True)]
     missing = [name for name in {**before.parts, **after.parts} if name not in {part.name for part in paired}]
-    return Comparison((before.policy, after.policy), parts, missing, alpha)
+    told = [
+        f"{name}, {which} {line}"
+        for which, results in (("before", before), ("after", after))
+        for name, part in results.parts.items()
+        for line in edits.described(part)
+    ]
+    return Comparison((before.policy, after.policy), parts, missing, alpha, told)
 
 
 def changed_data(before: Results, after: Results) -> Iterator[str]:

@@ -96,6 +96,7 @@ def comparison_lines(found: Comparison) -> Iterator[str]:
             yield f"{part.name}: {part.unpaired} tasks are not in both, or have other data"
     if found.missing:
         yield f"not in both: {', '.join(found.missing)}"
+    yield from found.edited
 
 
 def comparison_markdown(found: Comparison) -> str:

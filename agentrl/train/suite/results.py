@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from agentrl.errors import ConfigError
+from agentrl.rollout import edits
 
 NAME = "result.json"
 
@@ -51,10 +52,11 @@ class Results:
 
 
 def read_results(path: str | Path) -> Results:
-    """The results in a file, or in the folder of a suite or of an evaluation.
+    """The results in a file, or in the folder of a suite or of an evaluation; scores are those that people gave.
 
     Raises:
         ConfigError: there are none, or they lack what is compared.
+        StoreError: people edited them, and the history of that is damaged.
     """
     file = Path(path)
     file = file / NAME if file.is_dir() else file
@@ -66,8 +68,8 @@ def read_results(path: str | Path) -> Results:
         raise ConfigError(f"{str(file)!r} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{str(file)!r} is no result of agentrl eval")
-    parts = data["parts"] if "parts" in data else {data.get("env", "evaluation"): data}
     try:
+        parts = _parts(data, file.parent)
         for part in parts.values():
             _ = [(task["task"], task["digest"], task["scores"]) for task in part["scores"]]
             _ = part["mean"], part["worked"]
@@ -75,6 +77,17 @@ def read_results(path: str | Path) -> Results:
         return Results(name, data["policy"], parts, data.get("seconds", 0.0), file.parent)
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{str(file)!r} is no result of agentrl eval: it lacks {error}") from None
+
+
+def _parts(data: Mapping[str, Any], folder: Path) -> dict[str, Mapping[str, Any]]:
+    """The parts of a result, or itself as one; with the edits of the folders that their sessions are in."""
+    if "parts" not in data:
+        return {data.get("env", "evaluation"): edits.shown(folder, data)}
+    parts = dict(data["parts"])
+    for file in sorted(folder.glob(f"*/{edits.FILE}")):
+        measured = orjson.loads((file.parent / NAME).read_bytes())
+        parts |= {name: edits.shown(file.parent, part) for name, part in data["parts"].items() if part == measured}
+    return parts
 
 
 def number(value: Any) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from agentrl import formats
+from agentrl.rollout import edits
 from agentrl.rollout.stats import TaskScores
 from agentrl.sessions.store import Store
 from agentrl.train.evaluate import DATA, RESULT
@@ -48,7 +50,29 @@ def verify(run: Path) -> Report:
             written.unknown["evaluations of an agentrl that did not seal what it wrote"] += 1
         if not store.faults:
             _check_result(run, stored, result)
-    return Report(run, 0, [written, store, result])
+    checks = [written, store, result]
+    if not store.faults and (changed := edits.read(run)):
+        checks.append(_check_edits(run, changed))
+    return Report(run, 0, checks)
+
+
+def _check_edits(run: Path, changed: Sequence[edits.Edit]) -> Check:
+    """Each edit is of a stored session, and from the score that it had then."""
+    check = Check(
+        "edits", "scores that people changed: each from the one that its session had; the measured ones stand"
+    )
+    scores: dict[str, float | None] = {}
+    with Store(run / "sessions.db", read_only=True) as store:
+        for edit in changed:
+            check.examined["edits"] += 1
+            if edit.session not in scores:
+                rows = store.find({"id": edit.session}, limit=1).rows
+                scores[edit.session] = rows[0].score if rows else None
+            if scores[edit.session] != edit.was:
+                check.faults.append(Fault(edits.FILE, f"{edit}; but its score was {scores[edit.session]}"))
+            scores[edit.session] = edit.score
+    check.told = [f"edited: {edit}" for edit in changed]
+    return check
 
 
 def _check_files(sealed: seal_checks.Sealed, check: Check) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 
 import orjson
@@ -17,12 +16,13 @@ from agentrl.rollout.stats import evaluate_groups
 from agentrl.sessions.store import Store
 from agentrl.train import kept_code, state
 from agentrl.train.data_identity import STARTS
+from agentrl.train.evaluated import groups_of
 from agentrl.train.resizing import CHANGEABLE
 from agentrl.train.resuming import ONCE, flat, step_of
 from agentrl.train.seals import METRICS
 from agentrl.train.verify.recorded import Recorded, Step
 from agentrl.train.verify.report import Check, Fault
-from agentrl.types import GREEDY, Group, Session
+from agentrl.types import GREEDY
 
 FREE = (*ONCE, *(f"trainer.{name}" for name in CHANGEABLE))
 """Settings that config.yaml may have otherwise than the last process began with."""
@@ -87,7 +87,7 @@ def check_evaluation(step: Step, store: Store, check: Check) -> None:
     row = step.row or {}
     if "eval/mean" not in row:
         return
-    groups = list(_evaluated(list(store.sessions(phase="eval", step=step.number))))
+    groups = list(groups_of(list(store.sessions(phase="eval", step=step.number))))
     check.examined["evaluations"] += 1
     found = evaluate_groups(groups, step.config.eval)
     for name, value in (("eval/mean", found.mean), ("eval/low", found.low), ("eval/high", found.high)):
@@ -96,14 +96,3 @@ def check_evaluation(step: Step, store: Store, check: Check) -> None:
             continue  # older agentrls had other intervals
         if logged != value and not (logged is None and math.isnan(value)):
             check.faults.append(Fault(f"{step.where}, {name}", f"logged {logged}, and the sessions give {value}"))
-
-
-def _evaluated(sessions: Sequence[Session]) -> Iterator[Group]:
-    """The groups of an evaluation, with the last attempt at each session."""
-    newest = max((session.group_attempt for session in sessions), default=0)
-    ordered = sorted(sessions, key=lambda session: (session.group_number or 0, session.attempt))
-    for number, members in groupby(ordered, key=lambda session: session.group_number or 0):
-        last = {session.sample: session for session in members if session.group_attempt == newest}
-        kept = [last[sample] for sample in sorted(last)]
-        if kept:
-            yield Group(kept[0].group, kept[0].task, kept, number=number)

@@ -33,6 +33,7 @@ class Check:
         faults: where it does not.
         examined: how much was looked at, by kind.
         unknown: what the record can't tell, by reason; no fault.
+        told: what else a reader has to know, in words; no fault.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Check:
     faults: list[Fault] = field(default_factory=list)
     examined: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
+    told: list[str] = field(default_factory=list)
 
     @property
     def result(self) -> str:
@@ -55,6 +57,7 @@ class Check:
             "about": self.about,
             "examined": dict(self.examined),
             "unknown": dict(self.unknown),
+            "told": self.told,
             "faults": [{"where": fault.where, "what": fault.what} for fault in self.faults],
         }
 
@@ -94,5 +97,6 @@ class Report:
             yield from (f"{check.name}: {fault}" for fault in check.faults[:SHOWN])
             if len(check.faults) > SHOWN:
                 yield f"{check.name}: … and {len(check.faults) - SHOWN} more"
+            yield from check.told
             yield from (f"{check.name}: UNKNOWN for {count:,} {why}" for why, count in check.unknown.items())
         yield f"{self.verdict}: {self.run}, {self.steps} steps"

@@ -15,6 +15,7 @@ export function resultCard(result, title = "Result") {
     ["Cost", result.cost == null ? null : short(result.cost)],
     ["Errors", Object.entries(result.errors ?? {}).filter(([, count]) => count).map(([name, count]) => `${name.replace("_", " ")} ${count}`).join(", ") || null],
     ["Finding", result.finding],
+    ["Edited scores", result.edits?.length || null],
   ].filter(([, value]) => value !== null && value !== undefined);
   return h("section", { class: "card" }, h("h2", {}, title), h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])));
 }

@@ -83,6 +83,7 @@ function about(session) {
         fact("Phase", [session.phase, session.step === null ? null : `begun after ${counted(session.step, "step")}`].filter(Boolean).join(", ")),
         fact("Seed", session.seed)),
       h("dl", { class: "facts" }, fact("Reward", short(session.reward)), session.score !== session.reward ? fact("Score", short(session.score)) : null,
+        session.edits.map((edit) => fact("Edited score", `${short(edit.was)} to ${short(edit.score)}, ${shown(edit.who)}, ${edit.when}: ${shown(edit.why)}`)),
         rewards.map(([name, value]) => fact(shown(name), short(value))),
         Object.entries(session.agent_rewards).map(([name, value]) => fact(`${shown(name)} (agent)`, short(value)))),
       times.length ? h("div", { class: "times" }, times.map(([name, value]) => h("div", {}, h("span", { class: "quiet" }, name), h("div", { class: "bar wide" },

@@ -7,7 +7,7 @@ import { shown } from "./text.js";
 
 const PAGE = 100;
 const COLUMNS = [ // [column, title, cell]
-  ["id", "Session", null], ["status", "Status", null], ["score", "Score", (row) => short(row.score)], ["step", "Step", (row) => row.step ?? "–"],
+  ["id", "Session", null], ["status", "Status", null], ["score", "Score", scored], ["step", "Step", (row) => row.step ?? "–"],
   ["turns", "Turns", (row) => row.turns], ["tokens", "Tokens", (row) => short(row.tokens)], ["tool_errors", "Tool errors", (row) =>
     (row.tool_calls ? `${row.tool_errors} / ${row.tool_calls}` : "–")], ["duration", "Time", (row) => duration(row.duration)],
 ];
@@ -17,6 +17,12 @@ const NAMED = ["tool", "tag"]; // by others: shown as they are
 const RANGES = [["step", "Steps"], ["score", "Score"], ["turns", "Turns"], ["tokens", "Tokens"], ["version_max", "Version"]];
 const ANY = "any"; // the phase of all sessions; without one, a warm start's demonstrations are left out
 const OWN = new Set(["sort", "descending", "text"]);
+
+/** A session's score; of one that people edited the last, with the measured one beside it. */
+function scored(row) {
+  const edit = row.edits.at(-1);
+  return edit ? h("span", { title: `edited by ${shown(edit.who)}: ${shown(edit.why)}` }, short(edit.score), h("span", { class: "quiet" }, ` (measured ${short(row.score)})`)) : short(row.score);
+}
 
 export async function showSessions(main, view) {
   const { asked, run } = view;

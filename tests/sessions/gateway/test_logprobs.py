@@ -10,6 +10,8 @@ import pytest
 from tests.sessions.gateway.conftest import Serve
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn
 from tests.sessions.gateway.test_chat import HI, client
+from tests.sessions.gateway.test_google import HI as CONTENTS
+from tests.sessions.gateway.test_google import events, sent
 
 LOGPROBS: Any = ["message.output_text.logprobs"]
 TOOL: Any = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
@@ -92,3 +94,28 @@ async def test_completions_have_the_most_probable_texts_of_each_place(serve: Ser
             assert len(best) <= 2
         with pytest.raises(openai.BadRequestError, match="logprobs=21"):
             await create(model="m", prompt="once ", logprobs=21)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("most", [0, 2])
+async def test_googles_candidates_end_with_the_log_probabilities_of_their_text(
+    serve: Serve, streamed: bool, most: int
+) -> None:
+    """The names are those of google-genai's `LogprobsResult`."""
+    async with serve(ScriptedEngine(in_turn(assistant("hello you", "hm")))) as served:
+        access = await served.open()
+        config = {"responseLogprobs": True, **({"logprobs": most} if most else {})}
+        body = {"contents": CONTENTS, "generationConfig": config}
+        pieces = await events(access, body) if streamed else [(await sent(access, body)).json()]
+        *earlier, last = [piece["candidates"][0] for piece in pieces]
+        assert not any("logprobsResult" in piece for piece in earlier)
+        found, node = last["logprobsResult"], served.session(access["id"]).nodes[-1]
+        chosen = found["chosenCandidates"]
+        assert "".join(one["token"] for one in chosen) == "hello you"
+        drawn = list(zip(node.token_ids, node.logprobs, strict=True))
+        assert all((one["tokenId"], one["logProbability"]) in drawn for one in chosen)
+        assert found["logProbabilitySum"] == sum(one["logProbability"] for one in chosen)
+        if most:
+            assert [top["candidates"][0] for top in found["topCandidates"]] == chosen  # it always samples the best
+            assert all(len(top["candidates"]) == most for top in found["topCandidates"])
+        assert ("topCandidates" in found) == (most > 0)

@@ -96,6 +96,7 @@ def sent(protocol: str, name: str) -> dict[str, Any]:
             "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["add", "x"]}}
         },
         "codeExecution": {"tools": [{"codeExecution": {}}]},
+        "logprobs": {"generationConfig": {"responseLogprobs": True, "logprobs": 3}},
     }
     special: dict[tuple[str, str], dict[str, Any]] = {
         ("top_logprobs", "responses"): {"top_logprobs": 3, "include": ["message.output_text.logprobs"]},

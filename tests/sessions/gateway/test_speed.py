@@ -209,7 +209,7 @@ async def test_a_sealed_session_is_freed_without_the_collector(serve: Serve, unc
 
 @pytest.mark.slow
 async def test_a_process_that_no_longer_serves_has_the_collector_that_it_had_before() -> None:
-    gc.unfreeze()  # what `libraries_are_no_garbage` has frozen
+    gc.unfreeze()  # what the suite has frozen: tests/suite/memory.py
     before = gc.get_threshold(), gc.get_freeze_count()
     async with tuned_collector(lambda: 0):
         assert gc.get_freeze_count() > before[1]

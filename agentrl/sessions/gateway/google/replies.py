@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.turn_parts import deltas_of
 from agentrl.sessions.gateway.wire.chat_replies import usage
+from agentrl.sessions.gateway.wire.logprobs import candidates, places_of_content
 from agentrl.sessions.gateway.wire.sse import encoded, event
 from agentrl.sessions.renderers.base import Delta
 from agentrl.sessions.turn_generator import GeneratedTurn
@@ -18,10 +19,11 @@ from agentrl.types import FinishReason, Message
 def reply(exchange: Exchange) -> bytes:
     """The whole reply."""
     thinking = exchange.request.extra["thinking"]
-    candidates = [
-        _candidate(place, _parts(choice.message, thinking), choice) for place, choice in enumerate(exchange.choices)
+    ended = [
+        _ended(exchange, place, _parts(choice.message, thinking), choice)
+        for place, choice in enumerate(exchange.choices)
     ]
-    return encoded(_frame(exchange, candidates, _usage(exchange)))
+    return encoded(_frame(exchange, ended, _usage(exchange)))
 
 
 async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
@@ -34,7 +36,7 @@ async def stream(exchange: Exchange) -> AsyncIterator[bytes]:
             yield event(encoded(_frame(exchange, [_candidate(place, waiting[place])], _prompt_usage(exchange))))
         waiting[place] = [_part(delta)]
     for place, choice in enumerate(exchange.choices):
-        ended = _candidate(place, waiting.get(place, []), choice)
+        ended = _ended(exchange, place, waiting.get(place, []), choice)
         yield event(encoded(_frame(exchange, [ended], _usage(exchange))))
 
 
@@ -43,12 +45,33 @@ def _frame(exchange: Exchange, candidates: list[dict[str, Any]], tokens: dict[st
     return {"candidates": candidates, "usageMetadata": tokens, **about}
 
 
-def _candidate(place: int, parts: list[dict[str, Any]], ended: GeneratedTurn | None = None) -> dict[str, Any]:
-    candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": place}
-    if ended is not None:
-        cut = ended.turn.finish_reason is FinishReason.LENGTH
-        candidate["finishReason"] = "MAX_TOKENS" if cut else "STOP"
+def _candidate(place: int, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"content": {"role": "model", "parts": parts}, "index": place}
+
+
+def _ended(exchange: Exchange, place: int, parts: list[dict[str, Any]], choice: GeneratedTurn) -> dict[str, Any]:
+    """A candidate with what is known at its end."""
+    cut = choice.turn.finish_reason is FinishReason.LENGTH
+    candidate = {**_candidate(place, parts), "finishReason": "MAX_TOKENS" if cut else "STOP"}
+    if exchange.request.extra["logprobs"]:
+        candidate["logprobsResult"] = _logprobs(exchange, choice)
     return candidate
+
+
+def _logprobs(exchange: Exchange, choice: GeneratedTurn) -> dict[str, Any]:
+    """The log-probabilities of the text's tokens and, where they are wanted, of the most probable ones."""
+    decode, turn = exchange.parts.renderer.tokenizer.decode, choice.turn
+
+    def entries(tokens: Iterable[tuple[int, float]]) -> list[dict[str, Any]]:
+        return [{"token": decode([token]), "tokenId": token, "logProbability": logp} for token, logp in tokens]
+
+    places = places_of_content(exchange, choice)
+    chosen = [(turn.token_ids[place], turn.logprobs[place]) for place in places]
+    result = {"chosenCandidates": entries(chosen), "logProbabilitySum": sum(logp for _, logp in chosen)}
+    if exchange.request.sampling.top_logprobs:
+        best = [{"candidates": entries(candidates(exchange, choice, place))} for place in places]
+        result["topCandidates"] = best
+    return result
 
 
 def _parts(message: Message, thinking: bool) -> list[dict[str, Any]]:

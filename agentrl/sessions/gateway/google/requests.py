@@ -31,6 +31,7 @@ _REFUSED = frozenset({"cachedContent"})
 _GENERATION = {
     "candidateCount": "n",
     "frequencyPenalty": "frequency_penalty",
+    "logprobs": "top_logprobs",
     "maxOutputTokens": "max_completion_tokens",
     "presencePenalty": "presence_penalty",
     "seed": "seed",
@@ -41,7 +42,7 @@ _GENERATION = {
 }
 """What OpenAI's protocol calls them."""
 _FORMS = frozenset({"responseFormat", "responseJsonSchema", "responseMimeType", "responseSchema"})
-_CONFIGURED = frozenset({*_FORMS, *_GENERATION, "logprobs", "responseLogprobs", "responseModalities", "thinkingConfig"})
+_CONFIGURED = frozenset({*_FORMS, *_GENERATION, "responseLogprobs", "responseModalities", "thinkingConfig"})
 _UNHEARD = frozenset({"audioTimestamp", "enableAffectiveDialog", "mediaResolution", "speechConfig"})
 _PARTS = frozenset({"text", "thought", "functionCall", "functionResponse"})
 _ECHOED = frozenset({"thoughtSignature", "partMetadata"})
@@ -90,15 +91,15 @@ def read(body: Body, limits: Limits, model: str, stream: bool, retry: int | None
         force=force,
         allowed=allowed,
         retry=retry,
-        extra={"thinking": thoughts},
+        extra={"thinking": thoughts, "logprobs": bool(config.get("responseLogprobs", False))},
         ignored=ignored,
     )
 
 
 def _drawn(config: Mapping[str, Any], limits: Limits, ignored: dict[str, str]) -> dict[str, Any]:
     """How tokens are drawn, in OpenAI's words; without what the run decides."""
-    if config.get("responseLogprobs") or config.get("logprobs"):
-        raise unsupported("generationConfig.responseLogprobs")
+    if config.get("logprobs") and not config.get("responseLogprobs", False):
+        raise ApiError(400, "generationConfig.logprobs: needs responseLogprobs to be true", "invalid_value", "logprobs")
     if [str(one).upper() for one in config.get("responseModalities", [])] not in ([], ["TEXT"]):
         raise unsupported("generationConfig.responseModalities", "only TEXT")
     given = {plain: config[name] for name, plain in _GENERATION.items() if name in config}

@@ -104,12 +104,14 @@ def _choice(exchange: Exchange, place: int, text: str, choice: GeneratedTurn) ->
 
 
 def _logprobs(exchange: Exchange, choice: GeneratedTurn) -> dict[str, Any]:
-    texts = [exchange.parts.renderer.tokenizer.decode([token]) for token in choice.turn.token_ids]
+    decode = exchange.parts.renderer.tokenizer.decode
+    texts = [decode([token]) for token in choice.turn.token_ids]
     offsets = [sum(map(len, texts[:place])) for place in range(len(texts))]
     best: list[dict[str, float]] | None = None
     if exchange.request.sampling.top_logprobs:
         places = (candidates(exchange, choice, place, sampled=True) for place in range(len(texts)))
-        best = [dict(reversed(place)) for place in places]  # of tokens with one text the best counts
+        # of tokens with one text the best counts
+        best = [{decode([token]): logp for token, logp in reversed(place)} for place in places]
     return {"tokens": texts, "token_logprobs": list(choice.turn.logprobs), "text_offset": offsets, "top_logprobs": best}
 
 

@@ -6,6 +6,7 @@ sent again has the sampled token alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from agentrl.sessions.gateway.exchange import Exchange
@@ -15,20 +16,24 @@ from agentrl.sessions.turn_generator import GeneratedTurn
 
 def of_content(exchange: Exchange, choice: GeneratedTurn) -> list[dict[str, Any]]:
     """An entry for each of the content's tokens."""
-    tokenizer, turn, content = exchange.parts.renderer.tokenizer, choice.turn, list[dict[str, Any]]()
-    for span in exchange.spans(choice):
-        if span.kind is SpanKind.CONTENT:
-            for place in range(span.start, span.end):
-                best = [_entry(text, logp) for text, logp in candidates(exchange, choice, place)]
-                text = tokenizer.decode([turn.token_ids[place]])
-                content.append({**_entry(text, turn.logprobs[place]), "top_logprobs": best})
+    decode, turn = exchange.parts.renderer.tokenizer.decode, choice.turn
+    content = list[dict[str, Any]]()
+    for place in places_of_content(exchange, choice):
+        best = [_entry(decode([token]), logp) for token, logp in candidates(exchange, choice, place)]
+        content.append({**_entry(decode([turn.token_ids[place]]), turn.logprobs[place]), "top_logprobs": best})
     return content
+
+
+def places_of_content(exchange: Exchange, choice: GeneratedTurn) -> list[int]:
+    """The places of the content's tokens among the turn's."""
+    spans = (span for span in exchange.spans(choice) if span.kind is SpanKind.CONTENT)
+    return [place for span in spans for place in range(span.start, span.end)]
 
 
 def candidates(
     exchange: Exchange, choice: GeneratedTurn, place: int, *, sampled: bool = False
-) -> list[tuple[str, float]]:
-    """The texts of a place's most probable tokens, the best first, each with its log-probability.
+) -> Sequence[tuple[int, float]]:
+    """A place's most probable tokens, the best first, each with its log-probability.
 
     Args:
         exchange: the request, which says how many there are.
@@ -37,13 +42,13 @@ def candidates(
         sampled: whether that is one of them in any case.
     """
     if not exchange.request.sampling.top_logprobs:
-        return []
+        return ()
     turn = choice.turn
     own = turn.token_ids[place], turn.logprobs[place]
     best = turn.top_logprobs[place] if turn.top_logprobs else (own,)
     if sampled and own[0] not in dict(best):
         best = (*best, own)
-    return [(exchange.parts.renderer.tokenizer.decode([token]), logp) for token, logp in best]
+    return best
 
 
 def _entry(text: str, logprob: float) -> dict[str, Any]:

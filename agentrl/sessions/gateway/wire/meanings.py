@@ -56,7 +56,7 @@ MEANINGS = (
     Meaning("shell, editor and memory of the client", Treatment.HONOURED, "", "", "tools.bash_20250124"),
     Meaning("the beginning of the reply", Treatment.HONOURED, "", "", "prefill"),
     Meaning("a schema, as vLLM has it", Treatment.HONOURED, "structured_outputs"),
-    Meaning("the most probable tokens", Treatment.HONOURED, "top_logprobs", "top_logprobs"),
+    Meaning("the most probable tokens", Treatment.HONOURED, "top_logprobs", "top_logprobs", "", "logprobs"),
     Meaning("no reasoning", Treatment.HONOURED, "chat_template_kwargs"),
     Meaning("a reply that is continued", Treatment.HONOURED, "", "previous_response_id", "thread"),
     Meaning("a conversation that is continued", Treatment.HONOURED, "", "conversation"),
