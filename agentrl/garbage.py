@@ -19,9 +19,13 @@ are for one of each older generation. With 10,000 in place of 100,000 collection
 
 @contextmanager
 def seldom() -> Iterator[None]:
-    """Meanwhile objects that exist already are never looked at, and new ones less often."""
+    """Meanwhile objects that exist already are never looked at, and new ones less often.
+
+    Where some are frozen already, it is for longer than this: no others are, which would outlive it.
+    """
     before, frozen = gc.get_threshold(), gc.get_freeze_count()
-    gc.freeze()
+    if not frozen:
+        gc.freeze()
     gc.set_threshold(*THRESHOLDS)
     try:
         yield

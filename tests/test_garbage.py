@@ -33,6 +33,19 @@ def test_what_a_run_leaves_in_cycles_is_found_during_it_and_the_collector_is_as_
     assert not gc.get_freeze_count()
 
 
+def test_a_run_in_a_process_that_has_frozen_objects_freezes_no_others() -> None:
+    """They would be kept for as long as those: the engine and the trainer of a run are in cycles, and would stay."""
+    gc.unfreeze()
+    gc.freeze()
+    cycle = weakref.ref(own := Cycle())
+    with garbage.seldom():
+        pass
+    assert gc.get_freeze_count()
+    del own
+    gc.collect()
+    assert cycle() is None
+
+
 @pytest.mark.slow
 def test_calls_one_after_the_other_leave_no_tensors_in_the_process(tmp_path: Path) -> None:
     """Engine and trainer are in cycles, and the collector found them too seldom: the 21st call found no memory."""

@@ -18,7 +18,7 @@ Line = tuple[str, int, str]
 """File, line number, function."""
 PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 BUILT_IN = str(Path(__file__).resolve().parents[1]) + os.sep
-_CALLS = ("attribution", "base", "calls", "deadlines", "reward_marks", "saving", "state", "wrappers")
+_CALLS = ("attribution", "base", "calls", "deadlines", "methods", "reward_marks", "saving", "state", "wrappers")
 _LOOP = ("episode", "results", "sub_agents", "turns")
 MACHINERY = (*(f"{BUILT_IN}{name}.py" for name in (*_CALLS, *_LOOP)), f"{BUILT_IN}check{os.sep}")
 STDLIB = sysconfig.get_path("stdlib") + os.sep

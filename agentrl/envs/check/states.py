@@ -88,6 +88,7 @@ class Replay:
     heads: dict[str, int] = field(default_factory=dict)
     rewards: object = None
     over: bool = False
+    _paths: dict[str, Conversation] = field(default_factory=dict)
 
     async def begin(self) -> None:
         """Reset."""
@@ -129,10 +130,10 @@ class Replay:
 
     def _add(self, agent: str, messages: Sequence[Message]) -> None:
         if messages:
-            path = Conversation(
-                self.session, TurnGenerator(NullRenderer(), None), agent=agent, head=self.heads.get(agent)
-            )
-            self.heads[agent] = path.add(messages)[-1].id
+            if agent not in self._paths:
+                generator = TurnGenerator(NullRenderer(), None)
+                self._paths[agent] = Conversation(self.session, generator, agent=agent, head=self.heads.get(agent))
+            self.heads[agent] = self._paths[agent].add(messages)[-1].id
 
 
 async def _interrupted_episodes(subject: Subject, take: Take, how: str) -> AsyncIterator[str]:

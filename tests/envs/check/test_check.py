@@ -62,10 +62,19 @@ def test_nothing_is_found_in_unusual_environments_that_keep_the_contract(env: ty
     assert said(env, **QUICK) == ""
 
 
+class Stocked(Till):
+    """Is made with its options alone, also in another process."""
+
+    def __init__(self, items: int, seed: int) -> None:
+        if (items, seed) != (3, 4):
+            raise ValueError(f"made with {items} and {seed}")
+
+
 @pytest.mark.slow
 def test_options_reach_the_constructor():
-    assert check_env("castle", **QUICK, locks=1, width=3, height=3) == []
-    assert check_env("calculator", **QUICK, options={"seed": 3}) == []
+    assert check_env(Stocked, **QUICK, items=3, options={"seed": 4}) == []
+    with pytest.raises(ConfigError, match="made with 3 and 5"):
+        check_env(Stocked, **QUICK, items=3, options={"seed": 5})
     with pytest.raises(ConfigError, match=r"env\.lock = 1"):
         check_env("castle", lock=1)
     with pytest.raises(InvalidInput, match="tasks = 0"):
