@@ -109,13 +109,16 @@ def prepare(tmp_path: Path, clients: Sequence[tuple[Command, str]], **more: str)
 def trained(tmp_path: Path, count: int, **settings: Any) -> list[Session]:
     """The sessions of a step, by their client; every one was trained, on the turns that the engine drew."""
     run = tmp_path / "run"
+    fixed: dict[str, Any] = {
+        **{"steps": 1, "eval.tasks": 1},
+        **{"warm_start.steps": 8, "warm_start.batch": 4, "warm_start.demos": 32},  # enough for turns that end
+        **{"rollout.groups_per_step": 1, "rollout.group_size": count, "rollout.concurrency": 2},
+    }
     result = agentrl.train(
         "calculator",
         agent=f"{tmp_path / 'agent.py'}:agent",
         run_dir=str(run),
-        **{"steps": 1, "eval.tasks": 1},
-        **{"warm_start.steps": 8, "warm_start.batch": 4, "warm_start.demos": 32},  # enough for turns that end
-        **{"rollout.groups_per_step": 1, "rollout.group_size": count, "rollout.concurrency": 2},
+        **fixed,
         **settings,
     )
     (row,) = result.metrics
