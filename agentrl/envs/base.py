@@ -60,7 +60,8 @@ class Env:
         version: of its rules and of what `state` returns; a state is restored only where it is the same.
         needs: what it needs besides agentrl, in words, such as "Docker"; `agentrl envs` shows it.
         chance: the mean score of random valid play, such as 0.25 where one of four choices is right; `check_env` plays
-            it, and takes an agent that gets more than that for no coincidence.
+            it, and takes an agent that gets more than that for no coincidence. Where it follows from the tasks, write
+            `chance_of` instead.
     """
 
     agents: tuple[str, ...] = (AGENT,)
@@ -113,6 +114,10 @@ class Env:
         at once and go on in the background.
         """
         return None
+
+    def chance_of(self, tasks: Sequence[Task]) -> float | None:
+        """The mean score of random valid play in these tasks, None where nobody can say; by default `chance`."""
+        return self.chance
 
     def brief(self, task: Task) -> Task | Awaitable[Task]:
         """What an agent program is given of the task, after `reset`; by default all of it.
