@@ -31,7 +31,7 @@ from agentrl.envs.state import resolved
 from agentrl.errors import EnvError, StateUnsupported
 from agentrl.tools.registry import ToolRegistry
 from agentrl.tools.tool import mark_of
-from agentrl.types import AGENT, FunctionCall, Message, StepResult, Task, ToolCall
+from agentrl.types import AGENT, FunctionCall, Message, Node, Session, StepResult, Task, ToolCall
 
 if TYPE_CHECKING:
     from agentrl.envs.added_tools import AddedTools
@@ -83,6 +83,7 @@ class Env:
     _added_rewards: tuple[FinalReward, ...] = ()
     _added_tools: AddedTools | None = None
     _sub_agents: SubAgents | None = None
+    _stepping: tuple[Session, Node] | None = None
     _constructed: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
