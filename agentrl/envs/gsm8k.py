@@ -3,8 +3,8 @@
 The problems come from a JSONL file with the fields `question` and `answer`, in the data set's own form: the
 answer's last line is "#### N", and its arithmetic is annotated as <<48/2=24>>. Without a file they are downloaded
 once from the Hugging Face hub. An answer that is no number by the rule of `questions` (a date, a fraction, a name with
-a number in it) is refused: of its numbers one would be taken. The expert makes the annotated calculations with the tool and then returns the
-worked answer, so demonstrations need no other model.
+a number in it) is refused: of its numbers one would be taken. The expert makes the annotated calculations with the tool
+and then returns the worked answer, so demonstrations need no other model.
 
 A small model solves few of these, rarely ends an answer in the required form, and is often truncated at the token
 limit: with the final number alone nearly all groups have zero reward and nothing is learned for a long time. Three

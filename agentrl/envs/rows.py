@@ -232,7 +232,7 @@ def _separator(name: str, head: str, usual: str) -> str:
     several = [each for each in SEPARATORS if _columns(head, each) > 1]
     if len(several) > 1:
         words = " or ".join(SEPARATORS[each] for each in several)
-        raise ConfigError(f"{name}, line 1: its columns may be divided by {words}: write it as JSONL, or with one of them")
+        raise ConfigError(f"{name}, line 1: its columns may be divided by {words}: use one of them alone, or JSONL")
     return several[0] if several else usual
 
 

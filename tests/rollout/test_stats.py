@@ -69,7 +69,7 @@ def test_an_evaluation_reports_pass_hat_scores_by_task_errors_by_blame_and_cost(
 
 
 def test_every_k_up_to_the_fewest_sessions_of_a_task_has_its_chance_and_the_line_names_only_the_ends() -> None:
-    groups = [group("a", 1.0, 1.0, 0.0, 0.0, 0.0), group("b", 1.0, 1.0, 1.0, 1.0, 0.0), group("c", 0.0, 0.0, 0.0, 0.0, 0.0)]
+    groups = [group(name, *[1.0] * solved, *[0.0] * (5 - solved)) for name, solved in (("a", 2), ("b", 4), ("c", 0))]
     result = evaluate_groups(groups, EvalConfig())
     at = [(0.4 + 0.8 + 0) / 3, (0.7 + 1 + 0) / 3, (0.9 + 1 + 0) / 3, 2 / 3, 2 / 3]  # a: 1 - C(3, k) / C(5, k)
     hat = [(0.4 + 0.8 + 0) / 3, (0.1 + 0.6 + 0) / 3, (0 + 0.4 + 0) / 3, (0 + 0.2 + 0) / 3, 0.0]  # C(c, k) / C(5, k)

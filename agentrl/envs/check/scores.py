@@ -1,8 +1,9 @@
 """The table of scores: what six trivial agents get beside the expert, and what follows from it.
 
 All of them play the same tasks. A trivial agent that gets what the expert gets is a fault, and so is one that gets half
-of the way from silence to the expert, where no chance explains it (`Env.chance_of`). In a game in which one wins what the
-others lose, near-equal scores are the rule: there an agent that makes moves is at fault only where it beats the expert.
+of the way from silence to the expert, where no chance explains it (`Env.chance_of`). In a game in which one wins what
+the others lose, near-equal scores are the rule: there an agent that makes moves is at fault only where it beats the
+expert.
 """
 
 from __future__ import annotations

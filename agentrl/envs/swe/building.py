@@ -1,4 +1,4 @@
-"""Images of tasks that bring a Dockerfile: named by what is in its folder, built where the daemon has none of that name.
+"""Images of tasks that bring a Dockerfile: named by what is in its folder, built where the daemon has none of a name.
 
 A name that follows from the files is the same on every machine, a changed folder has another image, and a task's data
 does not tell where its folder is.

@@ -21,7 +21,7 @@ def choose(
     split: str,
     build: bool = False,
 ) -> TaskList:
-    """The tasks of a split, by the rule of `splits` for what the agent is told; `build`: images are the Dockerfiles'."""
+    """The tasks of a split, by the rule of `splits` for what the agent is told; `build`: from Dockerfiles."""
     every, note = _read(path, layout, dict(options), build)
     found = [task for task in every if difficulty in (None, task.difficulty)]
     if not found:

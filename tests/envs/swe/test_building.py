@@ -1,4 +1,4 @@
-"""Images of tasks that bring a Dockerfile: built before the first episode, once, and a build that fails ends the run."""
+"""Images of tasks that bring a Dockerfile: built before the first episode, once; a build that fails ends the run."""
 
 from __future__ import annotations
 

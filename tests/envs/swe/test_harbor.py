@@ -235,7 +235,8 @@ def test_the_image_of_a_dockerfile_is_named_by_what_is_beside_it(tmp_path: Path)
 def test_what_nothing_reads_of_published_tasks_is_told(tmp_path: Path) -> None:
     """The form of Terminal-Bench 2.1's tasks, whose empty tables and zeros say nothing."""
     published = (
-        'schema_version = "1.1"\nartifacts = []\nnovel = 3\n[task]\nname = "a/b"\n[agent]\ntimeout_sec = 9.0\nuser = "agent"\n'
+        'schema_version = "1.1"\nartifacts = []\nnovel = 3\n[task]\nname = "a/b"\n'
+        '[agent]\ntimeout_sec = 9.0\nuser = "agent"\n'
         "[environment]\nbuild_timeout_sec = 600.0\ncpus = 2\ngpus = 0\nallow_internet = true\nmcp_servers = []\n"
         '[environment.env]\n[solution]\nenv = {A = "1"}\n'
     )
