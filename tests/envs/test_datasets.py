@@ -81,7 +81,7 @@ def test_every_form_of_a_text_file_is_read_gzipped_or_not(name: str, data: bytes
     ("name", "data", "rows"),
     [
         ("x.csv", b"question;answer\nWho, when?;1,5\n", [{"question": "Who, when?", "answer": "1,5"}]),
-        ("x.csv", b"\xef\xbb\xbfa;b\r\n\"1;\n2\";3\r\n", [{"a": "1;\n2", "b": "3"}]),
+        ("x.csv", b'\xef\xbb\xbfa;b\r\n"1;\n2";3\r\n', [{"a": "1;\n2", "b": "3"}]),
         ("x.csv", b"a\tb\n1\t2\n", [{"a": "1", "b": "2"}]),
         ("x.tsv", b"a,b\n1,2\n", [{"a": "1", "b": "2"}]),
         ("x.csv", b"a;b,c\n1,2\n", [{"a;b": "1", "c": "2"}]),

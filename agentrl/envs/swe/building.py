@@ -30,8 +30,9 @@ def _forget_builds() -> None:
     _builds.clear()
 
 
-def context_of(folder: Path, task_id: str) -> Path:
-    """The folder of a task's Dockerfile, of a folder of tasks or of this one."""
+def context_of(path: Path | str, task_id: str) -> Path:
+    """The folder of a task's Dockerfile; `path` is a folder of tasks, or of this one."""
+    folder = Path(path).expanduser()
     single = any((folder / name).is_file() for name in ("task.toml", "task.yaml"))
     own = folder if single else folder / task_id
     return own / "environment" if (own / "task.toml").is_file() else own

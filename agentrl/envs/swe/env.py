@@ -11,13 +11,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from agentrl import tracing
 from agentrl.envs.base import Env, reward
-from agentrl.envs.sandboxes import Supplier, supplier
 from agentrl.envs.rows import ENDINGS
+from agentrl.envs.sandboxes import Supplier, supplier
 from agentrl.envs.swe import building
 from agentrl.envs.swe.changes import Changes
 from agentrl.envs.swe.choice import choose
@@ -171,8 +170,7 @@ class Swe(Env):
     async def _ensure_image(self, problem: SweTask) -> None:
         """Have the image built that a task's Dockerfile makes, where that was asked for."""
         if self.build and self.backend == "docker" and problem.image and not problem.commits:
-            folder = Path(str(self._chosen[0])).expanduser()
-            await building.ensure(building.context_of(folder, problem.id), problem.image)
+            await building.ensure(building.context_of(str(self._chosen[0]), problem.id), problem.image)
 
     async def state(self) -> dict[str, Any]:
         """What is used up of the limits, and the sandbox's files once a tool has used it."""

@@ -9,8 +9,9 @@
         solution.sh           the reference solution
 
 The image is the one that the project's own command builds (`tb tasks build`), tb__NAME__client, the one that
-`env.image` names, or with `env.build=true` the one that the Dockerfile makes. A task is solved where pytest's summary of
-its tests has a test and none that failed, which is what the project's harness asks. Later versions have Harbor's format; see `harbor`.
+`env.image` names, or with `env.build=true` the one that the Dockerfile makes. A task is solved where pytest's summary
+of its tests has a test and none that failed, which is what the project's harness asks. Later versions have Harbor's
+format; see `harbor`.
 """
 
 from __future__ import annotations

@@ -204,10 +204,9 @@ FOREIGN = {
 }
 
 
-def foreign(folder: Path, **files: str | bytes) -> Path:
+def foreign(folder: Path, task_toml: str = "", **files: str | bytes) -> Path:
     """A task in the form that others publish; `task_toml` adds to its settings."""
-    given = {**FOREIGN, **{name: text for name, text in files.items() if name != "task_toml"}}
-    given["task.toml"] = f"{files.get('task_toml', '')}{FOREIGN['task.toml']}"
+    given: dict[str, str | bytes] = {**FOREIGN, **files, "task.toml": task_toml + FOREIGN["task.toml"]}
     for path, text in given.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(text if isinstance(text, bytes) else text.encode())
