@@ -11,7 +11,9 @@ import pytest
 
 import agentrl
 from agentrl.envs import calls
-from agentrl.envs.check import check_env
+from agentrl.envs.check import scores
+from agentrl.envs.check.monitor import Monitor, SharedLabel
+from agentrl.envs.check.subject import Subject
 from agentrl.envs.reference import EXPERT, FEW, references
 from agentrl.envs.registry import factory, list_envs, make
 from agentrl.envs.trivial import AGENTS, Known
@@ -86,10 +88,18 @@ def test_what_a_guess_gets_follows_from_the_choices_and_from_answers_that_are_fe
 
 
 @pytest.mark.slow
-def test_a_guess_that_is_right_in_half_of_the_tasks_is_no_fault_of_a_set_of_yes_and_no(tmp_path: Path):
+async def test_a_guess_that_is_right_in_half_of_the_tasks_is_no_fault_of_a_set_of_yes_and_no(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     name, options = written("`questions`, as BoolQ (yes or no)", tmp_path)
-    del options["eval_path"]  # so a tenth is held out
-    assert check_env(lambda: make(name, **options), tasks=1, scored=40) == []
+    subject = Subject(lambda: make(name, **options), Monitor(SharedLabel()), 0, wanted=20)
+    listed = list(calls.tasks(subject.env, "eval"))
+    subject.splits["eval"] = listed, listed
+    await scores.play_all(subject)
+    assert [found async for found in scores.compared(subject)] == []
+    monkeypatch.setattr(subject.env, "chance_of", lambda tasks: None)
+    fault = [found async for found in scores.compared(subject)][0]
+    assert "half of the way to what the expert gets" in str(fault)
 
 
 @pytest.mark.parametrize(("name", "split"), [("terminal", "eval"), ("code", "train")])
