@@ -179,6 +179,12 @@ async def test_a_task_runs_in_its_librarys_sandbox_where_that_is_allowed() -> No
     assert (await play(env, next(calls.tasks(env, "eval")), lambda env, messages: ours("Done."))).reward == 0.0
 
 
+def test_a_sandbox_that_can_not_be_started_is_named() -> None:
+    """Such as Docker's where its engine is older than the library wants."""
+    with pytest.raises(EnvError, match=r"evaluation has ended: .*there is no engine"):
+        agentrl.make(f"inspect:{FILE}@elsewhere")
+
+
 async def test_a_sample_that_the_scorer_leaves_out_has_no_reward() -> None:
     """The library counts it in no metric; its NaN, and its absence, ended the run."""
     session = await play(

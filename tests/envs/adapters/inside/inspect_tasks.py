@@ -20,7 +20,8 @@ from inspect_ai.solver import (
     use_tools,
 )
 from inspect_ai.tool import Tool, tool
-from inspect_ai.util import sandbox
+from inspect_ai.util import sandbox, sandboxenv
+from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 
 
 def samples(count: int = 50) -> list[Sample]:
@@ -181,6 +182,20 @@ def written() -> Scorer:
 @task
 def sandboxed() -> Task:
     return Task(dataset=samples(3), solver=[use_tools(shell()), generate()], scorer=written(), sandbox="local")
+
+
+@sandboxenv(name="absent")
+class Absent(LocalSandboxEnvironment):
+    """A sandbox whose engine is not there."""
+
+    @classmethod
+    async def task_init(cls, task_name: str, config: Any) -> None:
+        raise RuntimeError("there is no engine")
+
+
+@task
+def elsewhere() -> Task:
+    return Task(dataset=samples(3), solver=generate(), scorer=includes(), sandbox="absent")
 
 
 @task
