@@ -222,7 +222,7 @@ class Env:
     # ------------------------------------------------------------------ what an author calls
 
     def earn(self, reward: float) -> None:
-        """Add to the reward of the step under way; tools call it, before their call is over.
+        """Add to the reward of the step under way; tools and `step` call it, before they are over.
 
         Raises:
             InvalidReward: it is no finite number.
@@ -235,7 +235,7 @@ class Env:
         self.tools.effects.apply(f"{type(self).__name__}.earn", add)
 
     def end(self) -> None:
-        """The task has reached its end with the step under way; tools call it, before their call is over."""
+        """The task has reached its end with the step under way; tools and `step` call it, before they are over."""
 
         def end() -> None:
             self._over = True
@@ -253,13 +253,19 @@ class Env:
 
         A message without calls is the final answer: it terminates the episode.
         """
-        self._earned, self._over = None, False
         answers: list[Message] = []
         for call in message.tool_calls or ():
             answers.append(await self.tools.run(call))
             if self._over:
                 break
-        return StepResult(answers, reward=self._earned, terminated=self._over or not answers)
+        earned, over = self._collected()
+        return StepResult(answers, reward=earned, terminated=over or not answers)
+
+    def _collected(self) -> tuple[float | None, bool]:
+        """What was earned, and whether the task was ended, since this was called last."""
+        collected = self._earned, self._over
+        self._earned, self._over = None, False
+        return collected
 
     async def spawn(
         self, messages: Messages, *, tools: Sequence[str] = (), max_turns: int = 8, name: str = "sub-agent"
