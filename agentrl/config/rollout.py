@@ -158,7 +158,7 @@ class EvalConfig(Section):
     tasks: PositiveInt = 128
     """Tasks of the split that are evaluated."""
     n: PositiveInt = 1
-    """Sessions for each task; pass@k (one of k solves it) and pass^k (all do) are reported for k up to n."""
+    """Sessions for each task; pass@k (one of k solves it) and pass^k (all do) are reported for every k up to n."""
     split: str | None = None
     """Which of the environment's splits; None is `eval`, or the last where there is none of that name."""
     temperature: NonNegativeFloat = 1.0
