@@ -1,8 +1,8 @@
 # Two commands are enough: `make train` trains the tiny agent, `make test` passes the tests. Both set up .venv themselves.
 PYTHON ?= python3
 BIN := .venv/bin
-# Two workers for what needs a heavy real part, and two that fill the time in which they wait: tests/suite/schedule.py.
-PYTEST := $(BIN)/pytest --numprocesses 4
+# Two workers for what needs a heavy real part, and a third that fills the time in which they wait: tests/suite/schedule.py.
+PYTEST := $(BIN)/pytest --numprocesses 3
 COVERAGE := --rcfile=tests/suite/coverage.ini
 
 .PHONY: train test check lint quick times stress coverage planted installed uv clients clients-all adapters engines gpu format clean
@@ -39,7 +39,7 @@ stress: installed
 coverage: installed
 	$(BIN)/pip install --quiet 'coverage>=7.10'
 	rm -rf .coverage && mkdir .coverage
-	-$(BIN)/coverage run $(COVERAGE) -m pytest --numprocesses 4
+	-$(BIN)/coverage run $(COVERAGE) -m pytest --numprocesses 3
 	$(BIN)/coverage combine --quiet $(COVERAGE)
 	@for folder in agentrl/*/ agentrl/; do \
 		printf '%6s  %s\n' "$$($(BIN)/coverage report $(COVERAGE) --include="$$folder*" --format=total)" "$$folder"; \

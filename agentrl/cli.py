@@ -70,6 +70,7 @@ PLUGINS = (
     "agentrl.train.policy_losses:LOSSES",
     "agentrl.envs.rewards:REWARDS",
     "agentrl.tools.sources:SOURCES",
+    "agentrl.tools.sandbox.registry:SANDBOXES",
     "agentrl.rollout.weights:TRANSPORTS",
     "agentrl.rollout.samplers:SAMPLERS",
     "agentrl.rollout.fork_rules:FORK_RULES",
@@ -122,6 +123,8 @@ class _WithSettings(typer.core.TyperCommand):
                 table.add_row(name, escape(default), escape(doc))
         out.print(table)
         sections, plugins = +sizes, plugin_sections(self.settings()).items()
+        if not plugins:
+            return
         chosen = {mark.plugins().setting: mark.chosen(value_at(tree, name)) for name, mark in plugins}
         out.print(
             f"Sections and how many settings they have: {', '.join(f'{name} {n}' for name, n in sections.items())}. "
@@ -229,6 +232,22 @@ def serve(words: Words = None, config: File = None) -> None:
     from agentrl.rollout.serve_workers import serve_command
 
     serve_command(typed(words or (), config), out)
+
+
+class _WithSandboxServerSettings(_WithSettings):
+    def settings(self) -> type[BaseModel]:
+        from agentrl.envs.sandbox_server import SandboxServerConfig
+
+        return SandboxServerConfig
+
+
+@sandbox.command("serve", cls=_WithSandboxServerSettings)
+def serve_sandboxes(words: Words = None, config: File = None) -> None:
+    """Serve sandboxes to processes on other machines (sandbox=remote): agentrl sandbox serve port=8700 key_file=KEY."""
+    from agentrl.envs.sandbox_server import serve_sandboxes as serve_them
+    from agentrl.overrides import typed
+
+    serve_them(typed(words or (), config), out)
 
 
 @app.command()

@@ -27,7 +27,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
 
 from agentrl import faults
@@ -78,17 +77,10 @@ def pid(node: Any, kind: str = "raylet") -> int:
     return found
 
 
-def roles(node: Any) -> str:
-    """The roles that run on a node, by the logs that their processes write; none once it was killed."""
-    found = set()
-    for process in psutil.Process(pid(node)).children(recursive=True):
-        try:
-            log = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
-        except OSError:
-            continue
-        if log.parent.name == "logs" and log.suffix == ".log" and "-" in log.stem and "session_" not in str(log):
-            found.add(log.stem)
-    return ", ".join(sorted(found))
+def roles(node: Any, run: Path) -> str:
+    """The roles that were started on a node, by the first lines of a run's logs."""
+    mark = f"({node.node_id[-6:]})"
+    return ", ".join(log.stem for log in sorted((run / "logs").glob("*.log")) if mark in log.read_text()[:200])
 
 
 def train(words: tuple[str, ...], log: Path, during: Any = lambda: None) -> tuple[int, str]:
@@ -126,10 +118,8 @@ def lose_node(reference: Path, folder: Path, seed: int) -> str:
         )
 
         def look() -> None:
-            try:
-                seen[0] = roles(node) or seen[0]
-            except psutil.Error:
-                return
+            if not faults.fired(run):
+                seen[0] = roles(node, run) or seen[0]
 
         words = (*WORDS, *RAY, f"cluster.address={cluster.address}", f"run_dir={run}", f"faults={plan}")
         code, said = train(words, folder / f"{seed}.log", look)

@@ -6,8 +6,9 @@ Stream, groups, episodes, conversations, renderer, parser and session store are 
 time from a lognormal distribution and answers 64 tokens. It is slower with more sessions, so that at most `--rate`
 turns end in a second; with few the process wakes for each of them, and what it needs is in no cache any more. CPU time
 is the whole process's, the store's thread included, from the first session's beginning to the last one's end, divided
-by the turns; each number of sessions has a process of its own. What engine and environment need without a driver is
-measured in the same process afterwards: it is in the first number, and is no cost of the driver's. Memory is the growth
+by the turns; each number of sessions has a process of its own. What engine and environment need without a driver, as
+bare asyncio tasks, is measured in the same process afterwards: its CPU time is in the first number, and is no cost of
+the driver's, and its seconds are what the driver's are compared with. Memory is the growth
 of the process's resident pages to their maximum, with all sessions open, divided by the sessions; up to 32 MiB of it
 are pages of the store.
 """
@@ -190,12 +191,15 @@ async def measure(sessions: int, turns: int, rate: float, profile: str | None) -
         if profile:
             profiler.dump_stats(profile)
         count = engine.turns
-        simulation = time.process_time()
+        engine.rng.seed(0)  # the same waits, if for other turns
+        simulation, bare = time.process_time(), time.monotonic()
         await asyncio.gather(*(without_driver(engine, turns) for _ in range(sessions)))
         took.append(time.process_time() - simulation)
+        bare = time.monotonic() - bare
     per_turn, of_loop, simulated = (seconds / count * 1e3 for seconds in took)
     memory = (most[0] - before) / sessions / 1024
     columns = f"{per_turn:12.2f} {of_loop:16.2f} {simulated:15.2f} {took[0] / wall:12.2f} {memory:18.0f}"
+    columns += f" {wall:9.2f} {bare:16.2f}"
     return f"{sessions:9,} {count:8,} {columns}"
 
 
@@ -233,7 +237,7 @@ def main() -> None:
         return
     print(machine())
     print(f"an asyncio echo takes {asyncio.run(echo()):.3f} ms of CPU time a request here")
-    heads = "CPU ms/turn  event loop's ms  simulation's ms  CPU / wall  memory KiB/session"
+    heads = "CPU ms/turn  event loop's ms  simulation's ms  CPU / wall  memory KiB/session   seconds  of bare asyncio"
     print(f"sessions    turns  {heads}", flush=True)
     for count in words.sessions:
         command = [

@@ -12,9 +12,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.reference import references
 from agentrl.envs.registry import EnvFactory, factory, list_envs
@@ -50,11 +52,11 @@ class Row:
         found = references(self.target, self.options, min(n, self.at_most), self.split)
         return {each.agent: each.reward for each in found}
 
-    @property
-    def chance(self) -> float | None:
-        """What the environment declares."""
+    def chance(self, n: int) -> float | None:
+        """What the environment says that a guess gets in the same tasks."""
         env: Env = factory(self.target, **self.options)()
-        return env.chance
+        split = self.split if self.split in env.splits else env.splits[0]
+        return env.chance_of(list(islice(calls.tasks(env, split), min(n, self.at_most))))
 
 
 def worlds() -> Iterator[Row]:
@@ -86,9 +88,9 @@ def show(what: str, rows: Iterator[Row], n: int, words: list[str]) -> None:
     for row in rows:
         if words and not any(word in row.name for word in words):
             continue
-        scores, chance = row.play(n), row.chance
+        scores, chance = row.play(n), row.chance(n)
         cells = ["" if scores.get(each) is None else f"{scores[each]:.2f}" for each in COLUMNS]
-        print(f"| {row.name} |", " | ".join(cells), f"| {'' if chance is None else chance} |", flush=True)
+        print(f"| {row.name} |", " | ".join(cells), f"| {'' if chance is None else f'{chance:.2f}'} |", flush=True)
     print()
 
 

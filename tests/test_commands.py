@@ -75,6 +75,7 @@ TERMINAL = "tests/viewer/test_terminal.py"
 ADAPTERS = "tests/envs/adapters/test_adapters.py"
 REAL = "tests/rollout/engines/test_real_model.py"
 PLAY = "tests/envs/test_play.py"
+REMOTE = "tests/tools/sandbox/test_remote.py"
 SERVERS = "engine.python=.venv-sglang/bin/python fleet.engines=2 engine.device=cpu "
 COMMANDS: dict[str, Run | Elsewhere | Left] = {
     "make train": Elsewhere(
@@ -138,6 +139,15 @@ COMMANDS: dict[str, Run | Elsewhere | Left] = {
     ),
     "agentrl eval env=data_analysis env.level=3 policy=expert eval.tasks=20": Run(slow=False),
     "agentrl eval env=document_search env.level=3 policy=expert eval.tasks=10": Run(slow=False),
+    "agentrl sandbox serve host=0.0.0.0 hosts=[box1] key_file=box.key tls_certificate=box.pem tls_key=box-key.pem": (
+        Elsewhere(f"{REMOTE}::test_the_server_speaks_https_to_whoever_trusts_its_certificate")
+    ),
+    "agentrl train env=terminal sandbox=remote sandbox.url=https://box1:8700 sandbox.key_file=box.key": Elsewhere(
+        f"{REMOTE}::test_a_runs_sandboxes_are_those_of_the_server_that_its_settings_name"
+    ),
+    "agentrl check sandbox=remote sandbox.url=https://box1:8700 sandbox.key_file=box.key": Elsewhere(
+        f"{REMOTE}::test_the_remote_backend_conforms"
+    ),
     "agentrl eval env=terminal env.level=2 policy=expert eval.tasks=10": Elsewhere(
         "tests/envs/test_terminal.py::test_the_expert_solves_every_kind_and_an_agent_that_says_nothing_none"
     ),

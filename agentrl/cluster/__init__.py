@@ -1,7 +1,7 @@
 """Where roles run: on this machine, or on the nodes of a Ray cluster. See `base.py` for the contract.
 
 `opened` chooses the cluster of a run; `current` is the one that roles are started on, this machine where none is open.
-Only `agentrl.cluster.ray` and its `ray_groups` import Ray.
+Only `agentrl.cluster.ray`, `ray_groups` and `ray_starter` import Ray.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentrl.cluster.base import Cluster, Node, Process, Resources, Role, Worker
 from agentrl.cluster.connection import Address, Connection, connect
 from agentrl.cluster.interfaces import use_for_gloo
 from agentrl.cluster.local import LocalCluster
-from agentrl.config import ClusterConfig
 from agentrl.errors import InfraError
+
+if TYPE_CHECKING:
+    from agentrl.config import ClusterConfig
 
 __all__ = [
     "Address",

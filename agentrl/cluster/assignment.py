@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from agentrl.cluster.base import Node
@@ -66,19 +66,18 @@ def fitted(nodes: Sequence[Node], wanted: Wanted) -> Assignment | None:
     if counts is None:
         return None
     search.spread(counts)
-    by_node = {search.nodes[i].name: counts[i] for i in range(len(counts))}
-    return Assignment(tuple(_places(alive, by_node, search.kinds, wanted)))
+    by_number = dict(zip(order, counts, strict=True))
+    nodes_with_counts = [(node, by_number[i]) for i, node in enumerate(alive)]
+    return Assignment(tuple(_places(nodes_with_counts, search.kinds, wanted)))
 
 
-def _places(
-    nodes: Sequence[Node], counts: Mapping[str, Sequence[int]], kinds: Sequence[Kind], wanted: Wanted
-) -> Iterator[Place]:
+def _places(nodes: Sequence[tuple[Node, Sequence[int]]], kinds: Sequence[Kind], wanted: Wanted) -> Iterator[Place]:
     """The places of all units, numbered by node; colocated engines come before the others."""
     numbers = dict.fromkeys((demand.role for demand in wanted.demands), 0)
     numbers_apart = wanted.shared
-    for node in nodes:
+    for node, counts in nodes:
         own, of_trainer = 0, 0
-        for kind, count in zip(kinds, counts[node.name], strict=True):
+        for kind, count in zip(kinds, counts, strict=True):
             for _ in range(count):
                 gpus, role = kind.demand.gpus, kind.demand.role
                 start = of_trainer if kind.colocated else own

@@ -21,14 +21,16 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl import custom_code
 from agentrl.cluster.connection import Address, Calling, Connection
 from agentrl.concurrency import in_thread
-from agentrl.config.cluster import RoleResources
 from agentrl.errors import InfraError
 from agentrl.imports import files, find_files
+
+if TYPE_CHECKING:  # what starts a process needs no settings
+    from agentrl.config.cluster import RoleResources
 
 HERE = "this machine"
 """The node of local processes."""
@@ -268,7 +270,7 @@ class Cluster(ABC):
     Attributes:
         name: as in the setting `cluster`.
         host: the address under which workers reach this process.
-        resources: what roles reserve by the settings.
+        resources: what roles reserve by the settings; None is what they ask for themselves.
         logs: the folder of the workers' logs, which all nodes see; None are temporary files on each.
         start_timeout: seconds that a worker may take to be placed and built.
         encrypted: whether workers are called over TLS.
@@ -278,7 +280,7 @@ class Cluster(ABC):
 
     name: str
     host: str = "127.0.0.1"
-    resources: RoleResources = RoleResources()
+    resources: RoleResources | None = None
     logs: Path | None = None
     start_timeout: float = 900.0
     encrypted: bool = False

@@ -9,7 +9,7 @@ from agentrl.cluster.base import Node, Resources, Role
 from agentrl.config.cluster import ResourcesConfig, RewardResources, RoleResources
 
 
-def reserved(kind: str, own: Resources, settings: RoleResources) -> Resources:
+def reserved(kind: str, own: Resources, settings: RoleResources | None) -> Resources:
     """What a worker occupies: what its role asks for, changed by the settings."""
     chosen: ResourcesConfig | None = getattr(settings, kind, None)
     if chosen is None:
@@ -21,7 +21,7 @@ def reserved(kind: str, own: Resources, settings: RoleResources) -> Resources:
     )
 
 
-def settled(role: Role, settings: RoleResources) -> Role:
+def settled(role: Role, settings: RoleResources | None) -> Role:
     """A role with what it occupies by the settings."""
     return replace(role, resources=reserved(role.kind, role.resources, settings))
 

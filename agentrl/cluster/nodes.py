@@ -6,8 +6,11 @@ from agentrl.cluster.base import Node, counted
 
 
 def node_name(host: str, number: str) -> str:
-    """A node in messages: its address, and the beginning of Ray's id, since several may have one address."""
-    return f"{host} ({number[:6]})"
+    """A node in messages: its address, and the end of Ray's id, since several may have one address.
+
+    The ids that Ray's local autoscaler gives differ in their end alone.
+    """
+    return f"{host} ({number[-6:]})"
 
 
 def described(nodes: list[Node]) -> str:

@@ -167,12 +167,14 @@ class Prefork:
 def shared_name() -> str:
     """The name under which processes like this one share what forks their workers.
 
-    Like this one: of the same user and code, under the same limits, with the same variables as far as those count.
+    Like this one: of the same user and code, under the same limits, with the same variables as far as those count, and
+    in the same namespaces: containers that share the machine's network reach each other by such a name.
     """
     if sys.platform != "linux":
         return ""
     limits = Path("/proc/self/cgroup").read_text(), sorted(os.sched_getaffinity(0)), os.nice(0)
-    same = versions(), sys.executable, sorted(at_load(os.environ).items()), os.getuid(), limits
+    spaces = sorted(os.readlink(space) for space in Path("/proc/self/ns").iterdir())
+    same = versions(), sys.executable, sorted(at_load(os.environ).items()), os.getuid(), limits, spaces
     return f"agentrl-prefork-{hashlib.sha256(repr(same).encode()).hexdigest()[:32]}"
 
 

@@ -1,9 +1,9 @@
 """A cluster of many machines: Ray chooses a node for each role, starts it there, and ends it with the run.
 
-On the node an actor (`Starter`) starts the role's process by the same code as on one machine (`LocalProcess`), so the
-process itself knows nothing of Ray. Calls go straight to the process (`connection`), not through Ray. When the driver
-ends, however it ends, Ray ends its actors; the guard of each process notices within a second. Ray's usage statistics
-are off, and its dashboard is not started.
+On the node an actor (`ray_starter`) starts the role's process by the same code as on one machine (`LocalProcess`), so
+the process itself knows nothing of Ray. Calls go straight to the process (`connection`), not through Ray. When the
+driver ends, however it ends, Ray ends its actors; the guard of each process notices within a second. Ray's usage
+statistics are off, and its dashboard is not started.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from agentrl.cluster import prefork, variables
+from agentrl.cluster import variables
 from agentrl.cluster.assignment import Assignment
 from agentrl.cluster.base import Cluster, Node, Process, Resources, Role, Worker
 from agentrl.cluster.bundles import Bundles
@@ -32,7 +32,7 @@ from agentrl.cluster.joining import handlers_kept, in_a_line, require_answer, sa
 from agentrl.cluster.local import LocalProcess
 from agentrl.cluster.nodes import described, node_name
 from agentrl.cluster.placement import Demand, Wanted, place
-from agentrl.cluster.versions import require_same, versions
+from agentrl.cluster.versions import require_same
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError, brief, missing_extra
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -46,6 +46,7 @@ try:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     from agentrl.cluster.ray_groups import demanded, gpus_of_trainer, in_bundle, taken
+    from agentrl.cluster.ray_starter import Starter
 except ModuleNotFoundError as error:
     raise missing_extra("ray", "ray") from error
 
@@ -59,40 +60,6 @@ _LOOK_SECONDS = 5.0
 _THREADS = 4
 _ray: Any = ray  # parts of it are not typed
 _state: Any = ray._private.state.state  # Ray's own libraries ask it which nodes are drained
-
-
-class Starter:
-    """Starts a role's process on the actor's node, and owns it."""
-
-    def __init__(
-        self, role: Role, log: Path | None, folder: str, environment: Mapping[str, str], how: Mapping[str, Any]
-    ) -> None:
-        variables.take(environment)  # before anything is said or started by them
-        context = ray.get_runtime_context()
-        host = str(_ray.util.get_node_ip_address())
-        there = folder if os.path.isdir(folder) else None
-        self.node = node_name(host, context.get_node_id())
-        name = prefork.shared_name()
-        self.process = LocalProcess(role, log, self.node, host, there, prefork_name=name, **how)
-        self.connection: Connection | None = None
-
-    def ready(self, timeout: float) -> tuple[str, dict[str, str], Address | AgentRLError]:
-        """The node's name, its versions, and the worker's address once it is ready, or why it is not."""
-        try:
-            self.connection, address = self.process.connect(timeout)
-        except AgentRLError as error:
-            return self.node, versions(), error
-        return self.node, versions(), address
-
-    def exit_error(self) -> InfraError:
-        """How the process ended."""
-        return self.process.exit_error()
-
-    def close(self) -> None:
-        """End the process."""
-        if self.connection is not None:
-            self.connection.close()
-        self.process.close()
 
 
 class RayProcess(Process):
@@ -198,6 +165,8 @@ class RayCluster(Cluster):
 
     def __init__(self, address: str | None = None, logs: Path | None = None) -> None:
         self.logs, self._count, self._workers = logs, Counter[str](), list[Worker]()
+        if logs is not None:
+            logs.mkdir(parents=True, exist_ok=True)  # nodes on which it is missing then are refused
         self._reserved: tuple[PlacementGroup, Bundles] | None = None
         self._seen: list[Node] = []
         self._ours, self._grows = not ray.is_initialized(), address is not None

@@ -25,7 +25,6 @@ from pathlib import Path
 
 from agentrl import cores, processes
 from agentrl.cluster import forking, guard, prefork
-from agentrl.config.secrets import is_secret, scrub
 from agentrl.errors import EngineError
 
 TAIL_LINES = 30
@@ -141,6 +140,8 @@ class Server:
 
     def _safe(self, text: str) -> str:
         """The text without the secrets that the command line has: servers write their options into their logs."""
+        from agentrl.config.secrets import is_secret, scrub  # which takes memory that a starter does without
+
         options = ((name, value) for name, value in pairwise(self.command) if name.startswith("--"))
         return scrub(text, (value for name, value in options if is_secret(name, value)))
 

@@ -158,7 +158,7 @@ class EvalConfig(Section):
     tasks: PositiveInt = 128
     """Tasks of the split that are evaluated."""
     n: PositiveInt = 1
-    """Sessions for each task; pass@k (one of k solves it) and pass^k (all do) are reported for k up to n."""
+    """Sessions for each task; pass@k (one of k solves it) and pass^k (all do) are reported for every k up to n."""
     split: str | None = None
     """Which of the environment's splits; None is `eval`, or the last where there is none of that name."""
     temperature: NonNegativeFloat = 1.0
@@ -215,10 +215,26 @@ class RewardConfig(Section):
 
 
 class SandboxConfig(Section):
-    """Reuse of sandboxes between episodes."""
+    """Where sandboxes are made, and their reuse between episodes."""
 
+    name: str | None = None
+    """The backend of every environment's sandboxes (`agentrl plugins`); None: each environment's own `env.sandbox`."""
+    url: str | None = None
+    """The sandbox server that sandbox=remote uses: https://HOST:PORT of an `agentrl sandbox serve`."""
+    key_file: str | None = None
+    """A file with that server's key, on every machine that plays sessions; None: the variable AGENTRL_SANDBOX_KEY."""
+    certificate: str | None = None
+    """A PEM file with the authority to trust for it, or with its own certificate; None: the system's authorities."""
+    total: PositiveInt = 64
+    """Sandboxes of one process alive at once; with sandbox=remote no more than the server has for it."""
     reuse: Literal["proven", "never"] = "proven"
     """proven: cleaned and reused where it is verified that nothing remains; never: each is used once."""
+
+    @model_validator(mode="after")
+    def _has_address(self) -> SandboxConfig:
+        if self.name == "remote" and self.url is None:
+            raise ValueError("sandbox=remote needs the address of a sandbox server: sandbox.url=http://HOST:PORT")
+        return self
 
 
 RewardSection = Annotated[SerializeAsAny[RewardConfig], OfPlugin("agentrl.envs.rewards:REWARDS")]

@@ -59,8 +59,8 @@ class RunConfig(Section):
     """Evaluation before, during and after training."""
     cluster: Annotated[ClusterConfig, NAMED] = ClusterConfig()
     """The machines: this one, or a Ray cluster's."""
-    sandbox: SandboxConfig = SandboxConfig()
-    """Reuse of sandboxes; an environment's own `env.sandbox` chooses their kind."""
+    sandbox: Annotated[SandboxConfig, NAMED] = SandboxConfig()
+    """Where sandboxes are made, and their reuse; by default an environment's own `env.sandbox` chooses their kind."""
     watchdog: WatchdogConfig = WatchdogConfig()
     """What is done about a run that makes no progress at all."""
     agent: Command | None = None

@@ -31,7 +31,7 @@ from agentrl.envs.state import resolved
 from agentrl.errors import EnvError, StateUnsupported
 from agentrl.tools.registry import ToolRegistry
 from agentrl.tools.tool import mark_of
-from agentrl.types import AGENT, FunctionCall, Message, StepResult, Task, ToolCall
+from agentrl.types import AGENT, FunctionCall, Message, Node, Session, StepResult, Task, ToolCall
 
 if TYPE_CHECKING:
     from agentrl.envs.added_tools import AddedTools
@@ -60,7 +60,8 @@ class Env:
         version: of its rules and of what `state` returns; a state is restored only where it is the same.
         needs: what it needs besides agentrl, in words, such as "Docker"; `agentrl envs` shows it.
         chance: the mean score of random valid play, such as 0.25 where one of four choices is right; `check_env` plays
-            it, and takes an agent that gets more than that for no coincidence.
+            it, and takes an agent that gets more than that for no coincidence. Where it follows from the tasks, write
+            `chance_of` instead.
     """
 
     agents: tuple[str, ...] = (AGENT,)
@@ -82,6 +83,7 @@ class Env:
     _added_rewards: tuple[FinalReward, ...] = ()
     _added_tools: AddedTools | None = None
     _sub_agents: SubAgents | None = None
+    _stepping: tuple[Session, Node] | None = None
     _constructed: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -113,6 +115,10 @@ class Env:
         at once and go on in the background.
         """
         return None
+
+    def chance_of(self, tasks: Sequence[Task]) -> float | None:
+        """The mean score of random valid play in these tasks, None where nobody can say; by default `chance`."""
+        return self.chance
 
     def brief(self, task: Task) -> Task | Awaitable[Task]:
         """What an agent program is given of the task, after `reset`; by default all of it.
@@ -216,7 +222,7 @@ class Env:
     # ------------------------------------------------------------------ what an author calls
 
     def earn(self, reward: float) -> None:
-        """Add to the reward of the step under way; tools call it, before their call is over.
+        """Add to the reward of the step under way; tools and `step` call it, before they are over.
 
         Raises:
             InvalidReward: it is no finite number.
@@ -229,7 +235,7 @@ class Env:
         self.tools.effects.apply(f"{type(self).__name__}.earn", add)
 
     def end(self) -> None:
-        """The task has reached its end with the step under way; tools call it, before their call is over."""
+        """The task has reached its end with the step under way; tools and `step` call it, before they are over."""
 
         def end() -> None:
             self._over = True
@@ -247,13 +253,19 @@ class Env:
 
         A message without calls is the final answer: it terminates the episode.
         """
-        self._earned, self._over = None, False
         answers: list[Message] = []
         for call in message.tool_calls or ():
             answers.append(await self.tools.run(call))
             if self._over:
                 break
-        return StepResult(answers, reward=self._earned, terminated=self._over or not answers)
+        earned, over = self._collected()
+        return StepResult(answers, reward=earned, terminated=over or not answers)
+
+    def _collected(self) -> tuple[float | None, bool]:
+        """What was earned, and whether the task was ended, since this was called last."""
+        collected = self._earned, self._over
+        self._earned, self._over = None, False
+        return collected
 
     async def spawn(
         self, messages: Messages, *, tools: Sequence[str] = (), max_turns: int = 8, name: str = "sub-agent"

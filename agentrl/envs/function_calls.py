@@ -78,6 +78,11 @@ class FunctionCalls(Env):
         """The end: calls are compared, and not run."""
         return StepResult(terminated=True)
 
+    def chance_of(self, tasks: Sequence[Task]) -> float | None:
+        """The share of questions that nothing on offer helps with: one refusal is right for all of them."""
+        without = sum(not task["expected"] for task in tasks)
+        return without / len(tasks) if without else None
+
     def brief(self, task: Task) -> Task:
         """The question and the functions, without the right calls."""
         return Task(id=task.id, data={"messages": task["messages"], "functions": task["functions"]})

@@ -2,8 +2,9 @@
 
 The problems come from a JSONL file with the fields `question` and `answer`, in the data set's own form: the
 answer's last line is "#### N", and its arithmetic is annotated as <<48/2=24>>. Without a file they are downloaded
-once from the Hugging Face hub. The expert makes the annotated calculations with the tool and then returns the
-worked answer, so demonstrations need no other model.
+once from the Hugging Face hub. An answer that is no number by the rule of `questions` (a date, a fraction, a name with
+a number in it) is refused: of its numbers one would be taken. The expert makes the annotated calculations with the tool
+and then returns the worked answer, so demonstrations need no other model.
 
 A small model solves few of these, rarely ends an answer in the required form, and is often truncated at the token
 limit: with the final number alone nearly all groups have zero reward and nothing is learned for a long time. Three
@@ -25,6 +26,7 @@ from typing import Any
 from agentrl.envs.base import Env, reward
 from agentrl.envs.fixtures import Credit, Fixture
 from agentrl.envs.hub import HUB, dataset_file
+from agentrl.envs.questions import latex
 from agentrl.envs.rows import read_tasks
 from agentrl.envs.splits import divide
 from agentrl.errors import ConfigError, ToolError
@@ -205,6 +207,12 @@ def final_number(text: str) -> Fraction | None:
 
 def _task(row: Mapping[str, Any], number: int) -> Task:
     question, answer = row["question"], row["answer"]
-    if not isinstance(question, str) or not isinstance(answer, str) or final_number(answer) is None:
-        raise ValueError("question and answer must be text, and the answer hold a number")
+    if not isinstance(question, str) or not isinstance(answer, str):
+        raise ValueError("question and answer must be text")
+    stated = answer.rpartition("####")[2].strip()
+    if (value := latex.number(latex.normalize(stated))) is None or value != final_number(stated):
+        raise ValueError(
+            f"the answer must hold a number, behind #### or by itself, and nothing else there, not {stated[:60]!r}; "
+            "env=questions compares other answers, as words or as mathematics"
+        )
     return Task(id=f"gsm8k-{number}", data={"question": question, "answer": answer})

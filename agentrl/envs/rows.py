@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import itertools
 import math
 import zlib
 from collections import Counter
@@ -39,6 +40,8 @@ MOST_TEXT = 1 << 33
 """Bytes or characters of all rows of a file together, unpacked."""
 MMLU = ("question", "A", "B", "C", "D", "answer")
 """The columns of MMLU's own CSV files, which don't name them: a first line that ends in a letter is a question."""
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+"""What divides the columns of a table; semicolons are what spreadsheets write where the comma is a decimal point."""
 SCORING = frozenset(
     {
         *("reward_model", "data_source", "extra_info", "ground_truth", "verification_info", "verifier", "grader"),
@@ -200,7 +203,10 @@ def _json(name: str, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _csv(name: str, lines: Iterator[str], tabs: bool) -> Iterator[tuple[int, dict[str, Any]]]:
     csv.field_size_limit(max(csv.field_size_limit(), CELL_CHARS))
-    reader = csv.DictReader(lines, delimiter="\t" if tabs else ",", strict=True)
+    head = next(lines, "")
+    usual = "\t" if tabs else ","
+    separator = _separator(name, head, usual)
+    reader = csv.DictReader(itertools.chain([head], lines), delimiter=separator, strict=True)
     try:
         first = list(reader.fieldnames or ())
         if len(first) == len(MMLU) and first[-1] in MMLU[1:-1]:
@@ -208,10 +214,33 @@ def _csv(name: str, lines: Iterator[str], tabs: bool) -> Iterator[tuple[int, dic
             yield reader.line_num, dict(zip(MMLU, first, strict=True))
         for row in reader:
             if None in row or None in row.values():
-                raise ConfigError(f"{name}, line {reader.line_num}: its values are not as many as the columns")
+                divided = "" if separator == usual else f", which {SEPARATORS[separator]} divide"
+                raise ConfigError(f"{name}, line {reader.line_num}: its values are not as many as the columns{divided}")
             yield reader.line_num, row
     except csv.Error as error:
         raise ConfigError(f"{name}, line {reader.line_num}: {error}") from None
+
+
+def _separator(name: str, head: str, usual: str) -> str:
+    """What divides the columns that the first line names: another character where the usual one leaves a single column.
+
+    Raises:
+        ConfigError: two others may.
+    """
+    if _columns(head, usual) != 1:
+        return usual
+    several = [each for each in SEPARATORS if _columns(head, each) > 1]
+    if len(several) > 1:
+        words = " or ".join(SEPARATORS[each] for each in several)
+        raise ConfigError(f"{name}, line 1: its columns may be divided by {words}: use one of them alone, or JSONL")
+    return several[0] if several else usual
+
+
+def _columns(head: str, separator: str) -> int:
+    try:
+        return len(next(csv.reader([head], delimiter=separator), ()))
+    except csv.Error:  # which reading the file reports with its line
+        return 0
 
 
 def _parquet(name: str, opened: BinaryIO) -> Iterator[dict[str, Any]]:

@@ -21,7 +21,7 @@ from agentrl import tracing
 from agentrl.config import SandboxConfig
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.tools.sandbox import Sandbox, SandboxSpec, Snapshot
-from agentrl.tools.sandbox.loop import sandbox_loop
+from agentrl.tools.sandbox.loop import on_loop, sandbox_loop
 from agentrl.tools.sandbox.pool import Pool
 from agentrl.tools.sandbox.registry import backend
 from agentrl.tools.threads import in_forked_child
@@ -29,8 +29,6 @@ from agentrl.tools.threads import in_forked_child
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-TOTAL = 64
-"""Sandboxes alive at once; an idle one holds a megabyte or two."""
 SPARE = 4
 """Idle sandboxes besides one for each running episode, for scoring while others are being emptied."""
 WAIT = 600.0
@@ -47,8 +45,8 @@ EXIT_SECONDS = 60.0
 _at_exit: Callable[[Callable[[], None]], Any] = getattr(threading, "_register_atexit", atexit.register)
 """Ordinary exit handlers run too late: thread pools then take no work. `concurrent.futures` uses this one, too."""
 
-_suppliers: dict[tuple[str, bool], Supplier] = {}
-_reuse = True
+_suppliers: dict[tuple[str, bool, int], Supplier] = {}
+_config = SandboxConfig()
 _lock = threading.Lock()
 
 
@@ -66,15 +64,16 @@ class Supplier:
     Args:
         name: the backend's.
         reuse: whether released sandboxes are emptied and used again, where they can be.
+        total: sandboxes alive at once; an idle one holds a megabyte or two.
 
     Attributes:
         pool: the pool of them.
         leased: the ids of those that episodes use now.
     """
 
-    def __init__(self, name: str, reuse: bool = True) -> None:
+    def __init__(self, name: str, reuse: bool = True, total: int = SandboxConfig().total) -> None:
         self.name = name
-        self.pool = Pool(backend(name), total=TOTAL, creates=4, recycle=reuse)
+        self.pool = Pool(backend(name), total=total, creates=4, recycle=reuse)
         self.leased: set[str] = set()
         self._checked: set[str] = set()
 
@@ -82,8 +81,13 @@ class Supplier:
         """Check, once, whether sandboxes of a specification can be created here.
 
         Raises:
-            ConfigError: there is no daemon or no such image; the message says what to do.
+            ConfigError: there is no daemon, image or server; the message says what to do.
         """
+        if self.name == "remote" and not self._checked:
+            from agentrl.tools.sandbox import remote
+
+            await on_loop(remote.server().check())
+            self._checked.add(spec.key)
         if self.name != "docker" or spec.key in self._checked:
             return
         from agentrl.tools.sandbox import images, reaper
@@ -98,7 +102,7 @@ class Supplier:
 
     async def prepare(self, spec: SandboxSpec, count: int) -> None:
         """Keep this many idle sandboxes from now on; returns at once."""
-        await self.pool.prepare(spec, min(count + SPARE, TOTAL))
+        await self.pool.prepare(spec, min(count + SPARE, self.pool.total))
 
     async def acquire(self, spec: SandboxSpec) -> tuple[Sandbox, float]:
         """A sandbox that was not used since it was created or emptied, and the seconds waited for it."""
@@ -210,21 +214,24 @@ class Lease:
 
 
 def configure(config: SandboxConfig) -> None:
-    """Set whether sandboxes are reused from now on."""
-    global _reuse
-    _reuse = config.reuse != "never"
+    """Set where sandboxes are made from now on, and whether they are reused."""
+    from agentrl.tools.sandbox import remote
+
+    global _config
+    _config = config
+    remote.use(config.url, config.key_file, config.certificate)
 
 
 def supplier(name: str) -> Supplier:
-    """The process's one supplier of a backend.
+    """The process's one supplier of a backend, or of the one that the settings name in place of all.
 
     Raises:
         UnknownName: no such backend.
     """
     with _lock:
-        key = name, _reuse
+        key = _config.name or name, _config.reuse != "never", _config.total
         if key not in _suppliers:
-            _suppliers[key] = Supplier(name, _reuse)
+            _suppliers[key] = Supplier(*key)
             if len(_suppliers) == 1:
                 _at_exit(_close_at_exit)
         return _suppliers[key]

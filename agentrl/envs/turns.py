@@ -92,12 +92,15 @@ async def _step(
     """Have the environment answer a turn, and put into the session what it answers."""
     player = players[node.agent]
     sub_agents = SubAgents(env, player.conversation, player.act, turn, deadline)
+    env.unwrapped._stepping = session, node  # whose tokens an adapter counts for its library
     with tracing.scope(turn=turn + 1), environment_call(session, "step") as seconds, sub_agents:
         try:
             result = await _answer(env, _named(node, several=len(players) > 1), deadline)
         except AgentRLError as error:
             note_answer_failed(session, error)
             raise
+        finally:
+            env.unwrapped._stepping = None
     if result.reward is not None:
         node.reward = result.reward
     add_rewards(session, result.rewards)

@@ -61,6 +61,10 @@ class Wrapper(Env):
         """The wrapped environment's tasks."""
         return self.env.tasks(split)
 
+    def chance_of(self, tasks: Sequence[Task]) -> float | None:
+        """What a guess gets in the wrapped environment."""
+        return self.env.chance_of(tasks)
+
     async def prepare(self, tasks: Sequence[Task], sessions: int) -> None:
         """Let the wrapped environment get ready."""
         await calls.prepare(self.env, tasks, sessions)

@@ -149,7 +149,8 @@ class Evaluation:
     """A policy's results on a split.
 
     `mean` is over tasks; `low` and `high` bound it with 95 % confidence. `pass_at[k]` estimates the chance that at
-    least one of k sessions solves a task, `pass_hat[k]` the chance that all of them do. Of `generated` sessions
+    least one of k sessions solves a task, `pass_hat[k]` the chance that all of them do, for every k up to the smallest
+    number of sessions that a task has. Of `generated` sessions
     `sessions` count; `invalid` counts those whose rewards, or critic's views, are no numbers. `worked`: one had a turn
     and did not fail, or earned something; otherwise the numbers say nothing about the policy. `usage`, `cost` (None
     without a price) and `errors` are of all that were generated.
@@ -173,9 +174,9 @@ class Evaluation:
     invalid: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
+        ends = sorted({min(self.pass_at), max(self.pass_at)}) if self.pass_at else []
         passes = "  ".join(
-            f"pass@{k} {value:.3f}" + (f"  pass^{k} {self.pass_hat[k]:.3f}" if k > 1 else "")
-            for k, value in self.pass_at.items()
+            f"pass@{k} {self.pass_at[k]:.3f}" + (f"  pass^{k} {self.pass_hat[k]:.3f}" if k > 1 else "") for k in ends
         )
         within = "" if math.isnan(self.low) else f"  95% CI [{self.low:.3f}, {self.high:.3f}]{self._caution()}"
         return f"mean {self.mean:.3f}{within}  {passes}  n={self.sessions}{self._lost()}"
@@ -223,8 +224,7 @@ def summarise(scores: Sequence[Sequence[float]], solved_at: float) -> dict[str, 
     played = [task for task in scores if task]
     means = [fmean(task) for task in played]
     low, high = interval(means, bounded=in_unit_range([score for task in played for score in task]))
-    smallest = min(map(len, played), default=0)
-    ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k < smallest] + ([smallest] if smallest else [])
+    ks = range(1, min(map(len, played), default=0) + 1)
     solved = [(len(task), sum(score >= solved_at - ROUNDING for score in task)) for task in played]
     return {
         "mean": fmean(means) if means else math.nan,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from importlib import resources
 from typing import Any
@@ -165,8 +165,8 @@ def _result(body: Element, run: Run) -> None:
         "mean": found.get("mean"),
         "95% CI": None if low is None or high is None else f"{short(float(low))} to {short(float(high))}",
         "caution": found.get("caution"),
-        **{f"pass@{k}": value for k, value in (found.get("pass_at") or {}).items()},
-        **{f"pass^{k}": value for k, value in (found.get("pass_hat") or {}).items() if k != "1"},
+        "pass@k": _passes(found.get("pass_at")),
+        "pass^k": _passes(found.get("pass_hat")),
         **(found.get("metrics") or {}),
         "finding": found.get("finding"),
     }
@@ -175,6 +175,10 @@ def _result(body: Element, run: Run) -> None:
             _line(table, name, short(float(value)) if isinstance(value, int | float) else value)
     for line in edits.described(found):
         _line(table, *line.split(": ", 1))
+
+
+def _passes(values: Mapping[str, float] | None) -> str:
+    return ", ".join(f"{short(float(value))} (k={k})" for k, value in (values or {}).items())
 
 
 def _line(table: Element, name: str, value: object) -> None:

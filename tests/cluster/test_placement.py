@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.cluster import Node
+from agentrl.cluster.nodes import node_name
 from agentrl.cluster.placement import LAYOUTS, Assignment, Demand, Wanted, fitted, place
 from agentrl.cluster.refusal import nearest
 from agentrl.errors import ConfigError, InvalidInput
@@ -155,6 +156,14 @@ def test_roles_of_several_units_are_spread_and_the_trainer_is_kept_together() ->
     found = place(nodes, Wanted(Demand("trainer", 4, 4), Demand("engine", 8, 2), (Demand("environments", 8, cpus=1),)))
     assert {each.node for each in found.of("trainer")} == {"node-0", "node-1"}
     assert Counter(each.node for each in found.of("environments")) == dict.fromkeys((n.name for n in nodes), 2)
+
+
+def test_nodes_of_one_machine_have_names_of_their_own_and_one_name_hides_no_place() -> None:
+    """Ray's local autoscaler gives ids that begin alike: what was placed on the first such node had no place at all."""
+    first, second = (node_name("10.0.0.7", f"{'f' * 51}{number:05d}") for number in (0, 1))
+    assert first != second
+    wanted = Wanted(trainer(0), engines(0), (workers(3),))
+    assert place([Node("a", 3.0, 0), Node("a", 2.0, 0)], wanted).counts() == {"environments": 3}
 
 
 SMALL = [Node("a", 8.0, 4), Node("b", 8.0, 4)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from agentrl.cluster import Role, Worker, prefork
 from agentrl.cluster.forking import Start
 from agentrl.cluster.local import LocalCluster
 from tests.cluster.test_server import until
+from tests.conftest import need
 
 pytestmark = [
     pytest.mark.slow,
@@ -167,6 +169,17 @@ def test_a_worker_that_exits_has_its_exit_status(cluster: LocalCluster) -> None:
     with pytest.raises(Exception, match="exit status 7"):
         worker.run("leave", 7, timeout=60)
     assert worker.process.server.exit_status == 7  # type: ignore[attr-defined]
+
+
+def test_a_container_that_shares_the_machines_network_shares_no_process_that_forks() -> None:
+    """A worker of the one would be forked among the files of the other."""
+    apart = ["unshare", "--user", "--map-root-user", "--mount"]
+    can = shutil.which("unshare") and subprocess.run([*apart, "true"], capture_output=True).returncode == 0
+    need(bool(can), "namespaces of one's own (unshare)")
+    code = "from agentrl.cluster import prefork; print(prefork.shared_name())"
+    there = subprocess.run([*apart, sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert there.stdout.strip().startswith("agentrl-prefork-")
+    assert there.stdout.strip() != prefork.shared_name()
 
 
 def test_owners_that_share_what_forks_by_a_name_end_with_it_one_by_one(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_places_are_found_once_a_node_joins_that_holds_them(
         node = add_node(ray_nodes, num_cpus=2, resources={"grown": 1})
         try:
             found = waiting.result()
-            assert [node.node_id[:6] in place.node for place in found.places] == [True]
+            assert [node.node_id[-6:] in place.node for place in found.places] == [True]
         finally:
             remove_node(ray_nodes, node)
 

@@ -57,6 +57,15 @@ def test_where_the_driver_is_killed_its_workers_and_what_they_started_end(ray_no
     until(lambda: not any(map(alive, below)), "they go on")
 
 
+@pytest.mark.slow
+def test_a_node_without_the_runs_folder_is_named_and_none_is_made_there(ray_cluster: Cluster, tmp_path: Path) -> None:
+    """It was made there, empty, and what failed was whatever looked for a file of the run's first."""
+    ray_cluster.logs = tmp_path / "run" / "logs"  # which the driver's own machine has lost, as other nodes never had it
+    with pytest.raises(ConfigError, match=r"\(\w{6}\) has no folder .*/run/logs, .*all nodes share .*agentrl doctor"):
+        ray_cluster.spawn(COUNTER).wait_ready(LONG)
+    assert not (tmp_path / "run").exists()
+
+
 CONTAINER = (
     DRIVER.replace("COUNTER", "SANDBOXED")
     .replace("test_contract", "test_workers")

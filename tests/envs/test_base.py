@@ -94,6 +94,25 @@ def test_instances_share_no_registry():
     assert one.tools is not other.tools
 
 
+class Stepping(Counter):
+    """Counts in `step`, without a call."""
+
+    async def step(self, message: Message) -> agentrl.StepResult:
+        self.earn(0.1)
+        self.end()
+        return agentrl.StepResult() if not message.tool_calls else await self.run_tools(message)
+
+
+@pytest.mark.parametrize(("calls_up", "earned"), [(False, 0.1), (True, 0.2)])
+async def test_what_a_step_of_ones_own_earns_and_ends_counts(calls_up: bool, earned: float):
+    env = Stepping()
+    env.earn(5.0)  # before the step
+    await calls.reset(env, Task(id="t", data={"goal": 3}))
+    env.earn(5.0)
+    result = await calls.step(env, env.call("up") if calls_up else Message(role="assistant", content="one"))
+    assert (result.reward, result.terminated) == (pytest.approx(earned), True)
+
+
 async def test_a_played_episode_earns_step_and_final_rewards_and_ends_itself():
     env = Counter()
     session = await play(env, Task(id="t", data={"goal": 3}))

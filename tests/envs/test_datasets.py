@@ -44,6 +44,8 @@ def test_a_csv_file_is_read_as_it_was_written(rows: list[dict[str, str]]) -> Non
         ("x.csv", b"a,b\n1\n", "line 2: its values are not as many as the columns"),
         ("x.csv", b"a,b\n1,2,3\n", "line 2: its values are not as many as the columns"),
         ("x.csv", b'a,b\n"1,2\n', "unexpected end of data"),
+        ("x.csv", b"a;b\n1;2;3\n", "line 2: its values are not as many as the columns, which semicolons divide"),
+        ("x.csv", b"a;b\tc\n1;2\t3\n", "line 1: its columns may be divided by semicolons or tabs"),
         ("x.json", b"{", "line 1: not a JSON object"),
         ("x.json", b"[{]", "not JSON"),
         ("x.json", b"[1]", "a list of objects is expected"),
@@ -73,6 +75,23 @@ def test_a_file_that_is_not_what_its_name_says_is_named_with_the_line(name: str,
 def test_every_form_of_a_text_file_is_read_gzipped_or_not(name: str, data: bytes) -> None:
     for file, content in ((name, data), (f"{name}.gz", gzip.compress(data))):
         assert [row["a"] for _, row in parse_rows(file, io.BytesIO(content))] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "rows"),
+    [
+        ("x.csv", b"question;answer\nWho, when?;1,5\n", [{"question": "Who, when?", "answer": "1,5"}]),
+        ("x.csv", b'\xef\xbb\xbfa;b\r\n"1;\n2";3\r\n', [{"a": "1;\n2", "b": "3"}]),
+        ("x.csv", b"a\tb\n1\t2\n", [{"a": "1", "b": "2"}]),
+        ("x.tsv", b"a,b\n1,2\n", [{"a": "1", "b": "2"}]),
+        ("x.csv", b"a;b,c\n1,2\n", [{"a;b": "1", "c": "2"}]),
+        ("x.csv", b'"a;b"\n1\n', [{"a;b": "1"}]),
+        ("x.csv", b"", []),
+    ],
+)
+def test_the_first_line_says_what_divides_columns(name: str, data: bytes, rows: list[dict[str, str]]) -> None:
+    """Of "question;answer", as spreadsheets write it, one column was made, and the answer's column was asked for."""
+    assert [row for _, row in parse_rows(name, io.BytesIO(data))] == rows
 
 
 def test_a_cell_may_be_longer_than_pythons_own_limit(tmp_path: Path) -> None:

@@ -167,6 +167,9 @@ def test_the_real_problems_pass_the_check_and_all_are_solved_by_their_annotation
         ('{"question": "a"}', "line 2: .*answer"),
         ('{"question": 3, "answer": "#### 3"}', "line 2: question and answer must be text"),
         ('{"question": "a", "answer": "none"}', "line 2: .*hold a number"),
+        ('{"question": "a", "answer": "14 March 2020"}', "line 2: .*not '14 March 2020'; env=questions"),
+        ('{"question": "a", "answer": "It was then.\\n#### 2020-03-14"}', "line 2: .*not '2020-03-14'"),
+        ('{"question": "a", "answer": "#### 1/2"}', "line 2: .*not '1/2'"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, words: str):
@@ -174,6 +177,14 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, words: str):
     path.write_text(json.dumps(ROWS[0]) + "\n" + line + "\n")
     with pytest.raises(ConfigError, match=words):
         list(calls.tasks(make("gsm8k", path=str(path))))
+
+
+@pytest.mark.parametrize("answer", ["4", "$4", "-1,200.50", "so #### 4%", "#### 12 dollars", "#### $1,000\n"])
+def test_a_number_is_an_answer_with_its_sign_of_money_and_its_unit(tmp_path: Path, answer: str):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"question": "a", "answer": answer}) + "\n")
+    (task,) = calls.tasks(make("gsm8k", path=str(path), eval_path=str(path)))
+    assert final_number(task["answer"]) is not None
 
 
 def test_a_missing_or_empty_file_is_named(tmp_path: Path):

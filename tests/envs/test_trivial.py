@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import agentrl
+from agentrl.envs import calls
+from agentrl.envs.check import scores
+from agentrl.envs.check.monitor import Monitor, SharedLabel
+from agentrl.envs.check.subject import Subject
 from agentrl.envs.reference import EXPERT, FEW, references
-from agentrl.envs.registry import list_envs, make
+from agentrl.envs.registry import factory, list_envs, make
 from agentrl.envs.trivial import AGENTS, Known
+from agentrl.envs.wrappers import Wrapper
 from agentrl.types import AGENT, Message, Task
 from benchmarks.trivial_sets import SETS, search_r1, written
 from tests.envs.check import worlds
@@ -21,11 +28,11 @@ FIFTH = 0.2
 SLACK = 0.1
 """For so few tasks: one of ten."""
 GUESSED = {
-    "`questions`, as MMLU (4 choices)": 0.3,
-    "`questions`, as BoolQ (yes or no)": 0.6,
+    "`questions`, as MMLU (4 choices)": 0.25,
+    "`questions`, as BoolQ (yes or no)": 0.5,
     "`function_calls`, none helps": 1.0,
 }
-"""What a guess gets where answers are few, or one refusal is right everywhere."""
+"""What a guess gets where answers are few, or one refusal is right everywhere; of other sets nobody knows it."""
 READY: list[tuple[str, dict[str, Any]]] = [(env.name, {}) for env in list_envs() if env.ready]
 
 
@@ -52,9 +59,47 @@ def test_no_trivial_agent_gets_over_a_fifth_of_a_built_in_environment_unless_a_c
 def test_nor_of_a_data_set_but_where_answers_are_few(name: str, tmp_path: Path):
     target, options = (search_r1(tmp_path), {}) if name == "search_r1" else written(name, tmp_path)
     scores = {each.agent: each.reward or 0.0 for each in references(target, options, 2 * TASKS)}
+    env = factory(target, **options)()
+    chance = env.chance_of(list(islice(calls.tasks(env, "eval"), 2 * TASKS)))
+    assert chance == GUESSED.get(name)
     most, who = max((scores[agent], agent) for agent in AGENTS)
-    assert most <= GUESSED.get(name, FIFTH) + SLACK, who
+    assert most <= (FIFTH + SLACK if chance is None else chance + 2 * SLACK), who
     assert scores.get(EXPERT, 1.0) == 1
+
+
+def chance_of(rows: list[dict[str, Any]], folder: Path) -> float | None:
+    file = folder / f"{len(list(folder.iterdir()))}.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    env = make("questions", path=str(file), eval_path=str(file))
+    assert Wrapper(env).chance_of(list(env.tasks("eval"))) == env.chance_of(list(env.tasks("eval")))
+    return env.chance_of(list(env.tasks("eval")))
+
+
+def test_what_a_guess_gets_follows_from_the_choices_and_from_answers_that_are_few(tmp_path: Path):
+    letters = [{"question": f"q{n}", "choices": list("wxyz")[: 3 + n % 2], "answer": 0} for n in range(4)]
+    assert chance_of(letters, tmp_path) == pytest.approx((1 / 3 + 1 / 4) / 2)
+    verdicts = [{"question": f"q{n}", "answer": "Yes." if n else "no"} for n in range(8)]
+    assert chance_of(verdicts, tmp_path) == 0.5
+    assert chance_of([*letters, *verdicts], tmp_path) == pytest.approx((2 * (1 / 3 + 1 / 4) + 8 * 0.5) / 12)
+    aliases = [{"question": f"q{n}", "answer": ["red", "blue", "green"][n % 3 :]} for n in range(9)]
+    assert chance_of(aliases, tmp_path) == pytest.approx((1 + 2 / 3 + 1 / 3) / 3)
+    assert chance_of([{"question": f"q{n}", "answer": f"name {n}"} for n in range(8)], tmp_path) is None
+    assert chance_of([{"question": f"q{n}", "answer": 4} for n in range(8)], tmp_path) is None
+
+
+@pytest.mark.slow
+async def test_a_guess_that_is_right_in_half_of_the_tasks_is_no_fault_of_a_set_of_yes_and_no(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    name, options = written("`questions`, as BoolQ (yes or no)", tmp_path)
+    subject = Subject(lambda: make(name, **options), Monitor(SharedLabel()), 0, wanted=12)
+    listed = list(calls.tasks(subject.env, "eval"))
+    subject.splits["eval"] = listed, listed
+    await scores.play_all(subject)
+    assert [found async for found in scores.compared(subject)] == []
+    monkeypatch.setattr(subject.env, "chance_of", lambda tasks: None)
+    fault, *_ = [found async for found in scores.compared(subject)]
+    assert "half of the way to what the expert gets" in str(fault)
 
 
 @pytest.mark.parametrize(("name", "split"), [("terminal", "eval"), ("code", "train")])

@@ -68,6 +68,19 @@ def test_an_evaluation_reports_pass_hat_scores_by_task_errors_by_blame_and_cost(
     assert evaluate_groups(groups, EvalConfig()).cost is None
 
 
+def test_every_k_up_to_the_fewest_sessions_of_a_task_has_its_chance_and_the_line_names_only_the_ends() -> None:
+    groups = [group(name, *[1.0] * solved, *[0.0] * (5 - solved)) for name, solved in (("a", 2), ("b", 4), ("c", 0))]
+    result = evaluate_groups(groups, EvalConfig())
+    at = [(0.4 + 0.8 + 0) / 3, (0.7 + 1 + 0) / 3, (0.9 + 1 + 0) / 3, 2 / 3, 2 / 3]  # a: 1 - C(3, k) / C(5, k)
+    hat = [(0.4 + 0.8 + 0) / 3, (0.1 + 0.6 + 0) / 3, (0 + 0.4 + 0) / 3, (0 + 0.2 + 0) / 3, 0.0]  # C(c, k) / C(5, k)
+    assert result.pass_at == pytest.approx(dict(enumerate(at, 1)), abs=1e-12)
+    assert result.pass_hat == pytest.approx(dict(enumerate(hat, 1)), abs=1e-12)
+    assert "pass@1 0.400  pass@5 0.667  pass^5 0.000  n=15" in str(result)
+    uneven = evaluate_groups([*groups, group("d", 1.0, 0.0, 0.0)], EvalConfig())
+    assert (list(uneven.pass_at), list(uneven.pass_hat)) == ([1, 2, 3], [1, 2, 3])
+    assert uneven.pass_at[2] == pytest.approx((0.7 + 1 + 0 + 2 / 3) / 4, abs=1e-12)
+
+
 def test_tokens_sampled_after_a_switch_of_policies_within_a_turn_are_counted() -> None:
     def node(*spans: tuple[int, int, int]) -> Node:
         return Node(0, None, Message(role="assistant"), [], [], [], versions=[VersionSpan(*span) for span in spans])

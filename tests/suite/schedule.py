@@ -3,8 +3,8 @@
 A heavy part (Ray's nodes, an inference server, ranks, the Docker daemon, a browser) starts at its first use and ends
 after its last one. So all tests of one are a unit that one worker takes, in the order of a table, and at most two
 workers have one at a time: two is what a machine of 16 GB can hold. Any further worker takes only other tests, a file
-at a time, which need nothing but Python; they fill the time in which the heavy ones wait. Two such workers keep two
-cores busy while a container and a Ray node are waited for: with one, a tenth of the cores' time was idle.
+at a time, which need nothing but Python; they fill the time in which the heavy ones wait. A second such worker
+gained no time, and took 2.4 GB.
 
 A test's part follows from its path, since the process that hands out tests knows no more of them: `PARTS` says which.
 What a part's tests share is made by `kept`, and ends when a worker comes to a test of another part.

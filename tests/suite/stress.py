@@ -115,7 +115,7 @@ def main() -> int:
     if not arguments.table:
         whole = [file for file in files if file.with_suffix(".whole").exists()]
         file = next((file for file in files if file not in whole), arguments.folder / f"{len(files) + 1:02}.jsonl")
-        command = [sys.executable, "-m", "pytest", "--numprocesses", "4", f"--record={file}", *arguments.tests]
+        command = [sys.executable, "-m", "pytest", "--numprocesses", "3", f"--record={file}", *arguments.tests]
         if arguments.stop_after:
             command.append(f"--stop-after={arguments.stop_after}")
         with busy(arguments.busy):

@@ -109,6 +109,7 @@ async def test_the_viewer_the_report_and_the_comparison_show_an_edit(run: Path, 
     assert {row["id"]: row["edits"] for row in rows if row["edits"]} == {session: [edit]}
     assert (await asked(run, "run", run="run"))["evaluation"]["edits"] == [edit]
     assert b"a &lt;word&gt;" in report(run_at(run))
+    assert report(run_at(run)).count(b"(k=2)") == 2
     told = CliRunner().invoke(app, ["compare", str(measured), str(run)]).output
     assert "t0 0.00 to 0.50" in told
     assert "after edited: " in told

@@ -3,7 +3,8 @@
 An episode is a sample of that evaluation, whose model is the episode's agent: the library runs solver, tools, limits
 and scorers. Reset and step hand its requests over. One that goes on with the conversation is answered in it; any other
 (a critique, a graded answer, a history that was cut) begins a path of its own, by `StepResult.fresh`. A session that a
-limit of the run cut off is scored as the library scores one that exceeded a limit.
+limit of the run cut off is scored as the library scores one that exceeded a limit. The tokens of each turn are told to
+the library, as providers count them, so its token limits hold.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from agentrl.envs.adapters.loops import same
 from agentrl.envs.base import Env, reward
 from agentrl.envs.splits import TaskList
 from agentrl.errors import AgentRLError, ConfigError, EnvError, nearest
+from agentrl.sessions import tree
 from agentrl.tools.tool import Tool
 from agentrl.types import FunctionCall, Message, Session, StepResult, Task, ToolCall
 from agentrl.untrusted import read_json
@@ -47,22 +49,31 @@ class Inspect(Env):
 
     splits = ("eval",)
 
-    def __init__(self, source: str, scorer: str | None = None, grader: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        source: str,
+        scorer: str | None = None,
+        grader: str | None = None,
+        isolated: bool = True,
+        **options: Any,
+    ) -> None:
         """Load the task; all instances share it.
 
         Args:
             source: the task, as `inspect eval` takes it: FILE.py@TASK, or PACKAGE/TASK.
             scorer: whose value is the reward, as info["scores"] names it; the first one's by default.
             grader: the model of the role `grader`, as inspect_ai names it; by default the agent grades itself.
+            isolated: whether tasks are refused whose sandbox is the library's `local`: this machine, as it is.
             options: of the task's function.
         """
         self.source, self.scorer = source, scorer
-        self._loaded = _load(source, json.dumps(options, sort_keys=True, default=str), grader, os.getpid())
+        self._loaded = _load(source, json.dumps(options, sort_keys=True, default=str), grader, isolated, os.getpid())
         for name, description, parameters in self._loaded.tools:
             self.tools.add(Tool(name, description, parameters, _never))
         self._played: Any = None
         self._request: Any = None
         self._known: list[Message] = []
+        self._counted = 0, 0
 
     def tasks(self, split: str = "eval") -> list[Task]:
         """Its samples."""
@@ -89,8 +100,22 @@ class Inspect(Env):
         """Give the library its model's turn."""
         self._known.append(message)
         if not self._request.answer.done():  # else the library has given up waiting, by a limit of its own
-            self._request.answer.set_result(_output(library("inspect_ai.model", EXTRA), message))
+            self._request.answer.set_result(_output(library("inspect_ai.model", EXTRA), message, *self._spent()))
         return await self._next() or StepResult(terminated=True)
+
+    def _spent(self) -> tuple[int, int]:
+        """The tokens of the prompt and of the turn that is answered: the run's own, or what a provider counted."""
+        if self._stepping is None:
+            return 0, 0
+        session, node = self._stepping
+        if "completion_tokens" in session.counters:  # of a model behind an API, of all turns so far
+            counted = session.counters["prompt_tokens"], session.counters["completion_tokens"]
+            (prompt, completion), self._counted = self._counted, counted
+            return counted[0] - prompt, counted[1] - completion
+        if not node.versions:
+            return 0, 0
+        opening = node.versions[0].start
+        return tree.position(session, node.id) + opening, len(node.token_ids) - opening
 
     async def _next(self) -> StepResult | None:
         """The next request, as an answer to the agent; None where the sample has ended."""
@@ -136,13 +161,13 @@ class Inspect(Env):
     async def close(self) -> None:
         """End the sample."""
         episode, self._played = self._played, None
-        self._request, self._known = None, []
+        self._request, self._known, self._counted = None, [], (0, 0)
         if episode is not None:
             episode.cut_off()
 
 
 @cache
-def _load(source: str, options: str, grader: str | None, process: int) -> Loaded:
+def _load(source: str, options: str, grader: str | None, isolated: bool, process: int) -> Loaded:
     """The task, by the library's own rules for names, and its evaluation, which is a process's own.
 
     Raises:
@@ -164,8 +189,12 @@ def _load(source: str, options: str, grader: str | None, process: int) -> Loaded
     (task,) = found
     if task.scorer is None:
         raise ConfigError(f"{where}: the task has no scorer, so there is no reward")
-    if task.sandbox is not None or any(sample.sandbox for sample in task.dataset):
-        raise ConfigError(f"{where}: the task runs in a sandbox of inspect_ai: allowed: tasks without one")
+    sandboxes = {each.type for each in (task.sandbox, *(sample.sandbox for sample in task.dataset)) if each is not None}
+    if isolated and "local" in sandboxes:
+        raise ConfigError(
+            f"{where}: the task's sandbox is `local`, so the agent's commands would run on this machine, which nothing "
+            "isolates: allowed with env.isolated=false"
+        )
     roles = {} if grader is None else {"grader": grader}
     evaluation = library("agentrl.envs.adapters.inspect_runner", EXTRA).Evaluation(task, f"inspect:{source}", roles)
     with ThreadPoolExecutor(1) as thread:  # a loop of its own: this one may be running
@@ -219,8 +248,8 @@ def _message(theirs: Any) -> Message:
     )
 
 
-def _output(types: Any, said: Message) -> Any:
-    """A turn as the library's model output."""
+def _output(types: Any, said: Message, prompt: int, completion: int) -> Any:
+    """A turn as the library's model output, with its tokens and those of its prompt."""
     tool = library("inspect_ai.tool", EXTRA)
     calls = []
     for call in said.tool_calls or ():
@@ -228,7 +257,8 @@ def _output(types: Any, said: Message) -> Any:
         calls.append(tool.ToolCall(call.id, call.function.name, arguments, parse_error=error))
     message = types.ChatMessageAssistant(content=said.text, tool_calls=calls or None, source="generate")
     choice = types.ChatCompletionChoice(message=message, stop_reason="tool_calls" if calls else "stop")
-    return types.ModelOutput(model="agentrl", choices=[choice], usage=types.ModelUsage())
+    usage = types.ModelUsage(input_tokens=prompt, output_tokens=completion, total_tokens=prompt + completion)
+    return types.ModelOutput(model="agentrl", choices=[choice], usage=usage)
 
 
 def _arguments(call: ToolCall) -> tuple[dict[str, Any], str | None]:

@@ -193,7 +193,7 @@ class Evaluation(SampleSource):  # type: ignore[misc]  # the library may not be 
     async def _evaluate(self, folder: str) -> None:
         init_display_type("none")
         config = GenerateConfig(max_connections=CONNECTIONS)
-        await eval_async(
+        logs = await eval_async(
             task_with(self._task, dataset=self),
             model=get_model(POLICY, memoize=False, config=config),
             model_roles=dict(self._roles),
@@ -206,6 +206,8 @@ class Evaluation(SampleSource):  # type: ignore[misc]  # the library may not be 
             retry_on_error=0,
             max_samples=CONNECTIONS,
         )
+        if failed := next((log.error for log in logs if log.error is not None), None):
+            raise EnvError(failed.message)  # such as a sandbox that it can't start
 
 
 @modelapi(name="agentrl")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import tempfile
@@ -39,11 +40,14 @@ def held() -> Holdings:
 async def left_since(before: Holdings, settle: float = SETTLE) -> Holdings:
     """Resources that were added since `before` and are not released within `settle` seconds.
 
-    A replaced resource (a pool's new connection in place of an old one) does not count.
+    A replaced resource (a pool's new connection in place of an old one) does not count, nor does what another program
+    on this machine has made in a folder that all share, and uses.
     """
     deadline = time.monotonic() + settle
     while True:
         now = held()
+        for kind, folder in SHARED.items():
+            now[kind] -= _used_by_others(now[kind] - before[kind], folder)
         left = {kind: _newest(names - before[kind], len(names) - len(before[kind])) for kind, names in now.items()}
         if not any(left.values()) or time.monotonic() > deadline:
             return left
@@ -59,6 +63,18 @@ def _names(folder: str) -> Iterator[str]:
         yield from (entry.name for entry in os.scandir(folder))
     except OSError:
         return
+
+
+def _used_by_others(names: frozenset[str], folder: str) -> frozenset[str]:
+    """Those that processes other than this one and its children have open or mapped into memory, where /proc tells."""
+    paths = {os.path.abspath(os.path.join(folder, name)): name for name in names}
+    ours, used = {os.getpid(), *descendants(os.getpid())}, set[str]()
+    for process in Path("/proc").glob("[0-9]*") if names else ():
+        if int(process.name) not in ours:
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
+                used.update(line.split(maxsplit=5)[-1] for line in (process / "maps").read_text().splitlines())
+                used.update(os.readlink(number) for number in (process / "fd").iterdir())
+    return frozenset(name for path, name in paths.items() if path in used)
 
 
 def command(pid: int) -> str:

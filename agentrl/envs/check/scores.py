@@ -1,8 +1,9 @@
 """The table of scores: what six trivial agents get beside the expert, and what follows from it.
 
 All of them play the same tasks. A trivial agent that gets what the expert gets is a fault, and so is one that gets half
-of the way from silence to the expert, where no chance explains it (`Env.chance`). In a game in which one wins what the
-others lose, near-equal scores are the rule: there an agent that makes moves is at fault only where it beats the expert.
+of the way from silence to the expert, where no chance explains it (`Env.chance_of`). In a game in which one wins what
+the others lose, near-equal scores are the rule: there an agent that makes moves is at fault only where it beats the
+expert.
 """
 
 from __future__ import annotations
@@ -123,15 +124,16 @@ async def compared(subject: Subject) -> AsyncIterator[str | Note]:
         yield _fault(subject, reaching, f"what the expert gets, {fmean(target):.2f}" if expert else f"all, {top:g}")
     if zero_sum:
         return
-    floor = max(rows[trivial.SILENT].mean, subject.env.chance or low)
+    by_chance = subject.env.chance_of(subject.scored)
+    floor = max(rows[trivial.SILENT].mean, low if by_chance is None else by_chance)
     over = [row for row in rows.values() if row.agent not in (EXPERT, trivial.SILENT) and row not in reaching]
     enough = len(subject.scored) >= ENOUGH
-    half = [row for row in over if expert and enough and _half(row, floor, expert.mean, subject.env.chance is not None)]
+    half = [row for row in over if expert and enough and _half(row, floor, expert.mean, by_chance is not None)]
     if half and not reaching:
         yield _fault(subject, half, f"half of the way to what the expert gets, {fmean(target):.2f}, or more")
     for row in over:
         share = (row.mean - low) / (fmean(target) - low)
-        if share > FIFTH and row not in half and not reaching and subject.env.chance is None:
+        if share > FIFTH and row not in half and not reaching and by_chance is None:
             yield Note(f"the {row} gets {share:.0%} of {fmean(target):.2f}, in {_examples(subject, row)}")
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from agentrl.envs import hub
@@ -15,10 +16,12 @@ from agentrl.envs.base import Env, reward
 from agentrl.envs.dataset import Dataset
 from agentrl.envs.overlap import Overlap
 from agentrl.envs.questions import latex
-from agentrl.envs.questions.formats import ANSWERS, COLUMNS, Grading, Question, question
+from agentrl.envs.questions.formats import ANSWERS, COLUMNS, Grading, Question, number_of_choices, question
 from agentrl.envs.rows import described
 from agentrl.envs.search_r1.scoring import exact_match, f1
+from agentrl.envs.search_r1.scoring import normalize as words_of
 from agentrl.envs.splits import TaskList, divide
+from agentrl.envs.trivial import CHOICES
 from agentrl.errors import ConfigError
 from agentrl.types import Message, Session, Task
 
@@ -103,6 +106,12 @@ class Questions(Env):
         opening = [Message(role="system", content=words)] if words else []
         return [*opening, Message(role="user", content=task["question"])]
 
+    def chance_of(self, tasks: Sequence[Task]) -> float | None:
+        """What a guess gets: one of a question's choices, or of the right answers of all where these are few."""
+        few = _few(tasks)
+        guesses = [_guess(task, few) for task in tasks]
+        return fmean(guesses) if any(guesses) else None
+
     def brief(self, task: Task) -> Task:
         """The question, without its answers."""
         return Task(id=task.id, data={"question": task["question"]})
@@ -143,6 +152,21 @@ def right(text: str, asked: Question) -> bool:
     if asked.grading is Grading.CLOSER:
         return f1(_stated(text), asked.answers) > f1(_stated(text), asked.wrong)
     return bool(exact_match(_stated(text), asked.answers))
+
+
+def _few(tasks: Sequence[Task]) -> set[str]:
+    """The different right answers, the first of each question, where they are so few that they are choices."""
+    first = [words_of(task["answers"][0]) for task in tasks if task["grading"] == Grading.EXACT]
+    return set(first) if len(set(first)) <= CHOICES * len(first) else set()
+
+
+def _guess(task: Task, few: Set[str]) -> float:
+    """How often a guess is right: one of the question's choices, or one of a few answers; 0 where there are neither."""
+    if task["grading"] == Grading.CHOICE:
+        return 1 / number_of_choices(task["question"])
+    if task["grading"] != Grading.EXACT or not few:
+        return 0.0
+    return len(few & set(map(words_of, task["answers"]))) / len(few)
 
 
 def _stated(text: str) -> str:

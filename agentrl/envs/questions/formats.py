@@ -284,3 +284,8 @@ def _choice(text: str, row: Mapping[str, Any]) -> Question:
         raise ValueError(f"the right answer {right!r} is none of its {len(choices)} choices")
     lines = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=False)]
     return Question("\n".join([text.strip(), *lines]), (LETTERS[place],), Grading.CHOICE)
+
+
+def number_of_choices(text: str) -> int:
+    """How many choices a question's text lists, as `question` writes them."""
+    return next((n for n, letter in enumerate(LETTERS) if f"\n{letter}. " not in text), len(LETTERS))

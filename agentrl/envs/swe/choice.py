@@ -7,17 +7,22 @@ from pathlib import Path
 
 from agentrl.envs.rows import ENDINGS, described
 from agentrl.envs.splits import BUILT_IN_SHARE, SHARE, TaskList, divide
-from agentrl.envs.swe import datasets, harbor, library, terminal_bench
+from agentrl.envs.swe import datasets, harbor, library, terminal_bench, unread
 from agentrl.envs.swe.task import SweTask
 from agentrl.errors import ConfigError
 
 
 @lru_cache(maxsize=8)
 def choose(
-    path: str | None, layout: str, options: tuple[tuple[str, str], ...], difficulty: str | None, split: str
+    path: str | None,
+    layout: str,
+    options: tuple[tuple[str, str], ...],
+    difficulty: str | None,
+    split: str,
+    build: bool = False,
 ) -> TaskList:
-    """The tasks of a split, by the rule of `splits` for what the agent is told."""
-    every, note = _read(path, layout, dict(options))
+    """The tasks of a split, by the rule of `splits` for what the agent is told; `build`: from Dockerfiles."""
+    every, note = _read(path, layout, dict(options), build)
     found = [task for task in every if difficulty in (None, task.difficulty)]
     if not found:
         raise ConfigError(f"env.path = {path!r}, env.difficulty = {difficulty!r}: there are no such tasks")
@@ -27,19 +32,21 @@ def choose(
     return divide(tasks, split, lambda task: str(task["instruction"]), where, share)
 
 
-def _read(path: str | None, layout: str, options: dict[str, str]) -> tuple[list[SweTask], str]:
+def _read(path: str | None, layout: str, options: dict[str, str], build: bool) -> tuple[list[SweTask], str]:
     """The tasks, and what was found, in words."""
     if path is None:
         return library.builtin(), ""
     if path.endswith(ENDINGS):
         return datasets.read_tasks(path, layout, **options)
     folder = Path(path).expanduser()
-    if terminal_bench.holds(folder):
-        return _folder(terminal_bench.read_all(folder, options.get("image")), path, "Terminal-Bench's")
-    single = (folder / "task.toml").is_file()
     image = options.get("image")
-    return _folder([harbor.read(folder, image)] if single else harbor.read_all(folder, image), path, "Harbor's")
+    if terminal_bench.holds(folder):
+        return _folder(terminal_bench.read_all(folder, image, build), path, "Terminal-Bench's")
+    single = (folder / "task.toml").is_file()
+    tasks = [harbor.read(folder, image, build)] if single else harbor.read_all(folder, image, build)
+    return _folder(tasks, path, "Harbor's")
 
 
 def _folder(tasks: list[SweTask], path: str, layout: str) -> tuple[list[SweTask], str]:
-    return tasks, described(f"env.path = {path!r}", len(tasks), "tasks", {layout: len(tasks)}, ())
+    note = described(f"env.path = {path!r}", len(tasks), "tasks", {layout: len(tasks)}, ())
+    return tasks, note + unread.told(Path(path).expanduser(), (task.id for task in tasks))

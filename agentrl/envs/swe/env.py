@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 from agentrl import tracing
 from agentrl.envs.base import Env, reward
+from agentrl.envs.rows import ENDINGS
 from agentrl.envs.sandboxes import Supplier, supplier
+from agentrl.envs.swe import building
 from agentrl.envs.swe.changes import Changes
 from agentrl.envs.swe.choice import choose
 from agentrl.envs.swe.limits import Limits, Meter
@@ -27,7 +29,7 @@ from agentrl.envs.swe.source import RepositorySource, source_of
 from agentrl.envs.swe.task import SweTask
 from agentrl.envs.swe.tools import Step, SweTools
 from agentrl.envs.swe.workspace import SPEC
-from agentrl.errors import AgentError, StateUnsupported
+from agentrl.errors import AgentError, ConfigError, StateUnsupported
 from agentrl.tools.sandbox import Sandbox, Snapshot
 from agentrl.types import Message, Session, StepResult, Task
 
@@ -48,6 +50,7 @@ class Swe(Env):
             rows as .jsonl or .parquet; without it the built-in ones.
         layout: whose rows these are: auto, swebench, swegym, smith, r2e.
         image: their images' name, in place of what the layout says; {id} stands for the row's name.
+        build: whether the images of a folder's tasks are built from their Dockerfiles, before they are first played.
         test_command: their tests' command, in place of what the layout says.
         difficulty: easy, medium or hard; without it all.
         tools: "all" is bash, an editor and submit; "bash" is one command in each answer, as mini-swe-agent works.
@@ -72,6 +75,7 @@ class Swe(Env):
         path: str | None = None,
         layout: str = "auto",
         image: str | None = None,
+        build: bool = False,
         test_command: str | None = None,
         difficulty: Literal["easy", "medium", "hard"] | None = None,
         tools: Literal["all", "bash"] = "all",
@@ -83,7 +87,9 @@ class Swe(Env):
         command_seconds: float = 20.0,
         output_bytes: int = 8_000,
     ) -> None:
-        self.backend, self.partial = sandbox, partial
+        if build and (path is None or path.endswith(ENDINGS) or image is not None):
+            raise ConfigError("env.build=true: allowed with env.path=FOLDER and without env.image, which names others")
+        self.backend, self.partial, self.build = sandbox, partial, build
         given = {"image": image, "test_command": test_command}
         options = tuple((key, value) for key, value in given.items() if value is not None)
         self._chosen = path, layout, options, difficulty
@@ -119,7 +125,7 @@ class Swe(Env):
 
     def tasks(self, split: str = "train") -> list[Task]:
         """The split's tasks, of the difficulty that was asked for."""
-        return choose(*self._chosen, split).copy()
+        return choose(*self._chosen, split, self.build).copy()
 
     async def prepare(self, tasks: Sequence[Task], sessions: int) -> None:
         """Have sandboxes created for the next episodes, and the tasks proven that were not used before.
@@ -127,7 +133,10 @@ class Swe(Env):
         Raises:
             InvalidInput: a task can't be scored; the message says why.
         """
-        specs = [source_of(SweTask.of(task)).spec for task in tasks] or [SPEC]
+        problems = {task.id: SweTask.of(task) for task in tasks}
+        for problem in problems.values():
+            await self._ensure_image(problem)
+        specs = [source_of(problems[task.id]).spec for task in tasks] or [SPEC]
         kinds = Counter(spec.key for spec in specs)
         for spec in {spec.key: spec for spec in specs}.values():
             await self._supplier.check(spec)
@@ -151,11 +160,17 @@ class Swe(Env):
     async def _begin(self, task: Task) -> RepositorySource:
         self._problem = SweTask.of(task)
         self._source = source = source_of(self._problem)
+        await self._ensure_image(self._problem)
         await self._supplier.check(source.spec)
         await source.prove(self._supplier)
         await self._release_sandbox()
         self._meter, self._plan, self.waited, self._used = Meter(self.limits), None, 0.0, False
         return source
+
+    async def _ensure_image(self, problem: SweTask) -> None:
+        """Have the image built that a task's Dockerfile makes, where that was asked for."""
+        if self.build and self.backend == "docker" and problem.image and not problem.commits:
+            await building.ensure(building.context_of(str(self._chosen[0]), problem.id), problem.image)
 
     async def state(self) -> dict[str, Any]:
         """What is used up of the limits, and the sandbox's files once a tool has used it."""

@@ -17,14 +17,15 @@
 
 The Dockerfile, test.sh and solve.sh are written for Harbor and not read back where a task has [metadata.swe], whose
 tests are scored by name. A directory without that table is a task of another source: its tests/ and solve.sh are kept
-as they are (`log_format="reward"`), and it needs `environment.docker_image`, or `env.image`, since no image is built in
-a rollout.
+as they are (`log_format="reward"`), and it needs `environment.docker_image`, or `env.image`, or `env.build=true`, which
+builds its Dockerfile before it is first played (`building`). What nothing reads of its settings is told (`unread`).
 
 Files are text: a repository with binary files needs an image.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 import tomllib
@@ -32,8 +33,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.envs.swe.task import Commit, SweTask
+from agentrl.envs.swe.building import image_of
+from agentrl.envs.swe.task import DIFFICULTIES, Commit, SweTask
 from agentrl.envs.swe.toml import dumps
+from agentrl.envs.swe.unread import Unsupported, check_supported
 from agentrl.errors import InvalidInput
 
 SCHEMA = "1.1"
@@ -46,6 +49,7 @@ HARBOR_FIELDS = frozenset(
 )
 """Fields of a task that Harbor's format has itself; the others are below [metadata.swe]."""
 IGNORED = frozenset({"__pycache__", ".git", ".DS_Store"})
+_log = logging.getLogger(__name__)
 
 DOCKERFILE = """\
 FROM {image}
@@ -66,14 +70,16 @@ cd {workdir} && git apply /solution/solution.patch
 """
 
 
-def read(folder: Path | str, image: str | None = None) -> SweTask:
+def read(folder: Path | str, image: str | None = None, build: bool = False) -> SweTask:
     """Read a task's directory; its name is the task's id.
 
     Args:
         folder: the directory.
         image: the name of the image of a task of another source, in place of its own; {id} stands for the task's id.
+        build: whether such a task's image is the one that its Dockerfile makes.
 
     Raises:
+        Unsupported: a task of another source needs what is not supported here.
         InvalidInput: a file is missing or no text, or a field is wrong; the message names it.
     """
     folder = Path(folder)
@@ -96,20 +102,35 @@ def read(folder: Path | str, image: str | None = None) -> SweTask:
     if "swe" in metadata:
         fields |= _ours(folder, dict(_table(metadata, "swe", folder)))
     else:
-        fields |= _foreign(folder, environment, image)
+        check_supported(folder, settings)
+        if fields.get("difficulty") not in DIFFICULTIES:
+            fields.pop("difficulty", None)
+        fields |= _foreign(folder, settings, image, build)
     return SweTask.build(fields)
 
 
-def read_all(folder: Path | str, image: str | None = None) -> list[SweTask]:
+def read_all(folder: Path | str, image: str | None = None, build: bool = False) -> list[SweTask]:
     """Every task of a folder of directories, by name; directories without a task.toml are left out; see `read`.
 
+    Tasks that are not supported are left out and named in the log.
+
     Raises:
-        InvalidInput: there is no task, or one of them is wrong.
+        InvalidInput: there is no task that is supported, or one of them is wrong.
     """
     found = sorted(path.parent for path in Path(folder).glob("*/task.toml"))
     if not found:
         raise InvalidInput(f"{str(folder)!r} holds no task: allowed: a folder of directories with a task.toml each")
-    return [read(path, image) for path in found]
+    tasks, refused = list[SweTask](), list[str]()
+    for path in found:
+        try:
+            tasks.append(read(path, image, build))
+        except Unsupported as error:
+            refused.append(str(error))
+    if not tasks:
+        raise InvalidInput(f"{str(folder)!r} holds no task that can be played: {'; '.join(refused[:3])}")
+    if refused:
+        _log.warning("%d tasks of %s are left out: %s", len(refused), folder, "; ".join(refused[:3]))
+    return tasks
 
 
 def write(task: SweTask, folder: Path | str) -> None:
@@ -168,7 +189,8 @@ def _settings(task: SweTask) -> dict[str, Any]:
         "schema_version": SCHEMA,
         "task": {"name": f"agentrl/{task.id}"},
         "metadata": metadata,
-        "verifier": {"timeout_sec": task.timeout},
+        "verifier": {"timeout_sec": task.timeout}
+        | ({"env": task.env} if task.env and task.log_format == "reward" else {}),
         "agent": {"timeout_sec": task.agent_timeout},
         "environment": environment,
     }
@@ -204,18 +226,27 @@ def _ours(folder: Path, swe: dict[str, Any]) -> dict[str, Any]:
     return fields | {name: read_text(folder / path) for name, path in patches.items() if (folder / path).is_file()}
 
 
-def _foreign(folder: Path, environment: Mapping[str, Any], image: str | None) -> dict[str, Any]:
-    if image is None and "docker_image" not in environment:
+def _foreign(folder: Path, settings: Mapping[str, Any], image: str | None, build: bool) -> dict[str, Any]:
+    environment = _table(settings, "environment", folder)
+    if image is None and not build and "docker_image" not in environment:
         raise InvalidInput(
             f"{folder / 'task.toml'}: environment.docker_image is missing: allowed: the name of an image built from "
-            "environment/ (docker build -t NAME environment), here or as env.image, or a table [metadata.swe]"
+            "environment/ (docker build -t NAME environment), here or as env.image, env.build=true, which builds it "
+            "(its commands need a network), or a table [metadata.swe]"
         )
+    context = folder / "environment"
+    named = image_of(context, folder.name) if build else image and image.replace("{id}", folder.name)
     script = folder / "solution" / "solve.sh"
+    try:
+        tests = dict(tree(folder / "tests"))
+    except InvalidInput as error:
+        raise Unsupported(str(error)) from None
     return {
-        **({} if image is None else {"image": image.replace("{id}", folder.name)}),
+        **({} if named is None else {"image": named}),
         "log_format": "reward",
-        "workdir": environment.get("workdir") or workdir_of(folder / "environment" / "Dockerfile"),
-        "tests": dict(tree(folder / "tests")),
+        "workdir": environment.get("workdir") or workdir_of(context / "Dockerfile"),
+        "tests": tests,
+        "env": dict(_table(_table(settings, "verifier", folder), "env", folder)),
         "solution_script": read_text(script) if script.is_file() else "",
     }
 

@@ -9,6 +9,8 @@ is weaker than the scoring of the built-in tasks: a log is text, and the code un
 from __future__ import annotations
 
 import math
+import os
+import re
 import shlex
 
 from agentrl.envs.swe import logs
@@ -29,7 +31,7 @@ from agentrl.envs.swe.changes import (
 from agentrl.envs.swe.scoring import Verdict, protected
 from agentrl.envs.swe.task import SweTask
 from agentrl.envs.swe.workspace import ARCHIVE_BYTES, set_up
-from agentrl.errors import SandboxError, ToolError
+from agentrl.errors import InvalidInput, SandboxError, ToolError
 from agentrl.tools.sandbox import Outcome, Sandbox, SandboxSpec
 from agentrl.untrusted import read_json
 
@@ -40,6 +42,7 @@ LOG_BYTES = 8 << 20
 REWARD = "reward"
 """The log format of tasks whose `tests/test.sh` writes its verdict into a file (Harbor's), and its name there."""
 REWARD_BYTES = 1 << 16
+_VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 
 _REMOVE_LATER = """
 [ -e .git ] || exit 0
@@ -177,12 +180,30 @@ def _touched(patch: str) -> list[str]:
     return list(dict.fromkeys(line[6:] for line in lines))
 
 
+def variables(task: SweTask) -> dict[str, str]:
+    """The variables of a task's tests, with this machine's values where it asks for them, as Harbor does.
+
+    Raises:
+        InvalidInput: one is not set here and has no default.
+    """
+    if task.log_format != REWARD:
+        return dict(task.env)
+    found = {}
+    for name, value in task.env.items():
+        asked = _VARIABLE.fullmatch(value)
+        given = value if asked is None else os.environ.get(asked[1], asked[2])
+        if given is None:
+            raise InvalidInput(f"task {task.id!r}: verifier.env.{name} = {value!r}: the variable is not set here")
+        found[name] = given
+    return found
+
+
 async def _reward(task: SweTask, sandbox: Sandbox) -> Verdict:
     """Run Harbor's `tests/test.sh` and read what it writes into /logs/verifier: reward.json, or reward.txt."""
     await sandbox.upload(write_tar({path: File(text.encode()) for path, text in task.tests.items()}), "/tests")
     await sandbox.exec(["rm", "-rf", "/logs/verifier"])
     await sandbox.exec(["mkdir", "-p", "/logs/verifier"])
-    await sandbox.exec(["bash", "/tests/test.sh"], timeout=task.timeout, env=task.env, limit=LOG_BYTES)
+    await sandbox.exec(["bash", "/tests/test.sh"], timeout=task.timeout, env=variables(task), limit=LOG_BYTES)
     try:
         rewards = await _rewards(sandbox)
         reward = rewards[REWARD]

@@ -38,9 +38,9 @@ from agentrl.envs.base import Env, reward
 from agentrl.envs.sandboxes import Supplier, supplier
 from agentrl.envs.swe.workspace import SPEC
 from agentrl.errors import SandboxError, ToolError
-from agentrl.tools.sandbox.interpreter import Interpreter
+from agentrl.tools.sandbox.base import Sandbox
+from agentrl.tools.sandbox.interpreter import InteractiveSandbox, Interpreter
 from agentrl.tools.sandbox.loop import on_loop
-from agentrl.tools.sandbox.resident import ResidentSandbox
 from agentrl.tools.tool import tool
 from agentrl.types import Message, Session, Task
 
@@ -265,7 +265,7 @@ class SharedInterpreter:
     def __init__(self, backend: str) -> None:
         self._supplier = supplier(backend)
         self._lock = asyncio.Lock()
-        self._sandbox: ResidentSandbox | None = None
+        self._sandbox: Sandbox | None = None
         self._interpreter: Interpreter | None = None
 
     async def run(self, lines: Sequence[Line], inputs: Sequence[int]) -> list[list[int]]:
@@ -289,7 +289,7 @@ class SharedInterpreter:
             try:
                 if self._interpreter is None:
                     sandbox, _ = await self._supplier.acquire(SPEC)
-                    if not isinstance(sandbox, ResidentSandbox):
+                    if not isinstance(sandbox, InteractiveSandbox):
                         raise SandboxError("env.form=repair needs a sandbox with a resident runner")
                     await sandbox.exec(["mkdir", "-p", sandbox.workdir], cwd="/")
                     self._sandbox, self._interpreter = sandbox, Interpreter(sandbox)

@@ -110,7 +110,8 @@ class ImageSource:
         self._before: prebuilt.Manifest = {}
 
     async def prove(self, supplier: Supplier) -> None:
-        """Nothing to find: a log or a file decides."""
+        """Nothing to find: a log or a file decides; what its tests need of this machine has to be there."""
+        prebuilt.variables(self._task)
 
     async def open(self, sandbox: Sandbox) -> None:
         """See `RepositorySource`."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -29,6 +29,7 @@ from agentrl.errors import InvalidInput
 from agentrl.types import Task
 
 Difficulty = Literal["easy", "medium", "hard"]
+DIFFICULTIES: tuple[str, ...] = get_args(Difficulty)
 WORKDIR = "/work/repo"
 """The default directory of a task's repository, in a writable tree of the default sandbox."""
 TEST_COMMAND = "python3 -m pytest -q -rA"
@@ -104,7 +105,7 @@ class SweTask(BaseModel):
     paths: tuple[str, ...] = ("",)
     """Directories of the repository that its modules are imported from; '' is its root."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Variables that the tests need."""
+    """Variables that the tests need; with log_format "reward" ${NAME} and ${NAME:-default} are this machine's own."""
     timeout: PositiveFloat = 60.0
     """Seconds for all of its tests."""
     agent_timeout: PositiveFloat = 600.0

@@ -8,9 +8,10 @@
         tests/                what it finds in $TEST_DIR
         solution.sh           the reference solution
 
-The image is the one that the project's own command builds (`tb tasks build`), tb__NAME__client, or the one that
-`env.image` names. A task is solved where pytest's summary of its tests has a test and none that failed, which is what
-the project's harness asks. Later versions have Harbor's format; see `harbor`.
+The image is the one that the project's own command builds (`tb tasks build`), tb__NAME__client, the one that
+`env.image` names, or with `env.build=true` the one that the Dockerfile makes. A task is solved where pytest's summary
+of its tests has a test and none that failed, which is what the project's harness asks. Later versions have Harbor's
+format; see `harbor`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from typing import Any
 
 import yaml
 
+from agentrl.envs.swe.building import image_of
 from agentrl.envs.swe.harbor import read_text, tree, workdir_of
-from agentrl.envs.swe.task import SweTask
+from agentrl.envs.swe.task import DIFFICULTIES, SweTask
 from agentrl.errors import InvalidInput
 
 FILE = "task.yaml"
@@ -33,7 +35,6 @@ CLIENT = "client"
 PARSER = "pytest"
 AGENT_SECONDS, TEST_SECONDS = 360.0, 60.0
 """The format's own defaults."""
-DIFFICULTIES = ("easy", "medium", "hard")
 TEST_SH = """\
 #!/bin/bash
 # Runs the task's own tests. All of pytest's summary must have passed, as the format's harness decides.
@@ -53,12 +54,13 @@ def holds(folder: Path) -> bool:
     return (folder / FILE).is_file() or any(folder.glob(f"*/{FILE}"))
 
 
-def read(folder: Path | str, image: str | None = None) -> SweTask:
+def read(folder: Path | str, image: str | None = None, build: bool = False) -> SweTask:
     """Read a task's directory; its name is the task's id.
 
     Args:
         folder: the directory.
         image: the name of its image; {id} stands for the task's id. None is the one that `tb tasks build` makes.
+        build: whether it is the one that its Dockerfile makes.
 
     Raises:
         InvalidInput: a file is missing or no text, a field is wrong, or the task needs what is not supported.
@@ -69,13 +71,14 @@ def read(folder: Path | str, image: str | None = None) -> SweTask:
     workdir = workdir_of(folder / "Dockerfile")
     difficulty = settings.get("difficulty")
     solution = folder / "solution.sh"
+    named = (image or "tb__{id}__client").replace("{id}", folder.name.replace(".", "-"))
     return SweTask.build(
         {
             "id": folder.name,
             "instruction": _instruction(folder, settings),
             "difficulty": difficulty if difficulty in DIFFICULTIES else "medium",
             "tags": tuple(map(str, settings.get("tags") or ())),
-            "image": (image or "tb__{id}__client").replace("{id}", folder.name.replace(".", "-")),
+            "image": image_of(folder, folder.name) if build else named,
             "workdir": workdir,
             "log_format": "reward",
             "tests": {
@@ -90,7 +93,7 @@ def read(folder: Path | str, image: str | None = None) -> SweTask:
     )
 
 
-def read_all(folder: Path | str, image: str | None = None) -> list[SweTask]:
+def read_all(folder: Path | str, image: str | None = None, build: bool = False) -> list[SweTask]:
     """Every task of a folder of directories, or of one task's; those that are not supported are named in the log.
 
     Raises:
@@ -98,11 +101,11 @@ def read_all(folder: Path | str, image: str | None = None) -> list[SweTask]:
     """
     folder = Path(folder)
     if (folder / FILE).is_file():
-        return [read(folder, image)]
+        return [read(folder, image, build)]
     tasks, refused = [], []
     for path in sorted(found.parent for found in folder.glob(f"*/{FILE}")):
         try:
-            tasks.append(read(path, image))
+            tasks.append(read(path, image, build))
         except InvalidInput as error:
             refused.append(str(error))
     if not tasks:

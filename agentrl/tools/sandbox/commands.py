@@ -29,11 +29,13 @@ def check_sandbox(name: str, options: dict[str, Any], out: Console) -> bool:
 
     Args:
         name: a backend.
-        options: fields of the specification.
+        options: fields of the specification, and for remote the server's `url`, `key_file` and `certificate`.
         out: where to print.
     """
-    from agentrl.tools.sandbox import conformance
+    from agentrl.tools.sandbox import conformance, remote
 
+    if name == "remote":
+        remote.use(*(options.pop(field, None) for field in ("url", "key_file", "certificate")))
     verdicts = asyncio.run(conformance.check_sandbox(name or "docker", SandboxSpec(**options)))
     for verdict in verdicts:
         mark = "[green]✓[/]" if verdict.ok else "[red]✗[/]"

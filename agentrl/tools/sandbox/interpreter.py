@@ -12,10 +12,9 @@ from __future__ import annotations
 import json
 import secrets
 import signal
+from typing import Protocol, runtime_checkable
 
-from agentrl.tools.sandbox.base import ExecResult, Outcome
-from agentrl.tools.sandbox.process import ResidentProcess
-from agentrl.tools.sandbox.resident import ResidentSandbox
+from agentrl.tools.sandbox.base import Command, ExecResult, Outcome, Process
 
 DRIVER = r"""
 import ast, json, os, signal, sys, traceback, types
@@ -54,13 +53,38 @@ INTERRUPT_SECONDS = 2.0
 """Seconds for an interrupted cell to end."""
 
 
-class Interpreter:
-    """A Python process in a sandbox with a resident runner; started at the first cell."""
+class InteractiveProcess(Process, Protocol):
+    """A background process that can be written to and signalled, and that reports on its descriptor 3."""
 
-    def __init__(self, sandbox: ResidentSandbox, *, program: str = "python3") -> None:
+    async def signal(self, number: int) -> None:
+        """Signal its process group; 9 kills its whole tree."""
+        ...
+
+    async def request(self, data: bytes, mark: bytes, timeout: float) -> tuple[bytes, ExecResult] | None:
+        """Write to its input and wait for the report that begins with `mark`; see `ResidentProcess.request`."""
+        ...
+
+    async def wait_for_report(self, mark: bytes, timeout: float) -> tuple[bytes, ExecResult] | None:
+        """Wait longer for a report that did not come within `request`'s timeout."""
+        ...
+
+
+@runtime_checkable
+class InteractiveSandbox(Protocol):
+    """A sandbox with such processes: one with a resident runner, here or on a server."""
+
+    async def connect(self, command: Command) -> InteractiveProcess:
+        """Start one."""
+        ...
+
+
+class Interpreter:
+    """A Python process in a sandbox; started at the first cell."""
+
+    def __init__(self, sandbox: InteractiveSandbox, *, program: str = "python3") -> None:
         self._sandbox = sandbox
         self._program = program
-        self._process: ResidentProcess | None = None
+        self._process: InteractiveProcess | None = None
 
     async def run(self, code: str, *, timeout: float = 30.0) -> ExecResult:
         """Run a cell; the value of a last expression is shown, as at a prompt.

@@ -1,20 +1,27 @@
-"""Backends by name: docker, subprocess, or an import path `module:function`."""
+"""Sandbox backends: those of agentrl, of installed packages (entry points), and import paths `module:function`."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Awaitable, Callable
 
-from agentrl.errors import unknown_name
+from agentrl.registry import Registry
 from agentrl.tools.sandbox.base import Sandbox
 from agentrl.tools.sandbox.spec import SandboxSpec
 
 Create = Callable[[SandboxSpec], Awaitable[Sandbox]]
 
-BACKENDS = {
-    "docker": "agentrl.tools.sandbox.docker:create_docker",
-    "subprocess": "agentrl.tools.sandbox.local:create_subprocess",
-}
+SANDBOXES: Registry[Create] = Registry(
+    "sandbox backend",
+    "sandbox",
+    "agentrl.sandboxes",
+    {
+        "docker": "agentrl.tools.sandbox.docker:create_docker",
+        "remote": "agentrl.tools.sandbox.remote:create_remote",
+        "subprocess": "agentrl.tools.sandbox.local:create_subprocess",
+    },
+    accept=lambda found: found if callable(found) else None,
+)
+"""The functions that create sandboxes, by name."""
 
 
 def backend(name: str) -> Create:
@@ -22,16 +29,9 @@ def backend(name: str) -> Create:
 
     Raises:
         UnknownName: no such backend.
+        ConfigError: importing it failed, or it is no function.
     """
-    path = name if ":" in name else BACKENDS.get(name)
-    if path is None:
-        raise unknown_name("sandbox backend", name, BACKENDS)
-    module, _, attribute = path.partition(":")
-    try:
-        create: Create = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError):
-        raise unknown_name("sandbox backend", name, BACKENDS) from None
-    return create
+    return SANDBOXES.find(name)
 
 
 async def create(spec: SandboxSpec | None = None, name: str = "docker") -> Sandbox:

@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from agentrl.errors import SandboxError, StateUnsupported, ToolError, unknown_name
 from agentrl.tools.sandbox.base import ExecResult, Outcome, Sandbox
-from agentrl.tools.sandbox.interpreter import Interpreter
-from agentrl.tools.sandbox.resident import ResidentSandbox
+from agentrl.tools.sandbox.interpreter import InteractiveSandbox, Interpreter
 from agentrl.tools.sandbox.shell import Shell
 from agentrl.tools.tool import Tool, tool
 
@@ -102,7 +101,7 @@ class Toolkit:
             code: the code to run.
             sandbox: where; the model does not see this.
         """
-        if not isinstance(sandbox, ResidentSandbox):
+        if not isinstance(sandbox, InteractiveSandbox):
             raise SandboxError("the python tool needs a sandbox with a resident runner")
         if self._python is None or self._python[0] != sandbox.id:
             self._python = sandbox.id, Interpreter(sandbox)

@@ -5,8 +5,8 @@ import { counted, duration, h, short } from "./dom.js";
 /** The card of a `result.json`; null where there is none, as before the evaluation has ended. */
 export function resultCard(result, title = "Result") {
   if (!result) return null;
-  const several = Object.entries({ "pass@": result.pass_at, "pass^": result.pass_hat })
-    .flatMap(([name, values]) => Object.entries(values ?? {}).filter(([k]) => name === "pass@" || k !== "1").map(([k, value]) => [`${name}${k}`, short(value)]));
+  const several = Object.entries({ "pass@k": result.pass_at, "pass^k": result.pass_hat })
+    .map(([name, values]) => [name, Object.entries(values ?? {}).map(([k, value]) => `${short(value)} (k=${k})`).join(", ") || null]);
   const facts = [
     ["Policy", result.policy],
     ["Mean", `${short(result.mean)}${result.low == null ? "" : ` (95% CI ${short(result.low)} to ${short(result.high)}${result.caution ? `; ${result.caution}` : ""})`}`],

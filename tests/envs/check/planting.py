@@ -12,11 +12,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 
 from agentrl.envs.base import Env
-from agentrl.envs.check import Finding, Note, check_env
+from agentrl.envs.check import Finding, Note, check_env, resources
 from tests.envs.check import faulty_envs, worlds
 from tests.envs.check.broken_envs import Basket, Till
 from tests.envs.check.honest_envs import HONEST
@@ -103,14 +104,16 @@ def find(fault: Fault, folder: Path) -> Outcome:
 
 
 def check_fault(fault: Fault, folder: Path, **settings: Any) -> Outcome:
-    """Write a fault's class into a file of a folder, and check it from there."""
-    (folder / "planted.py").write_text(HEAD + fault.code, encoding="utf-8")
-    with working_in(folder):
-        try:
-            return check(f"{folder / 'planted.py'}:Fault", **settings)
-        finally:
-            for left in Path("/var/tmp").glob("agentrl-planted-*"):
-                left.unlink(missing_ok=True)
+    """Write a fault's class into a file of a folder, and check it from there.
+
+    What it leaves in /var/tmp is left, and looked for, in a folder of its own: other processes' checks watch that one.
+    """
+    own = folder / "var-tmp"
+    own.mkdir(exist_ok=True)
+    code = fault.code.replace("/var/tmp", str(own))
+    (folder / "planted.py").write_text(HEAD + code, encoding="utf-8")
+    with working_in(folder), patch.dict(resources.SHARED, {"file in /var/tmp": str(own)}):
+        return check(f"{folder / 'planted.py'}:Fault", **settings)
 
 
 @contextmanager

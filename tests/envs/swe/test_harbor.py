@@ -11,11 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl.envs.swe import harbor, library
+from agentrl.envs import identity
+from agentrl.envs.registry import make
+from agentrl.envs.swe import harbor, library, unread
+from agentrl.envs.swe.building import context_of
+from agentrl.envs.swe.prebuilt import variables
 from agentrl.envs.swe.repository import commit_id, fast_import, setup
 from agentrl.envs.swe.task import Commit, SweTask
 from agentrl.envs.swe.toml import dumps
-from agentrl.errors import InvalidInput, UnknownName
+from agentrl.errors import ConfigError, InvalidInput, UnknownName
 from agentrl.types import Task
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
@@ -190,6 +194,98 @@ def test_a_task_of_others_keeps_its_script_and_its_tests(tmp_path: Path) -> None
     (folder / "environment" / "Dockerfile").write_text("FROM debian\nWORKDIR /srv/code/\nWORKDIR deeper\nworkdir /\n")
     task = harbor.read(folder, "my/{id}:2")
     assert (task.image, task.workdir) == ("my/hello:2", "/srv/code")
+
+
+FOREIGN = {
+    "task.toml": '[metadata]\ndifficulty = "unknown"\n[verifier]\nenv = { KEY = "${KEY}" }\n',
+    "instruction.md": "Write hello.txt.\n",
+    "environment/Dockerfile": "FROM agentrl/base\nWORKDIR /work/here\n",
+    "tests/test.sh": "echo 1 > /logs/verifier/reward.txt\n",
+}
+
+
+def foreign(folder: Path, task_toml: str = "", **files: str | bytes) -> Path:
+    """A task in the form that others publish; `task_toml` adds to its settings."""
+    given: dict[str, str | bytes] = {**FOREIGN, **files, "task.toml": task_toml + FOREIGN["task.toml"]}
+    for path, text in given.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return folder
+
+
+def test_the_image_of_a_dockerfile_is_named_by_what_is_beside_it(tmp_path: Path) -> None:
+    one, other = foreign(tmp_path / "a/Say.Hello"), foreign(tmp_path / "b/Say.Hello")
+    task = harbor.read(one, build=True)
+    assert task == harbor.read(other, build=True)
+    assert str(task.image).startswith("agentrl-tasks/say-hello:")
+    assert (task.workdir, task.difficulty, task.env) == ("/work/here", "medium", {"KEY": "${KEY}"})
+    harbor.write(task, tmp_path / "c" / "Say.Hello")
+    assert harbor.read(tmp_path / "c" / "Say.Hello") == task
+    (other / "environment/data").write_bytes(b"\xff")
+    assert harbor.read(other, build=True).image != task.image
+    assert context_of(tmp_path / "a", "Say.Hello") == context_of(one, "Say.Hello") == one / "environment"
+    with pytest.raises(InvalidInput, match=r"env\.build=true, which builds it \(its commands need a network\)"):
+        harbor.read(one)
+    (one / "environment/Dockerfile").unlink()
+    with pytest.raises(InvalidInput, match="has no Dockerfile"):
+        harbor.read(one, build=True)
+
+
+def test_what_nothing_reads_of_published_tasks_is_told(tmp_path: Path) -> None:
+    """The form of Terminal-Bench 2.1's tasks, whose empty tables and zeros say nothing."""
+    published = (
+        'schema_version = "1.1"\nartifacts = []\nnovel = 3\n[task]\nname = "a/b"\n'
+        '[agent]\ntimeout_sec = 9.0\nuser = "agent"\n'
+        "[environment]\nbuild_timeout_sec = 600.0\ncpus = 2\ngpus = 0\nallow_internet = true\nmcp_servers = []\n"
+        '[environment.env]\n[solution]\nenv = {A = "1"}\n'
+    )
+    for name in ("one", "two"):
+        foreign(tmp_path / name, task_toml=published)
+    foreign(tmp_path / "quiet", task_toml='[environment]\nnetwork_mode = "no-network"\n')
+    told = unread.told(tmp_path, ["one", "two", "quiet"])
+    assert told == (
+        "; fields that are not read: agent.user (2), environment.allow_internet (2), environment.cpus (2), novel (2), "
+        "solution.env (2); a sandbox has no network"
+    )
+    assert unread.told(tmp_path, ["quiet"]) == ""
+    assert told in identity.described(identity.of_splits(make("swe", path=str(tmp_path), build=True), ["train"]))
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"task_toml": "[[steps]]\nname = 'a'\n"}, "it has 1 steps"),
+        ({"environment/docker-compose.yaml": "services: {}\n"}, "docker-compose"),
+        ({"tests/data": b"\xff"}, "is no UTF-8 text"),
+    ],
+)
+def test_a_task_that_can_not_be_played_is_left_out_and_named(
+    tmp_path: Path, files: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    foreign(tmp_path / "bad", **files)
+    with pytest.raises(InvalidInput, match=rf"no task that can be played.*{said}"):
+        harbor.read_all(tmp_path, "x")
+    foreign(tmp_path / "good")
+    assert [task.id for task in harbor.read_all(tmp_path, "x")] == ["good"]
+    assert said in caplog.text
+
+
+def test_variables_of_this_machine_are_read_when_tests_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = harbor.read(foreign(tmp_path / "t"), "x")
+    task = task.model_copy(update={"env": {"A": "${KEY}", "B": "${NONE:-b:c}", "C": "$x ${KEY}", "D": "${NONE:-}"}})
+    monkeypatch.delenv("NONE", raising=False)
+    monkeypatch.setenv("KEY", "secret")
+    assert variables(task) == {"A": "secret", "B": "b:c", "C": "$x ${KEY}", "D": ""}
+    assert "secret" not in task.as_task().model_dump_json()
+    monkeypatch.delenv("KEY")
+    with pytest.raises(InvalidInput, match=r"verifier\.env\.A = '\$\{KEY\}': the variable is not set here"):
+        variables(task)
+
+
+def test_a_build_is_refused_where_there_is_no_folder_of_dockerfiles(tmp_path: Path) -> None:
+    for options in ({}, {"path": "rows.jsonl"}, {"path": str(tmp_path), "image": "x"}):
+        with pytest.raises(ConfigError, match=r"env\.build=true: allowed with env\.path=FOLDER"):
+            make("swe", build=True, **options)
 
 
 def test_an_unknown_built_in_task_names_its_neighbour() -> None:

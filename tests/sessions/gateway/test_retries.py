@@ -73,10 +73,14 @@ async def test_the_same_seed_is_the_same_draw(serve: Serve) -> None:
 
 @pytest.mark.slow
 async def test_where_it_is_so_set_every_identical_request_is_a_retry(serve: Serve) -> None:
-    async with serve(ScriptedEngine(in_turn(*LETTERS), latency=0.01), retry_detection="all") as served:
+    released = asyncio.Event()
+    async with serve(ScriptedEngine(in_turn(*LETTERS), held=released), retry_detection="all") as served:
         access = await served.open()
         chat = client(access).chat.completions
-        replies = await asyncio.gather(*(chat.create(model="m", messages=HI) for _ in range(2)))
+        asked = [asyncio.create_task(chat.create(model="m", messages=HI)) for _ in range(2)]
+        await until_running(served, 2)
+        released.set()
+        replies = await asyncio.gather(*asked)
         assert sorted(filter(None, texts(replies))) == ["a", "b"]  # side by side they are drawn apart
         (again,) = texts([await chat.create(model="m", messages=HI)])
         assert again in ("a", "b")

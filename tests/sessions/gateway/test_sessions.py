@@ -170,7 +170,7 @@ async def test_a_flood_is_refused_with_429_and_retry_after_and_the_rest_is_serve
 
 @pytest.mark.slow
 async def test_a_client_that_leaves_aborts_its_generation_and_nothing_is_stored(serve: Serve) -> None:
-    async with serve(ScriptedEngine(in_turn(assistant("a long reply " * 10)), latency=0.02)) as served:
+    async with serve(ScriptedEngine(in_turn(assistant("a long reply " * 1000)), latency=0.02)) as served:
         access = await served.open()
         for stream in (False, True):
             asking = asyncio.create_task(post(served, access, "v1/chat/completions", **{**ASK, "stream": stream}))
@@ -216,7 +216,7 @@ async def test_a_slow_reader_is_hung_up_on_and_nothing_is_stored(serve: Serve) -
 
 @pytest.mark.slow
 async def test_stragglers_find_a_closed_session_closed_and_what_ran_is_ended(serve: Serve) -> None:
-    async with serve(ScriptedEngine(in_turn(assistant("slow " * 50)), latency=0.02)) as served:
+    async with serve(ScriptedEngine(in_turn(assistant("slow " * 3000)), latency=0.02)) as served:
         access = await served.open()
         asking = asyncio.create_task(post(served, access, "v1/chat/completions", **ASK))
         await until(lambda: served.engine.running == 1)

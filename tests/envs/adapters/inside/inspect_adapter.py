@@ -7,6 +7,7 @@ import math
 import os
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,14 @@ from inspect_ai.tool import ToolCall as TheirCall
 
 import agentrl
 from agentrl.config import RolloutConfig
-from agentrl.envs import calls
+from agentrl.envs import Env, calls
 from agentrl.envs.episode import NO_DEADLINES, Player, ScriptedActor, play, run_episode
 from agentrl.envs.registry import factory
 from agentrl.errors import ConfigError, EnvError
 from agentrl.sessions.conversation import Conversation
 from agentrl.sessions.renderers.null import NullRenderer
 from agentrl.sessions.turn_generator import TurnGenerator
-from agentrl.types import FunctionCall, Message, Session, Status, Task, ToolCall
+from agentrl.types import FunctionCall, Message, Node, Session, Status, Task, ToolCall, VersionSpan
 
 os.environ["INSPECT_DISPLAY"] = "none"
 FILE = Path(__file__).with_name("inspect_tasks.py")
@@ -133,6 +134,57 @@ async def test_an_episode_that_a_limit_cuts_off_is_scored_as_it_is() -> None:
     assert session.score == 5.0, "two turns, and three messages that ask"
 
 
+@dataclass(frozen=True)
+class Counted(ScriptedActor):
+    """Says always the same, as an engine that sampled ten tokens, or as a provider that counted them."""
+
+    provider: bool = False
+
+    async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:
+        node = await super().act(conversation, env, turn, deadline)
+        if self.provider:
+            conversation.session.count("prompt_tokens", 20)
+            conversation.session.count("completion_tokens", 10)
+        else:
+            node.token_ids, node.versions = [7] * 14, [VersionSpan(0, 4, 14)]
+        return node
+
+
+@pytest.mark.parametrize("provider", [False, True])
+@pytest.mark.parametrize(("limit", "turns", "score"), [(1000, 3, 1.0), (40, 2, 1.0), (13, 1, 0.0)])
+async def test_the_tasks_token_limit_holds_for_what_the_run_or_a_provider_counts(
+    limit: int, turns: int, score: float, provider: bool
+) -> None:
+    """Turns of ten tokens, with twenty of a provider's in each prompt, or of the run's own 4, 18 and 32."""
+    env = agentrl.make(f"inspect:{FILE}@spending", limit=limit)
+    session = Session(id="spent", task=next(calls.tasks(env, "eval")), seed=0)
+    policy = Counted(lambda env, messages: Message(role="assistant", content="0"), provider)
+    player = Player(Conversation(session, TurnGenerator(NullRenderer(), None)), policy)
+    await run_episode(env, session, {"agent": player}, NO_DEADLINES)
+    assert (session.status, session.turns) == (Status.COMPLETED, turns)
+    assert session.score == score, "the turn that exceeds a limit is lost to the library"
+
+
+async def test_a_task_runs_in_its_librarys_sandbox_where_that_is_allowed() -> None:
+    env = agentrl.make(f"inspect:{FILE}@sandboxed", isolated=False)
+
+    def policy(env: Env, messages: Sequence[Message]) -> Message:
+        command = "echo $((0 + 0)) > sum.txt; pwd"
+        return ours(("shell", {"command": command})) if len(messages) == 1 else ours("Done.")
+
+    session = await play(env, next(calls.tasks(env, "eval")), policy)
+    assert (session.status, session.reward) == (Status.COMPLETED, 1.0)
+    (told,) = [node.message.text.strip() for node in session.nodes if node.message.role == "tool"]
+    assert not (Path(told) / "sum.txt").exists(), "the sandbox's folder goes with its sample"
+    assert (await play(env, next(calls.tasks(env, "eval")), lambda env, messages: ours("Done."))).reward == 0.0
+
+
+def test_a_sandbox_that_can_not_be_started_is_named() -> None:
+    """Such as Docker's where its engine is older than the library wants."""
+    with pytest.raises(EnvError, match=r"evaluation has ended: .*there is no engine"):
+        agentrl.make(f"inspect:{FILE}@elsewhere")
+
+
 async def test_a_sample_that_the_scorer_leaves_out_has_no_reward() -> None:
     """The library counts it in no metric; its NaN, and its absence, ended the run."""
     session = await play(
@@ -191,7 +243,7 @@ async def test_a_solver_that_fails_is_named() -> None:
 def test_the_contract_holds_and_mistakes_are_named() -> None:
     assert agentrl.check_env(f"inspect:{FILE}@tools", tasks=2, scored=8) == []
     for source, words in (
-        (f"{FILE}@sandboxed", "in a sandbox of inspect_ai"),
+        (f"{FILE}@sandboxed", "the task's sandbox is `local`.*env.isolated=false"),
         (f"{FILE}@unscored", "no scorer"),
         (f"{FILE}@nothing", "nothing"),
         (str(FILE), "is a file: allowed: a task of it"),

@@ -20,6 +20,8 @@ from inspect_ai.solver import (
     use_tools,
 )
 from inspect_ai.tool import Tool, tool
+from inspect_ai.util import sandbox, sandboxenv
+from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 
 
 def samples(count: int = 50) -> list[Sample]:
@@ -154,9 +156,51 @@ def forgetful() -> Task:
     return Task(dataset=samples(3), solver=forgets(), scorer=includes())
 
 
+@tool
+def shell() -> Tool:
+    async def execute(command: str) -> str:
+        """Run a command.
+
+        Args:
+            command: the command.
+        """
+        done = await sandbox().exec(["sh", "-c", command])
+        return done.stdout
+
+    return execute
+
+
+@scorer(metrics=[accuracy()])
+def written() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        done = await sandbox().exec(["cat", "sum.txt"])
+        return Score(value=float(done.stdout.strip() == target.text))
+
+    return score
+
+
 @task
 def sandboxed() -> Task:
-    return Task(dataset=samples(3), solver=generate(), scorer=includes(), sandbox="local")
+    return Task(dataset=samples(3), solver=[use_tools(shell()), generate()], scorer=written(), sandbox="local")
+
+
+@sandboxenv(name="absent")
+class Absent(LocalSandboxEnvironment):
+    """A sandbox whose engine is not there."""
+
+    @classmethod
+    async def task_init(cls, task_name: str, config: Any) -> None:
+        raise RuntimeError("there is no engine")
+
+
+@task
+def elsewhere() -> Task:
+    return Task(dataset=samples(3), solver=generate(), scorer=includes(), sandbox="absent")
+
+
+@task
+def spending(limit: int = 100) -> Task:
+    return Task(dataset=samples(3), solver=[generate(), again()], scorer=includes(), token_limit=limit)
 
 
 @task
