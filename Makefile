@@ -63,7 +63,7 @@ clients: .venv-clients/installed uv
 # Every client that the gateway is tried with (about 4 GB), and their tests.
 clients-all: .venv/installed .venv-clients/installed
 	tests/sessions/gateway/clients/install.sh all
-	$(BIN)/pytest tests/sessions/gateway/test_clients.py tests/sessions/gateway/test_coding_agents.py
+	$(BIN)/pytest $(addprefix tests/sessions/gateway/test_,clients.py coding_agents.py trained_clients.py)
 
 .venv-clients/installed: tests/sessions/gateway/clients/requirements.txt
 	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients

@@ -68,19 +68,20 @@ def script(environment: str, program: str, home: Path) -> list[str | Path]:
     return ["node", copy]
 
 
-def opencode(home: Path) -> list[str | Path]:
-    """The command of opencode but for what it is to do; the gateway is that of its environment."""
-    own_models = {"name": "m", "tool_call": True, "limit": {"context": 200_000, "output": 2000}}
+def opencode(home: Path, tokens: int = 2000) -> list[str | Path]:
+    """The command of opencode but for what it is to do; it sends temperature 0 and top-p."""
+    own_models = {"name": "m", "tool_call": True, "temperature": True, "limit": {"context": 200_000, "output": tokens}}
     options = {"baseURL": "{env:OPENAI_BASE_URL}", "apiKey": "{env:OPENAI_API_KEY}"}
     provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {"m": own_models}}
     given = {"model": "agentrl/m", "small_model": "agentrl/m", "provider": {"agentrl": provider}}
+    given["agent"] = {"build": {"temperature": 0, "top_p": 0.9}}
     (home / "opencode.json").write_text(json.dumps({**given, "autoupdate": False, "share": "disabled"}))
     return [installed("opencode") / "node_modules/.bin/opencode", "run"]
 
 
-def qwen(home: Path) -> list[str | Path]:
+def qwen(home: Path, tokens: int = 2000) -> list[str | Path]:
     """The command of Qwen Code but for what it is to do; it sends temperature 0, top-p and a seed."""
-    drawn = {"samplingParams": {"temperature": 0, "top_p": 0.9, "seed": 7, "max_tokens": 2000}}
+    drawn = {"samplingParams": {"temperature": 0, "top_p": 0.9, "seed": 7, "max_tokens": tokens}}
     quiet = {"privacy": {"usageStatisticsEnabled": False}, "general": {"disableAutoUpdate": True}}
     (home / ".qwen").mkdir()
     (home / ".qwen/settings.json").write_text(json.dumps({**quiet, "model": {"generationConfig": drawn}}))

@@ -149,7 +149,7 @@ async def test_opencode_works_with_a_sub_agent_and_goes_on_the_next_time_and_its
     helper = use("task", description="add", prompt="2 + 3?", subagent_type="general")
     words = ("A title", work, helper, "It is 5.", "All done.", "Still done.")
     engine = ScriptedEngine(in_turn(*words), max_context=ROOM)
-    async with serve(engine) as served:
+    async with serve(engine, limits=Limits(sampling="run")) as served:
         access = await served.open()
         async with programs(access, tmp_path) as own:
             first = await own.run(*opencode(tmp_path), "Work.")

@@ -16,7 +16,8 @@ file = Path.home() / "a.txt"
 file.write_text("one\n")
 os.chdir(file.parent)
 model = Model("openai/m", weak_model="openai/m")
-model.extra_params = {"api_base": os.environ["OPENAI_BASE_URL"], "seed": 7, "top_p": 0.9, "max_tokens": 2000}
+most = int(os.environ.get("MAX_TOKENS", "2000"))
+model.extra_params = {"api_base": os.environ["OPENAI_BASE_URL"], "seed": 7, "top_p": 0.9, "max_tokens": most}
 model.use_temperature = 0.0
 coder = Coder.create(
     main_model=model,

@@ -41,7 +41,7 @@ llm = LLM(
     temperature=0.0,
     top_p=0.9,
     seed=7,
-    max_output_tokens=2000,
+    max_output_tokens=int(os.environ.get("MAX_TOKENS", "2000")),
     num_retries=0,
 )
 agent = Agent(llm=llm, tools=[Tool(name="add")])
