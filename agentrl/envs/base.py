@@ -258,12 +258,14 @@ class Env:
             answers.append(await self.tools.run(call))
             if self._over:
                 break
-        return StepResult(answers, reward=self._collected(), terminated=self._over or not answers)
+        earned, over = self._collected()
+        return StepResult(answers, reward=earned, terminated=over or not answers)
 
-    def _collected(self) -> float | None:
-        """What was earned since this was called last."""
-        earned, self._earned = self._earned, None
-        return earned
+    def _collected(self) -> tuple[float | None, bool]:
+        """What was earned, and whether the task was ended, since this was called last."""
+        collected = self._earned, self._over
+        self._earned, self._over = None, False
+        return collected
 
     async def spawn(
         self, messages: Messages, *, tools: Sequence[str] = (), max_turns: int = 8, name: str = "sub-agent"

@@ -197,7 +197,7 @@ async def step(env: Env, message: Message) -> StepResult:
         InvalidReward: it gave a reward that is no finite number.
     """
     name = type(env.unwrapped).__name__
-    env._earned, env._over = None, False
+    env._collected()  # a step gives what is earned in it
     with blamed(env, "step"):
         with env.tools.effects.call(f"{name}.step"):
             result = await answered(env, env.step, message)
@@ -217,10 +217,10 @@ async def step(env: Env, message: Message) -> StepResult:
             _known(env, agent, f"{name}.step")
     given = f"{name}.step, as the reward,"
     result.reward = None if missing(result.reward) else reward_value(result.reward, given)
-    earned = env._collected()
+    earned, over = env._collected()
     if earned is not None:
         result.reward = earned + (result.reward or 0.0)
-    result.terminated = result.terminated or env._over
+    result.terminated = result.terminated or over
     result.rewards = {
         who: reward_value(value, f"{name}.step, as {who}'s reward,") for who, value in result.rewards.items()
     }
