@@ -103,6 +103,21 @@ class Stepping(Counter):
         return agentrl.StepResult() if not message.tool_calls else await self.run_tools(message)
 
 
+class GoingOn(Counter):
+    """Ends later than its tool says."""
+
+    async def step(self, message: Message) -> agentrl.StepResult:
+        result = await self.run_tools(message)
+        result.terminated = False
+        return result
+
+
+async def test_what_a_tool_ends_a_step_may_go_on_with():
+    env = GoingOn()
+    await calls.reset(env, Task(id="t", data={"goal": 1}))
+    assert not (await calls.step(env, env.call("up"))).terminated
+
+
 @pytest.mark.parametrize(("calls_up", "earned"), [(False, 0.1), (True, 0.2)])
 async def test_what_a_step_of_ones_own_earns_and_ends_counts(calls_up: bool, earned: float):
     env = Stepping()

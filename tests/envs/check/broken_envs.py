@@ -275,18 +275,20 @@ class Outdone(Till):
     """Has an expert that does not get the greatest reward."""
 
     return_range = (0.0, 1.0)
+    guessed = False
 
     @agentrl.tool
     def guess(self, price: int) -> str:
         """Guess the price."""
         if price > 3:
             self.earn(1.0)
+        self.guessed = True
         self.end()
         return "thanks"
 
     @agentrl.reward
     def right(self, session: Session) -> float:
-        return 1.0 if self._over else 0.5 * float(session.answer == str(self.prices[self.item]))
+        return 1.0 if self.guessed else 0.5 * float(session.answer == str(self.prices[self.item]))
 
 
 @fault("scores", "saying nothing is rewarded: silent agent 0.00")

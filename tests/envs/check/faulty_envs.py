@@ -103,15 +103,18 @@ class AnyNumber(Till):
 class Trusting(Till):
     """Rewards an agent for saying that it is done."""
 
+    said = False
+
     @agentrl.tool
     def done(self) -> str:
         """Say that the price is known."""
+        self.said = True
         self.end()
         return "good"
 
     @agentrl.reward
     def right(self, session: Session) -> float | None:
-        return float(self._over)
+        return float(self.said)
 
     def expert(self, messages: Sequence[Message]) -> Any:
         return self.call("done") if messages[1:] else self.call("price", item=self.item)
