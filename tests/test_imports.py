@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -118,3 +119,24 @@ def test_what_is_not_there_is_named(tmp_path: Path, line: str) -> None:
         (ConfigError, agentrl.errors.UnknownName), match=f"importing it raised .*{missing}|no known parent"
     ):
         imports.load(f"{file}:Beside", "env")
+
+
+def test_a_file_that_is_edited_within_a_second_and_keeps_its_length_is_read_anew(tmp_path: Path) -> None:
+    def written(at: str, word: str) -> None:
+        (tmp_path / at).write_text(f"{'import helpers' if at == 'main.py' else ''}\nWORD = {word!r}\n")
+        os.utime(tmp_path / at, (1_700_000_000, 1_700_000_000))
+
+    def loaded() -> list[str]:
+        module = imports.module_of(str(tmp_path / "main.py"), "env=main.py")
+        return [module.WORD, module.helpers.WORD]
+
+    written("main.py", "more")
+    written("helpers.py", "less")
+    assert loaded() == ["more", "less"]
+    for name in imports.files():
+        del sys.modules[name]  # as a new process has it
+    written("helpers.py", "much")
+    assert loaded() == ["more", "much"]
+    written("main.py", "many")
+    assert loaded() == ["many", "much"]
+    assert not (tmp_path / "__pycache__").exists()
