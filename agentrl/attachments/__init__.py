@@ -1,4 +1,4 @@
-"""What a turn or a node carries besides tokens: bytes of a *kind* (`attachments: dict[str, bytes]`, by kind).
+"""Bytes of a *kind* that a turn or a node carries besides tokens (`attachments: dict[str, bytes]`, by kind).
 
 The tree, conversations, the gateway, the store and exports only move attachments. What has to be known about a kind
 while they do is known by its `Kind`: whether data is well formed, how much of a path it covers, and how what two
@@ -20,7 +20,7 @@ Record = tuple[tuple[str, int], ...]
 
 
 class Kind:
-    """How attachments of one kind belong to the tokens of a path. By default each node's data is complete.
+    """A kind of attachment and its relation to the tokens of a path. By default each node's data is complete.
 
     Attributes:
         name: the key in `Node.attachments`.
@@ -36,7 +36,7 @@ class Kind:
         """
 
     def covered(self, data: bytes, tokens: int) -> int:
-        """How many of a path's first tokens are recorded by now.
+        """Return the number of a path's first tokens that are recorded by now.
 
         Args:
             data: the newest that the path has.
@@ -82,14 +82,14 @@ def check(attached: Mapping[str, bytes], tokens: int) -> None:
 
 
 def unrecorded(record: Record, attached: Mapping[str, bytes], tokens: int) -> Record:
-    """What is still to be recorded of a path of `tokens` tokens, to whose end `attached` belongs."""
+    """Return what is still to be recorded of a path of `tokens` tokens, to whose end `attached` belongs."""
     if not attached:
         return record
     return tuple((k, KINDS.find(k).covered(attached[k], tokens) if k in attached else start) for k, start in record)
 
 
 def join(first: Mapping[str, bytes], last: Mapping[str, bytes], tokens: int) -> dict[str, bytes]:
-    """What a path carries that was recorded in two pieces, `tokens` tokens apart; see `Kind.join`."""
+    """Return the attachments of a path that was recorded in two pieces, `tokens` tokens apart; see `Kind.join`."""
     joined = (
         (name, KINDS.find(name).join(first.get(name), last.get(name), tokens)) for name in sorted({*first, *last})
     )

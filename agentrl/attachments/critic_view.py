@@ -44,7 +44,7 @@ class CriticView(Kind):
     name = NAME
 
     def check(self, data: bytes, tokens: int) -> None:
-        """Finite numbers."""
+        """Check that the numbers are finite."""
         unpack(data)
 
 

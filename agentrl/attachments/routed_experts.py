@@ -31,7 +31,7 @@ _HEADER = struct.Struct("<BBH")
 
 
 class Shape(NamedTuple):
-    """What a row is made of: bytes of one expert's number, experts of a token, layers that have experts."""
+    """The shape of a row: bytes of one expert's number, experts of a token, layers that have experts."""
 
     width: int
     topk: int
@@ -39,7 +39,7 @@ class Shape(NamedTuple):
 
     @property
     def row(self) -> int:
-        """Bytes of one row."""
+        """The bytes of one row."""
         return self.width * self.topk * self.layers
 
     @property
@@ -49,7 +49,7 @@ class Shape(NamedTuple):
 
 
 def shape(data: bytes) -> Shape:
-    """What the rows are made of.
+    """Return what the rows are made of.
 
     Raises:
         InvalidInput: these bytes are no routed experts.
@@ -67,12 +67,12 @@ def shape(data: bytes) -> Shape:
 
 
 def count(data: bytes) -> int:
-    """How many rows there are."""
+    """Return the number of rows."""
     return (len(data) - _HEADER.size) // shape(data).row
 
 
 def unknown_at_end(data: bytes) -> int:
-    """How many of the last rows are unknown."""
+    """Return the number of last rows that are unknown."""
     row, unknown = shape(data).row, shape(data).unknown
     found, at = 0, len(data)
     while at > _HEADER.size and data[at - row : at] == unknown:
@@ -138,7 +138,7 @@ def unpack(data: bytes) -> NDArray[np.int16]:
 
 
 class RoutedExperts(Kind):
-    """How rows of routed experts belong to the tokens of a path."""
+    """Rows of routed experts, as they belong to the tokens of a path."""
 
     name = NAME
 

@@ -1,4 +1,4 @@
-"""Where roles run: on this machine, or on the nodes of a Ray cluster. See `base.py` for the contract.
+"""The machines that roles run on: this one, or the nodes of a Ray cluster. See `base.py` for the contract.
 
 `opened` chooses the cluster of a run; `current` is the one that roles are started on, this machine where none is open.
 Only `agentrl.cluster.ray`, `ray_groups` and `ray_starter` import Ray.

@@ -13,7 +13,7 @@ from agentrl.cluster.search import Kind, Search
 
 @dataclass(frozen=True)
 class Place:
-    """Where a unit is.
+    """The place of a unit.
 
     Attributes:
         role: its role.
@@ -41,11 +41,11 @@ class Assignment:
         return [place for place in self.places if place.role == role]
 
     def counts(self) -> dict[str, int]:
-        """How many places each role has."""
+        """Return the number of places of each role."""
         return dict(Counter(place.role for place in self.places))
 
     def on(self, node: str) -> list[Place]:
-        """What is on a node."""
+        """Return the places on a node."""
         return [place for place in self.places if place.node == node]
 
     def idle(self, node: Node) -> list[int]:

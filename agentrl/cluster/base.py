@@ -38,7 +38,7 @@ HERE = "this machine"
 
 @dataclass(frozen=True)
 class Resources:
-    """What a worker occupies on its node.
+    """The resources that a worker occupies on its node.
 
     Attributes:
         cpus: CPU cores, as Ray counts them: they reserve a place, and bind nothing.
@@ -56,7 +56,7 @@ class Resources:
         return ", ".join(found) or "no CPU and no GPU of its own"
 
     def times(self, count: int) -> Resources:
-        """Of so many workers together."""
+        """Return the resources of so many workers together."""
         custom = {name: amount * count for name, amount in self.custom.items()}
         return Resources(self.cpus * count, self.gpus * count, custom)
 
@@ -90,7 +90,7 @@ class PickledArguments:
 
 @dataclass(frozen=True)
 class Role:
-    """What a worker runs.
+    """The work of a worker, and what it needs.
 
     Attributes:
         kind: `engine`, `trainer`, `environments`, `rewards`, `gateway` or `sessions`; logs and faults go by it.
@@ -121,7 +121,7 @@ class Role:
 
     @property
     def modules(self) -> list[str]:
-        """What its process loads first: its own module where that is ours, and `loads`."""
+        """The modules that its process loads first: its own module where that is ours, and `loads`."""
         own = self.make.partition(":")[0]
         return [*([own] if own.startswith("agentrl.") else []), *self.loads]
 
@@ -179,19 +179,19 @@ class Process(ABC):
 
     @abstractmethod
     def exit_error(self) -> InfraError:
-        """How it ended, with the last lines of its log; waits a few seconds for its end."""
+        """Return how the process ended, with the last lines of its log; waits a few seconds for its end."""
 
     @abstractmethod
     def poll(self) -> InfraError | None:
-        """How it ended; None while it runs, as far as is known without waiting."""
+        """Return how the process ended; None while it runs, as far as is known without waiting."""
 
     @abstractmethod
     def kill(self) -> None:
-        """Kill it, with all that it started. Idempotent."""
+        """Kill the process, with all that it started. Idempotent."""
 
     @abstractmethod
     def close(self) -> None:
-        """Have it end, kill what still runs seconds later, and free its resources. Idempotent."""
+        """Have the process end, kill what still runs seconds later, and free its resources. Idempotent."""
 
 
 class Worker(Calling):
@@ -219,7 +219,7 @@ class Worker(Calling):
 
     @property
     def address(self) -> Address:
-        """Where other workers reach it."""
+        """The address at which other workers reach this one."""
         assert self._address is not None, f"{self.role} is not ready yet"
         return self._address
 
@@ -245,7 +245,7 @@ class Worker(Calling):
         return self._connection
 
     def poll(self) -> InfraError | None:
-        """How it ended; None while it runs."""
+        """Return how the process ended; None while it runs."""
         return self.ended.result() if self.ended.done() else self.process.poll()
 
     def kill(self) -> None:
@@ -265,7 +265,7 @@ class Worker(Calling):
 
 
 class Cluster(ABC):
-    """Where roles are started; `agentrl.cluster.local` on this machine, `agentrl.cluster.ray` on many.
+    """Starts roles; `agentrl.cluster.local` does on this machine, `agentrl.cluster.ray` on many.
 
     Attributes:
         name: as in the setting `cluster`.

@@ -1,4 +1,4 @@
-"""Which places of a run's placement group have room, and which GPUs a colocated engine finds in its own."""
+"""The places of a run's placement group that have room, and the GPUs that a colocated engine finds in its own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Bundles:
         }
 
     def available(self, role: str, together: int, alive: Set[str]) -> int:
-        """How many workers of a role find room on nodes that are alive, where a place holds `together` of them."""
+        """Return how many workers of a role find room on nodes that are alive, `together` of them in a place."""
         if self._members.get(role, 1) != together:
             return 0
         return sum(self._places[number].node in alive for number in self._free.get((role, False), ()))
@@ -74,6 +74,6 @@ class Bundles:
 
 
 def occupied(place: Place, worker: Resources, members: int) -> Resources:
-    """What a place takes for its workers; a colocated engine's GPUs are in the trainer's places."""
+    """Return what a place takes for its workers; a colocated engine's GPUs are in the trainer's places."""
     whole = worker.times(members)
     return replace(whole, gpus=0) if place.colocated else whole

@@ -30,7 +30,7 @@ class Calls:
         self._results: list[tuple[int, Kind, Any]] = []
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Until the connection is closed, or this is cancelled; what still runs then is cancelled."""
+        """Serve until the connection is closed, or this is cancelled; what still runs then is cancelled."""
         try:
             with suppress(EOFError, OSError):
                 while True:

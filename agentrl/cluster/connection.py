@@ -39,7 +39,7 @@ _CONNECT_SECONDS = 20.0
 
 
 class Kind(IntEnum):
-    """What a message about a call is: one item of several, the end, or an error."""
+    """The kind of a message about a call: one item of several, the end, or an error."""
 
     ITEM = 0
     DONE = 1
@@ -51,7 +51,7 @@ Message = tuple[Kind, Any]
 
 @dataclass(frozen=True)
 class Address:
-    """Where a worker listens, the key that proves who may call it, and its certificate where it listens with TLS."""
+    """A worker's address, the key that proves who may call it, and its certificate where it listens with TLS."""
 
     name: str
     host: str
@@ -64,15 +64,15 @@ class Address:
 
 
 class Inbox(ABC):
-    """Where the messages of one call arrive."""
+    """Receives the messages of one call."""
 
     @abstractmethod
     def put(self, messages: list[Message]) -> None:
-        """Called by the reading thread."""
+        """Receive messages; called by the reading thread."""
 
 
 class ThreadInbox(Inbox):
-    """For a caller that blocks."""
+    """An inbox for a caller that blocks."""
 
     def __init__(self) -> None:
         self._queue = queue.SimpleQueue[Message]()
@@ -91,7 +91,7 @@ class ThreadInbox(Inbox):
 
 
 class LoopInbox(Inbox):
-    """For a coroutine of the running event loop."""
+    """An inbox for a coroutine of the running event loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -132,7 +132,7 @@ class Calling(ABC):
     @property
     @abstractmethod
     def connection(self) -> Connection:
-        """What the calls go over."""
+        """The connection that the calls go over."""
 
     def run(self, method: str, *arguments: Any, timeout: float | None) -> Any:
         """Call a method and block until its result; raises as `stream` does."""
@@ -232,7 +232,7 @@ class Connection(Calling):
 
     @property
     def connection(self) -> Connection:
-        """Itself."""
+        """This connection itself."""
         return self
 
     def begin(self, method: str, arguments: tuple[Any, ...], inbox: Inbox) -> int:
@@ -338,7 +338,7 @@ def _keep_alive(sock: socket.socket) -> None:
 
 
 def answer(key: bytes, side: bytes, nonce: bytes | bytearray) -> bytes:
-    """What proves that a side knows the key: HMAC-SHA256 (RFC 2104) of the other side's challenge."""
+    """Return the proof that a side knows the key: HMAC-SHA256 (RFC 2104) of the other side's challenge."""
     return hmac.digest(key, side + nonce, "sha256")
 
 

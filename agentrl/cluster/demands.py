@@ -1,4 +1,4 @@
-"""What is placed on a cluster's nodes: units of roles, and how trainer and engines share GPUs."""
+"""The demands on a cluster's nodes: units of roles, and how trainer and engines share GPUs."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ class Wanted:
 
     @property
     def shared(self) -> int:
-        """How many engines are on the trainer's GPUs."""
+        """The number of engines on the trainer's GPUs."""
         return {"disaggregated": 0, "colocated": self.engines.count}.get(self.layout, self.colocated_engines or 0)
 
     @property
     def demands(self) -> tuple[Demand, ...]:
-        """All of them, trainer and engines first."""
+        """All demands, trainer and engines first."""
         return (self.trainer, self.engines, *self.others)

@@ -1,4 +1,4 @@
-"""How many workers a run has while nodes join its cluster and leave it."""
+"""The number of workers of a run, while nodes join its cluster and leave."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from agentrl.cluster.base import Node
 
 LOOK_SECONDS = 5.0
-"""How often the nodes are looked at."""
+"""Seconds between two looks at the nodes."""
 
 
 def usable(nodes: Iterable[Node]) -> int:
-    """How many nodes new workers can be started on."""
+    """Return the number of nodes that new workers can be started on."""
     return sum(node.alive and not node.draining for node in nodes)
 
 
@@ -21,7 +21,7 @@ def drained(nodes: Iterable[Node]) -> set[str]:
 
 
 def wanted(count: int, most: int | None, before: int, now: int) -> int:
-    """How many workers a run should have: on each node that joins as many as the others have.
+    """Return the number of workers that a run should have: on each node that joins as many as the others have.
 
     Args:
         count: how many it began with; it never wants fewer.

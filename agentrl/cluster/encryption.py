@@ -23,7 +23,7 @@ _VALID = timedelta(days=3650)
 
 
 def own_certificate() -> tuple[ssl.SSLContext, str]:
-    """What a listener serves TLS with, and its new certificate (PEM).
+    """Return what a listener serves TLS with, and its new certificate (PEM).
 
     Raises:
         MissingExtra: the library that makes certificates is not installed.
@@ -102,7 +102,7 @@ class EncryptedSocket:
             self._receive()
 
     def sendall(self, data: bytes) -> None:
-        """Send all of it."""
+        """Send all of the data."""
         view = memoryview(data)
         with self._sending:
             for start in range(0, len(view), _SHARE):

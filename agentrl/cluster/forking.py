@@ -31,11 +31,11 @@ READ_AT_LOAD = (
 READ_LATER = (cores.VARIABLE, "PYTHONUNBUFFERED", "PYTHONBREAKPOINT", "TORCHINDUCTOR_CACHE_DIR")
 """Those among them that are read later, or given to a worker otherwise; Ray and transformers set the last two."""
 ALONE_SECONDS = 10.0
-"""How long a shared process stays without an owner: a role that is replaced leaves a moment without one."""
+"""Seconds that a shared process stays without an owner: a role that is replaced leaves a moment without one."""
 _PR_SET_NAME = 15
 _FILES = 5
 _interrupted: Any = None
-"""What follows SIGINT in what is forked: the default, unless the owner was started where it is ignored."""
+"""The answer to SIGINT in what is forked: the default, unless the owner was started where it is ignored."""
 LENGTH = struct.Struct("!I")
 STATUS = struct.Struct("!h")
 
@@ -65,7 +65,7 @@ class Start:
 
 
 def at_load(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment is read when Python and libraries are loaded."""
+    """Return the variables of an environment that are read when Python and libraries are loaded."""
     names = (name for name in environment if name.startswith(READ_AT_LOAD) and name not in READ_LATER)
     return {name: environment[name] for name in names}
 
@@ -113,7 +113,7 @@ def main(where: str) -> int:
 
 
 class Ends:
-    """How processes ended that no guard watches: told to whoever has asked for them.
+    """The ends of processes that no guard watches: told to whoever has asked for them.
 
     Attributes:
         seen: a descriptor that can be read when some have ended.
@@ -141,7 +141,7 @@ class Ends:
                     os.close(told)
 
     def leave(self) -> None:
-        """In a copy of this process."""
+        """Reset signals and close files, in a copy of this process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for file in (self.seen, self._seeing, *self._told.values()):
@@ -193,7 +193,7 @@ def _serve(connection: socket.socket, known: list[socket.socket], ends: Ends) ->
 
 
 def _load(modules: list[str]) -> None:
-    """Load what is new of them."""
+    """Load those of the modules that are new."""
     new = [module for module in modules if module not in sys.modules]
     for module in new:
         with contextlib.suppress(BaseException):  # the worker raises it again, and says so
@@ -267,7 +267,7 @@ def _run(start: Start, descriptor: int, follow: Callable[[], None]) -> int:
 
 
 def _as_new(threads: int) -> None:
-    """What a library keeps of the process that it was loaded in, as if it had been loaded here."""
+    """Make libraries as new: set what they keep of the process that they were loaded in."""
     sys.path[0:1] = [os.getcwd()]  # as with `python -m`
     modules: dict[str, Any] = sys.modules
     if "torch" in modules:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from agentrl.cluster.listening import Connections
 
 HEAD_SECONDS = 30.0
-"""How long a connection may take to send one."""
+"""Seconds that a connection may take to send a head."""
 _PIECE = 1 << 16
 _REFUSED = b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 

@@ -1,4 +1,4 @@
-"""What GPUs there are: this machine's by `nvidia-smi`, those of a Ray cluster's nodes by the type that Ray names.
+"""The GPUs that there are: this machine's by `nvidia-smi`, a Ray cluster's by the type that Ray names.
 
 Ray counts GPUs and names their type as a resource of the node (`accelerator_type:H100`); it does not know their memory.
 """

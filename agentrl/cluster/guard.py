@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
 
 
 def follower() -> Callable[[], None]:
-    """What a child of this process calls first, so that it does not outlive it."""
+    """Return what a child of this process calls first, so that the child does not outlive this process."""
     parent = os.getpid()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the group gets SIGTERM: the server ends, and then this process
 
@@ -51,7 +51,7 @@ def follower() -> Callable[[], None]:
 
 
 def watch(pid: int, poll: Callable[[], int | None]) -> int:
-    """Until the server has ended, or standard input closes, which ends the group; returns the shell's exit status.
+    """Wait until the server has ended, or standard input closes, which ends the group; returns the shell's exit status.
 
     Args:
         pid: the server, a child of this process.

@@ -1,4 +1,4 @@
-"""Whether the head of a Ray cluster still answers.
+"""Watches whether the head of a Ray cluster still answers.
 
 Asked of its port, not of Ray: without its head Ray's calls wait for a minute, and then end the process from C++ code.
 """
@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from agentrl.errors import InfraError
 
 LOST_SECONDS = 10.0
-"""How long the head may not answer before a run on its cluster ends."""
+"""Seconds that the head may not answer before a run on its cluster ends."""
 _TICK = 1.0
 
 
@@ -38,7 +38,7 @@ class Head:
         self._watching.start()
 
     def require(self) -> None:
-        """Ask it now, before a call that would wait for it.
+        """Ask the head now, before a call that would wait for it.
 
         Raises:
             InfraError: it does not answer.
@@ -54,7 +54,7 @@ class Head:
             self.lost.set_result(self._error())
 
     def answers(self) -> bool:
-        """Whether it answers now; a network that drops packets is waited for, half of the seconds."""
+        """Return whether the head answers now; a network that drops packets is waited for, half of the seconds."""
         try:
             socket.create_connection(self._at, timeout=self._seconds / 2).close()
         except OSError:

@@ -1,4 +1,4 @@
-"""Which network interface of this machine has an address, so that gloo uses it.
+"""The network interface of this machine that has an address, so that gloo uses that one.
 
 Gloo listens on the address that the machine's own name stands for, which on many machines is 127.0.1.1, and on machines
 with several networks may be any of them. Other nodes reach this one by the address that the cluster knows it by.
@@ -15,7 +15,7 @@ _SIOCGIFADDR = 0x8915  # Linux; it knows IPv4 alone
 
 
 def interface_of(host: str) -> str | None:
-    """The interface that has an IPv4 address; None where no interface has it."""
+    """Return the interface that has an IPv4 address; None where none has."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             try:

@@ -1,4 +1,4 @@
-"""What workers take of their nodes: changed by the settings, and under Ray's names."""
+"""The resources that workers take of their nodes: changed by the settings, and under Ray's names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.config.cluster import ResourcesConfig, RewardResources, RoleResourc
 
 
 def reserved(kind: str, own: Resources, settings: RoleResources | None) -> Resources:
-    """What a worker occupies: what its role asks for, changed by the settings."""
+    """Return what a worker occupies: what its role asks for, changed by the settings."""
     chosen: ResourcesConfig | None = getattr(settings, kind, None)
     if chosen is None:
         return own
@@ -27,16 +27,16 @@ def settled(role: Role, settings: RoleResources | None) -> Role:
 
 
 def on_gpus(device: str, nodes: Sequence[Node]) -> bool:
-    """Whether a role computes on GPUs: `auto` does where a node has some."""
+    """Return whether a role computes on GPUs: `auto` does where a node has some."""
     return device == "cuda" or (device == "auto" and any(node.gpus for node in nodes if node.alive))
 
 
 def bundle(wanted: Resources) -> dict[str, float]:
-    """What a worker occupies, under Ray's names; a byte of memory where that is nothing, since no bundle is empty."""
+    """Return what a worker occupies, under Ray's names; one byte of memory if nothing, since no bundle is empty."""
     has = {"CPU": wanted.cpus, "GPU": float(wanted.gpus), **wanted.custom}
     return {name: amount for name, amount in has.items() if amount} or {"memory": 1.0}
 
 
 def is_ours(name: str) -> bool:
-    """Whether a resource of Ray's is one that people name, and not one of its own."""
+    """Return whether a resource of Ray's is one that people name, and not one of its own."""
     return ":" not in name and "memory" not in name and "_group_" not in name

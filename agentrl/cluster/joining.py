@@ -21,9 +21,9 @@ from agentrl.errors import ConfigError, brief
 
 logger = logging.getLogger(__name__)
 JOIN_SECONDS = 120.0
-"""How long joining may take; on a busy machine the import of Ray alone takes 15."""
+"""Seconds that joining may take; on a busy machine the import of Ray alone takes 15."""
 CONNECT_SECONDS = 10.0
-"""How long a connection to a host may take."""
+"""Seconds that a connection to a host may take."""
 _JOIN = """
 import logging, sys, ray
 ray.init(sys.argv[1], include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
@@ -92,7 +92,7 @@ def in_a_line(error: object) -> str:
 
 
 def _refusal(address: str, reason: str, output: str = "") -> ConfigError:
-    """Why a cluster can't be joined, given what the process that tried it has printed."""
+    """The reason why a cluster can't be joined, given what the process that tried to has printed."""
     if _REFUSED.search(output):
         check = (
             "it requires a token: set RAY_AUTH_MODE=token, with the cluster's token in ~/.ray/auth_token of this "

@@ -34,7 +34,7 @@ class Keeper:
         self._send(f"+{group}")
 
     def forget(self, group: int) -> None:
-        """It has ended."""
+        """Note that a process group has ended."""
         self._send(f"-{group}")
 
     def close(self) -> None:

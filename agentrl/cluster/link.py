@@ -8,7 +8,7 @@ from agentrl.cluster.connection import Address, Connection, connect
 
 
 class Link:
-    """See the module's docstring; for coroutines of one event loop.
+    """A connection to a worker, made when it is needed; for coroutines of one event loop.
 
     Args:
         address: the worker's.
@@ -30,6 +30,6 @@ class Link:
             return self._connection
 
     def close(self) -> None:
-        """Close it. Idempotent."""
+        """Close the connection. Idempotent."""
         if self._connection is not None:
             self._connection.close()

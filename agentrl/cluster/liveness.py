@@ -1,4 +1,4 @@
-"""Whether a role's process still runs: a thread of its own says so, and the process that started it listens.
+"""Tells whether a role's process still runs: a thread of its own says so, and the process that started it listens.
 
 A process that is stopped answers nothing, and all its connections stay open. Silence is not work: a call may take hours
 while the thread goes on. Nor is it a busy machine, or native code that holds Python's global lock: where no beat comes,
@@ -88,7 +88,7 @@ class Liveness:
         threading.Thread(target=self._listen, args=(silence,), name=f"liveness of {name}", daemon=True).start()
 
     def close(self) -> None:
-        """Listen no longer. Idempotent."""
+        """Stop listening. A second call does nothing."""
         self._over.set()
 
     def _listen(self, silence: Silence) -> None:
@@ -116,7 +116,7 @@ class Liveness:
             os.close(self._pipe)
 
     def _runs(self) -> bool:
-        """Whether it has run since this was asked before, wants to, or has not begun."""
+        """True if the process has run since the last call, wants to, or has not begun."""
         if not self._process:
             return True
         letters, ran = _state(self._process)

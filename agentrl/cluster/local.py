@@ -1,4 +1,4 @@
-"""A cluster of one machine: every role is a process that this one starts, and that ends with it."""
+"""A cluster of one machine: every role is a process that this one starts, and both end together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agentrl.cluster.worker import Start
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError
 
 END_SECONDS = 5.0
-"""How long after its connection a process that died may still be there."""
+"""Seconds after its connection's end that a process that died may still be there."""
 _POLL_SECONDS = 0.2
 _ROOT = str(Path(__file__).parents[2])
 
@@ -122,7 +122,7 @@ class LocalProcess(Process):
 
 
 class LocalCluster(Cluster):
-    """This machine.
+    """A cluster of this machine alone.
 
     Args:
         logs: the folder of the workers' logs; None are temporary files.
@@ -143,7 +143,7 @@ class LocalCluster(Cluster):
         return worker
 
     def spawn_together(self, roles: Sequence[Role], together: int) -> list[Worker]:
-        """Start them, all on this node."""
+        """Start roles, all on this node."""
         return [self.spawn(role) for role in roles]
 
     def log(self, role: Role) -> Path | None:
@@ -157,7 +157,7 @@ class LocalCluster(Cluster):
         return [Node(HERE, float(len(cores.allowed())), 0, {})]
 
     def close(self) -> None:
-        """End every worker."""
+        """End every worker. Idempotent."""
         for worker in self._workers:
             worker.shutdown()
         self._workers.clear()

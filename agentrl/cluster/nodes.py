@@ -1,4 +1,4 @@
-"""Nodes in messages."""
+"""Names and descriptions of nodes, for messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def node_name(host: str, number: str) -> str:
 
 
 def described(nodes: list[Node]) -> str:
-    """What nodes have, in words."""
+    """Describe what nodes have, in words."""
     each = [f"{node.name}: {', '.join(_has(node))}" for node in nodes if node.alive]
     return "; ".join(each) or "no node"
 

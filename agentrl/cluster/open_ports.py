@@ -1,4 +1,4 @@
-"""Which ports of this machine some processes hold open for others: from the kernel's tables, where they may be read."""
+"""Ports of this machine that some processes hold open for others: from the kernel's tables, where they may be read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PROC = Path("/proc")
 
 
 def open_ports(words: Iterable[str]) -> list[str]:
-    """The addresses that others can reach at which processes listen whose command has one of these words in it."""
+    """Return the addresses, reachable by others, of processes whose command has one of these words."""
     wanted = set(words)
     found = set[str]()
     for process in _PROC.glob("[0-9]*"):

@@ -1,4 +1,4 @@
-"""Which part of a run goes to which node and GPU: computed before anything is started, all or nothing.
+"""Places each part of a run on a node and GPUs: computed before anything is started, all or nothing.
 
     assignment = place(nodes, Wanted(
         trainer=Demand("trainer", count=2, gpus=4),      # 8 ranks in 2 tensor-parallel groups

@@ -46,7 +46,7 @@ class Workers(Protocol):
 
 
 class Pool:
-    """See the module's docstring.
+    """Workers of one role that share its calls; the dead are replaced.
 
     Args:
         role: what each runs.
@@ -76,7 +76,7 @@ class Pool:
         return [worker.node for worker in self._under_way if worker not in self._leaving]
 
     async def start(self) -> None:
-        """Until all are ready; from then on they and the nodes are watched."""
+        """Start all workers and wait until they are ready; from then on they and the nodes are watched."""
         await asyncio.gather(*(worker.ready(self._timeout) for worker in self._under_way))
         for worker in self._under_way:
             self._watch(worker)
@@ -208,7 +208,7 @@ class Pool:
             await asyncio.sleep(elastic.LOOK_SECONDS)
 
     async def close(self) -> None:
-        """End all of them."""
+        """End all of the workers."""
         tasks = [*self._starting, *([self._following] if self._following else [])]
         for task in tasks:
             task.cancel()

@@ -45,7 +45,7 @@ from agentrl.errors import EngineError
 
 ROOT = str(Path(__file__).parents[2])
 START_SECONDS = 60.0
-"""How long the start of a process that is shared may take."""
+"""Seconds that the start of a shared process may take."""
 
 
 class Forked:
@@ -65,7 +65,7 @@ class Forked:
 
     @property
     def pid(self) -> int:
-        """Its process group; waits until it has been forked.
+        """The process group; waits until the process has been forked.
 
         Raises:
             EngineError: the process that should have forked it has ended.
@@ -73,7 +73,7 @@ class Forked:
         return self.started.result()
 
     def poll(self) -> int | None:
-        """How it ended; None while it runs."""
+        """Return the exit status; None while the process runs."""
         with self._reading:
             if self._status is not None and select.select([self._status], [], [], 0)[0]:
                 said = os.read(self._status, STATUS.size)  # nothing where it was killed
@@ -83,7 +83,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end.
+        """Wait for the process's end.
 
         Raises:
             subprocess.TimeoutExpired: it takes longer than `timeout` seconds.
@@ -126,11 +126,11 @@ class Prefork:
         threading.Thread(target=self._answers, name="starts of workers", daemon=True).start()
 
     def suits(self, environment: Mapping[str, str]) -> bool:
-        """Whether a worker with that environment may be forked here."""
+        """Return whether a worker with that environment may be forked here."""
         return at_load(environment) == self._at_load
 
     def close(self) -> None:
-        """End it; what it has forked goes on."""
+        """End the shared process; what it has forked goes on."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 

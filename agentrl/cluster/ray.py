@@ -51,9 +51,9 @@ except ModuleNotFoundError as error:
     raise missing_extra("ray", "ray") from error
 
 ANSWER_SECONDS = 10.0
-"""How long a node may take to say how a process of its own ended."""
+"""Seconds that a node may take to say how a process of its own ended."""
 STARTS = 2
-"""How often Ray is started on this machine before that is an error: where its node is not up in 30 s, it gives up."""
+"""Attempts to start Ray on this machine before that is an error: where its node is not up in 30 s, it gives up."""
 Release = Callable[[], None] | None
 Strategy = str | PlacementGroupSchedulingStrategy
 _LOOK_SECONDS = 5.0
@@ -98,7 +98,7 @@ class RayProcess(Process):
         return connect(found, self.exit_error), found
 
     def _started(self, timeout: float) -> tuple[str, dict[str, str], Address | AgentRLError]:
-        """What the starter answers; a node that dies meanwhile is noticed, since Ray would wait for it for ever."""
+        """The starter's answer; a node that dies meanwhile is noticed, since Ray would wait for it for ever."""
         ready, end = self._starter.ready.remote(timeout), time.monotonic() + timeout
         while True:
             try:
@@ -248,7 +248,7 @@ class RayCluster(Cluster):
 
     @property
     def _how(self) -> dict[str, Any]:
-        """How processes are started, wherever they are."""
+        """Arguments of `LocalProcess`, wherever processes are started."""
         return {"encrypted": self.encrypted, "silence": self.silence_timeout}
 
     def _log(self, role: Role) -> Path | None:
@@ -300,7 +300,7 @@ class RayCluster(Cluster):
         self._reserved = group, Bundles(assignment, members, gpus_of_trainer(group, assignment))
 
     def _gone(self, node: str) -> str:
-        """Why nothing can be started on a node; '' where it can. An empty name is a node that Ray chooses."""
+        """The reason why nothing can be started on a node, or ''. An empty name is a node that Ray chooses."""
         if self.lost.done():
             return str(self.lost.result())
         return f"its node {node} has died" if node and node not in self._alive() else ""

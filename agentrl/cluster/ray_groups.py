@@ -23,12 +23,12 @@ from agentrl.cluster.inventory import bundle, is_ours
 from agentrl.errors import ConfigError, InfraError, brief
 
 START_SECONDS = 120.0
-"""How long a process may take to start in a place that is taken."""
+"""Seconds that a process may take to start in a place that is taken."""
 _ray: Any = ray  # parts of it are not typed
 
 
 def in_bundle(group: PlacementGroup, number: int) -> PlacementGroupSchedulingStrategy:
-    """How an actor is put into a bundle."""
+    """Return the scheduling strategy that puts an actor into a bundle."""
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
 
 
@@ -112,5 +112,5 @@ def gpus_of_trainer(group: PlacementGroup, assignment: Assignment) -> dict[int, 
 
 
 def _own_gpus() -> tuple[str, ...]:
-    """The GPUs that Ray gave to this process, by their node's names for them."""
+    """The GPUs that Ray gave to this process, by their node's names."""
     return tuple(map(str, ray.get_runtime_context().get_accelerator_ids()["GPU"]))

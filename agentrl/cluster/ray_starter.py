@@ -61,11 +61,11 @@ class Starter:
         return self.node, versions(), address
 
     def exit_error(self) -> InfraError:
-        """How the process ended."""
+        """Return how the process ended."""
         return self._owned().exit_error()
 
     def close(self) -> None:
-        """End the process."""
+        """End the role's process."""
         if self.connection is not None:
             self.connection.close()
         if self.process is not None:

@@ -1,4 +1,4 @@
-"""What is said where a placement is impossible: what is asked, what is there, why it does not fit, and what would."""
+"""Messages on impossible placements: what is asked, what is there, why it does not fit, and what would."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def asked(demand: Demand) -> str:
 
 
 def _unit(demand: Demand) -> str:
-    """What a unit occupies, in words."""
+    """The resources of a unit, in words."""
     each = []
     if demand.gpus:
         each.append(_several(demand.gpus, "GPU") + (f" of {demand.memory:.3g} GiB" if demand.memory else ""))
@@ -72,7 +72,7 @@ def has(nodes: Sequence[Node]) -> str:
 
 
 def reasons(nodes: Sequence[Node], wanted: Wanted) -> list[str]:
-    """Why it does not fit, as far as one resource or one unit explains it."""
+    """Return why the units don't fit, as far as one resource or one unit explains that."""
     demands = [demand for demand in wanted.demands if demand.count]
     found = list(dict.fromkeys(reason for demand in demands for reason in _unit_reasons(nodes, demand)))
     own = [replace(d, count=d.count - wanted.shared) if d is wanted.engines else d for d in demands]
@@ -93,7 +93,7 @@ def reasons(nodes: Sequence[Node], wanted: Wanted) -> list[str]:
 
 
 def _unit_reasons(nodes: Sequence[Node], demand: Demand) -> Iterator[str]:
-    """Why one unit by itself fits on no node."""
+    """Reasons why one unit by itself fits on no node."""
     nodes = [node for node in nodes if demand.node in ("", node.name)]
     if not nodes:
         yield f"{demand.role} must be on {demand.node}, which is not there" if demand.node else "no node is alive"
@@ -114,7 +114,7 @@ def _unit_reasons(nodes: Sequence[Node], demand: Demand) -> Iterator[str]:
 
 
 def nearest(nodes: Sequence[Node], wanted: Wanted) -> list[str]:
-    """What would fit, as settings: by one change if that is enough, else by as few units less as possible."""
+    """Return what would fit, as settings: by one change if that is enough, else by as few units less as possible."""
     found = [said for said, changed in _other_layouts(nodes, wanted) if fitted(nodes, changed) is not None]
     fewer = ((demand, _largest(nodes, wanted, demand)) for demand in (wanted.engines, *wanted.others, wanted.trainer))
     found = found[:1] + [_setting(demand, number) for demand, number in fewer if 0 < number < demand.count]

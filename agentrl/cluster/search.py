@@ -92,7 +92,7 @@ class Search:
         return False
 
     def _possible(self, i: int, left: Vector) -> bool:
-        """Whether the rest could fit, each kind by itself and each resource in total."""
+        """True if the rest could fit, each kind by itself and each resource in total."""
         if any(count > most for count, most in zip(left, self._rest_alone[i], strict=True)):
             return False
         for resource, there in enumerate(self._rest[i]):
@@ -102,7 +102,7 @@ class Search:
         return True
 
     def _most_alone(self, i: int, k: int) -> int:
-        """How many units of a kind fit on a node by themselves; colocated ones beside as many ranks as it takes."""
+        """The most units of a kind on a node by themselves; colocated ones beside as many ranks as it takes."""
         kind, has = self.kinds[k], list(self.has[i])
         if kind.colocated:
             has[2] = has[0]
@@ -167,7 +167,7 @@ def _parts(amount: float) -> int:
 
 
 def _most(free: Vector, need: Vector, limit: int) -> int:
-    """How many units fit into what is free, up to a limit."""
+    """The number of units that fit into what is free, up to a limit."""
     return min(limit, *(have // each for have, each in zip(free, need, strict=True) if each > 0), limit)
 
 

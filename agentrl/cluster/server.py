@@ -28,7 +28,7 @@ from agentrl.cluster import forking, guard, prefork
 from agentrl.errors import EngineError
 
 TAIL_LINES = 30
-"""How many of the log's last lines an error shows."""
+"""The number of the log's last lines that an error shows."""
 _TAIL_BYTES = 1 << 16
 _POLL_SECONDS = 0.2
 _CAUSE = re.compile(r"\b[A-Z]\w*(Error|Exception): \S")
@@ -126,7 +126,7 @@ class Server:
 
     @property
     def exit_status(self) -> int | None:
-        """How it ended; None while it runs."""
+        """The exit status; None while the server runs."""
         return self._process.poll()
 
     def tail(self) -> str:
@@ -153,7 +153,7 @@ class Server:
         )
 
     async def wait_ready(self, probe: Callable[[], Awaitable[bool]], timeout: float) -> None:
-        """Until `probe` returns True.
+        """Wait until `probe` returns True.
 
         Raises:
             EngineError: it ended first, or took longer than `timeout` seconds; the log's tail is in the message.
@@ -167,7 +167,7 @@ class Server:
             )
 
     def wait(self, seconds: float) -> int | None:
-        """How it ended; None where it still runs after that time."""
+        """Wait for the server's end, and return its exit status; None where it still runs after `seconds`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         return self.exit_status

@@ -48,7 +48,7 @@ class PoolAccess:
 
 @asynccontextmanager
 async def shared_pool(pool: Pool, name: str) -> AsyncIterator[Address]:
-    """Where other processes call a pool's workers within the block (`DistantPool`); `name` is theirs in messages."""
+    """Yield the address for calls from other processes (`DistantPool`); `name` names the workers in messages."""
     here, key = cluster.current(), secrets.token_bytes(32)
     async with Listener(PoolAccess(pool), name, name, here.host, key, encrypted=here.encrypted) as address:
         yield address

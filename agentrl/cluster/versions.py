@@ -1,4 +1,4 @@
-"""What must be the same on every node of a cluster, and is compared when a worker starts there."""
+"""Versions that must be the same on every node of a cluster, and are compared when a worker starts there."""
 
 from __future__ import annotations
 

@@ -28,12 +28,12 @@ from agentrl.cluster.interfaces import use_for_gloo
 from agentrl.imports import load
 
 CLOSE_SECONDS = 5.0
-"""How long a role's own `close` may take."""
+"""Seconds that a role's own `close` may take."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a worker's process is to run: the role, its node's name, and where, with which key and how to listen."""
+    """Arguments of a worker's process: the role, its node's name, and where, with which key and how to listen."""
 
     role: Role
     node: str

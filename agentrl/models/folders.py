@@ -52,7 +52,7 @@ def refuse_adapter(folder: Path) -> None:
 
 
 def is_weights(file: Path) -> bool:
-    """Whether a file holds weights, in whatever format, or lists the files that do."""
+    """Return whether a file holds weights, in whatever format, or lists the files that do."""
     return file.suffix in _WEIGHTS or file.name.endswith(".index.json")
 
 

@@ -89,7 +89,7 @@ def new_causal_lm(config: Any, dtype: Any, attention: str) -> Any:
 
 
 def _model_class(folder: Path | None) -> Any:
-    """What makes a folder's model: transformers' automatic class, or the folder's own where that may run.
+    """The class of a folder's model: transformers' automatic one, or the folder's own where that may run.
 
     transformers would register the folder's own for its configuration's class, and use it for other folders of that
     class from then on.
@@ -122,7 +122,6 @@ def read_config(folder: Path) -> Any:
 
 
 def _config_fault(folder: Path, error: Exception) -> str:
-    """Why transformers can't read a folder's configuration."""
     try:
         settings = read_json((folder / "config.json").read_text())
         kind = settings.get("model_type")
@@ -149,14 +148,14 @@ def _in_short(error: Exception) -> str:
 
 
 def _reason(error: Exception, config: Any, attention: str) -> str:
-    """What transformers raised, as one sentence."""
+    """The error that transformers raised, as one sentence."""
     if isinstance(error, KeyError) and error.args == (attention,):
         return "its layers don't attend through transformers' attention interface"
     return unknown_value(error, config) or f"{type(error).__name__}: {_in_short(error)}"
 
 
 def unknown_value(error: Exception, config: Any) -> str:
-    """Which field of a configuration has a value that transformers looked up in vain; '' for other errors."""
+    """Return the field of a configuration whose value transformers looked up in vain; '' for other errors."""
     import transformers
 
     sought = error.args[0] if isinstance(error, KeyError) and error.args else None
@@ -175,7 +174,7 @@ def _field_of(settings: Mapping[str, Any], value: str) -> str:
 
 
 def _no_causal_lm(folder: Path, config: Any) -> str:
-    """Why there is no causal language model of a configuration's kind; '' where there is one."""
+    """The reason why there is no causal language model of a configuration's kind; '' where there is one."""
     from transformers import AutoModelForCausalLM
 
     kind = AutoModelForCausalLM.__name__

@@ -21,7 +21,7 @@ from agentrl.errors import InvalidInput
 
 _STATE_METHODS = frozenset(("update_conv_state", "update_recurrent_state"))
 _CACHE = ("cache", "cache_params", "past_key_values")
-"""What layers call the cache: the first since transformers 5.24."""
+"""Names that layers have for the cache: the first since transformers 5.24."""
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class _Cache:
 
 
 class Plan(Protocol):
-    """Which tokens a layer computes together, and which state each sequence of them continues from."""
+    """Computes a layer: which tokens together, and from which state each sequence of them continues."""
 
     def __call__(self, mixer: Mixer, hidden: Tensor) -> Tensor:
         """A layer's outputs for a whole row: [1, T, d] -> [1, T, d]."""
@@ -180,7 +180,7 @@ def set_plan(model: nn.Module, plan: Plan | None) -> None:
 
 
 def _keeps_state(kind: type) -> bool:
-    """Whether a class of modules keeps states in transformers' cache: its own code calls the cache's methods."""
+    """True if a class of modules keeps states in transformers' cache: its own code calls the cache's methods."""
     functions = (inspect.unwrap(value) for base in kind.__mro__ for value in vars(base).values() if callable(value))
     return issubclass(kind, nn.Module) and any(
         _STATE_METHODS & set(function.__code__.co_names) for function in functions if hasattr(function, "__code__")

@@ -18,7 +18,7 @@ Depths = TypeVar("Depths", int, np.ndarray[Any, Any], Tensor)
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far back along its path a query attends.
+    """The distance that a query attends back along its path.
 
     Attributes:
         tokens: to that many tokens, including itself; or

@@ -24,7 +24,7 @@ TINY = "tiny"
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
-    """Where fetched models are stored: `cache_dir`, or agentrl/models in the user's cache folder (XDG_CACHE_HOME)."""
+    """Return the folder of fetched models: `cache_dir`, or agentrl/models in the user's cache (XDG_CACHE_HOME)."""
     if cache_dir is not None:
         return Path(cache_dir).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agentrl" / "models"
@@ -156,7 +156,7 @@ def _weight_files(path: Path) -> Iterable[str]:
 
 
 def _damage(file: Path) -> str:
-    """What is wrong with a safetensors file by its header (truncated, or not of this format); '' where nothing is."""
+    """The fault of a safetensors file by its header (truncated, or not of this format); '' where there is none."""
     with open(file, "rb") as opened:
         size = file.stat().st_size
         length = int.from_bytes(opened.read(8), "little")

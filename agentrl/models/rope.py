@@ -27,7 +27,7 @@ def fixed_angle_length(config: Any) -> int | None:
 
 
 def too_long(config: Any, context: int | None) -> str:
-    """Why paths of up to `context` tokens (None: the model's own limit) have no fixed angles; '' where they do."""
+    """Return why paths of up to `context` tokens (None: the model's limit) have no fixed angles; '' where they do."""
     limit, most = fixed_angle_length(config), int(getattr(config.get_text_config(), "max_position_embeddings", 0))
     longest = most if context is None else min(context, most)
     if limit is None or longest <= limit:

@@ -1,4 +1,4 @@
-"""A model's sizes in its `config.json`, whichever names its family has for them.
+"""A model's sizes in its `config.json`, whichever names its family has.
 
 transformers' configurations answer to the usual names; the file itself, which is read without transformers, has the
 family's own (GPT-2's `n_layer`, MPT's `d_model`).
@@ -17,7 +17,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "max_position_embeddings": ("n_positions", "max_seq_len", "n_ctx", "seq_length"),
     "intermediate_size": ("n_inner", "ffn_dim", "d_ff", "ffn_hidden_size"),
 }
-"""What families call a size, by its usual name; the first that is there holds."""
+"""Families' names of a size, by its usual name; the first that is there holds."""
 
 
 def with_usual_names(settings: Mapping[str, Any]) -> dict[str, Any]:

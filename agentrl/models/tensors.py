@@ -50,7 +50,7 @@ def packed(folder: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """How the tensors in files fit a model's.
+    """The fit of the tensors in files to a model's.
 
     Attributes:
         missing: the model's that no file holds.
@@ -63,7 +63,7 @@ class Found:
     mismatched: set[tuple[str, Any, Any]]
 
     def faults(self, model: Any) -> str:
-        """What is wrong, naming up to four tensors of each kind; '' where the files hold the whole model."""
+        """Describe what is wrong, naming up to four tensors of each kind; '' where the files hold the whole model."""
         said = [
             _named("missing", (name for name in self.missing if not _matches(REBUILT, name))),
             _named("without a place in the model", (name for name in self.unexpected if not may_drop(name, model))),
@@ -76,7 +76,7 @@ class Found:
 
 
 def may_drop(name: str, model: Any) -> bool:
-    """Whether a file may hold this tensor though the model has no place for it."""
+    """Return whether a file may hold a tensor that the model has no place for."""
     if is_dropped(name, model.config.get_text_config()):
         return True
     left_out = model._keys_to_ignore_on_load_unexpected or ()
@@ -84,12 +84,12 @@ def may_drop(name: str, model: Any) -> bool:
 
 
 def stays_beside(name: str, config: Any) -> bool:
-    """Whether a tensor in a model's files belongs to a part that is not trained, and is not computed either."""
+    """Return whether a tensor in a model's files belongs to a part that is neither trained nor computed."""
     return not _matches(REBUILT, name) and (is_dropped(name, config) or _matches(TOWERS, name))
 
 
 def is_dropped(name: str, config: Any) -> bool:
-    """Whether no model of this configuration has a place for a tensor that its files may hold.
+    """Return whether no model of this configuration has a place for a tensor that its files may hold.
 
     Layers behind the last predict several tokens (DeepSeek V3, GLM 4.5), as many as the configuration says.
     """

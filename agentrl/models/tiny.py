@@ -136,7 +136,8 @@ def build(path: Path, texts: Iterable[str], *, seed: int = 0, shape: TinyShape |
 
 
 _ROLE_LINE = r"\A(?:system|user|assistant)\n"
-"""Of its own: no token may reach from the generation prompt ("assistant" and a newline) into the turn after it."""
+"""A piece of its own: no token may reach from the generation prompt ("assistant" and a newline) into the turn after
+it."""
 
 
 def build_tokenizer(texts: Iterable[str], vocab: int = 1024, context: int = 2048) -> Any:

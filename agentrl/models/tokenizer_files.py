@@ -26,7 +26,7 @@ _LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What a folder says about its tokenizer.
+    """The files of a folder about its tokenizer.
 
     Attributes:
         source: the text of its `tokenizer.json`, with all added tokens.
@@ -55,7 +55,7 @@ def read(path: Path) -> TokenizerFiles:
 
 
 def missing(folder: Path) -> str:
-    """Why a folder without `tokenizer.json` has no tokenizer that is read here, and what makes one."""
+    """Return why a folder without `tokenizer.json` has no tokenizer that is read here, and what makes one."""
     kind, converter, needs = _other_format(folder)
     if not kind:
         return "no tokenizer.json there; a Hugging Face folder has one"
@@ -95,7 +95,7 @@ def _other_format(folder: Path) -> tuple[str, str, str]:
 
 
 def _is_tiktoken(file: Path) -> bool:
-    """Whether a file has tiktoken's lines, base64 and a rank; SentencePiece's are binary."""
+    """True if a file has tiktoken's lines, base64 and a rank; SentencePiece's are binary."""
     with file.open("rb") as opened:
         words = opened.readline(1024).split()
     return len(words) == 2 and words[1].isdigit()
@@ -213,7 +213,6 @@ def _special(named: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _entry(token: Any, index: int | None) -> dict[str, Any]:
-    """An added token as `tokenizer.json` has it."""
     given = token if isinstance(token, dict) else {"content": token}
     flags = {name: bool(given.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
     return {"id": index, "content": given["content"], **flags, "special": True}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _LONG = 4096  # characters
 _SHORT, _MOST_KNOWN = 48, 4096
-"""Characters of texts whose tokens are cached (mostly a format's own markup), and how many of them."""
+"""The most characters of a text whose tokens are cached (mostly a format's own markup), and the most such texts."""
 
 _BLANKS = re.compile("[ \u0120\u2581]+")
 """Blanks in vocabularies: plain, in byte-level ones, in SentencePiece."""
@@ -233,7 +233,7 @@ def _without_markup(spec: dict[str, Any], markup: set[str]) -> dict[str, Any]:
 
 
 def _is_space(token: str) -> bool:
-    """Whether a token is white space alone, plain or in SentencePiece's form."""
+    """True if a token is white space alone, plain or in SentencePiece's form."""
     return not token.replace("\u2581", " ").strip()
 
 

@@ -1,4 +1,4 @@
-"""What a model's files hold beside the language model that is trained, and how it stays with the weights.
+"""The parts of a model's files that are not trained, and how they stay with the weights.
 
 Towers for images and sound, and layers that predict several tokens (MTP), have no place in the model that transformers
 builds for training. An export without them could not be served as what the folder was. So they are copied, as they are,
@@ -42,7 +42,7 @@ class Untrained:
                 self.names[path.name], self._read[path.name] = names, read
 
     def write(self, folder: Path, source: Mapping[str, bytes]) -> None:
-        """Add them to a folder that transformers has written, and make its configuration that of the source.
+        """Add the parts to a folder that transformers has written, and make its configuration that of the source.
 
         Args:
             folder: the export, with safetensors files under the names of the source.
@@ -93,7 +93,7 @@ def _index(folder: Path) -> dict[str, Any]:
 
 
 def _restore_config(folder: Path, source: Mapping[str, bytes]) -> None:
-    """Where the language model is a part of what the folder held, transformers writes the part's configuration."""
+    """The language model may be a part of what the folder held: transformers then writes the part's configuration."""
     written = json.loads((folder / "config.json").read_text())
     settings = json.loads(source["config.json"])
     if settings.get("model_type") == written.get("model_type"):
@@ -106,7 +106,7 @@ def _restore_config(folder: Path, source: Mapping[str, bytes]) -> None:
 
 
 def notes(folder: Path, *, kept: bool = True) -> Sequence[str]:
-    """What of a folder is not trained, and in what its exports differ from it, in sentences.
+    """Return in sentences what of a folder is not trained, and in what its exports differ from it.
 
     Args:
         folder: the model's.

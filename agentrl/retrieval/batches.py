@@ -58,7 +58,7 @@ class Batches:
                 self._release(future)
 
     def _future(self, query: Query) -> asyncio.Future[list[Passage]]:
-        """What gets a query's passages, or has them."""
+        """The future that gets a query's passages, or has them."""
         if query in self._waiting:
             return self._waiting[query]
         future: asyncio.Future[list[Passage]] = asyncio.get_running_loop().create_future()
@@ -73,13 +73,12 @@ class Batches:
         return future
 
     def _release(self, future: asyncio.Future[list[Passage]]) -> None:
-        """A caller waits for it no more."""
+        """A caller no longer waits for the future."""
         self._callers[future] -= 1
         if not self._callers[future]:
             del self._callers[future]
 
     async def _run(self) -> None:
-        """Search until nothing waits."""
         await asyncio.sleep(0)  # queries that are here already join the first batch
         while batch := self._next():
             self.batches += 1

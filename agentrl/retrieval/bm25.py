@@ -38,7 +38,7 @@ def idf(documents: int, containing: int) -> float:
 
 
 class Statistics:
-    """What scores need to know of the whole corpus: how many passages hold each term, and their lengths.
+    """Numbers about the whole corpus that scores need: passages that hold each term, and their lengths.
 
     Attributes:
         documents: passages.

@@ -31,7 +31,7 @@ SHARED = 2
 MAX_QUERY = 10_000
 """Characters of a query that are sent: what a model wrote beyond is left out, where the server would refuse it all."""
 FAULTS = (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, TimeoutError)
-"""What a server that is down, slow or garbled ends a request with."""
+"""Errors of requests to a server that is down, slow or garbled."""
 
 
 class Client:
@@ -95,7 +95,7 @@ def _as_text(query: str) -> str:
 
 
 async def _post(http: httpx.AsyncClient, url: str, queries: list[str], topk: int) -> list[list[Passage]]:
-    """One request.
+    """Send one request.
 
     Raises:
         One of `FAULTS`: it was not answered properly.

@@ -25,7 +25,7 @@ REPORT_EVERY = 10_000
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    """Report nothing."""
+    """Report no progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Passage:
 
     @property
     def title(self) -> str:
-        """The first line."""
+        """The passage's first line."""
         return self.contents.partition("\n")[0]
 
     @property
@@ -113,5 +113,5 @@ class Corpus:
             yield self[place].contents
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the corpus's file."""
         self._bytes.close()

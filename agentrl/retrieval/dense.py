@@ -138,7 +138,7 @@ class DenseShard:
 
     @property
     def dimension(self) -> int:
-        """The vectors' length."""
+        """The length of the vectors."""
         return int(self._index.d)
 
     def search(self, vectors: Any, topk: int) -> list[list[tuple[float, int]]]:

@@ -28,13 +28,13 @@ from agentrl.untrusted import read_json
 
 FORMAT = 1
 SHARD = 1_000_000
-"""Passages of a shard."""
+"""The number of passages in a shard."""
 Retriever = Literal["bm25", "dense"]
 
 
 @dataclass(frozen=True)
 class DenseOptions:
-    """How vectors are made and searched; see `dense.Encoder`.
+    """Options for making and searching vectors; see `dense.Encoder`.
 
     `prefixes` None: for encoders whose folder's name has "e5" in it, as in Search-R1's own server.
     """
@@ -46,7 +46,7 @@ class DenseOptions:
     max_tokens: int = 256
 
     def load(self) -> dense.Encoder:
-        """The encoder."""
+        """Load and return the encoder."""
         folder = Path(self.encoder).expanduser()
         prefixes = "e5" in folder.name.lower() if self.prefixes is None else self.prefixes
         return dense.Encoder(folder, self.pooling, prefixes, self.max_tokens)
@@ -200,7 +200,7 @@ def open_index(folder: Path, *, verify: bool = False) -> Index:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What `build` wrote about an index.
+    """Return the manifest of an index, as `build` wrote it.
 
     Raises:
         ConfigError: there is no index in that folder, or one of another format.

@@ -25,7 +25,7 @@ from agentrl.retrieval.corpus import Passage
 from agentrl.retrieval.index import Index
 
 CACHED = 50_000
-"""Results that are kept."""
+"""The number of results that are kept."""
 TIMEOUT = 30.0
 REFUSED = 3
 """The exit status of a server that can't open its index: another one could not either."""
@@ -109,7 +109,7 @@ async def _body(receive: Receive) -> bytes:
 
 
 def _request(body: bytes) -> tuple[list[str], int, bool]:
-    """A request's fields.
+    """Read a request's fields.
 
     Raises:
         InvalidInput: one is missing or wrong.

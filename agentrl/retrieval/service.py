@@ -78,7 +78,7 @@ class Service:
 
     @property
     def pid(self) -> int:
-        """The server's process."""
+        """The server's process id."""
         return self._process.pid
 
     def check(self) -> None:

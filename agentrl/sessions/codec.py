@@ -145,7 +145,7 @@ def whole_json(value: Any) -> str:
 
 
 def same_task(one: Task, other: Task) -> bool:
-    """Whether two tasks are stored alike: one may have been read from where the other is yet to be written."""
+    """Return whether two tasks are stored alike: one may have been read from where the other is yet to be written."""
     first, second = (
         json.dumps(safe_json([task.id, task.data], whole=True, integers=True), sort_keys=True) for task in (one, other)
     )
@@ -161,7 +161,7 @@ def _json(session: Session, value: Any, write: Callable[[Any], str] | None = Non
 
 
 def odd_place(value: Any, path: str = "") -> str:
-    """Where in a value is what JSON can't express, and what is there; '' where all of it can be stored."""
+    """Return the path in a value of what JSON can't express, and what is there; '' where all of it can be stored."""
     try:
         dumps(value)
     except Exception as error:  # whatever its own methods raise
@@ -257,7 +257,7 @@ def _from_little(code: str, data: bytes) -> array[Any]:
 
 
 def _turn(node: Node) -> str | None:
-    """How the turn was sampled, or which one it is a copy of, and how long it took, as JSON; None for none of these."""
+    """The turn's sampling, or the turn that it copies, and its timings, as JSON; None for none of these."""
     data: dict[str, Any] = {}
     if node.sampling is not None:
         data = {

@@ -78,7 +78,7 @@ class Conversation:
 
     @property
     def remaining_tokens(self) -> int | None:
-        """How many more tokens the budgets allow; None where there is no limit."""
+        """The number of tokens that the budgets still allow; None where there is no limit."""
         return None if (budget := self.budget) is None else budget.left
 
     def add(self, messages: str | Message | Mapping[str, Any] | Iterable[Any]) -> list[Node]:
@@ -154,7 +154,7 @@ class Conversation:
         return self._append(RenderedMessage(Message(role="tool", content=text), self._encode(text)))
 
     def apart(self, ahead: int, total: int) -> Conversation:
-        """The same path in a copy of the session, for one of several turns that are generated concurrently.
+        """Return the same path in a copy of the session, for one of several turns that are generated concurrently.
 
         Nothing that is added to it is in this conversation: `adopt` appends its turn.
 

@@ -1,4 +1,4 @@
-"""Digests of stored sessions, from their rows as they are: nothing is decoded, so it costs as much as reading them.
+"""Digests of stored sessions, from their rows as they are: nothing is decoded, so a digest costs as much as a read.
 
 A digest has four parts, which say what of a session changed: `head` (its group, status, seed, rewards, counts, times),
 `task`, `messages` (their text, calls and tools) and `tokens` (ids, log-probabilities, versions, sampling, the tree,
@@ -56,7 +56,7 @@ def _read(db: sqlite3.Connection, key: int) -> str:
 
 
 def differences(before: str, now: str) -> str:
-    """What differs between two digests of a session, in words; '' where nothing does."""
+    """Describe what differs between two digests of a session; '' where nothing does."""
     width = 2 * BYTES
     parts = zip(PARTS.values(), range(0, len(PARTS) * width, width), strict=True)
     return ", ".join(what for what, at in parts if before[at : at + width] != now[at : at + width])

@@ -16,7 +16,7 @@ from agentrl.errors import InvalidInput, unknown_name
 from agentrl.sessions.summary import COLUMNS
 
 LONGEST = 1000
-"""Characters of an expression."""
+"""The most characters of an expression."""
 DEEPEST = 20
 """Levels of an expression; SQLite takes a hundred brackets within each other."""
 FIELDS = {
@@ -27,7 +27,7 @@ FIELDS = {
         for name in ("info", "counters", "timings")
     },
 }
-"""Names with fields: the JSON that has them, and where in it."""
+"""Names with fields: the JSON that has the fields, and its path there."""
 COMPARED: dict[type[ast.cmpop], str] = {
     **{ast.Eq: "=", ast.NotEq: "IS NOT", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="},
     **{ast.Is: "IS", ast.IsNot: "IS NOT"},

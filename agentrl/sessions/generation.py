@@ -140,7 +140,7 @@ def joined(attempts: Sequence[Turn]) -> Turn:
 
 
 async def _before(deadline: float, work: Awaitable[T]) -> T:
-    """What `work` returns; DeadlineExceeded once the deadline (`time.monotonic()`) has passed."""
+    """Await `work`; DeadlineExceeded once the deadline (`time.monotonic()`) has passed."""
     try:
         async with asyncio.timeout(deadline - time.monotonic()):
             return await work

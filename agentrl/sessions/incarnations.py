@@ -1,4 +1,4 @@
-"""Which weights a version means, where a run lost some and learned versions of the same numbers again.
+"""The weights that a version means, where a run lost some and learned versions of the same numbers again.
 
 A run that is killed may have generated under versions that its newest checkpoint does not have. Where the steps can't
 be computed again bit for bit, it learns others, whose versions have the same numbers. A run's losses are the last
@@ -15,7 +15,7 @@ from agentrl.types import MAIN, Node
 
 
 def incarnation(version: int, losses: Sequence[int]) -> int:
-    """Which incarnation a version generated now is of, from 0.
+    """Return the incarnation, from 0, of a version generated now.
 
     Args:
         version: of the trained policy.

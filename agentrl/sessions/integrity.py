@@ -34,7 +34,7 @@ def checksum(values: Iterable[Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many transactions were committed to a store, and how many sessions it has."""
+    """The numbers of transactions committed to a store, and of its sessions."""
 
     commits: int = 0
     sessions: int = 0
@@ -82,7 +82,7 @@ class CountFile:
             pass
 
     def close(self) -> None:
-        """Close it; idempotent."""
+        """Close the file; a second call does nothing."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -105,7 +105,7 @@ def _page(where: str, expression: str, order: str) -> str:
 
 
 def counts(db: sqlite3.Connection, filters: Filters, by: str) -> dict[Any, int]:
-    """How many sessions fit the filters, for each value of the column `by`."""
+    """Return the number of sessions that fit the filters, for each value of the column `by`."""
     where, values = condition(filters)
     expression, names = _expression(by)
     query = f"SELECT {expression}, count(*) FROM summaries WHERE {where} GROUP BY 1 ORDER BY 1"

@@ -24,13 +24,13 @@ from agentrl.sessions.summary import COLUMNS, SELECTED, Totals, values
 from agentrl.types import Session
 
 WAL_HEADER, FRAME_HEADER = 32, 24
-"""Bytes; see https://www.sqlite.org/fileformat2.html#the_write_ahead_log."""
+"""Lengths in bytes; see https://www.sqlite.org/fileformat2.html#the_write_ahead_log."""
 SHOWN = 20
 
 
 @dataclass(slots=True)
 class Report:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         undamaged: the ids of sessions that are as they were written.
@@ -46,7 +46,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether the store is as it was written."""
+        """True if the store is as it was written."""
         return not (self.damaged or self.lost or self.faults)
 
     def lines(self) -> list[str]:
@@ -146,7 +146,7 @@ def _keys(db: sqlite3.Connection) -> dict[str, int]:
 
 
 def _wrong_summary(db: sqlite3.Connection, key: int, session: Session) -> str:
-    """Which columns of a session's summary are wrong; '' if none is."""
+    """The wrong columns of a session's summary, in words; '' if none is."""
     expected = values(session, Totals.of(session.nodes))
     try:
         row = db.execute(f"SELECT {SELECTED} FROM summaries WHERE session = ?", (key,)).fetchone()

@@ -93,7 +93,7 @@ def create(db: sqlite3.Connection) -> None:
 
 
 def has_calls(db: sqlite3.Connection) -> bool:
-    """Whether the file says which tools were called; older ones of the same version don't."""
+    """Return whether the file says which tools were called; older ones of the same version don't."""
     return bool(db.execute("SELECT 1 FROM sqlite_master WHERE name = 'calls'").fetchone())
 
 
@@ -104,7 +104,7 @@ def add_calls(db: sqlite3.Connection) -> None:
 
 
 def exists(db: sqlite3.Connection, path: str) -> bool:
-    """Whether the file has the tables; False for an empty one.
+    """Return whether the file has the tables; False for an empty one.
 
     Raises:
         StoreError: it was written before formats were kept readable, or is another kind of database.
@@ -118,7 +118,7 @@ def exists(db: sqlite3.Connection, path: str) -> bool:
 
 
 def failure(path: str, error: Exception) -> StoreError:
-    """Why a store could not be used."""
+    """Return the error for a store that could not be used."""
     if "no such table: calls" in str(error):
         return StoreError(f"{path!r} was written before stores kept which tools were called; --grep finds their names")
     return StoreError(f"session store {path!r}: {error}")

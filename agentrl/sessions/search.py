@@ -27,7 +27,7 @@ from agentrl.sessions.summary import Summary
 BATCH = 400
 """Sessions whose messages are searched by one query; SQLite takes 999 parameters."""
 _ESCAPED = re.compile(r'["\\\x00-\x1f\x7f]+')
-"""What JSON text has otherwise than the text itself."""
+"""Characters that JSON text has otherwise than the text itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 UNFINISHED = (Status.OPEN, Status.ABORTED)
 """Statuses of sessions that keep their episode's state."""
 CACHE_KIB = 32 * 1024
-"""Of the file's pages, kept in memory by a process that writes: with SQLite's own 2 MiB, the turns of thousands of
-sessions, each of which changes other pages, are mostly spent on reading these again."""
+"""KiB of the file's pages cached in a process that writes: with SQLite's own 2 MiB, the turns of thousands of sessions,
+each of which changes other pages, are mostly spent on reading these again."""
 REWARD = NODE_COLUMNS.split(", ").index("reward")
 
 
@@ -238,7 +238,7 @@ class Store:
             return query.find(self._db, filters or {}, sort, descending, limit, after)
 
     def counts(self, by: str = "status", filters: Filters | None = None) -> dict[Any, int]:
-        """How many of the sessions that fit the filters have each value of the column `by`.
+        """Return the number of sessions that fit the filters, for each value of the column `by`.
 
         Raises:
             UnknownName: there is no such column.
@@ -256,7 +256,7 @@ class Store:
             return query.mean_scores(self._db, filters or {}, by)
 
     def close(self) -> None:
-        """Close the file; idempotent."""
+        """Close the file; a second call does nothing."""
         with self._lock:
             self._db.close()
             self._count.close()

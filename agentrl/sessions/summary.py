@@ -162,7 +162,7 @@ class Totals:
 
 
 def progress(session: Session, totals: Totals) -> tuple[Any, ...]:
-    """The values of `PROGRESS`."""
+    """Return the values of `PROGRESS`."""
     calls, errors = session.counters.get("tool_calls", 0), session.counters.get("tool_errors", 0)
     return (
         totals.nodes,
@@ -180,7 +180,7 @@ def progress(session: Session, totals: Totals) -> tuple[Any, ...]:
 
 
 def values(session: Session, totals: Totals) -> tuple[Any, ...]:
-    """The values of `COLUMNS`."""
+    """Return the values of `COLUMNS`."""
     timed = session.started is not None and session.ended is not None
     return (
         session.id,

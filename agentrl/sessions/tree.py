@@ -17,7 +17,7 @@ from agentrl.sessions.renderers.base import RenderedMessage
 from agentrl.types import AGENT, MAIN, FinishReason, Message, Node, Sampling, Session, Turn, VersionSpan
 
 SLACK = 1e-3
-"""How far above 0 rounding may lift a log-probability."""
+"""The most that rounding may lift a log-probability above 0."""
 
 
 def add(
@@ -185,7 +185,7 @@ def leaves(session: Session) -> list[Node]:
 
 
 def depth(session: Session, node_id: int) -> int:
-    """How many nodes are above this one."""
+    """Return the number of nodes above this one."""
     return len(path(session, node_id)) - 1
 
 
@@ -205,12 +205,12 @@ def position(session: Session, node_id: int) -> int:
 
 
 def size(session: Session) -> int:
-    """How many tokens the tree holds, shared ones once."""
+    """Return the number of tokens that the tree holds, shared ones once."""
     return sum(new_tokens(node) for node in session.nodes)
 
 
 def new_tokens(node: Node) -> int:
-    """How many of a node's tokens are its own: all but those copied from another turn (`Node.copied_tokens`)."""
+    """Return the number of a node's own tokens: all but those copied from another turn (`Node.copied_tokens`)."""
     return len(node.token_ids) - (node.copied_tokens or 0)
 
 

@@ -21,7 +21,7 @@ from agentrl.types import AGENT, MAIN, Arrival, Chunk, Engine, Message, Node, Sa
 
 @dataclass(slots=True)
 class Prompt:
-    """What a turn is generated from.
+    """The prompt that a turn is generated from.
 
     Attributes:
         parent: the node that the prompt continues; None begins a new root.
@@ -37,7 +37,7 @@ class Prompt:
 
     @property
     def new_tokens(self) -> int:
-        """How many tokens it adds to the session, without the turn's."""
+        """The number of tokens that the prompt adds to the session, without the turn's."""
         return len(self.opening) + sum(message.new_tokens for message in self.new)
 
 
@@ -65,7 +65,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class TurnGenerator:
-    """What generates an agent's turns: a renderer and an engine, and the limits that apply.
+    """Generates an agent's turns: a renderer and an engine, and the limits that apply.
 
     Attributes:
         renderer: turns messages into tokens and back.
@@ -160,13 +160,13 @@ class TurnGenerator:
         return min(found, key=lambda budget: budget.left, default=None)
 
     def with_stops(self, sampling: Sampling, strings: Sequence[str] = (), seed: int | None = None) -> Sampling:
-        """The same with the renderer's stop tokens, with more stop strings, and with a seed where one is given."""
+        """Add to sampling the renderer's stop tokens, more stop strings, and a seed where one is given."""
         stops = tuple(dict.fromkeys((*sampling.stop_token_ids, *self.renderer.stop_token_ids)))
         seed = sampling.seed if seed is None else seed
         return replace(sampling, stop_token_ids=stops, stop=(*sampling.stop, *strings), seed=seed)
 
     def clamp(self, budget: Budget | None, sampling: Sampling) -> Sampling:
-        """The same with `max_new_tokens` within the budgets, of which the given one leaves least.
+        """Limit `max_new_tokens` to the budgets, of which the given one leaves least.
 
         Raises:
             TokenBudgetExceeded: it is used up.

@@ -16,9 +16,9 @@ from agentrl.tools.tool import tool
 
 MAX_CHARS = 500
 MAX_DEPTH = 100
-"""Of nesting; a long sum nests to the left, one level a term."""
+"""The most levels of nesting; a long sum nests to the left, one level a term."""
 MAX_BITS = 4096
-"""Of a numerator or denominator: over a thousand digits, and still microseconds to multiply."""
+"""Bits of a numerator or denominator: over a thousand digits, and still microseconds to multiply."""
 DIGITS = 10
 """Significant digits of a result that is no integer."""
 

@@ -1,4 +1,4 @@
-"""What a call does counts until the call is over.
+"""The effects of a call count until the call is over.
 
 A thread can't be stopped, and a coroutine may ignore its cancellation: a tool that ran past its deadline goes on, and
 what it does then would be credited to whichever turn is under way. So each call (of a tool, or a turn's answer) has a
@@ -42,7 +42,7 @@ class Effects:
 
     @property
     def under_way(self) -> bool:
-        """Whether threads of the episode's calls are running."""
+        """True while threads of the episode's calls are running."""
         return self._threads > 0
 
     def call(self, name: str) -> Call:
@@ -110,7 +110,7 @@ class Call:
 
     @property
     def is_live(self) -> bool:
-        """Whether neither this call is over, nor one that it is a part of."""
+        """True while neither this call is over, nor one that it is a part of."""
         return not self._over and (self._outer is None or self._outer.is_live)
 
     def __enter__(self) -> Call:
@@ -133,7 +133,7 @@ class Call:
         self._count_thread(1)
 
     def thread_ends(self) -> None:
-        """Note its end, whenever that is."""
+        """Note the end of a thread, whenever that is."""
         self._count_thread(-1)
 
     def _count_thread(self, change: int) -> None:

@@ -188,7 +188,7 @@ class ToolRegistry:
 
 
 def _begun(tool: Tool, arguments: dict[str, Any]) -> Any:
-    """What a tool without a sandbox gives: its result, or an awaitable of it."""
+    """The result of a tool without a sandbox, or an awaitable of one."""
     try:
         return tool.invoke(arguments, None)
     except SystemExit as error:  # would end the event loop

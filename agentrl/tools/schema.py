@@ -43,7 +43,7 @@ class Parameter:
 
     @property
     def required(self) -> bool:
-        """Whether it has no default."""
+        """True if the parameter has no default."""
         return self.default is inspect.Parameter.empty
 
     @property
@@ -56,7 +56,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a callable takes; `open` where it also takes keywords that it does not name."""
+    """The parameters of a callable; `open` where it also takes keywords that it does not name."""
 
     parameters: tuple[Parameter, ...]
     open: bool = False

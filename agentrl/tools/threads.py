@@ -60,7 +60,7 @@ class _Worker(threading.Thread):
 
 
 def loop_is_running() -> bool:
-    """Whether this thread runs an event loop; a function, so that no later error has this one as its context."""
+    """Return whether this thread runs an event loop; a function, so that no later error has this one as its context."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -79,7 +79,7 @@ async def run_in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any
 async def run_by(
     begin: Callable[[Callable[[], None]], None], function: Callable[..., T], /, *args: Any, **kwargs: Any
 ) -> T:
-    """The same in a thread of one's own: `begin` has it do something that raises nothing, and waits for nothing."""
+    """Call `function` in the caller's own thread: `begin` gives it work that raises nothing, and waits for nothing."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
     job = partial(contextvars.copy_context().run, function, *args, **kwargs)

@@ -35,7 +35,7 @@ class SandboxProvider(Protocol):
     """Returns the episode's sandbox, which is created at the first call."""
 
     def __call__(self) -> Awaitable[Any]:
-        """The sandbox."""
+        """Return the episode's sandbox."""
         ...
 
 

@@ -56,7 +56,7 @@ def outcome(session: Session, node_id: int) -> float:
 
 
 def scored(session: Session, branch: Branch) -> bool:
-    """Whether anything of a branch was rewarded: otherwise it is neither trained on nor compared with."""
+    """Return whether anything of a branch was rewarded: otherwise it is neither trained on nor compared with."""
     own = session.nodes[branch.start : branch.end]
     return branch.reward is not None or any(node.reward is not None for node in own)
 
@@ -87,14 +87,14 @@ def siblings(session: Session) -> list[list[int]]:
 
 
 def conditions(node: Node) -> tuple[Any, ...]:
-    """What siblings have in common: agent, policy, sampling settings without the seed, the generation prompt."""
+    """Return what siblings have in common: agent, policy, sampling without the seed, the generation prompt."""
     assert node.sampling is not None
     opening = node.token_ids[: node.versions[0].start]
     return node.agent, node.policy, replace(node.sampling, seed=None, max_new_tokens=0, record=()), tuple(opening)
 
 
 def path_weights(session: Session) -> dict[int, float]:
-    """How much of the session each stored path that was rewarded is, by the id of its last node; they sum to 1.
+    """Return the weight of each rewarded stored path in the session, by the id of its last node; they sum to 1.
 
     Siblings share equally what their fork has; at any other branch the paths do, as in a session without forks.
     """
@@ -145,7 +145,7 @@ def mean_rewards(session: Session) -> tuple[dict[str, float], float | None]:
 
 
 def token_weights(session: Session) -> list[float]:
-    """What a trained token of each node weighs beside one above every fork: 1/m below a fork of m trained siblings."""
+    """Return each trained token's weight relative to one above every fork: 1/m below a fork of m trained siblings."""
     left_out = untrained(session)
     trained = [[member for member in members if member not in left_out] for members in siblings(session)]
     forked = {member: len(members) for members in trained for member in members}

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 
 class FinishReason(StrEnum):
-    """Why a turn ended."""
+    """The reason why a turn ended."""
 
     STOP = "stop"  # the model (or a stop string) ended it
     LENGTH = "length"  # a token limit was reached: the turn is incomplete and can't be continued
@@ -22,7 +22,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a turn is sampled. Settings that narrow the support make the turn untrainable.
+    """The sampling settings of a turn. Those that narrow the support make the turn untrainable.
 
     `record` asks for attachments of the turn: their kinds, and the path's token from which on each is wanted.
     `top_logprobs` asks for so many of the most probable tokens at each place, 20 at most; it changes nothing that is
@@ -50,7 +50,7 @@ class Sampling:
 
     @property
     def full_support(self) -> bool:
-        """Whether the log-probabilities are over the full vocabulary, as training needs them to be."""
+        """True if log-probabilities are over the full vocabulary, as training needs."""
         return (
             self.temperature > 0
             and self.top_p >= 1
@@ -77,14 +77,14 @@ class VersionSpan:
 
     @property
     def packed(self) -> tuple[int, ...]:
-        """As few numbers as it can be made from again."""
+        """The fewest numbers that the span can be made from again."""
         whole = self.version, self.start, self.end, self.incarnation
         return whole if self.incarnation else whole[:3]
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When a request of a session reached a gateway, for the turn that answers it.
+    """The arrival at a gateway of a session's request, for the turn that answers it.
 
     Attributes:
         number: which of the session's requests for turns it is, from 0, those that got none included.
@@ -98,7 +98,7 @@ class Arrival:
 
     @property
     def packed(self) -> tuple[int, int, int]:
-        """The numbers that it can be made from again."""
+        """The numbers that the arrival can be made from again."""
         return self.number, self.nodes, self.attempt
 
 
@@ -142,7 +142,7 @@ class Turn:
 
 
 class PauseMode(StrEnum):
-    """How running requests are handled while the weights change."""
+    """The handling of running requests while the weights change."""
 
     DRAIN = "drain"  # admit nothing new, let them finish, then pause
     ABORT = "abort"  # end them with FinishReason.ABORT; their callers resume them under the new version
@@ -152,7 +152,7 @@ class PauseMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can promise. The run's log repeats what it can't."""
+    """The promises of an engine. The run's log repeats what it can't promise."""
 
     name: str
     max_context: int
@@ -167,7 +167,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether an engine answers, and its requests; `gone`: it will never answer again, so no retry can help."""
+    """An engine's health: whether it answers, and its requests; `gone`: it never will again, so no retry can help."""
 
     ok: bool
     running: int = 0
@@ -182,7 +182,7 @@ class Engine(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this engine can promise."""
+        """The engine's capabilities."""
         ...
 
     def generate(
@@ -216,7 +216,7 @@ class Engine(Protocol):
         ...
 
     async def resume(self) -> None:
-        """Generate again."""
+        """Resume generation after a pause."""
         ...
 
     def version(self) -> int:
@@ -224,7 +224,7 @@ class Engine(Protocol):
         ...
 
     async def health(self) -> Health:
-        """Whether it answers; never waits on generation."""
+        """Return the engine's health; never waits on generation."""
         ...
 
     async def close(self) -> None:
@@ -247,7 +247,7 @@ async def collect(stream: AsyncIterator[Chunk | Turn]) -> Turn:
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What agentrl uses of a tokenizer; `agentrl.models.tokenizers` adapts Hugging Face's fast tokenizers."""
+    """The part of a tokenizer that agentrl uses; `agentrl.models.tokenizers` adapts Hugging Face's fast tokenizers."""
 
     vocab_size: int
 

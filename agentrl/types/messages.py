@@ -95,7 +95,7 @@ class Task(BaseModel):
         return self.data[key]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """`data[key]`, or `default`."""
+        """Return `data[key]`, or `default` if the key is missing."""
         return self.data.get(key, default)
 
     @classmethod

@@ -26,7 +26,7 @@ OVERLONG = "overlong_prompts"
 
 
 class Status(StrEnum):
-    """How a session ended; OPEN while it has not."""
+    """The way in which a session ended; OPEN while it has not."""
 
     OPEN = "open"
     COMPLETED = "completed"
@@ -37,7 +37,7 @@ class Status(StrEnum):
 
 
 class RewardState(StrEnum):
-    """Whether a session's rewards may still change."""
+    """The state of a session's rewards: whether they may still change."""
 
     PENDING = "pending"  # rewards by name and for turns may come, and a final one
     FINAL = "final"  # the final reward was given; it stands, whatever rewards by name come
@@ -95,12 +95,12 @@ class Node:
 
     @property
     def sampled(self) -> bool:
-        """Whether an engine sampled this node's tokens."""
+        """True if an engine sampled this node's tokens."""
         return self.sampling is not None
 
     @property
     def spawned(self) -> bool:
-        """Whether it is of a sub-agent that an environment began (`Env.spawn`)."""
+        """True if the node is of a sub-agent that an environment began (`Env.spawn`)."""
         return "/" in self.agent
 
 
@@ -166,7 +166,7 @@ class Session:
 
     @property
     def overlong(self) -> bool:
-        """Whether it has no turn because its prompt left no room for one."""
+        """True if the session has no turn because its prompt left no room for one."""
         return OVERLONG in self.counters and not self.turns
 
     @property
@@ -295,7 +295,7 @@ class Session:
         return next((node.message.text for node in own if node.message.role == "assistant"), "")
 
     def count(self, name: str, by: int = 1) -> None:
-        """Add to a counter."""
+        """Add `by` to a counter."""
         self.counters[name] = self.counters.get(name, 0) + by
 
 
@@ -325,7 +325,7 @@ class Group:
 
     @property
     def greedy(self) -> list[Session]:
-        """The greedy sessions beside it, likewise."""
+        """The group's greedy sessions, by the same rule."""
         return [session for session in self._scored() if session.phase == GREEDY]
 
     def _scored(self) -> list[Session]:

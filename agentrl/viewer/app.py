@@ -91,7 +91,7 @@ class Viewer:
         self._lock = threading.Lock()
 
     def runs(self, request: Request) -> Any:
-        """The list of runs."""
+        """Return the list of runs."""
         return {"root": str(self._runs.given), "runs": [run.summary() for run in self._runs.all().values()]}
 
     def run(self, request: Request) -> Any:
@@ -155,16 +155,16 @@ class Viewer:
         }
 
     def facets(self, request: Request) -> Any:
-        """How many sessions there are of each status, phase, environment, blame, agent, tool and tag."""
+        """Return the number of sessions of each status, phase, environment, blame, agent, tool and tag."""
         return facets(self._run(request))
 
     def distribution(self, request: Request) -> Any:
-        """How many sessions of each step have which score."""
+        """Return the distribution of each step's scores."""
         run = self._run(request)
         return distribution(run.database, filters_of(run, request.query_params.multi_items()))
 
     def timeline(self, request: Request) -> Any:
-        """What went on when, within `from` and `to`, both in seconds since the run began."""
+        """Return what went on within `from` and `to`, both in seconds since the run began."""
         return timeline(self._run(request), _seconds(request, "from", 0.0), _seconds(request, "to", math.inf))
 
     def session(self, request: Request) -> Any:

@@ -77,7 +77,7 @@ def _title(run: Run) -> str:
 
 
 def _detail(run: Run) -> str:
-    """Which workers are silent, how many sessions are stored and how they ended, and when the run last wrote."""
+    """The silent workers, the number of stored sessions, how they ended, and when the run last wrote."""
     try:
         ended = run.store().counts()
     except AgentRLError:

@@ -119,7 +119,7 @@ def _follow(path: Path, words: Iterable[str]) -> None:
 
 
 def _counted(file: Path) -> str:
-    """How many sessions a store has, and how they ended."""
+    """The number of a store's sessions, and how they ended."""
     from agentrl.sessions.store import Store
 
     with Store(file, read_only=True) as store:

@@ -26,11 +26,11 @@ PREVIEW = 120
 CLIP = 100_000
 """Characters of a text that the page gets; the export has all of it."""
 MOST_NODES = 200
-"""Messages in one answer."""
+"""The most messages in one answer."""
 
 
 def head(found: Replayed) -> dict[str, Any]:
-    """What the page shows around the conversation, and an outline of the nodes, those of replays included."""
+    """Return what the page shows around the conversation, and an outline of the nodes, those of replays included."""
     session, turns, excluded = found.session, _turns(found.session), found.session.excluded_nodes()
     return {
         "id": session.id,
@@ -68,7 +68,7 @@ def _turns(session: Session) -> dict[int, int]:
 
 
 def no_replay(run: Run, session: Session) -> str:
-    """Why a session can't be replayed, in words; '' where it may be."""
+    """Return why a session can't be replayed, in words; '' where it can."""
     if session.status is Status.OPEN:
         return "it has not ended"
     if session.phase not in ("train", "eval"):

@@ -97,14 +97,13 @@ def tasks(a: Run, b: Run) -> tuple[str, list[TaskScores]]:
 
 
 def _said(steps: Sequence[int | None] | None) -> str:
-    """Which sessions are compared."""
     if steps is None:
         return "all training sessions"
     return "the evaluations" if None in steps else f"the evaluations after steps {steps[0]} and {steps[1]}"
 
 
 def differences(a: Run, b: Run, width: int) -> Iterator[RenderableType]:
-    """What differs, to be printed `width` columns wide.
+    """Yield the differences, to be printed `width` columns wide.
 
     Raises:
         ConfigError, StoreError: see `tasks`.

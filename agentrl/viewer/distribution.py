@@ -1,4 +1,4 @@
-"""How the scores of sessions are distributed, step by step."""
+"""The distribution of sessions' scores, step by step."""
 
 from __future__ import annotations
 

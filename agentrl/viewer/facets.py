@@ -1,4 +1,4 @@
-"""How many sessions of a run have each value of what they are filtered by."""
+"""The numbers of a run's sessions that have each value of what they are filtered by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request says about sessions, as filters of the store.
+"""A request's words about sessions, as filters of the store.
 
     status=truncated&status=agent_error&score=0..0.5&step=40..&task~=9*14&trained=41&tag=bug
     where=score < 1 and data.level == "hard"

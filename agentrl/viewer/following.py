@@ -23,7 +23,7 @@ TEXT = 300
 
 
 def follow(run: Run, wanted: Filters, interval: float = INTERVAL) -> Iterator[str]:
-    """What happens in the run's sessions from now on, a line each, until the run ends.
+    """Yield what happens in the run's sessions from now on, a line each, until the run ends.
 
     Args:
         run: the run.
@@ -64,7 +64,7 @@ class Follower:
         return len(self._shown)
 
     def look(self) -> Iterator[str]:
-        """What is new since the last look: messages, and how sessions ended."""
+        """Yield what is new since the last look: messages, and how sessions ended."""
         if not self._run.database.exists():
             return
         now = time.time()

@@ -1,4 +1,4 @@
-"""Who may ask the viewer, and what its pages may do.
+"""Protection of the viewer: the callers that it answers, and what its pages may do.
 
 Sessions are untrusted text, and a browser that shows them also visits other sites. So every answer carries a policy by
 which a page runs only the viewer's own scripts and reaches only the viewer; a request must name this server in its
@@ -93,7 +93,7 @@ class Guard:
         return answer
 
     def _is_own_page(self, request: Request) -> bool:
-        """Whether a page of this server asks, by headers that browsers set and no script can change."""
+        """True if a page of this server asks, by headers that browsers set and no script can change."""
         return request.headers.get("sec-fetch-site", "same-origin") == "same-origin" and is_own_origin(request)
 
     def _cookie(self, request: Request) -> str:

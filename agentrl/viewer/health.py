@@ -20,7 +20,7 @@ EARLY = 5
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """The severity of an alarm."""
 
     WARNING = "warning"
     ALARM = "alarm"
@@ -93,7 +93,7 @@ def mismatch(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
 
 
 def entropy(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
-    """The policy became certain."""
+    """Alarm if the policy became certain."""
     known = [row["policy/entropy"] for row in rows if isinstance(row.get("policy/entropy"), float)]
     if len(known) < 2 * EARLY:
         return

@@ -1,4 +1,4 @@
-"""How busy each engine, and the environments, were at points in time, from the timings that nodes have."""
+"""The load of each engine, and of the environments, at points in time, from the timings that nodes have."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def busy_lanes(store: Path, low: float, high: float) -> list[tuple[str, list[int
 
 
 def under_way(spans: Iterable[Span], low: float, high: float) -> list[int]:
-    """How many of the spans, from and to, hold each of `BINS` times from `low` to `high`, both included."""
+    """Count the spans, from and to, that hold each of `BINS` times from `low` to `high`, both included."""
     changes = [0] * (BINS + 1)
     scale = (BINS - 1) / (high - low)
     for start, end in spans:

@@ -25,7 +25,7 @@ FORMS = "COLUMN=VALUE, COLUMN=LOW..HIGH, COLUMN~=TEXT, trained=STEP, tag=NAME or
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Which sessions come first, and how many are wanted; `sort=None` is the order in which they began."""
+    """The order of sessions, and how many are wanted; `sort=None` is the order in which they began."""
 
     sort: str | None = None
     descending: bool = False

@@ -24,7 +24,7 @@ from agentrl.untrusted import safe_text
 
 STORE = "notes.db"
 RUN = ""
-"""What stands for the run itself where sessions are named."""
+"""The name of the run itself where sessions are named."""
 WAIT = 10.0
 """Seconds that a write waits for another viewer's."""
 _SCHEMA = """
@@ -53,7 +53,7 @@ class Note:
     version: int = 0
 
     def json(self) -> dict[str, Any]:
-        """For the page."""
+        """Return the note for the page."""
         return asdict(self)
 
 
@@ -94,7 +94,7 @@ class Notes:
             return [] if db is None else [row[0] for row in db.execute(select, (RUN, *tags))]
 
     def counts(self) -> dict[str, int]:
-        """How many sessions have each tag."""
+        """Return the number of sessions with each tag."""
         with self._reading() as db:
             select = "SELECT tag, count(*) FROM tags WHERE session != ? GROUP BY tag"
             return {} if db is None else dict(db.execute(select, (RUN,)).fetchall())

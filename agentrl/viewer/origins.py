@@ -1,4 +1,4 @@
-"""Where a turn's tokens come from and what they were trained with, by the run's `provenance.jsonl`.
+"""The origin of a turn's tokens, and what they were trained with, by the run's `provenance.jsonl`.
 
 The file is read as the run writes it, once: what is kept in memory is where the line of each step is, and the weights
 that engines had. A step's line is read again for each question.
@@ -82,7 +82,6 @@ class Origins:
             return []
 
     def _follow(self, descriptor: int) -> None:
-        """Read what was added."""
         stat = os.fstat(descriptor)
         if stat.st_ino != self._inode or stat.st_size < self._read:
             self._inode, self._read = stat.st_ino, 0

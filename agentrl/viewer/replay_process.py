@@ -79,7 +79,7 @@ class Job:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def state(self) -> dict[str, Any]:
-        """For the page."""
+        """Return the replay's state for the page."""
         return {
             "request": self.request.model_dump(),
             "lines": list(self.lines),

@@ -93,7 +93,7 @@ def _graft(nodes: list[Node], known: dict[bytes, int], played: Session) -> list[
 
 
 def _key(node: Node, parent: int | None) -> bytes:
-    """What is the same message for: its parent, role, tokens and their log-probabilities."""
+    """The identity of a message: its parent, role, tokens and their log-probabilities."""
     digest = blake2b(f"{parent} {node.message.role} {node.agent}".encode(), digest_size=16)
     digest.update(pack_ids(node.token_ids))
     digest.update(pack_floats(node.logprobs) or b"")

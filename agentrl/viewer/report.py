@@ -39,17 +39,17 @@ SHOWN = 3
 MOST_MESSAGES = 60
 """Messages of a session's first path."""
 CLIP = 4000
-"""Characters of a text."""
+"""The most characters of a text."""
 CLIP_ALL = 100_000
 """Characters of a text on a session's own page, as in the viewer."""
 LISTED = 1000
 """Sessions on a page of the list."""
 WIDTH, HEIGHT = 300, 90
-"""Of a curve, in its own units."""
+"""Width and height of a curve, in its own units."""
 
 
 def report(run: Run) -> bytes:
-    """The page, in UTF-8."""
+    """Return the page of a run, in UTF-8."""
     rows = run.metrics.rows()
     page, body = _page(run.name)
     _overview(body, run, rows)
@@ -112,7 +112,7 @@ def _bytes(page: Element) -> bytes:
 
 
 def _overview(body: Element, run: Run, rows: Sequence[dict[str, Any]]) -> None:
-    """What a run, or an evaluation, came to."""
+    """The results of a run, or of an evaluation."""
     _summary(body, run)
     _result(body, run)
     _alarms(body, health.alarms(list(rows), run.settings()))
@@ -155,7 +155,7 @@ def _summary(body: Element, run: Run) -> None:
 
 
 def _result(body: Element, run: Run) -> None:
-    """What an evaluation came to."""
+    """The results of an evaluation."""
     if (found := run.shown_evaluation()) is None:
         return
     _add(body, "h2", "Result")
@@ -251,7 +251,7 @@ def _sessions(body: Element, run: Run, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _chosen(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Filters, bool]]:
-    """Which sessions are shown: the worst and the best of the last steps, or of all where there are none."""
+    """The sessions that are shown: the worst and the best of the last steps, or of all where there are none."""
     if rows:
         first, last = rows[-WINDOW:][0]["step"], rows[-1]["step"]
         wanted: Filters = {"phase": "train", "step": Between(first - 1, last - 1)}  # the steps done when they began

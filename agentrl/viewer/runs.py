@@ -36,11 +36,11 @@ from agentrl.viewer.series import MetricsFile, number, thinned
 DEPTH = 4
 """Levels of folders below the given one in which runs are looked for."""
 SPARK = 60
-"""Points of a sparkline."""
+"""The number of a sparkline's points."""
 
 
 class State(StrEnum):
-    """How a run stands."""
+    """The state of a run."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -50,7 +50,7 @@ class State(StrEnum):
 
 
 class Kind(StrEnum):
-    """What a folder holds."""
+    """The kind of a folder's content."""
 
     TRAINING = "training"
     EVALUATION = "evaluation"
@@ -77,17 +77,17 @@ class Run:
 
     @cached_property
     def notes(self) -> Notes:
-        """What people wrote about it and its sessions."""
+        """People's notes on the run and its sessions."""
         return Notes(self.path)
 
     @cached_property
     def origins(self) -> Origins:
-        """Where the tokens of its turns come from."""
+        """The origins of the run's tokens."""
         return Origins(self.path / "provenance.jsonl")
 
     @property
     def database(self) -> Path:
-        """Where its sessions are."""
+        """The path of the run's session store."""
         return self.path / "sessions.db"
 
     def store(self, name: str = "sessions.db") -> Store:
@@ -157,7 +157,7 @@ class Run:
         return {**known, **missing, "spark": [], "updated": self.updated(), "sessions": False, "note": Note().json()}
 
     def kind(self) -> Kind:
-        """What its folder holds; an evaluation that has not ended is known by its sessions."""
+        """Return the kind of the folder's content; an evaluation that has not ended is known by its sessions."""
         if self.settings().get("played"):
             return Kind.PLAY
         if self.evaluation() is not None:
@@ -170,7 +170,7 @@ class Run:
         return Kind.EVALUATION if self._evaluates else Kind.TRAINING
 
     def state(self, done: int, steps: Any, evaluated: bool) -> State:
-        """How it stands after `done` of `steps`."""
+        """Return the run's state after `done` of `steps`."""
         holder = lock.holder(self.path)
         if holder is not None and holder.alive:
             return State.RUNNING
@@ -179,7 +179,7 @@ class Run:
         return State.STOPPED if holder is None else State.KILLED
 
     def evaluation(self) -> dict[str, Any] | None:
-        """What an evaluation came to, with the scores that people edited; None for a training run."""
+        """Return an evaluation's results, with the scores that people edited; None for a training run."""
         try:
             found = orjson.loads((self.path / "result.json").read_bytes())
         except (OSError, ValueError):
@@ -205,7 +205,7 @@ class Run:
         return data_identity.recorded(self.path) if found is None else identity.read(found)
 
     def updated(self) -> float:
-        """When it last wrote something, in seconds since 1970."""
+        """Return the time when the run last wrote something, in seconds since 1970."""
         times = []
         for name in ("metrics.jsonl", "sessions.db-wal", "sessions.db", "result.json", "config.yaml"):
             try:
@@ -288,5 +288,5 @@ def run_at(path: Path) -> Run:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is that of a run, or of an evaluation."""
+    """Return whether a folder is that of a run, or of an evaluation."""
     return (path / "config.yaml").is_file()

@@ -85,7 +85,7 @@ def columns(rows: list[Row], wanted: Iterable[str], start: int = 0) -> dict[str,
 
 
 def number(value: Any) -> float | None:
-    """What a file says, as a number; None where it is none, or not finite."""
+    """Return a file's value as a number; None where it is none, or not finite."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""What went on when: phases of steps, requests on each engine, calls of environments, sessions, on one axis of time."""
+"""A run on one axis of time: phases of steps, requests on each engine, calls of environments, sessions."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def timeline(run: Run, low: float = 0.0, high: float = math.inf) -> dict[str, An
 
 
 def _warm_start(run: Run) -> tuple[float, float | None] | None:
-    """When the trainer imitated demonstrations; None where it did not, or an older agentrl wrote the run."""
+    """The time when the trainer imitated demonstrations; None where it did not, or an older agentrl wrote the run."""
     try:
         times = orjson.loads((run.path / "warm_start.json").read_bytes())
         return float(times["began"]), times["ended"] and float(times["ended"])

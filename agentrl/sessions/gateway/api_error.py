@@ -85,7 +85,7 @@ class ApiError(Exception):
 
 
 def api_error_for(error: BaseException) -> ApiError:
-    """What a failure inside the gateway looks like from outside."""
+    """Return the error that a client gets for a failure inside the gateway."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, TokenBudgetExceeded):

@@ -60,7 +60,7 @@ CONVERSATION_FIELD = {
     "completions": "prompt",
     "messages": "messages",
 }
-"""Which parameter holds the conversation."""
+"""The parameter that holds the conversation, by path."""
 log = logging.getLogger("agentrl.gateway")
 Handle = Callable[[str, Request], Awaitable[Response]]
 
@@ -163,7 +163,7 @@ def _sessions(app: GatewayApp, gateway: Gateway, admin_key: str | None) -> None:
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
-        """What Prometheus scrapes: the same numbers as /health, without a key like it."""
+        """Return the numbers of /health for Prometheus; neither needs a key."""
         state = await gateway.parts.engine.health()
         numbers = {
             "gateway/open_sessions": gateway.open_sessions,
@@ -304,7 +304,7 @@ def _errors(app: FastAPI) -> None:
 
 
 def _failed(request: Request, failure: Exception) -> Response:
-    """What a request is answered that could not be read or routed."""
+    """The answer to a request that could not be read or routed."""
     error = api_error_for(failure)
     if error.status == 500:
         log.error("a request failed", exc_info=failure)
@@ -312,12 +312,11 @@ def _failed(request: Request, failure: Exception) -> Response:
 
 
 def _error(request: Request, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
-    """An error as the request's protocol writes it."""
     return answer(error.body(style_of(request)), error.status, {**error.headers, **(headers or {})})
 
 
 def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A JSON answer."""
+    """Return a value as a JSON response."""
     return Response(orjson.dumps(value), status, headers, "application/json")
 
 

@@ -1,4 +1,4 @@
-"""Which attempt at a request this is: a retry, which gets the stored reply, or a new sample with a seed of its own.
+"""Attempts at a request: a retry gets the stored reply, any other a new sample with a seed of its own.
 
 Attempts at the same request are numbered from 0. A choice's seed follows from the session's seed, the path and the
 attempt's number, not from arrival times, unless the client gave a seed. A seed that is ignored (`Limits.sampling`)

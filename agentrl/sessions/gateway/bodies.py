@@ -31,11 +31,11 @@ class History:
 
     @property
     def beginning(self) -> bytes:
-        """The text without the closing bracket: a longer history begins with it."""
+        """The text without its closing bracket: a longer history begins with that."""
         return self.raw.rstrip()[:-1].rstrip()
 
     def continues(self, beginning: bytes) -> bool:
-        """Whether this history begins with the items of an earlier one, in the same bytes."""
+        """Return whether this history begins with the items of an earlier one, in the same bytes."""
         if len(beginning) < 2 or not self.raw.startswith(beginning):
             return False
         return self.raw[len(beginning) : len(beginning) + 64].lstrip()[:1] in (b",", b"]")
@@ -97,7 +97,7 @@ def loads(data: bytes) -> Any:
 
 
 def nests_deeper(value: Any, depth: int) -> bool:
-    """Whether objects and arrays lie deeper within each other."""
+    """Return whether objects and arrays are nested deeper than `depth`."""
     level = [value]
     for _ in range(depth + 1):
         level = [

@@ -66,7 +66,6 @@ class CompletionExchange(Exchange):
         return best, prompt[max(length, 0) :]
 
     def _path(self, node: Node, as_text: bool) -> str | list[int]:
-        """The text or tokens of the path to a node."""
         if not as_text:
             return tree.path_ids(self.state.session, node.id)
         return "".join(above.message.text for above in tree.path(self.state.session, node.id))
@@ -115,7 +114,7 @@ class _PlainParser:
         return deltas, Parsed(Message(role="assistant", content="".join(self._sent)), ())
 
     def _new(self, *, whole: bool) -> list[Delta]:
-        """What is new, read behind the few tokens before it: decoding all of them each time takes their square."""
+        """Decode what is new behind the few tokens before it: decoding all of them each time takes their square."""
         text = self._tokenizer.decode(self._ids)
         waiting = len(self._ids) - self._settled
         if not whole and text.endswith("\ufffd") and waiting < _CHARACTER:

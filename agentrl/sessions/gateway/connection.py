@@ -64,7 +64,7 @@ class Connection(HttpToolsProtocol):
         self.scope[CLIENT] = Client(lambda: flow.write_paused)  # type: ignore[literal-required]
 
     def on_headers_complete(self) -> None:
-        """A head is complete."""
+        """End the head, and check its size."""
         self._head_ends()
         self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         self._check_size()
@@ -74,12 +74,12 @@ class Connection(HttpToolsProtocol):
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """What follows a rejected head is dropped."""
+        """Drop the body of a rejected head."""
         if not self._rejected:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """What follows a rejected head is dropped."""
+        """Drop what follows a rejected head."""
         if not self._rejected:
             self.scope[CLIENT].complete = True  # type: ignore[literal-required]
             super().on_message_complete()
@@ -200,5 +200,5 @@ def _without_sizes(chunks: bytes) -> bytes:
 
 
 def limited(limits: Limits) -> type[Connection]:
-    """Connections under these limits."""
+    """Return the class of connections under these limits."""
     return type("Connection", (Connection,), {"limits": limits})

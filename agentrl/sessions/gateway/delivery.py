@@ -25,7 +25,7 @@ from agentrl.sessions.gateway.wire.sse import event
 from agentrl.types import OVERLONG, FinishReason, Status
 
 CLIENT = "agentrl.client"
-"""In a request's scope: its `Client`, where the server reports disconnects; other servers are polled."""
+"""The key in a request's scope of its `Client`, where the server reports disconnects; other servers are polled."""
 HEADER_LENGTH = 1000
 """Characters of the header that lists the ignored fields."""
 log = logging.getLogger("agentrl.gateway")
@@ -55,7 +55,7 @@ class Client:
         self.on_reset: Callable[[], object] | None = None
 
     def disconnect(self, *, reset: bool = False) -> None:
-        """The client has disconnected."""
+        """Note that the client has disconnected."""
         self.disconnected = True
         if self.on_disconnect is not None:
             self.on_disconnect()

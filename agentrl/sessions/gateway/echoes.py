@@ -25,7 +25,7 @@ from agentrl.types import Message, Node
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What a client appended: the echo is the turn's first `copied_tokens` tokens and `token_ids`."""
+    """An echo with appended text: the turn's first `copied_tokens` tokens, then `token_ids`."""
 
     copied_tokens: int
     token_ids: tuple[int, ...]
@@ -74,7 +74,7 @@ async def match_extended(
 
 
 def addition(renderer: Renderer, turn: Node, echo: Message) -> Addition | None:
-    """What an echo appends to a turn's tokens (possibly nothing); None where the format forbids it."""
+    """Return what an echo appends to a turn's tokens (possibly nothing); None where the format forbids additions."""
     if turn.message.tool_calls or echo.tool_calls:
         return None
     start, end = turn.versions[0].start, len(turn.token_ids)
@@ -93,7 +93,7 @@ def addition(renderer: Renderer, turn: Node, echo: Message) -> Addition | None:
 
 
 def _common(renderer: Renderer, turn: Node, end: int, text: str) -> tuple[int, str]:
-    """How many of a turn's first `end` tokens an echo begins with, and their text.
+    """The number of a turn's first `end` tokens that an echo begins with, and their text.
 
     All of them, if the echo has the stop string that the reply left out; else those of the text that was sent.
     """
@@ -106,7 +106,7 @@ def _common(renderer: Renderer, turn: Node, end: int, text: str) -> tuple[int, s
 
 
 def _consistent(state: SessionState, turn: Node, added: Addition) -> bool:
-    """Whether other echoes copy equally many of the turn's tokens: its text has one end."""
+    """True if other echoes copy equally many of the turn's tokens: its text has one end."""
     return not added.token_ids or all(
         node.copied_tokens in (None, added.copied_tokens) for node in state.session.nodes if node.copy_of == turn.id
     )

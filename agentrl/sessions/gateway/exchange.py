@@ -42,7 +42,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Parts:
-    """What every exchange of a gateway shares: which identical requests are retries, and which roots are no task's."""
+    """State that a gateway's exchanges share: identical requests that are retries, and roots that are no task's."""
 
     generator: TurnGenerator
     limits: Limits
@@ -120,7 +120,7 @@ class Exchange:
         self.arrival = self.state.arrive(self.pending)
 
     async def count(self) -> int:
-        """How many tokens the prompt has; nothing is generated.
+        """Return the number of the prompt's tokens; nothing is generated.
 
         Raises:
             ApiError, RenderError: the request can't be served as it is.
@@ -299,7 +299,7 @@ class Exchange:
         return self.state.commit(self.parts.generator, self.request, match, self.known, self.prompt, self.choices)
 
     def _concurrent_cause(self) -> str | None:
-        """Why this has become a branch: other requests may have continued the same node while it was generated."""
+        """The cause of a branch: other requests may have continued the same node while this turn was generated."""
         index, key = self.state.index, self.match.parent_key
         for message in self.prompt.new:
             shared = index.same_child(key, message.message, message.token_ids)
@@ -325,7 +325,7 @@ class Exchange:
             self.state.retries.note_lost(self.pending, self.committed)
 
     def spans(self, choice: GeneratedTurn) -> list[Span]:
-        """What each of a choice's sampled tokens is."""
+        """Return the kinds of a choice's sampled tokens, as spans."""
         parsed = parse(self.parts.renderer, [*self.forced, *choice.turn.token_ids], self.request.callable)
         forced = len(self.forced)
         return [Span(s.kind, max(0, s.start - forced), s.end - forced) for s in parsed.spans if s.end > forced]

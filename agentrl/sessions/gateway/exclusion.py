@@ -1,4 +1,4 @@
-"""Which roots of a session's tree are helpers beside the task: they are neither trained on nor credited.
+"""Roots of a session's tree that are helpers beside the task: they are neither trained on nor credited.
 
 Clients send requests for titles, summaries and checks in the session that has the task. Their tokens would take the
 outcome's credit, and their paths a part of its mean. The rules look at what a root begins with; what they exclude is
@@ -15,7 +15,7 @@ from agentrl.config.gateway import ONE_TURN
 from agentrl.types import Session
 
 COUNTER = "gateway/excluded"
-"""Counts excluded roots."""
+"""The counter of excluded roots."""
 HEADER = "header."
 
 
@@ -34,7 +34,7 @@ class Exclusion:
         self._named = [(name, pattern) for name, pattern in named if not name.startswith(HEADER)]
 
     def by_header(self, headers: Mapping[str, str]) -> bool:
-        """Whether a root is excluded that a request with these headers begins."""
+        """Return whether a root that a request with these headers begins is excluded."""
         return any(name in headers and pattern.search(headers[name]) for name, pattern in self._headers)
 
     def apply(self, session: Session) -> None:
@@ -58,7 +58,7 @@ class Exclusion:
 
 @dataclass(slots=True)
 class _Root:
-    """What the rules look at.
+    """A root as the rules see it.
 
     Attributes:
         node: the root's id.

@@ -37,7 +37,7 @@ class Forwarding:
         self._config, self._client = config, None if config.url is None else httpx2.AsyncClient(follow_redirects=False)
 
     def takes(self, body: Body) -> bool:
-        """Whether a request is for another model."""
+        """Return whether a request is for another model."""
         return self._client is not None and body.fields.get("model") in self._config.models
 
     def reply(self, gateway: Gateway, entry: SessionEntry, path: str, body: Body, field: str) -> Response:
@@ -71,7 +71,7 @@ class Forwarding:
         return await self._client.send(request, stream=True)
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections to other models' servers."""
         if self._client is not None:
             await self._client.aclose()
 

@@ -38,7 +38,7 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a client needs to use a session, besides the gateway's address."""
+    """A client's access to a session, besides the gateway's address."""
 
     id: str
     api_key: str
@@ -131,7 +131,6 @@ class Gateway:
         return f"sk-{nonce}-{mac.hexdigest()}"
 
     def _by_key(self, session_id: str, key: str) -> Session:
-        """The stored session of an id and its key."""
         nonce = key.removeprefix("sk-").partition("-")[0]
         if not hmac.compare_digest(self._key(session_id, nonce).encode(), key.encode()):
             raise _no_such_session()
@@ -340,7 +339,7 @@ class Gateway:
             raise
 
     async def write(self, work: Callable[[], T]) -> T:
-        """Run this on the store's thread, after all earlier work; cancelling the caller doesn't stop it."""
+        """Run `work` on the store's thread, after all earlier work; cancelling the caller doesn't stop it."""
         return await self._writer.do(work)
 
     async def aclose(self) -> None:

@@ -118,6 +118,6 @@ def key_of(request: Request) -> str:
 
 
 def retry_count(request: Request) -> int | None:
-    """How many attempts preceded this one, by the SDK's header."""
+    """Return the number of attempts that preceded this one, by the SDK's header."""
     value = request.headers.get("x-stainless-retry-count", "")
     return int(value) if value.isdecimal() and len(value) < 6 else None

@@ -10,13 +10,13 @@ from agentrl.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a client may request, and how long it may take.
+    """Limits on what a client may request, and on how long a request may take.
 
     Deadlines nest: a turn ends before its session expires.
     """
 
     body_bytes: int = 32 * 1024 * 1024
-    """The largest request body."""
+    """The largest request body, in bytes."""
     head_bytes: int = 64 * 1024
     """The largest head of a request: its address and header fields."""
     body_timeout: float = 30.0
@@ -32,26 +32,26 @@ class Limits:
     depth: int = 100
     """Objects and arrays within each other, in a request's parameters (schemas among them)."""
     choices: int = 16
-    """The largest `n`."""
+    """The largest `n` of a request."""
     turn_tokens: int = 4096
     """New tokens of a turn whose request sets no limit."""
     temperature: float = 1.0
     """Sampling temperature of a request that sets none, or of all (`sampling`)."""
     top_p: float = 1.0
-    """The same for nucleus sampling."""
+    """Nucleus sampling (`top_p`) of a request that sets none, or of all."""
     sampling: Literal["client", "mixed", "run"] = "client"
-    """Whose temperature, truncation, penalties, logit bias and seed decide: the client's; the client's, whose seeds are
-    mixed with session, sample and path; or those set here, while the client's are ignored."""
+    """The source of temperature, truncation, penalties, logit bias and seed: the client; the client, whose seeds are
+    mixed with session, sample and path; or the values set here, while the client's are ignored."""
     turn_timeout: float = 120.0
-    """Seconds for one turn."""
+    """Seconds that one turn may take."""
     session_timeout: float = 24 * 3600.0
     """Seconds after which a session that is still open is closed as ABORTED."""
     reward_deadline: float = 300.0
-    """Seconds after its close during which a session still accepts rewards."""
+    """Seconds after a session's close in which it still accepts rewards."""
     sessions: int = 10_000
     """Sessions open at once; more get 429."""
     strict_fields: bool = False
-    """Whether a request with a field that its protocol doesn't know is rejected; else a harmless one is ignored."""
+    """Reject a request with a field that its protocol doesn't know; else a harmless one is ignored."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

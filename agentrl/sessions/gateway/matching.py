@@ -36,7 +36,7 @@ ParentKey = int | str
 
 @dataclass(frozen=True, slots=True)
 class HistoryMatch:
-    """How much of a history is stored.
+    """The stored part of a history.
 
     Attributes:
         parent_key: of the first new message: the deepest stored node that matches.
@@ -113,7 +113,7 @@ class Index:
         return [node for i in self._children.get(node_id, ()) if (node := self._session.nodes[i]).sampled]
 
     def has_children(self, node_id: int) -> bool:
-        """Whether a node has children."""
+        """Return whether a node has children."""
         return bool(self._children.get(node_id))
 
     def same_child(self, parent_key: ParentKey, message: Message, token_ids: Sequence[int]) -> Node | None:
@@ -180,7 +180,7 @@ class Index:
         return [node.id for node in whole if same_calls(message, node.message, tools)]
 
     def _branch_cause(self, parent_key: ParentKey, rest: Sequence[Message]) -> str | None:
-        """Why `rest` would be a branch here; None where it isn't one."""
+        """The reason why `rest` would be a branch here; None where it isn't one."""
         if not rest:
             return None
         first = rest[0]

@@ -1,4 +1,4 @@
-"""Whether a message that a client sends back is a stored one.
+"""Comparison of a message that a client sends back with a stored one.
 
 Clients resend messages in their own formatting: without the reasoning, without the text beside calls, with other white
 space in a call's arguments, with defaults of the tool's schema filled in, with text of their own appended.
@@ -29,7 +29,7 @@ def loose_key(message: Message) -> tuple[Hashable, ...]:
 
 
 def same_calls(echo: Message, stored: Message, tools: Sequence[ToolSchema]) -> bool:
-    """Whether an echo is a stored turn with calls, but for what its client left out or filled in.
+    """Return whether an echo is a stored turn with calls, but for what its client left out or filled in.
 
     The gateway makes the calls' ids, so they tell the turn. Some clients keep the calls alone, without text and
     reasoning beside them. Others validate a call against the tool's schema and send back the result: it may have
@@ -71,7 +71,7 @@ def _object(arguments: str) -> dict[str, Any] | None:
 
 
 def extends(echo: Message, turn: Node) -> bool:
-    """Whether an echo is a turn's message with text appended; it may leave out the reasoning."""
+    """Return whether an echo is a turn's message with text appended; it may leave out the reasoning."""
     stored = turn.message
     same_calls = loose_key(echo)[-1] == loose_key(stored)[-1]
     same_reasoning = echo.reasoning_content in (None, "", stored.reasoning_content)
@@ -81,7 +81,6 @@ def extends(echo: Message, turn: Node) -> bool:
 
 
 def _call_ids(message: Message) -> tuple[str, ...]:
-    """The ids of a message's tool calls."""
     return tuple(call.id for call in message.tool_calls or ())
 
 

@@ -28,7 +28,7 @@ class Hosts:
         self._names = {name.lower().rstrip(".") for name in (*own, *names)}
 
     def has(self, host: str) -> bool:
-        """Whether a Host header names this server: an IP address can't be pointed elsewhere, a name can."""
+        """Return whether a Host header names this server: an IP address can't be pointed elsewhere, a name can."""
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
         name = name.lower().rstrip(".").removeprefix("[").removesuffix("]")
         if name in self._names:
@@ -41,7 +41,7 @@ class Hosts:
 
 
 def is_own_origin(request: Request) -> bool:
-    """Whether the page that asks is of this server, by a header that browsers set and no script can change."""
+    """Return whether the page that asks is of this server, by a header that browsers set and no script can change."""
     host, origin = request.headers.get("host", ""), request.headers.get("origin", "")
     return origin in (f"http://{host}", f"https://{host}")
 

@@ -18,7 +18,7 @@ from agentrl.sessions.renderers.base import Delta, Parser, Renderer, parse
 from agentrl.types import FinishReason, FunctionCall, Message, ToolCall
 
 CHARACTERS = 8
-"""Of a token, rarely more."""
+"""Characters of a token, rarely more."""
 
 
 class Reading:
@@ -150,7 +150,7 @@ def prefill_of(message: Message) -> str:
 
 
 def forced_tokens(renderer: Renderer, request: TurnRequest) -> list[int]:
-    """What is written for the model: the beginning of a call, the client's beginning of a reply, or no reasoning.
+    """Return tokens written for the model: a call's beginning, the client's beginning of a reply, or no reasoning.
 
     Raises:
         ApiError: the format has no such beginning.
@@ -174,7 +174,7 @@ def _text_begun(renderer: Renderer, text: str) -> list[int]:
 
 
 def _thinking(renderer: Renderer, wanted: bool) -> list[int]:
-    """What says that a turn has no reasoning; nothing where the format has none, or where reasoning is wanted."""
+    """The tokens of a turn without reasoning; none where the format has none, or where reasoning is wanted."""
     try:
         renderer.turn(Message(role="assistant", content="a", reasoning_content="b"))
     except RenderError:
@@ -195,7 +195,7 @@ def _shared(turns: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _call_begun(renderer: Renderer, request: TurnRequest) -> list[int]:
-    """What all calls of the allowed tools begin with."""
+    """The tokens that all calls of the allowed tools begin with."""
     names = [tool["function"]["name"] for tool in request.tools]
     wanted = [name for name in names if request.force in ("", name) and request.may_call(name)]
     if not wanted:

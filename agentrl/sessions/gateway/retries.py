@@ -18,8 +18,8 @@ from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.types import Sampling
 
 RetryDetection = Literal["lost", "marked", "all"]
-"""Which identical requests are retries, which get the stored reply again: `lost`, those that say so or whose reply was
-lost; `marked`, only those that say so; `all`, every one. Each other one gets a new sample."""
+"""The identical requests that are retries, which get the stored reply again: `lost`, those that say so or whose reply
+was lost; `marked`, only those that say so; `all`, every one. Each other one gets a new sample."""
 
 RESET_WINDOW = 10.0
 """Seconds after a reply's last byte within which a reset means that it was not read."""
@@ -44,11 +44,11 @@ class PendingRequest:
     superseded: bool = False
 
     def same(self, other: PendingRequest) -> bool:
-        """Whether both are the same request."""
+        """Return whether both are the same request."""
         return self.digest == other.digest and self.samplings == other.samplings
 
     def supersede(self) -> int:
-        """Cancel it, since its client has repeated it; returns its attempt."""
+        """Cancel the request, since its client has repeated it; returns its attempt."""
         self.superseded = True
         self.cancel()
         return self.attempt
@@ -87,13 +87,13 @@ class Retries:
         return None
 
     def take_reopened(self) -> bool:
-        """Whether the session was loaded from the store a short time ago; true once."""
+        """Return True once if the session was loaded from the store a short time ago."""
         recently = self.reopened is not None and self.reopened > time.monotonic() - RETRY_WINDOW
         self.reopened = None
         return recently
 
     def take_unanswered(self, request: TurnRequest) -> bool:
-        """Whether the same request ended without a reply before; true once."""
+        """Return True once if the same request ended without a reply before."""
         if not self.unanswered or (digest := request.digest()) not in self.unanswered:
             return False
         self.unanswered.remove(digest)

@@ -60,7 +60,7 @@ class Schedule:
         self._session = session
 
     async def arrival(self, prompt: Sequence[int]) -> None:
-        """Until a request with this prompt is the next to arrive, where the recording has one.
+        """Wait until a request with this prompt is the next to arrive, where the recording has one.
 
         Raises:
             Departed: the requests before it did not come.
@@ -71,7 +71,7 @@ class Schedule:
             await self._until(lambda: self._next() is known)
 
     async def reply(self, arrival: Arrival) -> None:
-        """Until the reply to a request is the next to be sent.
+        """Wait until the reply to a request is the next to be sent.
 
         Raises:
             Departed: the requests before it did not come.
@@ -81,7 +81,7 @@ class Schedule:
             await self._until(lambda: self._next() is None and self._nodes() >= own.reply)
 
     def changed(self, arrived: int) -> None:
-        """A request has arrived, the last of so many, or a reply was sent."""
+        """Note that a request has arrived, the last of so many, or that a reply was sent."""
         self._arrived = arrived
         self._changed.set()
 
@@ -111,7 +111,7 @@ class Schedule:
 
 
 def answered(session: Session) -> bool:
-    """Whether all requests of an agent program's session got a turn; others came and went as the clock had it."""
+    """Return whether all requests of an agent program's session got a turn; others came and went by the clock."""
     names = ("failures", "disconnects", "slow_readers", "unanswered")
     numbers = {node.arrival.number for node in session.nodes if node.arrival is not None}
     return numbers == set(range(len(numbers))) and not any(session.counters.get(f"gateway/{name}") for name in names)

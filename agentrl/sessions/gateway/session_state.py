@@ -94,7 +94,7 @@ class SessionState:
 
     @property
     def size(self) -> int:
-        """Tokens in the tree."""
+        """The number of the tree's tokens."""
         return self._size
 
     @property
@@ -142,7 +142,7 @@ class SessionState:
         return self.index.match(tools_digest(request.tools), [*request.prelude, *messages], request.callable), None
 
     def known_beginning(self, request: TurnRequest) -> bytes:
-        """The part of the request's history that need not be parsed, since an earlier request had it."""
+        """Return the part of a request's history that an earlier request had, so that it need not be parsed."""
         known = (
             self._known_history(request, request.history)
             if request.history is not None and request.previous_reply is None
@@ -229,7 +229,7 @@ class SessionState:
         return best
 
     def arrive(self, pending: PendingRequest) -> Arrival:
-        """A request has arrived, and its turns are about to be generated."""
+        """Note that a request has arrived, and that its turns are about to be generated."""
         self.pending.append(pending)
         arrival = Arrival(self.arrived, len(self.session.nodes), pending.attempt)
         self.arrived += 1
@@ -278,7 +278,7 @@ class SessionState:
         return [choice.node for choice in choices if choice.node is not None]
 
     def counters_changed(self) -> bool:
-        """Whether a counter has changed since the last call."""
+        """Return whether a counter has changed since the last call."""
         known, self._counted = self._counted, dict(self.session.counters)
         return known != self._counted
 
@@ -340,7 +340,7 @@ def _prompt(node: Node) -> str | None:
 
 
 def _fits(node: Node, wanted: Sampling, remaining: int) -> bool:
-    """Whether a stored turn is what `wanted` would generate; a truncated one has to have the same limit."""
+    """True if a stored turn is what `wanted` would generate; a truncated one has to have the same limit."""
     assert node.sampling is not None
     if not _same_sampling(node.sampling, wanted):
         return False
@@ -350,7 +350,7 @@ def _fits(node: Node, wanted: Sampling, remaining: int) -> bool:
 
 
 def _same_sampling(stored: Sampling | None, wanted: Sampling) -> bool:
-    """Whether two sets of parameters are the same, apart from the length."""
+    """True if two sets of parameters are the same, apart from the length."""
     names = ("temperature", "seed", "stop", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
     if stored is None or any(getattr(stored, name) != getattr(wanted, name) for name in names):
         return False

@@ -27,13 +27,13 @@ LARGE_HISTORY = 1 << 15
 """Bytes of new messages from which on they are converted and matched in a thread: up to 20 ms of work, where they are
 short."""
 MESSAGE = 64
-"""What a message costs besides its text, in characters."""
+"""The cost of a message besides its text, in characters."""
 _USUAL = 8  # characters per token, rarely more
 _BORDER = 64  # tokens by which a text's beginning may be longer by itself than within the text
 
 
 def characters(messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> int:
-    """How many characters messages and tools have, and for each message some more."""
+    """Return the number of characters of messages and tools, and `MESSAGE` more for each message."""
     calls = sum(len(c.function.arguments) for message in messages for c in message.tool_calls or ())
     texts = sum(len(message.text) + len(message.reasoning_content or "") for message in messages)
     return MESSAGE * len(messages) + texts + calls + (len(orjson.dumps(list(tools))) if tools else 0)

@@ -1,4 +1,4 @@
-"""What the gateway serves HTTPS with."""
+"""The gateway's certificate and its settings for HTTPS."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Tls:
 
     @classmethod
     def of(cls, certificate: str | None, key: str | None, section: str = "") -> Tls | None:
-        """By the settings `tls_certificate` and `tls_key`; None where they are not set, and it is HTTP.
+        """Load the files of the settings `tls_certificate` and `tls_key`; None where these are not set: HTTP.
 
         Args:
             certificate: the one.
@@ -49,7 +49,7 @@ class Tls:
             raise ConfigError(f"{named}: not a certificate and its private key in PEM files: {error}") from None
 
     def trusted(self) -> ssl.SSLContext:
-        """What a client trusts that reaches this certificate, and no other, at any address."""
+        """Return the SSL context of a client that trusts this certificate, and no other, at any address."""
         context = ssl.create_default_context(cafile=self.certificate)
         context.check_hostname = False
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

@@ -9,7 +9,7 @@ from agentrl.sessions.renderers.base import Delta
 from agentrl.types import Chunk, FinishReason, Message, Node, Turn, VersionSpan
 
 Event = tuple[int, Delta]
-"""A part of a reply: the choice's index, and what is new in it."""
+"""A part of a reply: the choice's index, and what is new in that choice."""
 
 
 def deltas_of(message: Message) -> list[Delta]:

@@ -83,7 +83,7 @@ class TurnRequest:
         return [*self.tools, *self.deferred]
 
     def may_call(self, name: str) -> bool:
-        """Whether a turn may call the tool of this name."""
+        """Return whether a turn may call the tool of this name."""
         return self.allowed is None or name in self.allowed
 
     def digest(self) -> int:
@@ -103,7 +103,7 @@ MAX_TEXT, MAX_CACHED = 1 << 18, 64
 
 
 def cached(read: Read) -> Read:
-    """The same, cached by the parameters' bytes: a session's requests mostly differ in their history alone.
+    """Cache `read` by the parameters' bytes: a session's requests mostly differ in their history alone.
 
     Only for protocols whose conversion keeps no state in the request.
     """

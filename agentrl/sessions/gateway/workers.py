@@ -28,8 +28,8 @@ from agentrl.sessions.gateway.api_error import ApiError, Style
 from agentrl.sessions.gateway.tls import Tls
 
 OPEN_SECONDS = 60.0
-"""For a worker to open a session; one that is starting answers once it has started. After a time-out another worker
-opens it, and the first one's session, if it opens one after all, stays unused."""
+"""Seconds for a worker to open a session; one that is starting answers once it has started. After a time-out another
+worker opens the session, and the first one's, if it opens one after all, stays unused."""
 HEALTH_SECONDS = 10.0
 KEY_FIELD = "api_key"
 """The query field that holds the session's key after a redirect."""
@@ -50,7 +50,7 @@ class Shard:
     ports: Sequence[int]
 
     def has(self, session_id: str) -> bool:
-        """Whether a session belongs to this worker."""
+        """Return whether a session belongs to this worker."""
         return worker_of(session_id, len(self.ports)) == self.number
 
     def port_of(self, session_id: str) -> int:

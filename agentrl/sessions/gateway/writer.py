@@ -18,7 +18,7 @@ from agentrl.types import Node, Session
 
 T = TypeVar("T")
 COLLECT_SECONDS = 0.005
-"""How long an addition waits for others: less than a restart of the process takes, and more than a turn's own work."""
+"""Seconds that an addition waits for others: less than a restart of the process, more than a turn's own work."""
 
 
 @dataclass(frozen=True, slots=True)

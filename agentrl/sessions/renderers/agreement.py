@@ -1,4 +1,4 @@
-"""Whether a family's renderer writes what a model's own chat template writes, outside the known differences.
+"""Trials of a family's renderer against a model's own chat template, outside the known differences.
 
 Special tokens say which family a tokenizer comes from, not which format its model was trained in: many models keep
 the tokens of the one that they were made of. So `auto` takes a family only where these trials agree, and
@@ -43,7 +43,7 @@ TRIALS: tuple[tuple[str, bool, float, Expresses], ...] = (
 
 
 class Verdict(StrEnum):
-    """What a trial found."""
+    """The outcome of one trial."""
 
     AGREES = "yes"
     DIFFERS = "no"
@@ -104,7 +104,7 @@ def agreements(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> Iterat
 
 
 def disagreement(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> str | None:
-    """Why a renderer does not fit: the first kind that differs, or that nothing was compared; None if it fits.
+    """Return why a renderer does not fit: the first kind that differs, or that nothing was compared; None if it fits.
 
     Args:
         renderer: what is tried.
@@ -133,7 +133,7 @@ def judged(kind: str, proof: Proof, count: int) -> Agreement:
 def _explained(
     kind: str, difference: Difference, trial: Callable[..., Proof], calls: bool, reasoning: float
 ) -> Agreement | None:
-    """The kind with its reason, if the trial agrees where the difference can't show; None if it doesn't explain it."""
+    """The kind with its reason, if the trial agrees where the difference can't show; else None."""
     if difference.everywhere:
         return _intended(kind, difference, 0)
     narrow: dict[str, Any] = {
@@ -151,7 +151,7 @@ def _explained(
 def _without(
     kind: str, lacks: Difference, trial: Callable[..., Proof], reference: Whole, *, tools: bool
 ) -> Agreement | None:
-    """What the template has no place for can't be compared; but tools that it lists must be the renderer's."""
+    """Kinds that the template has no place for aren't compared; but tools that it lists must be the renderer's."""
     if not (tools and _lists_tools(reference)):
         return _intended(kind, lacks, 0)
     proof = trial(expresses=Expresses(tools=False))
@@ -164,7 +164,7 @@ def _intended(kind: str, difference: Difference, compared: int) -> Agreement:
 
 
 def _lists_tools(reference: Whole) -> bool:
-    """Whether tools on offer make a difference to what a template writes, or are refused."""
+    """True if tools on offer make a difference to what a template writes, or are refused."""
     try:
         return reference([USER], OFFERED, True) != reference([USER], (), True)
     except RenderError:
@@ -172,7 +172,7 @@ def _lists_tools(reference: Whole) -> bool:
 
 
 def both(one: Expresses, other: Expresses) -> Expresses:
-    """What both can express of calls."""
+    """Return what both can express of calls."""
     return Expresses(
         parallel=one.parallel and other.parallel,
         content_with_calls=one.content_with_calls and other.content_with_calls,
@@ -180,5 +180,5 @@ def both(one: Expresses, other: Expresses) -> Expresses:
 
 
 def call_ids(renderer: Renderer) -> CallId:
-    """Makes ids for calls as the renderer's format requires them."""
+    """Return a function that makes ids for calls as the renderer's format requires them."""
     return kimi_id if renderer.name.startswith("kimi") else nine_letters

@@ -24,7 +24,7 @@ ToolSchema = Mapping[str, Any]
 
 
 class SpanKind(StrEnum):
-    """What a run of a turn's tokens is."""
+    """The kind of a run of a turn's tokens."""
 
     CONTENT = "content"
     REASONING = "reasoning"
@@ -76,7 +76,7 @@ class RenderedMessage:
 
     @property
     def new_tokens(self) -> int:
-        """How many of the tokens are not copied from another node."""
+        """The number of tokens that are not copied from another node."""
         return len(self.token_ids) - (self.copied_tokens or 0)
 
     def as_node(self) -> Node:
@@ -92,7 +92,7 @@ class Parser(Protocol):
 
     @property
     def unread(self) -> int:
-        """How many characters wait for the end of what they are in: its end costs time for each of them."""
+        """The number of characters that wait for the end of what they are in, which costs time for each."""
         ...
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:

@@ -27,7 +27,7 @@ from jinja2.visitor import NodeTransformer
 MOST_ROUNDS = 10_000_000
 """Rounds of all loops of a rendering together: seconds, and many times what 10,000 messages take."""
 CALL_ROUNDS = 20
-"""What a call or a filter costs: so many rounds of a loop that does nothing take as long."""
+"""The cost of a call or a filter, in rounds of a loop that does nothing."""
 CHARACTERS_OF_ROUND = 64
 """Characters that are read or written for a round: all that a rendering makes has 640 million, in 2.5 GB at most."""
 ITEM = 2
@@ -35,9 +35,9 @@ ITEM = 2
 NODES_OF_ROUND = 8
 """Expressions and outputs in a body that are computed for a round."""
 MOST_CHARACTERS = 1 << 27
-"""Of a text that a template makes, and items of a list: several times the longest context."""
+"""The most characters of a text that a template makes, and items of a list: several times the longest context."""
 MOST_BITS = 4096
-"""Of a number."""
+"""The most bits of a number."""
 _WIDE = re.compile(r"%[^%a-zA-Z]*(?:\d{5}|\*)")
 _WIDE_FIELD = re.compile(r":[^}]*(?:\d{5}|\{)")
 _left: ContextVar[list[int]] = ContextVar("rounds left")
@@ -215,7 +215,7 @@ def _pay(rounds: int) -> None:
 
 
 def _charged(items: Any) -> Any:
-    """What a loop goes over, unchanged, once its rounds are paid."""
+    """Return what a loop goes over, unchanged, once its rounds are paid."""
     if hasattr(items, "__len__"):
         _pay(len(items) + 1)
         return items

@@ -115,7 +115,7 @@ def array_slices(text: str) -> list[str]:
 
 
 def is_name(name: str) -> bool:
-    """Whether this can be a tool's name: printable, no white space, encodable."""
+    """Return whether this can be a tool's name: printable, no white space, encodable."""
     return bool(name) and name.isprintable() and " " not in name
 
 

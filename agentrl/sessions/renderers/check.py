@@ -84,7 +84,7 @@ def as_table(rows: Sequence[Row], title: str = "") -> Table:
 
 
 def _template_rows(tokenizer: HFTokenizer, count: int, stop: str, *, served: bool) -> Iterator[Row]:
-    """What the template does by itself; that it rewrites history is a fault only where nothing else serves."""
+    """Rows on the template by itself; that it rewrites history is a fault only where nothing else serves."""
     try:
         generic = unproven(tokenizer, stop=stop)
         written = expresses(generic.whole)
@@ -122,7 +122,7 @@ def _renderer_rows(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> It
 
 
 def _comes_out_again(renderer: Renderer | None, tokenizer: HFTokenizer, stop: str) -> Iterator[Row]:
-    """What of a conversation is read back, by the renderer or, where none serves, by the refused template."""
+    """Rows on what is read back of a conversation, by the renderer or, where none serves, by the refused template."""
     try:
         tried = renderer or unproven(tokenizer, stop=stop)
     except AgentRLError:  # there is a row that says so

@@ -22,7 +22,7 @@ class Kind:
 
 
 Element = tuple[re.Match[str], str, str]
-"""Its opening tag, its value, and itself as written."""
+"""An element: its opening tag, its value, and itself as written."""
 
 
 def elements(text: str, kind: Kind) -> tuple[list[Element], int]:
@@ -47,7 +47,7 @@ def elements(text: str, kind: Kind) -> tuple[list[Element], int]:
 
 
 def _close(text: str, kind: Kind, start: int) -> int:
-    """Where the value's closing tag is; -1 where there is none."""
+    """The index of the value's closing tag; -1 where there is none."""
     while (closed := text.find(kind.closing, start)) >= 0:
         following = _after_blank(text, closed + len(kind.closing))
         if following == len(text) or text.startswith(kind.begins, following):

@@ -34,7 +34,7 @@ from agentrl.types import Message
 
 @dataclass(frozen=True, slots=True)
 class Expresses:
-    """What an assistant message may hold in a format. `stripped`: white space around texts gets lost."""
+    """The content of an assistant message in a format. `stripped`: white space around texts gets lost."""
 
     reasoning: bool = True
     tools: bool = True
@@ -43,7 +43,7 @@ class Expresses:
     stripped: bool = False
 
     def refuse(self, message: Message) -> str | None:
-        """What of a message the format has no place for; None where it fits."""
+        """Return the part of a message that the format has no place for; None where the message fits."""
         if message.reasoning_content and not self.reasoning:
             return "reasoning"
         if message.tool_calls and not self.tools:

@@ -144,7 +144,7 @@ def _properties(properties: Mapping[str, Any]) -> Pieces:
 
 
 def _described(schema: Mapping[str, Any]) -> Iterable[Pieces]:
-    """What stands before a property's type."""
+    """The pieces before a property's type."""
     kind = _kind(schema.get("type"))
     if schema.get("description"):
         yield _member("description", quoted(schema["description"]))
@@ -164,7 +164,7 @@ def _described(schema: Mapping[str, Any]) -> Iterable[Pieces]:
 
 
 def _items(schema: Mapping[str, Any]) -> Pieces:
-    """What an array's items are."""
+    """The description of an array's items."""
     yield "{"
     known = [(key, value) for key, value in in_order(schema) if value is not None]
     for place, (key, value) in enumerate(known):

@@ -59,7 +59,7 @@ def write_value(value: Any, *, quoted_keys: bool = False) -> Pieces:
 
 
 def quoted(text: str) -> Pieces:
-    """A string."""
+    """Return a string in quotation tokens."""
     yield from (QUOTE, text, QUOTE)
 
 
@@ -95,7 +95,7 @@ def read_gemma(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> 
 
 
 def _divided(body: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What stands outside the quotation tokens and what between them, in turns; as many of both: one is still open."""
+    """The texts outside the quotation tokens and those between, in turns; as many of both: one is still open."""
     runs: list[list[str]] = [[]]
     for part in body:
         if isinstance(part, Mark):
@@ -107,7 +107,7 @@ def _divided(body: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _keyed(part: str) -> str:
-    """What stands outside strings, with quotes around its keys: a word before a colon is one."""
+    """A part outside strings, with quotes around its keys: a word before a colon is one."""
     pieces = _SIGNS.split(part)
     words, signs = pieces[::2], [*pieces[1::2], ""]
     return "".join(

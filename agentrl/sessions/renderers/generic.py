@@ -53,7 +53,7 @@ def fitting_grammar(template: str) -> str:
 
 
 def expresses(whole: Whole) -> Expresses:
-    """What a chat template can express, by whether a field makes a difference to what it writes."""
+    """Return what a chat template can express, by whether a field makes a difference to what it writes."""
     plain = Message(role="assistant", content="a")
     call = ToolCall(id="call00000", function=FunctionCall(name="f"))
     bare = plain.model_copy(update={"content": ""})

@@ -1,4 +1,4 @@
-"""What a format's turns are made of, as a table: regions, and the delimiters that lead from one to the next.
+"""A format's turns as a table: regions, and the delimiters that lead from one to the next.
 
 `parsing.py` reads turns by such a table; `grammars.py` holds the families' tables.
 """
@@ -24,7 +24,7 @@ class Mark(str):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a delimiter leaves a region: `before` it and `after` it this text, where present, belongs to nobody."""
+    """A delimiter's exit from a region: `before` it and `after` it this text, where present, belongs to nobody."""
 
     to: str
     before: str = ""

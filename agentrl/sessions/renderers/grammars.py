@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 (DeepSeek's delimiters are spelt with a full-width bar)
-"""How each family's turns are split into content, reasoning and tool calls.
+"""Each family's grammar: how turns are split into content, reasoning and tool calls.
 
 The delimiters are the published ones (each family's chat template or model card; Harmony: OpenAI's format guide).
 """
@@ -190,7 +190,7 @@ KIMI = Grammar(
 
 
 def _harmony_channel(header: str) -> str:
-    """Which region a Harmony message is, by its header."""
+    """The region of a Harmony message, by its header."""
     if re.search(r"to=[^\s<]", header):
         return "call"
     return "analysis" if "analysis" in header else "final"

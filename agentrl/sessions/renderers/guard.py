@@ -19,7 +19,7 @@ GUARD = "\U0010fffd"
 _GUARDS = re.compile(f"{GUARD}({GUARD}?)")
 
 _SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
-"""What the `tokenizers` library calls white space; `str.strip` without characters takes four control codes more."""
+"""White space for the `tokenizers` library; `str.strip` without characters takes four control codes more."""
 
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """Text that renderers and templates look for in content, added token or not."""
@@ -40,7 +40,7 @@ class Guard:
         return self._markup.sub(lambda found: GUARD + GUARD.join(found.group()), text)
 
     def value(self, value: Any) -> Any:
-        """The same for every string in a JSON value."""
+        """Guard every string in a JSON value."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
@@ -67,7 +67,7 @@ class Guard:
 
 
 class GuardedTokenizer:
-    """What the `renderers` package is given as a tokenizer."""
+    """The tokenizer that the `renderers` package is given."""
 
     unk_token_id = None
 

@@ -1,4 +1,4 @@
-"""Where a family's renderer differs from its template on purpose, which `agentrl check` distinguishes from faults.
+"""Intended differences of a family's renderer from its template, which `agentrl check` distinguishes from faults.
 
 Each difference says in which trials it shows, why it is intended, and how to narrow the trial so that it can not show:
 there, template and renderer must still agree token for token (docs/decisions/014-deliberate-differences.md).
@@ -119,11 +119,11 @@ DIFFERENCES: dict[str, tuple[Difference, ...]] = {
         Difference((TOOLS, PARALLEL), _HARMONY, everywhere=True),
     ),
 }
-"""By renderer; the first one whose narrowed trial agrees explains a difference."""
+"""Known differences by renderer; the first whose narrowed trial agrees explains one."""
 
 
 def missing(kind: str, template: Expresses) -> Difference | None:
-    """What explains a difference where the template has no place for this kind of conversation."""
+    """Return what explains a difference where the template has no place for this kind of conversation."""
     lacks = {
         TOOLS: None if template.tools else "tool calls",
         PARALLEL: None if template.tools and template.parallel else "several tool calls",

@@ -39,7 +39,7 @@ _ASKS = Message(role="user", content=_USER)
 
 
 class Part(StrEnum):
-    """What is looked for."""
+    """A part of a conversation that is looked for."""
 
     SYSTEM = "system"
     USER = "user"
@@ -53,10 +53,10 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Whether a part comes out again.
+    """The result of looking for a part.
 
     Attributes:
-        part: it.
+        part: the part.
         placed: whether the format has a place for it.
         lost: how it does not come out again, as a clause; "" where it does, or there is no place.
     """
@@ -72,7 +72,7 @@ def read_back(renderer: Renderer) -> list[Found]:
 
 
 def look_for(part: Part, renderer: Renderer) -> Found:
-    """`read_back` for one part."""
+    """Look for one part, as `read_back` does."""
     try:
         return Found(part, True, _TRIALS[part](renderer))
     except RenderError:
@@ -98,7 +98,7 @@ UNLISTED = (
 
 
 def lost(renderer: Renderer) -> str:
-    """What of a conversation does not come out again, so that the format can't be used; "" where it can.
+    """Return what of a conversation does not come out again, so that the format can't be used; "" where all does.
 
     What is only warned of is not among it, nor are calls: tools alone are refused where they aren't read.
     """
@@ -107,7 +107,7 @@ def lost(renderer: Renderer) -> str:
 
 
 def in_short(found: Iterable[Found]) -> str:
-    """What comes out again, in a table's cell."""
+    """Describe what comes out again, for a table's cell."""
     each = list(found)
     missing = {
         "lost": [one.part for one in each if one.lost],
@@ -194,7 +194,7 @@ def _read_call(renderer: Renderer) -> str:
 
 
 def _reasoning(renderer: Renderer) -> str:
-    """What is read where it was not written counts as well, whether or not the format has a place for it."""
+    """Reasoning that is read where none was written counts as well, whether or not the format has a place for it."""
     placed = False
     for written in _answers(renderer):
         read = parse(renderer, renderer.turn(written)).message.reasoning_content

@@ -76,7 +76,7 @@ def _bind(name: str, region: Region, tokenizer: Tokenizer) -> _Bound:
 
 
 _KEPT = frozenset({SpanKind.TOOL_CALL, SpanKind.MARKUP})
-"""What is distinguished only when its region ends."""
+"""Kinds that are distinguished only when their region ends."""
 MOST_BLANKS = 4096
 """Blanks for which a region waits that its first character decides; more are content."""
 AT_ONCE = 64
@@ -163,7 +163,7 @@ class RegionParser:
             place += len(some)
 
     def _without_delimiter(self, text: str) -> int:
-        """How many of a text's first characters are no part of a delimiter that is spelt out, or that begins."""
+        """The number of a text's first characters that are no part of a delimiter that is spelt out, or that begins."""
         at = self._at
         if at.pattern is None:
             return len(text)
@@ -232,7 +232,7 @@ class RegionParser:
         return False
 
     def _undecided(self) -> bool:
-        """Whether only blanks are known of a region whose first character decides what it is."""
+        """True if only blanks are known of a region whose first character decides what it is."""
         if self._opens:
             first = self._buffer.lstrip()[:1]
             if not first and len(self._buffer) < MOST_BLANKS:
@@ -243,7 +243,7 @@ class RegionParser:
         return False
 
     def _held(self) -> int:
-        """How many of the buffer's last characters may still become part of a delimiter."""
+        """The number of the buffer's last characters that may still become part of a delimiter."""
         at, buffer = self._at, self._buffer
         if at.starters is None or at.starters.search(buffer, max(0, len(buffer) - at.longest)) is None:
             return 0
@@ -281,7 +281,6 @@ class RegionParser:
     # ------------------------------------------------------------------------------- what was found
 
     def _accept(self, text: str) -> None:
-        """This text belongs to the current region."""
         if not text:
             return
         kind = self._at.region.kind
@@ -338,7 +337,6 @@ class RegionParser:
             self._segments.append((self._position, kind))
 
     def _spans(self) -> tuple[Span, ...]:
-        """The segments, in tokens."""
         spans, start, count = [], 0, len(self._starts)
         for end_position, kind in self._segments:
             end = bisect_left(self._starts, end_position, lo=start)

@@ -230,7 +230,7 @@ class ProbeRenderer:
         return self._beyond(self._short(context, (), True), stable)
 
     def _second_opening(self) -> list[int]:
-        """What opens a turn directly after another one."""
+        """The tokens that open a turn directly after another one."""
         if self._end is None:
             return list(self._prompt)
         full = self._short([USER, calling(())], (), True)
@@ -272,7 +272,7 @@ class ProbeRenderer:
         return full[len(stable) :]
 
     def _stable(self, full: list[int], role: str) -> list[int]:
-        """What of a rendered conversation no later message can change."""
+        """The part of a rendered conversation that no later message can change."""
         if role == "tool" and self._closing and full[-len(self._closing) :] == self._closing:
             return full[: -len(self._closing)]
         return full

@@ -89,7 +89,7 @@ def kimi_id(name: str, count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a trial found.
+    """The outcome of a trial.
 
     Attributes:
         boundaries: turn boundaries compared.
@@ -107,7 +107,7 @@ class Proof:
 
     @property
     def append_only(self) -> bool:
-        """Whether extending equalled rendering anew wherever both could be done."""
+        """True if extending equalled rendering anew wherever both could be done."""
         return self.boundaries > 0 and self.differing == 0
 
 

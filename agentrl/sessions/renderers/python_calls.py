@@ -138,7 +138,7 @@ class _Reader:
             raise self._expected("a number or a text that Python can read") from None
 
     def _items(self, closing: str, read: Callable[[], T]) -> list[T]:
-        """What stands between brackets, the opening one of which has been taken."""
+        """Read the items between brackets, the opening one of which has been taken."""
         self.depth += 1
         if self.depth > MOST_DEPTH:
             raise ValueError(f"brackets are nested deeper than {MOST_DEPTH} at character {self.at}")

@@ -1,4 +1,4 @@
-"""Whether a grammar reads back the tool calls that a format writes."""
+"""Trials of a grammar on the tool calls that a format writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fitting(renderer: ProbeRenderer) -> list[str]:
 
 
 def reads(renderer: ProbeRenderer, grammar: Grammar) -> bool:
-    """Whether a grammar reads back calls that the renderer writes."""
+    """Return whether a grammar reads back calls that the renderer writes."""
     bound = Bound(renderer.in_prompt(grammar), renderer.tokenizer, renderer.stop_token_ids)
     try:
         return misread(renderer, bound.parser) is None
@@ -31,7 +31,7 @@ def reads(renderer: ProbeRenderer, grammar: Grammar) -> bool:
 
 
 def misread(renderer: Renderer, parser: Callable[[], Parser]) -> Message | None:
-    """What a parser makes of calls that the renderer writes, where that is anything else; None where it reads them.
+    """Return what a parser makes of calls that the renderer writes, if that is anything else; None where it reads them.
 
     Raises:
         RenderError: the format has no place for calls.
@@ -52,7 +52,7 @@ def _calling(arguments: object, call_id: str) -> Message:
 
 
 def same_calls(one: Message, other: Message) -> bool:
-    """Whether two messages make the same calls, whatever their ids, the spelling of their arguments and white space."""
+    """Return whether two messages make the same calls, whatever their ids, arguments' spelling and white space."""
     if one.text.strip() != other.text.strip() or any(call.error for call in one.tool_calls or ()):
         return False
     calls = [

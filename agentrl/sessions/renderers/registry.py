@@ -1,4 +1,4 @@
-"""Which renderer serves which model: by name, or by what the model's own tokenizer and chat template say."""
+"""The renderer of each model: by name, or by what the model's own tokenizer and chat template say."""
 
 from __future__ import annotations
 

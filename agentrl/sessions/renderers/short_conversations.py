@@ -10,12 +10,12 @@ USER = Message(role="user", content="u")
 
 
 def common(one: Sequence[int], two: Sequence[int]) -> int:
-    """How many tokens two lists begin with in common."""
+    """Return the number of tokens that two lists begin with in common."""
     return next((n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
 
 
 def run_around(tokenizer: Tokenizer, ids: Sequence[int], at: int) -> tuple[int, int]:
-    """Where the text around a place begins and ends: the added tokens before and behind it, or the list, bound it."""
+    """Return the bounds of the text around a place: the added tokens before and behind it, or the list's ends."""
     added = frozenset(getattr(tokenizer, "added", {}).values())
     start = next((n + 1 for n in range(min(at, len(ids)) - 1, -1, -1) if ids[n] in added), 0)
     end = next((n for n in range(at, len(ids)) if ids[n] in added), len(ids))

@@ -131,7 +131,6 @@ def _copy(node: Node, token_ids: Sequence[int]) -> RenderedMessage:
 
 
 def _is_stripped(node: Node) -> bool:
-    """Whether the node is a copy without reasoning already."""
     return node.copy_of is not None and not node.message.reasoning_content
 
 

@@ -1,4 +1,4 @@
-"""What the formats that we write ourselves have in common: a loop over messages, and the message before each.
+"""A loop over messages, each with the one before it, for the formats that we write ourselves.
 
 A format says how to open a path, how to write one message after the one before it, and what a turn looks
 like; see `base.Renderer` for what comes out.
@@ -107,7 +107,6 @@ class TurnRenderer:
         raise NotImplementedError
 
     def _prompt(self, writer: Writer, before: Before | None) -> None:
-        """Open an assistant turn."""
         raise NotImplementedError
 
     def _turn(self, writer: Writer, message: Message) -> None:

@@ -53,7 +53,7 @@ def _type(schema: Any, indent: str) -> str:
 
 
 def _comments(field: Mapping[str, Any], indent: str) -> str:
-    """What is above a member: its title, its description, its examples."""
+    """The comments above a member: its title, its description, its examples."""
     title = f"{indent}// {field['title']}\n{indent}//\n" if field.get("title") else ""
     examples = "".join(f'{indent}// - "{text}"\n' for text in field.get("examples") or () if isinstance(text, str))
     return title + _comment(field, indent) + (f"{indent}// Examples:\n{examples}" if examples else "")

@@ -23,7 +23,7 @@ from agentrl.tools.sandbox.base import PathError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much an archive may hold."""
+    """Limits on what an archive may hold."""
 
     total_bytes: int = 1 << 30
     file_bytes: int = 512 << 20
@@ -139,7 +139,7 @@ def _checked(member: tarfile.TarInfo, limits: Limits) -> tuple[str, ...]:
 
 
 def _stays_inside(target: str, depth: int) -> bool:
-    """Whether a link `depth` directories down can't resolve to a path outside, whatever other links there are.
+    """True if a link `depth` directories down can't resolve to a path outside, whatever other links there are.
 
     `..` counts only where the target begins: after another link's name, it would go up from that link's target.
     """

@@ -25,7 +25,7 @@ SNAPSHOT_BYTES = 256 << 20
 
 
 class Outcome(StrEnum):
-    """How a command ended. None of these is a failure of the infrastructure."""
+    """The way in which a command ended. None of these is a failure of the infrastructure."""
 
     EXITED = "exited"
     SIGNALED = "signaled"  # a signal ended it: its own crash, or a kill from inside the sandbox
@@ -56,12 +56,12 @@ class ExecResult:
 
     @property
     def ok(self) -> bool:
-        """Whether it ran to its end and returned 0."""
+        """True if the command ran to its end and returned 0."""
         return self.outcome is Outcome.EXITED and self.exit_code == 0
 
     @property
     def truncated(self) -> bool:
-        """Whether some of the output is missing."""
+        """True if some of the output is missing."""
         return bool(self.stdout_dropped or self.stderr_dropped)
 
     def text(self) -> str:
@@ -118,11 +118,11 @@ class Process(Protocol):
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """True while the process has not ended."""
         ...
 
     async def wait(self, timeout: float) -> ExecResult:
-        """Its end.
+        """Wait for the process's end, and return its result.
 
         Raises:
             DeadlineExceeded: it still runs after `timeout` seconds.
@@ -130,7 +130,7 @@ class Process(Protocol):
         ...
 
     async def stop(self, grace: float = 0.0) -> ExecResult:
-        """End it and everything it started: SIGTERM first where there is a grace period, then SIGKILL."""
+        """End the process and all that it started: SIGTERM first where there is a grace period, then SIGKILL."""
         ...
 
 
@@ -246,7 +246,7 @@ class Sandbox(Protocol):
         ...
 
     async def healthy(self) -> bool:
-        """Whether it answers within a second."""
+        """Return whether the sandbox answers within a second."""
         ...
 
     async def close(self) -> None:

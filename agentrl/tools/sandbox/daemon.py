@@ -79,7 +79,7 @@ class Daemon:
             raise
 
     async def remapped(self) -> bool:
-        """Whether the daemon maps the containers' users to others (userns-remap, rootless); requested once."""
+        """Return whether the daemon maps the containers' users to others (userns-remap, rootless); requested once."""
         if self._remapped is None:
             options = (await self.call(self.api.info)).get("SecurityOptions") or []
             self._remapped = any("userns" in option or "rootless" in option for option in options)
@@ -123,7 +123,7 @@ async def connect(address: str | None = None) -> Daemon:
 
 
 def available(address: str | None = None) -> bool:
-    """Whether a daemon answers (for tests, and for `agentrl` to say what is missing)."""
+    """Return whether a daemon answers (for tests, and for `agentrl` to say what is missing)."""
     try:
         daemon(address).api.ping()
     except Exception:

@@ -120,7 +120,7 @@ async def create_docker(spec: SandboxSpec) -> Sandbox:
 
 
 def _is_about_the_runner(reason: str) -> bool:
-    """Whether a start failed because the runner can't be compiled, mounted or executed here."""
+    """True if a start failed because the runner can't be compiled, mounted or executed here."""
     mounted = "bind source path does not exist" in reason or "invalid mount config" in reason
     executed = RUNNER in reason and any(
         word in reason for word in ("format error", "no such file", "permission denied")

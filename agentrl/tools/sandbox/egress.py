@@ -45,7 +45,7 @@ async def serve(client: RunnerClient, allowed: tuple[str, ...]) -> None:
 
 
 def permitted(host: str, port: int, allowed: tuple[str, ...]) -> bool:
-    """Whether the list names host:port, itself or as *.domain:port."""
+    """Return whether the list names host:port, itself or as *.domain:port."""
     name = host.lower().rstrip(".")
     for entry in allowed:
         pattern, _, allowed_port = entry.lower().rpartition(":")

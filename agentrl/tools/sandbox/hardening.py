@@ -22,7 +22,7 @@ IDLE = ("/bin/sh", "-c", "trap '' TERM; while :; do sleep 3600 & wait $!; done")
 own init would not do: the process that it starts can be killed, and the container with it."""
 
 NO_TRACES = {"net.ipv4.tcp_max_tw_buckets": "0", "net.ipv4.tcp_no_metrics_save": "1", "net.ipv4.tcp_fastopen": "0"}
-"""What the kernel keeps of closed connections; with a loopback alone there is no use for it."""
+"""Kernel settings that keep nothing of closed connections; with a loopback alone nobody needs that."""
 
 
 def host_config(spec: SandboxSpec) -> dict[str, Any]:

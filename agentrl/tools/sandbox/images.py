@@ -24,7 +24,7 @@ _pulls: dict[tuple[str, str | None], asyncio.Future[None]] = {}
 
 
 async def present(image: str, address: str | None = None) -> bool:
-    """Whether the daemon has the image."""
+    """Return whether the daemon has the image."""
 
     async def look_up() -> bool:
         daemon = await connect(address)

@@ -57,7 +57,7 @@ class InteractiveProcess(Process, Protocol):
     """A background process that can be written to and signalled, and that reports on its descriptor 3."""
 
     async def signal(self, number: int) -> None:
-        """Signal its process group; 9 kills its whole tree."""
+        """Signal the process group; 9 kills the whole tree."""
         ...
 
     async def request(self, data: bytes, mark: bytes, timeout: float) -> tuple[bytes, ExecResult] | None:
@@ -74,7 +74,7 @@ class InteractiveSandbox(Protocol):
     """A sandbox with such processes: one with a resident runner, here or on a server."""
 
     async def connect(self, command: Command) -> InteractiveProcess:
-        """Start one."""
+        """Start an interactive process, and return it."""
         ...
 
 

@@ -22,14 +22,14 @@ from agentrl.tools.sandbox.spec import below
 CHANGED, ADDED, REMOVED = range(3)
 """Kinds of change, as the daemon numbers them."""
 MOUNTS = ("/dev", "/proc", "/sys", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/.dockerenv", RUNNER_DIR)
-"""Mounts of every container."""
+"""Mounts that every container has."""
 MAX_CALLS = 2000
 """Paths that are read one by one; each takes the daemon some milliseconds."""
 FIRST_ENTRY = 1 << 20
 """Bytes in which an archive's first entry, its name and attributes included, has ended."""
 SECONDS = 120.0
 ARGUMENTS = 500
-"""Paths of one command."""
+"""The most paths of one command."""
 
 
 async def read_layer(daemon: Daemon, container: str, trees: tuple[str, ...], limit: int) -> tuple[bytes, list[str]]:

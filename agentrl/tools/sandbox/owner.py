@@ -85,12 +85,12 @@ def _register() -> Owner:
 
 
 def is_own(owner_id: str) -> bool:
-    """Whether an owner is this process."""
+    """Return whether an owner is this process."""
     return _owner is not None and owner_id == _owner.id
 
 
 def alive(owner_id: str) -> bool | None:
-    """Whether an owner is alive; None where it is not known on this machine."""
+    """Return whether an owner is alive; None where that is not known on this machine."""
     if is_own(owner_id):
         return True
     if "/" in owner_id or not owner_id:

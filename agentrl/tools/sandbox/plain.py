@@ -51,7 +51,7 @@ UNSUPPORTED = "plain exec has no {}: it needs the resident runner (runner='mount
 
 
 class PlainSandbox:
-    """See `base.Sandbox` and this module's docstring for what is missing. Make one with `create_plain`."""
+    """A sandbox over plain `docker exec`, made by `create_plain`; the module's docstring says what is missing."""
 
     def __init__(self, id: str, spec: SandboxSpec, daemon: Daemon) -> None:
         self.id = id

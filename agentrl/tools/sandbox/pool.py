@@ -33,9 +33,9 @@ Create = Callable[[SandboxSpec], Awaitable[Sandbox]]
 BACKOFF = (0.1, 0.4, 1.6, 5.0, 10.0, 15.0)
 """Seconds between attempts to create one, each times 0.5 to 1.5: 16 at least, as a daemon's restart may take 11."""
 RESET_SECONDS = 300.0
-"""For emptying one; longer than a backend's own deadlines, which say more."""
+"""Seconds for emptying a sandbox; longer than a backend's own deadlines, which say more."""
 REMOVE_SECONDS = 60.0
-"""For removing one; what is left of it then is the reaper's."""
+"""Seconds for removing a sandbox; what is left of it then is the reaper's."""
 
 
 @dataclass(slots=True)
@@ -220,14 +220,14 @@ class Pool:
                     self._spawn(self._create_one(pool))
 
     def _wanted(self, pool: _SpecPool) -> int:
-        """How many sandboxes are missing, for waiting callers and the target; leased ones count if recycled."""
+        """The number of missing sandboxes, for waiting callers and the target; leased ones count if recycled."""
         have = len(pool.idle)
         if self._recycle:
             have = sum(owner is pool for _, owner in self._owned.values())
         return len(pool.waiting) + (0 if pool.failure else max(0, pool.target - have))
 
     def _evict(self, requester: _SpecPool) -> bool:
-        """Where the bound is reached and a caller waits: remove an idle sandbox of another specification."""
+        """Remove an idle sandbox of another specification, where the bound is reached and a caller waits."""
         if len(requester.waiting) > self._removing:
             for pool in self._pools.values():
                 if pool is not requester and pool.idle:

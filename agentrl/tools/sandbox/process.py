@@ -30,7 +30,7 @@ RESOURCES, CWD = 0, 1
 
 
 class ResidentProcess:
-    """See `base.Process`."""
+    """A process that a resident runner has started."""
 
     def __init__(self, channel: Channel, explain: Explain) -> None:
         self._channel = channel
@@ -42,7 +42,7 @@ class ResidentProcess:
         return not self._channel.exit.done()
 
     def output(self) -> tuple[bytes, bytes]:
-        """Its standard output and error so far, up to their heads."""
+        """The process's standard output and error so far, up to their heads."""
         return bytes(self._channel.outputs[0]), bytes(self._channel.outputs[1])
 
     async def wait(self, timeout: float) -> ExecResult:
@@ -70,7 +70,7 @@ class ResidentProcess:
         return await self.wait(GRACE)
 
     async def signal(self, number: int) -> None:
-        """Signal its process group; 9 kills its whole tree."""
+        """Signal the process group; 9 kills the whole tree."""
 
         async def send() -> None:
             self._channel.signal(number)

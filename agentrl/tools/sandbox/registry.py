@@ -35,5 +35,5 @@ def backend(name: str) -> Create:
 
 
 async def create(spec: SandboxSpec | None = None, name: str = "docker") -> Sandbox:
-    """Start one sandbox."""
+    """Start one sandbox, and return it."""
     return await backend(name)(spec or SandboxSpec())

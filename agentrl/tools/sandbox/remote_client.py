@@ -26,9 +26,9 @@ from agentrl.tools.sandbox.spec import SandboxSpec
 logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 10.0
 SECONDS = 200.0
-"""For most answers: longer than the server's own deadline for files, whose reason says more."""
+"""Seconds for most answers: longer than the server's own deadline for files, whose reason says more."""
 LONG_SECONDS = 660.0
-"""For answers that may wait for a free place, or move a whole sandbox."""
+"""Seconds for answers that may wait for a free place, or move a whole sandbox."""
 IDLE_SECONDS = 30.0
 """An idle connection is not used again after them; the server closes one later."""
 

@@ -1,4 +1,4 @@
-"""What a client of a sandbox server and the server share: a call is `POST /sandboxes/ID/METHOD` with msgpack both ways.
+"""The calls of a client to a sandbox server: each is `POST /sandboxes/ID/METHOD` with msgpack both ways.
 
 The client makes up the ids, so that it can close what it was never told of. The arguments of each method are those of
 the server's function of that name (`envs/sandbox_server/held.py`); an answer is its result, or a `Failure`.
@@ -50,7 +50,7 @@ class Created(msgspec.Struct):
 
 
 class Failure(msgspec.Struct):
-    """Why a call failed: the name of an error, and its message."""
+    """A failed call: the name of an error, and its message."""
 
     kind: str
     message: str

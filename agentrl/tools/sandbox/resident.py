@@ -54,7 +54,7 @@ OUT_OF_MEMORY = "the whole sandbox ran out of memory and ended; nothing more can
 
 
 class ResidentSandbox:
-    """See `base.Sandbox`. Backends open the runner's stream and add how to start, fork and remove."""
+    """A sandbox over a resident runner. Backends open the runner's stream and add how to start, fork and remove."""
 
     shared_trees: tuple[str, ...] = ()
     """Writable directories besides the specification's, emptied by `reset` too."""
@@ -173,7 +173,7 @@ class ResidentSandbox:
         return SandboxMemory(OUT_OF_MEMORY) if self._out_of_memory else SandboxDied(await self._diagnose(str(error)))
 
     async def _ran_out_of_memory(self, since: float) -> bool:
-        """Whether the sandbox ended because its commands used up its memory: no infrastructure failure."""
+        """True if the sandbox ended because its commands used up its memory: no infrastructure failure."""
         return False
 
     async def _diagnose(self, reason: str) -> str:
@@ -308,7 +308,7 @@ class ResidentSandbox:
         raise InvalidInput("this backend has no image whose files a snapshot could change")
 
     def _tree(self, tree: str) -> str:
-        """Where a writable tree of the specification is."""
+        """The path of a writable tree of the specification."""
         return tree
 
     async def fork(self) -> Sandbox:
@@ -384,7 +384,7 @@ class ResidentSandbox:
 
 
 def _is_infra_failure(end: Exit) -> bool:
-    """Whether a file operation in an untouched sandbox failed for a reason other than the file."""
+    """True if a file operation in an untouched sandbox failed for a reason other than the file."""
     if end.how is How.EXITED:
         return end.code in INFRA_ERRNOS
     return not end.out_of_memory

@@ -26,7 +26,7 @@ PIECE = 60 << 10
 
 
 class Channel:
-    """One running command."""
+    """One running command, as its runner's client sees it."""
 
     def __init__(self, client: RunnerClient, number: int) -> None:
         self.number = number
@@ -42,7 +42,7 @@ class Channel:
         self._acknowledged = asyncio.Event()
 
     async def feed(self, data: bytes) -> None:
-        """Write to its standard input, with flow control; input after its end is dropped."""
+        """Write to the command's standard input, with flow control; input after its end is dropped."""
         for at in range(0, len(data), PIECE):
             while self._in_flight >= CREDIT and not self.exit.done():
                 self._acknowledged.clear()
@@ -54,16 +54,16 @@ class Channel:
             self._client.send(self.number, Frame.STDIN, piece)
 
     def end_input(self) -> None:
-        """Close its standard input."""
+        """Close the command's standard input."""
         self._client.send(self.number, Frame.STDIN_EOF)
 
     def signal(self, number: int) -> None:
-        """Signal its process group; 9 kills its whole tree."""
+        """Signal the command's process group; 9 kills the whole tree."""
         if not self.exit.done():
             self._client.send(self.number, Frame.SIGNAL, struct.pack("<I", number))
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Its standard output as a stream."""
+        """Stream the command's standard output."""
         while True:
             chunk = await self._stream.get()
             if not chunk:
@@ -136,7 +136,7 @@ class RunnerClient:
             self.send(0, Frame.PING)
 
     async def ping(self, timeout: float) -> bool:
-        """Whether the runner answers in time."""
+        """Return whether the runner answers in time."""
         if self.lost:
             return False
         number = self._number()
@@ -184,7 +184,7 @@ class RunnerClient:
         return channel
 
     def send(self, channel: int, kind: Frame, payload: bytes = b"") -> None:
-        """Send one frame."""
+        """Send one frame to the runner."""
         self._stream.send(wire.frame(self._nonce, channel, kind, payload))
 
     def fail(self, reason: str) -> None:

@@ -99,7 +99,7 @@ class SandboxSpec(Section):
 
     @property
     def loosened(self) -> tuple[str, ...]:
-        """What is weaker than the default, as `field=value`."""
+        """The settings that are weaker than the default, as `field=value`."""
         found = []
         for field in ("network", "writable_root", "capabilities", "seccomp", "privilege_gain"):
             value = getattr(self, field)
@@ -123,5 +123,5 @@ class SandboxSpec(Section):
 
 
 def below(path: str, tree: str) -> bool:
-    """Whether a path is the directory `tree` or below it."""
+    """Return whether a path is the directory `tree`, or below that."""
     return path == tree or path.startswith(tree.rstrip("/") + "/")

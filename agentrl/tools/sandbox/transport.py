@@ -124,14 +124,14 @@ class PipeStream(Stream, asyncio.SubprocessProtocol):
 
     @classmethod
     async def open(cls, program: Path, cwd: Path, env: dict[str, str]) -> PipeStream:
-        """Start the runner."""
+        """Start the runner, and return its stream."""
         loop = asyncio.get_running_loop()
         _, stream = await loop.subprocess_exec(cls, str(program), cwd=cwd, env=env, stderr=None, start_new_session=True)
         return stream
 
     @property
     def pid(self) -> int:
-        """The runner's process."""
+        """The runner's process id."""
         return self._process.get_pid()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -157,7 +157,7 @@ class PipeStream(Stream, asyncio.SubprocessProtocol):
 
 
 def daemon_address(daemon: str | None = None) -> tuple[str, str, ssl.SSLContext | None]:
-    """Where the daemon listens: ("unix", path, None) or ("tcp", "host:port", TLS context or None).
+    """Return the daemon's address: ("unix", path, None) or ("tcp", "host:port", TLS context or None).
 
     Raises:
         ConfigError: an address of a kind that streams can't be opened to (ssh, a Windows pipe).

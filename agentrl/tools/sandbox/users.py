@@ -33,6 +33,6 @@ def own_user(remapped: bool = False) -> str:
 
 
 def is_own(user: str) -> bool:
-    """Whether a user may come from `own_user`."""
+    """Return whether a user may come from `own_user`."""
     uid, _, gid = user.partition(":")
     return uid == gid and uid.isdigit() and (int(uid) in RANGE or int(uid) in REMAPPED)

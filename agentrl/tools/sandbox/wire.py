@@ -21,20 +21,20 @@ MAX_OUT = 1 << 17  # the longest frame of the runner; a longer one means that th
 
 
 class Frame(IntEnum):
-    """Kinds of frame."""
+    """The kinds of a frame."""
 
     HELLO, EXEC, STDIN, STDIN_EOF, SIGNAL, WINDOW, PING, LISTEN = range(1, 9)
     READY, OUT, ERR, REPORT, EXIT, ACK, PONG, ACCEPT = range(65, 73)
 
 
 class Kind(IntEnum):
-    """What a command is: a program, or something that the runner does itself."""
+    """The kind of a command: a program, or something that the runner does itself."""
 
     RUN, READ_FILE, WRITE_FILE, TAR_OUT, TAR_IN, WIPE, DESCRIBE = range(7)
 
 
 class Flags(IntFlag):
-    """How a command is connected."""
+    """The connections of a command: its streams and reports."""
 
     NONE = 0
     STREAM = 1  # standard output is flow-controlled and complete, instead of cut
@@ -43,13 +43,13 @@ class Flags(IntFlag):
 
 
 class How(IntEnum):
-    """How a command ended."""
+    """The way in which a command ended."""
 
     EXITED, SIGNALED, TIMED_OUT, NOT_STARTED = range(4)
 
 
 class Exit(NamedTuple):
-    """An EXIT frame's payload."""
+    """The payload of an EXIT frame."""
 
     how: How
     out_of_memory: bool
@@ -61,7 +61,7 @@ class Exit(NamedTuple):
 
 
 def frame(nonce: int, channel: int, kind: Frame, payload: bytes = b"") -> bytes:
-    """One frame."""
+    """Return the bytes of one frame."""
     return HEADER.pack(nonce, channel, kind, len(payload)) + payload
 
 

@@ -30,7 +30,7 @@ from agentrl.tools.tool import Tool
 _log = logging.getLogger(__name__)
 SEPARATOR = "__"
 MAX_TOOLS = 200
-"""Of one source."""
+"""The most tools of one source."""
 MAX_NAME = 64
 """Characters of a name that providers' APIs take."""
 MAX_SCHEMA = 50_000
@@ -55,7 +55,7 @@ class OpenTools:
 
 
 class ToolSource:
-    """Where tools come from; one instance serves a run.
+    """A source of tools; one instance serves a run.
 
     Attributes:
         settings: the class of its section of the configuration (`tools.NAME.*`).
@@ -89,7 +89,6 @@ class _Functions(ToolSource):
     objects: ClassVar[tuple[Any, ...]] = ()
 
     async def start(self) -> Sequence[Tool]:
-        """The objects as tools."""
         return [_as_tool(item) for item in self.objects]
 
 

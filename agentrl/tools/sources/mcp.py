@@ -97,7 +97,7 @@ class Connection:
 
     @property
     def used(self) -> bool:
-        """Whether a call was made."""
+        """True if a call was made."""
         return self._task is not None
 
     async def client(self) -> Any:
@@ -268,7 +268,7 @@ def _text(block: Any) -> str:
 
 
 def _words(error: BaseException) -> str:
-    """What an error says; of a group, its first."""
+    """The message of an error; of a group, its first error's."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

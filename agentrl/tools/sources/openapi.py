@@ -30,7 +30,7 @@ from agentrl.tools.tool import Tool
 METHODS = ("get", "put", "post", "delete", "patch")
 UNAVAILABLE = (502, 503, 504)
 MAX_DOCUMENT = 20 << 20
-"""Bytes of a document."""
+"""The most bytes of a document."""
 MAX_ANSWER = 4 << 20
 """Bytes that are read of an answer."""
 MAX_DEPTH = 20
@@ -196,7 +196,7 @@ def _add_body(
 
 
 def _resolved(document: Mapping[str, Any], value: Any) -> Any:
-    """What a reference within the document names.
+    """The value that a reference within the document names.
 
     Raises:
         ConfigError: it names nothing, or something in another document.

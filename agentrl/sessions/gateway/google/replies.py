@@ -17,7 +17,7 @@ from agentrl.types import FinishReason, Message
 
 
 def reply(exchange: Exchange) -> bytes:
-    """The whole reply."""
+    """Return the body of a reply that is not streamed."""
     thinking = exchange.request.extra["thinking"]
     ended = [
         _ended(exchange, place, _parts(choice.message, thinking), choice)

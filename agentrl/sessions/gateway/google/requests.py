@@ -40,7 +40,7 @@ _GENERATION = {
     "topK": "top_k",
     "topP": "top_p",
 }
-"""What OpenAI's protocol calls them."""
+"""Google's names of sampling parameters, and OpenAI's."""
 _FORMS = frozenset({"responseFormat", "responseJsonSchema", "responseMimeType", "responseSchema"})
 _CONFIGURED = frozenset({*_FORMS, *_GENERATION, "responseLogprobs", "responseModalities", "thinkingConfig"})
 _UNHEARD = frozenset({"audioTimestamp", "enableAffectiveDialog", "mediaResolution", "speechConfig"})
@@ -97,7 +97,7 @@ def read(body: Body, limits: Limits, model: str, stream: bool, retry: int | None
 
 
 def _drawn(config: Mapping[str, Any], limits: Limits, ignored: dict[str, str]) -> dict[str, Any]:
-    """How tokens are drawn, in OpenAI's words; without what the run decides."""
+    """The sampling parameters in OpenAI's words, without those that the run decides."""
     if config.get("logprobs") and not config.get("responseLogprobs", False):
         raise ApiError(400, "generationConfig.logprobs: needs responseLogprobs to be true", "invalid_value", "logprobs")
     if [str(one).upper() for one in config.get("responseModalities", [])] not in ([], ["TEXT"]):
@@ -115,7 +115,6 @@ def _drawn(config: Mapping[str, Any], limits: Limits, ignored: dict[str, str]) -
 
 
 def _thoughts(config: Any, ignored: dict[str, str], strict: bool) -> bool:
-    """Whether the reply has the reasoning."""
     where, effort = "generationConfig.thinkingConfig", frozenset({"thinkingBudget", "thinkingLevel"})
     given = keep(named(config, where), frozenset({"includeThoughts"}), effort, frozenset(), where, ignored, strict)
     return given.get("includeThoughts") is True
@@ -214,7 +213,7 @@ def _user(parts: Sequence[Mapping[str, Any]], where: str) -> list[Message]:
 
 
 def _result(response: Mapping[str, Any]) -> str:
-    """What the model reads of a response: its `output`, its `error`, or all of it."""
+    """The text of a response that the model reads: its `output`, its `error`, or all of it."""
     if response.keys() == {"output"}:
         return _plain(response["output"])
     if response.keys() == {"error"}:

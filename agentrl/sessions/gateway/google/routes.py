@@ -70,7 +70,7 @@ def add_google(app: FastAPI, gateway: Gateway) -> None:
 
 
 def _counted(body: Body) -> Body:
-    """What is to be counted: the conversation, or a whole request."""
+    """The conversation, or the whole request, that is to be counted."""
     whole = body.fields.get("generateContentRequest")
     if not isinstance(whole, dict):
         return body

@@ -14,7 +14,7 @@ from agentrl.sessions.renderers.base import ToolSchema
 _SEARCHES = frozenset({"googleSearch", "googleSearchRetrieval", "enterpriseWebSearch"})
 _DECLARED = frozenset({"name", "description", "parameters", "parametersJsonSchema"})
 _NOT_SHOWN = frozenset({"behavior", "response", "responseJsonSchema"})
-"""What a declaration has besides; what a function returns is not part of the prompt."""
+"""Further fields of a declaration; what a function returns is not part of the prompt."""
 
 
 def declared(tools: Any, ignored: dict[str, str], strict: bool) -> list[ToolSchema]:
@@ -88,7 +88,7 @@ def _kept(value: Any, names: str, where: str, ignored: dict[str, str], strict: b
 def choice(
     config: Any, tools: Sequence[ToolSchema], ignored: dict[str, str], strict: bool
 ) -> tuple[str | None, bool, frozenset[str] | None]:
-    """What `toolConfig` forces, whether the tools are on offer at all, and which may be called (see `TurnRequest`).
+    """Return what `toolConfig` forces, whether tools are on offer, and which may be called (see `TurnRequest`).
 
     Raises:
         ApiError: it is none that is known, or demands a call of a tool that there is not.

@@ -39,7 +39,7 @@ class ReplyExchange(Exchange):
         self._resolved = False
 
     async def prepare(self, cancel: Callable[[], object] = lambda: None) -> None:
-        """As of any exchange; one in the background can be fetched from now on."""
+        """Prepare the exchange like any other; one in the background can be fetched from now on."""
         await super().prepare(cancel)
         if self.leave is not None and not self.is_retry:
             kept = responses.kept(self, ReplyStatus.IN_PROGRESS)

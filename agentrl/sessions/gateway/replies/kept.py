@@ -1,4 +1,4 @@
-"""What a session keeps of its latest replies and conversations, beside the tree.
+"""A session's latest replies and conversations, kept beside the tree.
 
 The tree has what was said, so any stored reply can be continued by its id. Here is what it does not have: which
 parameters a reply was asked with, whether its path begins with instructions, how far one has come that is made in the
@@ -37,7 +37,7 @@ STOPPED: Mapping[str, str] = MappingProxyType(
 
 
 class ReplyStatus(Enum):
-    """How far a reply has come."""
+    """The progress of a reply."""
 
     IN_PROGRESS = "in_progress"
     COMPLETED = "completed"
@@ -76,7 +76,7 @@ class KeptReply:
     cancel: Callable[[], object] | None = None
 
     def end(self, status: ReplyStatus, error: dict[str, Any] | None = None) -> None:
-        """It has ended without a turn."""
+        """End the reply without a turn."""
         self.status, self.cancel, self.frame["error"] = status, None, error
 
 
@@ -101,7 +101,7 @@ class Conversation:
     before: tuple[str | None, list[Any], str] | None = None
 
     def advance(self, reply_id: str, history: bytes) -> None:
-        """A reply in it was stored; `history` is what its client sent."""
+        """Note that a reply was stored; `history` is what its client sent."""
         if reply_id != self.head:
             self.before = self.head, self.added, _digest(history)
         self.head, self.added = reply_id, []
@@ -123,7 +123,7 @@ class Replies:
 
     @classmethod
     def unpacked(cls, data: bytes) -> Replies:
-        """What was stored; a reply that was in progress has failed."""
+        """Load what `unstored` returned; a reply that was in progress has failed."""
         replies, stored = cls(), orjson.loads(data)
         asked = [Asked((orjson.dumps(fields),), fields, instructions) for fields, instructions in stored["asked"]]
         for reply_id, kept in stored["replies"]:
@@ -142,7 +142,7 @@ class Replies:
         return replies
 
     def unstored(self) -> bytes | None:
-        """What is to be stored, as `unpacked` takes it; None if nothing has changed since the last call."""
+        """Return the bytes to store, as `unpacked` takes them; None if nothing has changed since the last call."""
         if self._stored is None and not self._kept and not self._conversations:
             return None
         packed = self._packed()
@@ -191,7 +191,7 @@ class Replies:
         return self._kept.get(reply_id)
 
     def hidden(self, reply_id: str) -> bool:
-        """Whether a reply is not to be found, although the tree has it."""
+        """Return whether a reply must not be found, although the tree has it."""
         return self._kept.get(reply_id, self) is None
 
     def add_conversation(self, conversation: Conversation) -> None:
@@ -226,7 +226,7 @@ class Replies:
         return sum(len(part) for one in asked.values() for part in one.text)
 
     def _drop_oldest(self) -> bool:
-        """Whether there was one to drop: those in progress stay, as many as a session may have of them."""
+        """Drop the oldest reply, and return whether there was one: those in progress stay."""
         ended = (key for key, one in self._kept.items() if one is None or one.cancel is None)
         oldest = next(ended, None)
         if oldest is not None:

@@ -26,7 +26,7 @@ HARMLESS = {
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier"),
     *("store", "user"),
 }
-"""What OpenAI's protocols have for caching, billing and book-keeping."""
+"""Fields of OpenAI's protocols for caching, billing and book-keeping."""
 SERVERS = ("chat_template_kwargs", "guided_json", "min_p", "structured_outputs", "top_k")
 """Fields of vLLM and SGLang that are honoured."""
 PARAMETERS = Parameters(
@@ -43,14 +43,14 @@ PARAMETERS = Parameters(
     inside="messages",
 )
 _LENGTHS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
-"""What OpenAI's protocols call a turn's length; the first one that is given counts."""
+"""OpenAI's names of a turn's length; the first one that is given counts."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 _READ = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning"})
 _ECHOED = frozenset(
     {"annotations", "provider_specific_fields", "thinking_blocks", "reasoning_details", "cache_control"}
 )
-"""What clients add to messages of ours that they send back: it adds nothing to the message."""
+"""Fields that clients add to messages of ours that they send back: they add nothing to the message."""
 
 
 def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> TurnRequest:
@@ -152,7 +152,7 @@ def _form(given: Mapping[str, Any]) -> Any:
 
 
 def _thinking(template: Any) -> bool | None:
-    """Whether turns may have reasoning, as chat templates are told; None where they are not.
+    """Read from a chat template's arguments whether turns may have reasoning; None where they don't say.
 
     Raises:
         ApiError: the template is told something else.
@@ -230,7 +230,7 @@ def tools_of(tools: Sequence[Any]) -> list[ToolSchema]:
 
 
 def distinct(tools: list[ToolSchema]) -> list[ToolSchema]:
-    """The same tools.
+    """Check that tools have different names, and return them.
 
     Raises:
         ApiError: two have one name.

@@ -15,7 +15,7 @@ from agentrl.types import FinishReason, Message
 
 
 def reply(exchange: Exchange) -> bytes:
-    """The whole reply."""
+    """Return the body of a reply that is not streamed."""
     choices = []
     for place, choice in enumerate(exchange.choices):
         choices.append(
@@ -90,14 +90,14 @@ def _called(name: str, arguments: str, customs: Set[str]) -> dict[str, Any]:
 
 
 def finish(choice: GeneratedTurn) -> str:
-    """Why the turn ended, in OpenAI's words."""
+    """Return the reason why the turn ended, in OpenAI's words."""
     if choice.turn.finish_reason is FinishReason.LENGTH:
         return "length"
     return "tool_calls" if choice.message.tool_calls else "stop"
 
 
 def usage(exchange: Exchange) -> dict[str, Any]:
-    """Tokens in and out."""
+    """Return the numbers of tokens in and out."""
     sampled = sum(len(choice.turn.token_ids) for choice in exchange.choices)
     cached = max((choice.turn.cached_tokens for choice in exchange.choices), default=0)
     return {

@@ -84,7 +84,7 @@ CLIENT_TOOLS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
     },
     "memory_20250818": ("memory", _KEEP, _MEMORY),
 }
-"""By type: the name that the client expects in calls, a description, and what the tool takes."""
+"""Clients' tools by type: the name that the client expects in calls, a description, and what the tool takes."""
 
 
 def as_function(tool: Any) -> Any:

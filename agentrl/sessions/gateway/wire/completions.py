@@ -78,7 +78,7 @@ def _prompt(prompt: Any) -> str | list[int]:
 
 
 def reply(exchange: Exchange) -> bytes:
-    """The whole reply."""
+    """Return the body of a reply that is not streamed."""
     choices = [_choice(exchange, place, choice.message.text, choice) for place, choice in enumerate(exchange.choices)]
     return encoded({**_frame(exchange), "choices": choices, "usage": usage(exchange)})
 

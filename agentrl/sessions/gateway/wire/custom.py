@@ -20,7 +20,7 @@ def names_of(tools: Iterable[Any]) -> frozenset[str]:
 
 
 def grammars(tools: Iterable[Any]) -> bool:
-    """Whether one of these tools wants its input in a grammar's form."""
+    """Return whether one of these tools wants its input in a grammar's form."""
     return any(tool.get("type") == "custom" and _grammar(_declared(tool)) for tool in tools)
 
 
@@ -60,7 +60,7 @@ def item(item_id: str, call: ToolCall, begun: bool = False) -> dict[str, Any]:
 
 
 def _declared(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is declared: Chat Completions has it one level further in."""
+    """The tool's declaration: Chat Completions has it one level further in."""
     declared: Mapping[str, Any] = tool.get("custom", tool)
     return declared
 

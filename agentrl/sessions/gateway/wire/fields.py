@@ -23,7 +23,7 @@ _SAME = (
     ("tools", "functions"),
     ("tool_choice", "function_call"),
 )
-"""What the protocols and servers call one and the same thing."""
+"""Names that protocols and servers have for the same thing."""
 
 _PROTOCOLS = (
     *("n", "top_p", "top_k", "logit_bias", "frequency_penalty", "presence_penalty", "logprobs", "top_logprobs"),
@@ -42,7 +42,7 @@ _SERVERS = (
     *("lora_request", "logits_processors", "custom_logit_processor", "custom_params", "vllm_xargs", "safe_prompt"),
     *("generation_config", "sampling_params", "num_ctx", "options"),
 )
-"""What vLLM, SGLang, TGI, llama.cpp, Ollama and Mistral understand beside OpenAI's fields."""
+"""Fields that vLLM, SGLang, TGI, llama.cpp, Ollama and Mistral understand beside OpenAI's."""
 
 SAMPLING: Mapping[str, Any] = MappingProxyType(
     {
@@ -51,7 +51,7 @@ SAMPLING: Mapping[str, Any] = MappingProxyType(
         **{"seed": None, "random_seed": None},
     }
 )
-"""How tokens are drawn, which in a run is the run's to decide, and the values that change nothing."""
+"""Sampling parameters, which in a run are the run's to decide, and the values that change nothing."""
 CHANGE_TEXT = frozenset({*_PROTOCOLS, *_SERVERS, *(name for names in _SAME for name in names)})
 
 
@@ -63,7 +63,7 @@ def misspelt(name: str, known: frozenset[str] | set[str]) -> str | None:
 
 
 def called_here(name: str, known: frozenset[str] | set[str]) -> str | None:
-    """What a protocol that knows these names calls the thing that another calls `name`."""
+    """Return the name that a protocol with these names has for what another calls `name`."""
     for names in _SAME:
         if name in names:
             return next((one for one in names if one in known), None)

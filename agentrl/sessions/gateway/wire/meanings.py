@@ -1,4 +1,4 @@
-"""What each protocol does with what clients send beyond text and functions: one table, which the docs print.
+"""Each protocol's treatment of what clients send beyond text and functions: one table, which the docs print.
 
 A thing is refused only where training would learn something else without it. `table()` is in docs/agents.md.
 """
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class Treatment(Enum):
-    """What is done with a thing."""
+    """A treatment of what clients send."""
 
     HONOURED = "honoured"
     IGNORED = "ignored"
@@ -98,7 +98,7 @@ MEANINGS = (
 
 
 def table() -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     rows = ["| what | | Chat Completions | Responses | Messages | generateContent |", "|---|---|---|---|---|---|"]
     for one in MEANINGS:
         names = (f"`{name}`" if name else "" for name in (one.chat, one.responses, one.messages, one.google))

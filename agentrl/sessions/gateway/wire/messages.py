@@ -52,7 +52,7 @@ PARAMETERS = Parameters([message_create_params.MessageCreateParamsNonStreaming, 
 COUNTING = Parameters([MessageCountTokensParams, _BETA], required=("model", "messages"), **_COMMON)
 _READ = frozenset({"role", "content"})
 _ECHOED = frozenset({"id", "type", "model", "stop_reason", "stop_sequence", "stop_details", "usage", "container"})
-"""What a reply has besides; clients send it back whole."""
+"""Further fields of a reply, which clients send back whole."""
 _MARKED = ("system", "tools")
 
 
@@ -233,7 +233,6 @@ def convert(
 
 
 def _blocks(item: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
-    """The blocks that a message or a result is made of."""
     content, place = item.get("content"), f"{where}.content"
     if isinstance(content, str):
         return [{"type": "text", "text": content}]

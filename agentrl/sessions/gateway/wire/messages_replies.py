@@ -12,7 +12,7 @@ from agentrl.types import FinishReason
 
 
 def reply(exchange: Exchange) -> bytes:
-    """The whole reply."""
+    """Return the body of a reply that is not streamed."""
     (choice,) = exchange.choices
     blocks: list[dict[str, Any]] = []
     if choice.message.reasoning_content and exchange.request.extra["thinking"]:

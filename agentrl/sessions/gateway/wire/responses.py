@@ -62,7 +62,7 @@ PARAMETERS = Parameters(
 _TEXTS = frozenset({"input_text", "output_text", "text"})
 _READ = frozenset({"type", "role", "content", "call_id", "name", "arguments", "input", "output", "summary"})
 _ECHOED = frozenset({"id", "status", "phase", "encrypted_content", "caller", "async", "namespace", "created_by"})
-"""What repeats our items, or says of them what is another's to know."""
+"""Fields that repeat our items, or say of them what is another's to know."""
 _LEFT_OUT = {
     *(
         "namespace",
@@ -150,7 +150,7 @@ def _conversation(given: Mapping[str, Any]) -> str | None:
 
 
 def _wants_logprobs(body: Body, given: dict[str, Any], ignored: dict[str, str]) -> bool:
-    """Whether the text's log-probabilities are wanted; without them nobody would see the most probable tokens'."""
+    """True if the text's log-probabilities are wanted; else nobody would see the most probable tokens'."""
     include = body.fields.get("include")
     if isinstance(include, list) and _LOGPROBS in include:
         if len(include) == 1:
@@ -162,7 +162,7 @@ def _wants_logprobs(body: Body, given: dict[str, Any], ignored: dict[str, str]) 
 
 
 def _background(given: Mapping[str, Any], ignored: dict[str, str]) -> bool:
-    """Whether the reply is made in the background: a stream is sent while it is made.
+    """True if the reply is made in the background: a stream is sent while it is made.
 
     Raises:
         ApiError: it is, but not to be stored.
@@ -270,7 +270,7 @@ def _joined(parts: Sequence[Message]) -> list[Message]:
 
 
 def reply(exchange: Exchange) -> bytes:
-    """The whole reply."""
+    """Return the body of a reply that is not streamed."""
     return encoded(_finished(exchange))
 
 
@@ -314,7 +314,7 @@ def _logprobs(exchange: Exchange) -> list[dict[str, Any]] | None:
 
 
 def kept(exchange: Exchange, status: ReplyStatus, node: int | None = None) -> KeptReply:
-    """What is kept of a reply; `node` is its turn's."""
+    """Return what is kept of a reply; `node` is its turn's."""
     request, sampling = exchange.request, exchange.request.sampling
     follows, conversation = request.previous_reply, request.extra["conversation"]
     frame = {

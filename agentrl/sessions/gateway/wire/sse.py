@@ -21,5 +21,5 @@ def encoded(value: Any) -> bytes:
 
 
 def event(data: bytes, name: str | None = None) -> bytes:
-    """One event."""
+    """Return one server-sent event."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data) if name else b"data: %b\n\n" % data

@@ -1,4 +1,4 @@
-"""Which parameters a request may have, and of what kind they are; `objects` reads the conversation.
+"""The names and kinds of a request's parameters; `objects` reads the conversation.
 
 The SDKs' request types say which names there are. What a parameter holds is checked by who reads it, as far as it is
 read: the SDKs lag behind the protocols, so a value or a field that is new to them is refused only where it counts.
@@ -35,7 +35,7 @@ _KINDS: Mapping[str, tuple[type, str]] = MappingProxyType(
 
 
 class Parameters:
-    """What a protocol's request may hold: what we honour, what is harmless, what only has one value here.
+    """The parameters of a protocol's requests: honoured, harmless, or with only one value here.
 
     Names may be of fields inside a parameter: "reasoning.summary".
 
