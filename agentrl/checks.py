@@ -137,7 +137,7 @@ def run_benchmark(name: str | None, out: Console) -> None:
         UnknownName: there is none of that name.
     """
     folder = Path(__file__).resolve().parents[1] / "benchmarks"
-    found = {path.stem: path for path in sorted(folder.glob("*.py")) if path.stem != "__init__"}
+    found = {path.stem: path for path in sorted(folder.glob("*.py")) if "__main__" in path.read_text()}
     if not found:
         raise ConfigError("the benchmarks are in the source checkout (benchmarks/), not in the installed package")
     if name is None:

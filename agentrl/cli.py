@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from rich.markup import escape
 from rich.table import Column, Table
 
+from agentrl import __version__
 from agentrl.config.secrets import scrub
 from agentrl.envs.commands import app as environments
 from agentrl.envs.search_r1.commands import app as search_r1
@@ -142,6 +143,21 @@ class _WithServeSettings(_WithSettings):
         from agentrl.rollout.serve_process import ServeConfig
 
         return ServeConfig
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"agentrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
 
 
 @app.command(cls=_WithSettings)

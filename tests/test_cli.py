@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from pydantic import BaseModel
+from setuptools.config.pyprojecttoml import read_configuration  # type: ignore[import-untyped]
 
 from agentrl.cli import main
 from agentrl.config import RunConfig
@@ -73,6 +74,19 @@ def test_a_mistake_ends_with_code_2_and_a_sentence(
     assert ended.value.code == 2, said
     assert all(part in said for part in says), said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_version_is_the_packages_and_the_changelogs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["agentrl", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    root = Path(__file__).parents[1]
+    project = read_configuration(root / "pyproject.toml")["project"]
+    _, _, newest = (root / "CHANGELOG.md").read_text().partition("\n## ")
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"agentrl {project['version']}\n" == f"agentrl {newest.split()[0]}\n"
 
 
 @pytest.mark.slow

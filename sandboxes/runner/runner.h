@@ -1,4 +1,4 @@
-/* The resident runner: what its parts share. The protocol is described in docs/decisions/021. */
+/* The resident runner: what its parts share. The protocol is described in docs/decisions/archive/021. */
 #ifndef AGENTRL_RUNNER_H
 #define AGENTRL_RUNNER_H
 

@@ -1,4 +1,4 @@
-"""Plans against the times that NeMo RL 0.4 publishes for GRPO on DGX H100 (docs/decisions/363)."""
+"""Plans against the times that NeMo RL 0.4 publishes for GRPO on DGX H100 (docs/decisions/archive/363)."""
 
 from __future__ import annotations
 

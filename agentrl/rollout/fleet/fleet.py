@@ -9,7 +9,7 @@ used again (`roster`); the others go on meanwhile.
 A publication moves all members at once (`weights.publisher`): nothing is admitted from the first pause to the last
 resume, so a request never sees two versions unless the mode is one in which running requests go on.
 
-Given up: SGLang's own router; see docs/decisions/065-no-router.md.
+Given up: SGLang's own router; see docs/decisions/archive/065-no-router.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The model families: who writes their format, which grammar reads it, and what it can express.
 
-Written by the `renderers` package where it serves, by us where it does not (docs/decisions/010-renderers.md says
-why), and read by our grammars throughout.
+Written by the `renderers` package where it serves, by us where it does not
+(docs/decisions/archive/010-renderers.md says why), and read by our grammars throughout.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Generating is bound by reading weights and caches, or by arithmetic where batche
 by what does not shrink with its GPUs: its layers' kernels, the latency of all-reduces, each sequence's scheduling and
 sampling. Training is bound by arithmetic, plus the exchanges of tensor, expert, context, pipeline and data parallelism.
 The parts that devices reach, and the latencies, were chosen so that the published times of three runs come out within
-a factor of 1.5 (docs/decisions/363-plans-are-held-against-published-times.md).
+a factor of 1.5 (docs/decisions/archive/363-plans-are-held-against-published-times.md).
 """
 
 from __future__ import annotations

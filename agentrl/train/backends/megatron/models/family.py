@@ -1,7 +1,7 @@
 """A family: what a Hugging Face configuration means to Megatron, and which parameter is cut from which tensor.
 
 Adding one is one file with a `Family`: given by import path, made known by `register`, or an installed package's entry
-point in the group `agentrl.families`. See docs/decisions/070-model-tables.md for the why.
+point in the group `agentrl.families`. See docs/decisions/archive/070-model-tables.md for the why.
 """
 
 from __future__ import annotations
