@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from agentrl.envs.check import check_env
     from agentrl.envs.registry import make, register
     from agentrl.errors import InfraError, ToolError
+    from agentrl.overrides import parse_words
+    from agentrl.sessions.query import Between
+    from agentrl.sessions.store import Store
     from agentrl.tools.tool import tool
     from agentrl.train.api import evaluate, train
     from agentrl.train.rollouts import rollouts
@@ -22,15 +25,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Between": "agentrl.sessions.query",
     "Env": "agentrl.envs.base",
     "InfraError": "agentrl.errors",
     "Message": "agentrl.types",
     "StepResult": "agentrl.types",
+    "Store": "agentrl.sessions.store",
     "Task": "agentrl.types",
     "ToolError": "agentrl.errors",
     "check_env": "agentrl.envs.check",
     "evaluate": "agentrl.train.api",
     "make": "agentrl.envs.registry",
+    "parse_words": "agentrl.overrides",
     "register": "agentrl.envs.registry",
     "reward": "agentrl.envs.base",
     "rollouts": "agentrl.train.rollouts",
@@ -38,15 +44,18 @@ _HOMES = {
 }
 
 __all__ = [
+    "Between",
     "Env",
     "InfraError",
     "Message",
     "StepResult",
+    "Store",
     "Task",
     "ToolError",
     "check_env",
     "evaluate",
     "make",
+    "parse_words",
     "register",
     "reward",
     "rollouts",

@@ -48,6 +48,7 @@ LAYERS = (
     {"train"},
     {"viewer"},
     {"checks", "cli", "__main__", ""},
+    {"plugins"},
 )
 """The lowest first; modules and packages of one layer that stand beside each other know nothing of each other."""
 
@@ -124,6 +125,11 @@ def test_no_module_imports_in_a_circle() -> None:
 def test_no_module_imports_from_a_layer_above_its_own() -> None:
     upward = [f"{a} -> {b}" for a, others in graph().items() for b in others if layer(b) > layer(a) and a != "agentrl"]
     assert upward == []
+
+
+def test_nothing_inside_imports_what_is_re_exported_for_authors_of_plug_ins() -> None:
+    inside = [(a, b) for a, others in graph().items() for b in others if "plugins" in b.split(".")[1:2]]
+    assert [pair for pair in inside if "plugins" not in pair[0].split(".")[1:2]] == []
 
 
 def test_tools_and_sessions_know_nothing_of_each_other() -> None:

@@ -8,19 +8,19 @@ from contextlib import asynccontextmanager
 
 from agentrl.rollout.engines.managed import managed
 from agentrl.rollout.fleet import asleep
-from agentrl.train.backends import Sharer, Trainer
+from agentrl.train.backends import Computing, Sharer
 from agentrl.types import Engine
 
 
 @asynccontextmanager
-async def computing(trainer: Trainer, engine: Engine) -> AsyncIterator[None]:
+async def computing(trainer: Computing, engine: Engine) -> AsyncIterator[None]:
     """Meanwhile the trainer computes: what colocated engines need of their GPUs is free before and after."""
     async with asleep(engine):
         yield
         await leave(trainer, engine)
 
 
-async def leave(trainer: Trainer, engine: Engine) -> None:
+async def leave(trainer: Computing, engine: Engine) -> None:
     """Have the trainer give back memory that it does not use, where an engine is on its GPUs."""
     if managed(engine).colocated and isinstance(trainer, Sharer):
         await asyncio.to_thread(trainer.release)

@@ -21,7 +21,7 @@ from agentrl.rollout.stats import staleness
 from agentrl.sessions.store import Store
 from agentrl.train import lost_tokens, trainer_logprobs
 from agentrl.train.algorithms import Algorithm
-from agentrl.train.backends import Computing, Critic, Rewarder, Trainer
+from agentrl.train.backends import Computing, Critic, Rewarder, missing_model
 from agentrl.train.clock import Clock
 from agentrl.train.colocated import computing
 from agentrl.train.forest import Forest
@@ -115,7 +115,6 @@ class Learning:
         if self.engine is None:
             yield
             return
-        assert isinstance(batch.trainer, Trainer)
         async with computing(batch.trainer, self.engine):
             yield
 
@@ -136,10 +135,12 @@ class Learning:
         needs, trainer, budget = batch.algorithm.needs, batch.trainer, self.config.trainer.token_budget
         seed = derive(self.config.seed, "values", batch.step)
         if needs.critic:
-            assert isinstance(trainer, Critic)
+            if not isinstance(trainer, Critic):
+                raise missing_model(self.config.trainer, batch.algorithm.config, "critic")
             compute = partial(compute_values, trainer, groups, batch.algorithm.critic_config, budget, seed)
         elif needs.reward_model:
-            assert isinstance(trainer, Rewarder)
+            if not isinstance(trainer, Rewarder):
+                raise missing_model(self.config.trainer, batch.algorithm.config, "reward model")
             compute = partial(per_token, groups, trainer.token_rewards, budget, seed)
         else:
             return None

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from agentrl import faults, tracing
 from agentrl.config import RunConfig
-from agentrl.errors import AgentRLError, EngineError, NoSignal, brief
+from agentrl.errors import AgentRLError, ConfigError, EngineError, NoSignal, brief
 from agentrl.rollout.filters import FILTERS, make_measure
 from agentrl.rollout.fleet.reference import ReferenceEngine
 from agentrl.rollout.health import Health, sampling_notes, sessions_of, with_retries
@@ -289,7 +289,8 @@ class Loop:
         averaged, version = self.state.averaged, self.trainer.version
         if not averaged.begin(engine, version):
             return
-        assert isinstance(self.trainer, Averager)
+        if not isinstance(self.trainer, Averager):
+            raise ConfigError(f"eval.weights=averaged: trainer={self.config.trainer.name} has no averaged_weights()")
         with self.clock("publish_average"), self.display.part("publishing averaged weights"):
             await engine.publish(Weights.of(self.trainer, "averaged_weights"), version)
         averaged.recorded = version

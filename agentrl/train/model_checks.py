@@ -15,8 +15,6 @@ from agentrl.rollout.engines import ENGINES
 from agentrl.train import setup
 from agentrl.train.backends import TRAINERS, Trainer, proof
 from agentrl.train.backends.loaded import Loaded, require_loaded
-from agentrl.train.backends.parameter_settings import ParameterConfig
-from agentrl.train.backends.torch_settings import TorchConfig
 from agentrl.train.display import Display
 from agentrl.types import Engine
 
@@ -43,9 +41,10 @@ def prove_architecture(config: RunConfig, base: Path, display: Display, *, train
 
 def _say_untrained(config: RunConfig, base: Path, display: Display) -> None:
     """Say what of the model's files is not trained, and whether the trainer copies it into checkpoints."""
-    if isinstance(config.trainer, ParameterConfig):
+    plugin = TRAINERS.find(config.trainer.name)
+    if plugin.untrained is not None:
         with suppress(InvalidInput):  # what can't be read is refused where it is loaded
-            for line in untrained.notes(base, kept=isinstance(config.trainer, TorchConfig)):
+            for line in untrained.notes(base, kept=plugin.untrained == "kept"):
                 display.say(line)
 
 

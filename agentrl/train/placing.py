@@ -19,9 +19,6 @@ from agentrl.rollout.engines import ENGINES
 from agentrl.rollout.engines.server_settings import ServerConfig
 from agentrl.rollout.environments import CPUS
 from agentrl.train.backends import TRAINERS
-from agentrl.train.backends.fsdp.settings import FsdpConfig, ranks_of
-from agentrl.train.backends.megatron.layout import layout_of
-from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.plan.memory import Split
 
 logger = logging.getLogger(__name__)
@@ -74,19 +71,14 @@ def split_of(config: RunConfig, model: Any, nodes: Sequence[Node]) -> Split:
 
     Args:
         config: the run's.
-        model: the model's settings, as attributes; only `trainer=megatron` reads them.
+        model: the model's settings, as attributes.
         nodes: of the cluster.
 
     Raises:
         ConfigError: the model can't be shared like that.
     """
     here = sum(node.gpus for node in nodes) if on_gpus(config.trainer.device, nodes) else 0
-    if isinstance(config.trainer, FsdpConfig):
-        return Split(data=ranks_of(config.trainer, here))
-    if not isinstance(config.trainer, MegatronConfig):
-        return Split()
-    layout = layout_of(config.trainer, model, here)
-    return Split(layout.tensor, layout.pipeline, layout.context, layout.expert, layout.data)
+    return TRAINERS.find(config.trainer.name).split(config.trainer, model, here)
 
 
 def asked(config: RunConfig, split: Split, nodes: Sequence[Node]) -> Asked:

@@ -150,7 +150,7 @@ def make_learner(config: RunConfig, rollouts: Rollouts, folder: RunFolder, displ
     engine, elsewhere = rollouts.policy.engine, rollouts.elsewhere
     assert engine is not None
     if isinstance(elsewhere, InWorkers) and elsewhere.holding is not None:
-        return DistantLearning(config, elsewhere.holding.workers, engine, display.part)
+        return DistantLearning(config, folder.path, elsewhere.holding.workers, engine, display.part)
     return Learning(config, folder.path, engine, display.part)
 
 

@@ -51,19 +51,23 @@ KEPT_TOKENS = 1 << 22
 store."""
 
 
+ChosenGroups = Sequence[tuple[Group, Sequence[tuple[str, bytes]]]]
+"""Groups without their sessions, and of these the ids and digests (`held.digest_of`)."""
+
+
 @dataclass(frozen=True)
 class Request:
     """A step's batch, without its sessions.
 
     Attributes:
-        groups: each without sessions, and of these the ids and digests (`held.digest_of`).
+        groups: the step's.
         step: from 0.
         trainer: how the trainer is called.
         algorithm: its state (`Algorithm.snapshot`).
         known: the weights that engines had, where tokens of others are refused.
     """
 
-    groups: Sequence[tuple[Group, Sequence[tuple[str, bytes]]]]
+    groups: ChosenGroups
     step: int
     trainer: TrainerAccess
     algorithm: Mapping[str, Any]
@@ -140,20 +144,7 @@ class SessionRole:
             return Learned(metrics, algorithm.snapshot(), trainer.version, batch.clock.phases)
 
     def _read(self, request: Request, kept: Mapping[str, Session | None]) -> list[Group]:
-        """The batch's groups, with those sessions that the run's process chose.
-
-        Another session of the same id may be kept, of an environment worker that died before it had answered.
-        """
-
-        def session(name: str, digest: bytes) -> Session:
-            found = kept[name]
-            if found is None or digest_of(found) != digest:
-                found = self._store.load(name)
-                if digest_of(found) != digest:
-                    raise StoreError(f"session {name!r} of the store is not the one that is to be trained on")
-            return found
-
-        return [replace(group, sessions=[session(*each) for each in ids]) for group, ids in request.groups]
+        return read_groups(self._store, request.groups, kept)
 
     def record(self) -> None:
         """Write the last batch's lines of the run's record."""
@@ -171,6 +162,36 @@ class SessionRole:
     def close(self) -> None:
         """Write what is queued, and close the store."""
         self._open.close()
+
+
+def chosen(groups: Sequence[Group]) -> ChosenGroups:
+    """The groups by their sessions' ids and digests."""
+    return [(replace(group, sessions=[]), [(each.id, digest_of(each)) for each in group.sessions]) for group in groups]
+
+
+def read_groups(store: Store, groups: ChosenGroups, kept: Mapping[str, Session | None]) -> list[Group]:
+    """The groups with those sessions that the run's process chose.
+
+    Another session of the same id may be kept, of an environment worker that died before it had answered.
+
+    Args:
+        store: has the sessions that are not kept.
+        groups: the groups.
+        kept: sessions in memory, by id.
+
+    Raises:
+        StoreError: the store has another session under an id.
+    """
+
+    def read(name: str, digest: bytes) -> Session:
+        session = kept.get(name)
+        if session is None or digest_of(session) != digest:
+            session = store.load(name)
+            if digest_of(session) != digest:
+                raise StoreError(f"session {name!r} of the store is not the one that is to be trained on")
+        return session
+
+    return [replace(group, sessions=[read(*each) for each in ids]) for group, ids in groups]
 
 
 class KeptSessions:
@@ -250,14 +271,18 @@ def raised(found: Learned | AgentRLError) -> Learned:
 class DistantLearning:
     """Learns from batches in the process that holds their sessions; see `agentrl.train.learning.Learner`.
 
+    A trainer that no other process reaches is called here instead, with the sessions that the store has.
+
     Attributes:
         config: the run's.
+        folder: the run's.
         workers: the session worker, and those that take its place.
         engine: sleeps while the trainer computes, where it is colocated.
         part: shows a part of the step.
     """
 
     config: RunConfig
+    folder: Path
     workers: Pool
     engine: Engine
     part: Part
@@ -269,15 +294,10 @@ class DistantLearning:
             TrainerError: the trainer died, or the session worker, while a step was under way.
         """
         trainer = batch.trainer
-        assert isinstance(trainer, Leasable), "with cluster=ray a trainer has processes of its own"
-        access = trainer.access()
-        assert access is not None
-        groups = [
-            (replace(group, sessions=[]), [(each.id, digest_of(each)) for each in group.sessions])
-            for group in batch.groups
-        ]
+        if not isinstance(trainer, Leasable) or (access := trainer.access()) is None:
+            return await self._learn_here(batch)
         known = batch.evidence.known if self.config.require_provenance else {}
-        request = Request(groups, batch.step, access, batch.algorithm.snapshot(), known)
+        request = Request(chosen(batch.groups), batch.step, access, batch.algorithm.snapshot(), known)
         with self.part("optimizer step"):
             await faults.async_point("trainer.step")
             async with computing(trainer, self.engine):
@@ -290,6 +310,14 @@ class DistantLearning:
         trainer.stepped(learned.version)
         batch.clock.add(learned.seconds)
         return learned.metrics
+
+    async def _learn_here(self, batch: Batch) -> dict[str, float]:
+        def read() -> list[Group]:
+            with Store(self.folder / "sessions.db", read_only=True) as store:
+                return read_groups(store, chosen(batch.groups), {})
+
+        here = Learning(self.config, self.folder, self.engine, self.part)
+        return await here.learn(replace(batch, groups=await asyncio.to_thread(read)))
 
     async def record(self) -> None:
         """See `Learner.record`."""

@@ -17,13 +17,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from agentrl.errors import ConfigError, EngineError, InvalidInput
-from agentrl.rollout.engines.http import Http
-from agentrl.rollout.engines.open_request import OpenRequest
-from agentrl.rollout.engines.plugin import EnginePlugin
-from agentrl.rollout.engines.remote import RemoteEngine
-from agentrl.rollout.engines.server_settings import ServerConfig
-from agentrl.types import Capabilities, Engine, FinishReason, PauseMode, Sampling, Tokenizer, Turn
+from agentrl.plugins.engine import (
+    Capabilities,
+    ConfigError,
+    Engine,
+    EngineError,
+    EnginePlugin,
+    FinishReason,
+    Http,
+    InvalidInput,
+    OpenRequest,
+    PauseMode,
+    RemoteEngine,
+    Sampling,
+    ServerConfig,
+    Tokenizer,
+    Turn,
+)
 
 
 class Settings(ServerConfig):
@@ -36,7 +46,7 @@ class Settings(ServerConfig):
 
 
 class CompletionsEngine(RemoteEngine):
-    """`agentrl.types.Engine` over a running server."""
+    """`Engine` over a running server."""
 
     config: Settings
 

@@ -16,12 +16,19 @@ from pydantic import PositiveFloat
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from agentrl.config import AlgoConfig
-from agentrl.train.algorithms import Algorithm, Needs
-from agentrl.train.credit import Credit, NodeKey, Pair, ids_by_group
-from agentrl.train.pairs import pair_credit, sequence_keys
-from agentrl.train.tokens import Tokens
-from agentrl.types import Group
+from agentrl.plugins.algorithm import (
+    AlgoConfig,
+    Algorithm,
+    Credit,
+    Group,
+    Needs,
+    NodeKey,
+    Pair,
+    Tokens,
+    ids_by_group,
+    pair_credit,
+    sequence_keys,
+)
 
 
 class DpoConfig(AlgoConfig):

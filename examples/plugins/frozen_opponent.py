@@ -15,7 +15,7 @@ from typing import Any
 
 import agentrl
 from agentrl import Message, StepResult, Task
-from agentrl.types import Session
+from agentrl.plugins.environment import Session
 
 
 class HigherDigit(agentrl.Env):

@@ -12,10 +12,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
-from agentrl.train.credit import Credit, NodeKey
-from agentrl.train.returns import by_turn, changed, credit_of, scores
-from agentrl.types import Group
+from agentrl.plugins.algorithm import (
+    Credit,
+    Group,
+    NodeKey,
+    PolicyGradient,
+    PolicyGradientConfig,
+    by_turn,
+    changed,
+    credit_of,
+    scores,
+)
 
 
 class LitePpoConfig(PolicyGradientConfig):

@@ -15,10 +15,7 @@ import asyncio
 import httpx
 from pydantic import NonNegativeFloat, PositiveInt
 
-from agentrl.config import RewardConfig
-from agentrl.envs.rewards import Reward
-from agentrl.errors import InfraError
-from agentrl.types import Session
+from agentrl.plugins.reward import InfraError, Reward, RewardConfig, Session
 
 
 class ServiceConfig(RewardConfig):

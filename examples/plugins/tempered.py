@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from agentrl.config import Fraction
-from agentrl.train.policy_losses import LossConfig, PolicyLoss
-from agentrl.train.tokens import Tokens
+from agentrl.plugins.loss import Fraction, LossConfig, PolicyLoss, Tokens
 
 
 class TemperedConfig(LossConfig):

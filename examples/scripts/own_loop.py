@@ -4,18 +4,15 @@
 
 It does what `agentrl train` does with the same settings, step for step and bit for bit, and is a place to try what a
 plug-in can't express. A trainer of one's own takes the place of `make_trainer`: a group's sessions have the tokens,
-which of them were sampled, their log-probabilities and versions (`agentrl.types.Node`).
+which of them were sampled, their log-probabilities and versions (`agentrl.plugins.algorithm.Node`).
 """
 
 import asyncio
 import sys
 
 import agentrl
-from agentrl.overrides import parse_words
-from agentrl.rollout.seeds import derive
-from agentrl.train.algorithms import make_algorithm
-from agentrl.train.backends import make_trainer
-from agentrl.train.packing import pack_credited
+from agentrl.plugins.algorithm import derive, make_algorithm, pack_credited
+from agentrl.plugins.trainer import make_trainer
 
 
 async def main(env: str, **settings: object) -> dict[str, float]:
@@ -42,5 +39,5 @@ async def main(env: str, **settings: object) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    given = parse_words(sys.argv[1:])
+    given = agentrl.parse_words(sys.argv[1:])
     asyncio.run(main(given.pop("env", "calculator"), **given))

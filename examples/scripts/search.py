@@ -11,10 +11,7 @@ import asyncio
 import sys
 
 import agentrl
-from agentrl.overrides import parse_words
-from agentrl.rollout.fork_rules import ForkPoint
-from agentrl.types import Message, Session
-from agentrl.types.branches import alone, branch_nodes
+from agentrl.plugins.fork_rule import ForkPoint, Message, Session, alone, branch_nodes
 
 SEARCHES = {
     "best": {"name": "every", "start": 0, "turns": 1000, "continuations": 7},
@@ -52,5 +49,5 @@ async def main(env: str, search: str = "best", **settings: object) -> list[float
 
 
 if __name__ == "__main__":
-    given = parse_words(sys.argv[1:])
+    given = agentrl.parse_words(sys.argv[1:])
     asyncio.run(main(given.pop("env", "calculator"), given.pop("search", "best"), **given))

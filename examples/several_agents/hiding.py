@@ -16,7 +16,7 @@ from typing import Any
 
 import agentrl
 from agentrl import Message, StepResult, Task
-from agentrl.types import Session
+from agentrl.plugins.environment import Session
 
 PLACES = ("attic", "cellar", "garden")
 HABIT = (0.8, 0.1, 0.1)

@@ -15,7 +15,7 @@ from typing import Any
 
 import agentrl
 from agentrl import Message, StepResult, Task
-from agentrl.types import Session
+from agentrl.plugins.environment import Session
 
 ROOMS = ("red", "blue", "green", "gold", "grey", "pink")
 TELLS, LISTENS = 0.4, 0.6

@@ -73,8 +73,13 @@ def make_trainer(
     for needed, kind, what in ((needs.critic, Critic, "critic"), (needs.reward_model, Rewarder, "reward model")):
         if needed and not isinstance(trainer, kind):
             trainer.close()
-            raise ConfigError(f"algo={algo.name} needs a {what}, which trainer={config.name} does not have")
+            raise missing_model(config, algo, what)
     return trainer
+
+
+def missing_model(config: TrainerConfig, algo: AlgoConfig, what: str) -> ConfigError:
+    """The error of an algorithm that needs a model beside the policy, "critic" say, which the trainer does not have."""
+    return ConfigError(f"algo={algo.name} needs a {what}, which trainer={config.name} does not have")
 
 
 def check_trainer(config: TrainerConfig, algo: AlgoConfig) -> None:
@@ -113,4 +118,5 @@ __all__ = [
     "TrainerPlugin",
     "check_trainer",
     "make_trainer",
+    "missing_model",
 ]

@@ -1,15 +1,22 @@
-"""What a trainer is as a plug-in: its settings, how one is made, and what can be checked before there is a model."""
+"""What a trainer is as a plug-in: its settings, how one is made, and what is known of it before there is a model.
+
+A run asks the plug-in, and never which trainer it is: how its ranks share the model (`split`), what they keep on a
+device (`memory`), what is checked first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.config import AlgoConfig, TrainerConfig
-from agentrl.errors import missing_extra
+from agentrl.errors import ConfigError, missing_extra
 from agentrl.models.devices import torch_device
+from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.backends.base import Trainer
+from agentrl.train.plan.memory import Numbers, Split, TrainerMemory, trainer_memory
+from agentrl.train.plan.shapes import Shape
 
 TrainerFactory = Callable[..., Trainer]
 """Builds a trainer from a Hugging Face folder, its settings, the algorithm's, and `total_steps` and `seed`."""
@@ -20,13 +27,18 @@ class TrainerPlugin:
 
     Attributes:
         settings: the class of its section of the configuration (`trainer.*`).
-        has_ranks: whether it starts ranks, which on a cluster are workers of their own.
+        has_ranks: whether it starts ranks, which on a cluster are workers of their own; `split` says how many.
         takes_minibatches: whether its steps make an update for each of a batch's minibatches (`Forest.updates`).
+        own_critic: whether a critic may have a trunk of its own beside the policy (`algo.value_trunk=own`).
+        untrained: what becomes of a model's tensors that it does not load (those of images, say): they are `kept` in
+            what it exports, or `dropped`; None: that can't be told.
     """
 
     settings: type[TrainerConfig] = TrainerConfig
     has_ranks: bool = False
     takes_minibatches: bool = False
+    own_critic: bool = True
+    untrained: Literal["kept", "dropped"] | None = None
 
     def factory(self) -> TrainerFactory:
         """The trainer's class, with its libraries imported.
@@ -85,11 +97,64 @@ class TrainerPlugin:
         """Whether training needs the routed experts that the engine recorded."""
         return False
 
+    def split(self, config: Any, model: Any, gpus: int) -> Split:
+        """How its ranks share the model; a run takes a place for each rank. By default there is one.
+
+        Args:
+            config: an instance of `settings`.
+            model: the model's Hugging Face settings, as attributes.
+            gpus: how many there are for it; 0 where it computes on CPUs.
+
+        Raises:
+            ConfigError: the model can't be shared like that.
+        """
+        return Split()
+
+    def numbers(self, config: Any, algorithm: Algorithm) -> Numbers:
+        """How it keeps its numbers, from which `memory` and the time of a step are estimated.
+
+        By default as `trainer=torch` does: weights, gradients and AdamW's two moments in float32 on each device.
+
+        Args:
+            config: an instance of `settings`.
+            algorithm: what is trained with.
+
+        Raises:
+            ConfigError: the algorithm needs a model that this trainer has no place for.
+        """
+        needs = algorithm.needs
+        own_critic = needs.critic and algorithm.critic_config.value_trunk == "own"
+        if own_critic and not self.own_critic:
+            raise ConfigError(
+                f"algo.value_trunk=own: trainer={config.name} has one model, whose hidden states its critic reads; use "
+                "algo.value_trunk=policy, or trainer=torch"
+            )
+        return Numbers(
+            "torch",
+            config.dtype,
+            critic=own_critic,
+            reward_model=needs.reward_model,
+            reference=bool(algorithm.config.kl_coef) or needs.reference or needs.reward_model,
+            distributed=False,
+        )
+
+    def memory(self, config: Any, algorithm: Algorithm, shape: Shape, split: Split) -> TrainerMemory:
+        """Bytes on one of its devices, the fullest one; by default what follows from `numbers`.
+
+        Args:
+            config: an instance of `settings`.
+            algorithm: what is trained with.
+            shape: the model's.
+            split: how ranks share it.
+        """
+        return trainer_memory(shape, split, self.numbers(config, algorithm), config.token_budget)
+
 
 class FactoryPlugin(TrainerPlugin):
     """A class or function that makes a trainer, used as a plug-in.
 
-    Its attributes `settings` and `takes_minibatches` count, if it has them.
+    Its attributes `settings` and `takes_minibatches` count, if it has them. One with ranks needs a `TrainerPlugin` of
+    its own, which says how they share the model.
     """
 
     def __init__(self, factory: TrainerFactory) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from agentrl.models.devices import torch_device
+from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.backends.plugin import TrainerFactory, TrainerPlugin
 from agentrl.train.backends.torch_settings import TorchConfig
+from agentrl.train.plan.memory import Numbers
 
 
 class TorchPlugin(TrainerPlugin):
@@ -14,6 +17,7 @@ class TorchPlugin(TrainerPlugin):
 
     settings = TorchConfig
     takes_minibatches = True
+    untrained = "kept"
 
     def factory(self) -> TrainerFactory:
         """Import torch and transformers."""
@@ -31,6 +35,15 @@ class TorchPlugin(TrainerPlugin):
 
         device = torch_device(config.device, "trainer.device")
         proof.require(path, model, device, "torch", dtype=config.dtype, context=context)
+
+    def numbers(self, config: TorchConfig, algorithm: Algorithm) -> Numbers:
+        """As the settings have it: an average, activations that are computed again, moments in the CPU's memory."""
+        return replace(
+            super().numbers(config, algorithm),
+            recompute=config.recompute == "full",
+            average=config.average_decay is not None,
+            offloaded=config.offload_optimizer,
+        )
 
 
 TRAINER = TorchPlugin()

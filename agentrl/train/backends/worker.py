@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl import cluster
 from agentrl.cluster import Address, Connection, Resources, Role, Worker
 from agentrl.config import AlgoConfig, ClusterConfig, TrainerConfig
-from agentrl.errors import DeadlineExceeded, InfraError, TrainerError, TrainerTimeout
+from agentrl.errors import ConfigError, DeadlineExceeded, InfraError, TrainerError, TrainerTimeout
 from agentrl.train.backends import TRAINERS, Averager, Sharer, Trainer, make_trainer
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class TrainerRole:
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Averager.averaged_weights`."""
-        assert isinstance(self.trainer, Averager)
+        if not isinstance(self.trainer, Averager):
+            raise ConfigError(f"eval.weights=averaged: {type(self.trainer).__name__} has no averaged_weights()")
         return ((name, tensor.detach()) for name, tensor in self.trainer.averaged_weights())
 
     def save_weights(self, folder: Path, base: Path, limit: int, convert: Convert | None, method: str) -> Shapes:

@@ -19,11 +19,10 @@ from agentrl.models.registry import cache_folder
 from agentrl.models.tiny import TinyShape
 from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.backends.fsdp.settings import FsdpConfig
-from agentrl.train.backends.megatron.settings import MegatronConfig
+from agentrl.train.backends import TRAINERS
 from agentrl.train.placing import asked, split_of
 from agentrl.train.plan.devices import Devices, devices_of, size, too_full
-from agentrl.train.plan.memory import GIB, EngineMemory, Numbers, Split, TrainerMemory, engine_memory, trainer_memory
+from agentrl.train.plan.memory import GIB, EngineMemory, Numbers, Split, TrainerMemory, engine_memory
 from agentrl.train.plan.shapes import Shape, shape_of
 from agentrl.train.plan.step import (
     FOREST_BYTES,
@@ -57,7 +56,7 @@ def described(config: RunConfig, rates: Rates | None = None) -> Iterator[str]:
     shape, nodes = model_shape(config), nodes_of(config)
     split = split_of(config, shape, nodes)
     ranks = ENGINES.find(config.engine.name).ranks(config.engine)
-    trainer = trainer_memory(shape, split, numbers_of(config), config.trainer.token_budget)
+    trainer = TRAINERS.find(config.trainer.name).memory(config.trainer, make_algorithm(config.algo), shape, split)
     width = 4 if config.engine.dtype == "float32" else 2
     assignment = places(config, split, nodes, trainer)
     devices = devices_of(assignment, nodes, host_memory())
@@ -161,28 +160,7 @@ def numbers_of(config: RunConfig) -> Numbers:
     Raises:
         ConfigError: the algorithm's critic is a model that this trainer has no place for.
     """
-    trainer = config.trainer
-    megatron = isinstance(trainer, MegatronConfig)
-    algorithm = make_algorithm(config.algo)
-    needs = algorithm.needs
-    own_critic = needs.critic and algorithm.critic_config.value_trunk == "own"
-    if own_critic and isinstance(trainer, MegatronConfig | FsdpConfig):
-        raise ConfigError(
-            f"algo.value_trunk=own: trainer={trainer.name} has one model, whose hidden states its critic reads; use "
-            "algo.value_trunk=policy, or trainer=torch"
-        )
-    keeps = bool(config.algo.kl_coef) or needs.reference or needs.reward_model
-    return Numbers(
-        "megatron" if megatron else "fsdp" if isinstance(trainer, FsdpConfig) else "torch",
-        trainer.dtype,
-        recompute=getattr(trainer, "recompute", "none") == "full",
-        critic=own_critic,
-        reward_model=needs.reward_model,
-        reference=keeps and (not megatron or getattr(trainer, "reference", "") == "copy"),
-        average=not megatron and getattr(trainer, "average_decay", None) is not None,
-        distributed=isinstance(trainer, MegatronConfig) and trainer.shares_state,
-        offloaded=bool(getattr(trainer, "offload_optimizer", False)),
-    )
+    return TRAINERS.find(config.trainer.name).numbers(config.trainer, make_algorithm(config.algo))
 
 
 def engines_of(config: RunConfig) -> int:

@@ -42,8 +42,8 @@ class Numbers:
     """How a trainer keeps its numbers.
 
     Attributes:
-        trainer: torch keeps weights in float32; fsdp too, divided among data-parallel ranks with all else that it
-            keeps; megatron in `dtype`, with a float32 copy in the optimizer.
+        trainer: in which of the built-in trainers' ways. torch keeps weights in float32; fsdp too, divided among
+            data-parallel ranks with all else that it keeps; megatron in `dtype`, with a float32 copy in the optimizer.
         dtype: what it computes in.
         recompute: whether activations are computed again in the backward pass.
         reference: whether a reference's weights are on the device as well.

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from agentrl.train.backends.fsdp.settings import FsdpConfig
+from dataclasses import replace
+from typing import Any
+
+from agentrl.train.algorithms.base import Algorithm
+from agentrl.train.backends.fsdp.settings import FsdpConfig, ranks_of
 from agentrl.train.backends.plugin import TrainerFactory
 from agentrl.train.backends.torch_plugin import TorchPlugin
+from agentrl.train.backends.torch_settings import TorchConfig
+from agentrl.train.plan.memory import Numbers, Split
 
 
 class FsdpPlugin(TorchPlugin):
@@ -12,12 +18,21 @@ class FsdpPlugin(TorchPlugin):
 
     settings = FsdpConfig
     has_ranks = True
+    own_critic = False
 
     def factory(self) -> TrainerFactory:
         """Import torch; transformers is imported by the ranks."""
         from agentrl.train.backends.fsdp.trainer import FsdpTrainer
 
         return FsdpTrainer
+
+    def split(self, config: FsdpConfig, model: Any, gpus: int) -> Split:
+        """Data-parallel ranks, on every GPU there is unless `trainer.ranks` says otherwise."""
+        return Split(data=ranks_of(config, gpus))
+
+    def numbers(self, config: TorchConfig, algorithm: Algorithm) -> Numbers:
+        """As torch's, divided among the ranks."""
+        return replace(super().numbers(config, algorithm), trainer="fsdp")
 
 
 TRAINER = FsdpPlugin()

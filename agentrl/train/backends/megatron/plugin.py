@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agentrl.config import AlgoConfig
+from agentrl.train.algorithms.base import Algorithm
 from agentrl.train.backends.base import Trainer
+from agentrl.train.backends.megatron.layout import layout_of
 from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.backends.plugin import TrainerFactory, TrainerPlugin
+from agentrl.train.plan.memory import Numbers, Split
 
 
 class MegatronPlugin(TrainerPlugin):
@@ -17,6 +21,8 @@ class MegatronPlugin(TrainerPlugin):
     settings = MegatronConfig
     takes_minibatches = True
     has_ranks = True
+    own_critic = False
+    untrained = "dropped"
 
     def factory(self) -> TrainerFactory:
         """Import torch; Megatron-core itself is imported by the ranks."""
@@ -47,6 +53,23 @@ class MegatronPlugin(TrainerPlugin):
     def replays_experts(self, config: MegatronConfig) -> bool:
         """With `trainer.moe.replay=rollout`."""
         return config.moe.replay == "rollout"
+
+    def split(self, config: MegatronConfig, model: Any, gpus: int) -> Split:
+        """The layout of the settings, on all GPUs there are."""
+        layout = layout_of(config, model, gpus)
+        return Split(layout.tensor, layout.pipeline, layout.context, layout.expert, layout.data)
+
+    def numbers(self, config: MegatronConfig, algorithm: Algorithm) -> Numbers:
+        """Weights in `dtype`, with a float32 copy in the optimizer."""
+        numbers = super().numbers(config, algorithm)
+        return replace(
+            numbers,
+            trainer="megatron",
+            recompute=config.recompute == "full",
+            reference=numbers.reference and config.reference == "copy",
+            distributed=config.shares_state,
+            offloaded=config.offload_optimizer,
+        )
 
 
 TRAINER = MegatronPlugin()

@@ -1,0 +1,90 @@
+"""A learning algorithm as a plug-in: credit for each trained turn, and a loss of it.
+
+It is a subclass of `Algorithm`, or of `PolicyGradient` where only the advantage is new and `algo.loss` names the loss.
+Its attribute `settings` is the class of the section `algo.*`; `needs` says what it needs of the loop and the trainer.
+
+- Named by `algo=file.py:CLASS`, `register`, or an entry point in the group `agentrl.algorithms`.
+- Proven by `check_algorithm`.
+- Examples: `examples/plugins/lite_ppo.py` (an advantage), `examples/plugins/dpo.py` (pairs, with a loss of its own).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentrl.config import AlgoConfig, Fraction
+from agentrl.plugins.later import import_later
+from agentrl.rollout.seeds import derive
+from agentrl.train.algorithms import ALGORITHMS, Algorithm, Choice, Needs, make_algorithm, register
+from agentrl.train.algorithms.base import CriticConfig, RewardModelConfig
+from agentrl.train.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
+from agentrl.train.credit import (
+    Advantage,
+    Credit,
+    NodeAdvantage,
+    NodeKey,
+    Pair,
+    SequenceKind,
+    ids_by_group,
+    trainable_nodes,
+    weigh,
+)
+from agentrl.train.policy_losses import preset
+from agentrl.train.returns import by_session, by_turn, changed, credit_of, scores, step_returns
+from agentrl.types import Branch, Group, Node, Session
+
+if TYPE_CHECKING:
+    from agentrl.plugins.suites.algorithm import check_algorithm
+    from agentrl.train.packing import pack_credited
+    from agentrl.train.pairs import pair_credit, sequence_keys
+    from agentrl.train.tokens import Tokens
+else:
+    __getattr__ = import_later(
+        __name__,
+        "agentrl.plugins.suites.algorithm:check_algorithm",
+        "agentrl.train.packing:pack_credited",
+        "agentrl.train.pairs:pair_credit",
+        "agentrl.train.pairs:sequence_keys",
+        "agentrl.train.tokens:Tokens",
+    )
+
+__all__ = [
+    "ALGORITHMS",
+    "Advantage",
+    "AlgoConfig",
+    "Algorithm",
+    "Branch",
+    "Choice",
+    "Credit",
+    "CriticConfig",
+    "Fraction",
+    "Group",
+    "Needs",
+    "Node",
+    "NodeAdvantage",
+    "NodeKey",
+    "Pair",
+    "PolicyGradient",
+    "PolicyGradientConfig",
+    "RewardModelConfig",
+    "SequenceKind",
+    "Session",
+    "Tokens",
+    "by_session",
+    "by_turn",
+    "changed",
+    "check_algorithm",
+    "credit_of",
+    "derive",
+    "ids_by_group",
+    "make_algorithm",
+    "pack_credited",
+    "pair_credit",
+    "preset",
+    "register",
+    "scores",
+    "sequence_keys",
+    "step_returns",
+    "trainable_nodes",
+    "weigh",
+]

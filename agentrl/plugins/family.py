@@ -1,0 +1,93 @@
+"""A model family of `trainer=megatron` as a plug-in: which tensors of a model's files Megatron's parameters are.
+
+It is a `Family`, a table in one file; docs/families.md says what stands in it. There is no suite of its own: each model
+of the family is compared with transformers before it is trained, and by `agentrl models check PATH --family
+file.py:NAME`.
+
+- Named by `trainer.family=file.py:NAME`, `register`, or an entry point in the group `agentrl.families`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentrl.plugins.later import import_later
+
+if TYPE_CHECKING:
+    from agentrl.train.backends.megatron.models.family import (
+        FAMILIES,
+        Family,
+        register,
+        require,
+        window_by_kind,
+        window_everywhere,
+    )
+    from agentrl.train.backends.megatron.models.rotary import Rotary
+    from agentrl.train.backends.megatron.models.tables import (
+        ATTENTION,
+        EXPERT,
+        EXPERTS,
+        FOUR_NORMS,
+        JOINT_ATTENTION,
+        JOINT_MLP,
+        LATENT,
+        LAYER,
+        MLP,
+        NORMS,
+        OUTSIDE,
+        POST_NORMS,
+        SHARED_EXPERT,
+        SHARED_EXPERTS,
+        WIDE_NORMS,
+    )
+else:
+    __getattr__ = import_later(
+        __name__,
+        "agentrl.train.backends.megatron.models.family:FAMILIES",
+        "agentrl.train.backends.megatron.models.family:Family",
+        "agentrl.train.backends.megatron.models.family:register",
+        "agentrl.train.backends.megatron.models.family:require",
+        "agentrl.train.backends.megatron.models.family:window_by_kind",
+        "agentrl.train.backends.megatron.models.family:window_everywhere",
+        "agentrl.train.backends.megatron.models.rotary:Rotary",
+        "agentrl.train.backends.megatron.models.tables:ATTENTION",
+        "agentrl.train.backends.megatron.models.tables:EXPERT",
+        "agentrl.train.backends.megatron.models.tables:EXPERTS",
+        "agentrl.train.backends.megatron.models.tables:FOUR_NORMS",
+        "agentrl.train.backends.megatron.models.tables:JOINT_ATTENTION",
+        "agentrl.train.backends.megatron.models.tables:JOINT_MLP",
+        "agentrl.train.backends.megatron.models.tables:LATENT",
+        "agentrl.train.backends.megatron.models.tables:LAYER",
+        "agentrl.train.backends.megatron.models.tables:MLP",
+        "agentrl.train.backends.megatron.models.tables:NORMS",
+        "agentrl.train.backends.megatron.models.tables:OUTSIDE",
+        "agentrl.train.backends.megatron.models.tables:POST_NORMS",
+        "agentrl.train.backends.megatron.models.tables:SHARED_EXPERT",
+        "agentrl.train.backends.megatron.models.tables:SHARED_EXPERTS",
+        "agentrl.train.backends.megatron.models.tables:WIDE_NORMS",
+    )
+
+__all__ = [
+    "ATTENTION",
+    "EXPERT",
+    "EXPERTS",
+    "FAMILIES",
+    "FOUR_NORMS",
+    "JOINT_ATTENTION",
+    "JOINT_MLP",
+    "LATENT",
+    "LAYER",
+    "MLP",
+    "NORMS",
+    "OUTSIDE",
+    "POST_NORMS",
+    "SHARED_EXPERT",
+    "SHARED_EXPERTS",
+    "WIDE_NORMS",
+    "Family",
+    "Rotary",
+    "register",
+    "require",
+    "window_by_kind",
+    "window_everywhere",
+]

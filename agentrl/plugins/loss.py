@@ -1,0 +1,48 @@
+"""A policy loss as a plug-in: a value for each trained token, of its log-probability and its advantage.
+
+It is a subclass of `PolicyLoss` (`SequenceLoss` where ratios are over turns or sessions) whose call takes `Tokens` and
+returns a tensor with an entry for each. Its attribute `settings` is the class of the section `algo.loss.*`, a subclass
+of `LossConfig`.
+
+- Named by `algo.loss=file.py:CLASS`, or an entry point in the group `agentrl.losses`.
+- Proven by `check_loss`.
+- Example: `examples/plugins/tempered.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentrl.config import Fraction
+from agentrl.plugins.later import import_later
+from agentrl.train.credit import SequenceKind
+from agentrl.train.policy_losses import LOSSES, LossConfig, PolicyLoss, make_loss
+from agentrl.train.policy_losses.base import SequenceLoss, SequenceLossConfig
+
+if TYPE_CHECKING:
+    from agentrl.plugins.suites.loss import check_loss
+    from agentrl.train.forest import Forest
+    from agentrl.train.tokens import Summand, Tokens
+else:
+    __getattr__ = import_later(
+        __name__,
+        "agentrl.plugins.suites.loss:check_loss",
+        "agentrl.train.forest:Forest",
+        "agentrl.train.tokens:Summand",
+        "agentrl.train.tokens:Tokens",
+    )
+
+__all__ = [
+    "LOSSES",
+    "Forest",
+    "Fraction",
+    "LossConfig",
+    "PolicyLoss",
+    "SequenceKind",
+    "SequenceLoss",
+    "SequenceLossConfig",
+    "Summand",
+    "Tokens",
+    "check_loss",
+    "make_loss",
+]

@@ -1,0 +1,20 @@
+"""Software tasks of `env=swe`: read, written and proven by a program; docs/swe-tasks.md says what one is.
+
+A task is a folder in Harbor's format (`harbor`), or one of the built-in ones (`library`).
+
+- Named by `env=swe env.path=FOLDER`.
+- Proven by `prove`.
+"""
+
+from __future__ import annotations
+
+from agentrl.envs.swe import harbor, library
+from agentrl.envs.swe.proof import prove
+from agentrl.envs.swe.task import SweTask
+
+__all__ = [
+    "SweTask",
+    "harbor",
+    "library",
+    "prove",
+]

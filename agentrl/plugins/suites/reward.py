@@ -1,0 +1,91 @@
+"""The conformance suite of rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentrl.config import RewardConfig
+from agentrl.envs.rewards import REWARDS, NamedReward, Reward
+from agentrl.errors import ConfigError
+from agentrl.plugins.suites.findings import expect, find_problems_async, sampled_groups
+from agentrl.rollout.engines.contract import Finding
+from agentrl.types import Session, Status
+
+AT_ONCE = 16
+"""Sessions that are scored at the same time."""
+
+
+@dataclass
+class Subject:
+    """A reward with its deadline and checks, and sessions that it scores."""
+
+    reward: NamedReward
+    sessions: Sequence[Session]
+
+
+async def every_session_gets_a_number_in_its_range(subject: Subject) -> None:
+    """Of each session, one that was cut off before the first answer too: None, or a finite number in `range`."""
+    for session in subject.sessions:
+        await subject.reward(copy.deepcopy(session))
+
+
+async def many_sessions_are_scored_at_once(subject: Subject) -> None:
+    """One instance scores many sessions at the same time."""
+    many = [copy.deepcopy(subject.sessions[number % len(subject.sessions)]) for number in range(AT_ONCE)]
+    await asyncio.gather(*(subject.reward(session) for session in many))
+
+
+async def sessions_stay_as_they_are(subject: Subject) -> None:
+    """It changes neither the messages and tokens of a session nor its task."""
+    for session in subject.sessions:
+        own = copy.deepcopy(session)
+        await subject.reward(own)
+        expect((own.nodes, own.task) == (session.nodes, session.task), f"session {session.id} was changed")
+
+
+async def it_closes(subject: Subject) -> None:
+    """It releases what it holds."""
+    closing = subject.reward.reward.close()
+    if closing is not None:
+        await closing
+
+
+CHECKS: tuple[Callable[[Subject], Awaitable[None]], ...] = (
+    every_session_gets_a_number_in_its_range,
+    many_sessions_are_scored_at_once,
+    sessions_stay_as_they_are,
+    it_closes,
+)
+
+
+async def check_reward(
+    reward: str | type[Reward], sessions: Sequence[Session] | None = None, **settings: Any
+) -> list[Finding]:
+    """Find promises that a reward does not keep; a service that it needs has to run.
+
+    Args:
+        reward: a name, an import path, `file.py:CLASS`, or the class.
+        sessions: what it scores, where it reads a task's data, say; None: sessions of random tokens.
+        settings: its own, as `rewards.NAME.*`.
+
+    Returns:
+        What is wrong; nothing, where the reward keeps its contract.
+
+    Raises:
+        UnknownName: there is none of that name.
+        ConfigError: it does not have these settings.
+    """
+    kind = REWARDS.find(reward) if isinstance(reward, str) else reward
+    name = reward if isinstance(reward, str) else kind.__name__
+    try:
+        config: RewardConfig = kind.settings.model_validate({"name": name, **settings})
+    except ValueError as error:
+        raise ConfigError(f"rewards.NAME={name!r}: {error}") from error
+    if sessions is None:
+        first, *others = [session for group in sampled_groups(groups=2) for session in group.sessions]
+        sessions = [replace(first, status=Status.TRUNCATED, nodes=first.nodes[:1]), *others]
+    return await find_problems_async(CHECKS, Subject(NamedReward("checked", kind(config)), sessions))

@@ -1,0 +1,105 @@
+"""A trainer as a plug-in: it computes log-probabilities of token trees, and learns from them.
+
+It is an object with the protocol `Trainer`, made by a `TrainerPlugin` that says what is known before it starts: its
+settings (`trainer.*`), how many ranks it has and how they share the model (`split`), what they keep on a device
+(`numbers` or `memory`). A class that takes a folder, its settings and the algorithm's is a plug-in too, with one rank.
+
+A batch is a sequence of `Forest`s. `Forest.rows` are its trained tokens; `objective` is the loss of a forest, whatever
+the algorithm, and `Meter` gathers the numbers that a run logs. `paths_to_leaves` gives a forest's paths, for models
+that compute rows. More protocols are for those who can do more: `Critic`, `Rewarder`, `Averager`, `Sharer` (colocated
+engines), `Leasable` (on a cluster, sessions and forests then never pass the run's process).
+
+- Named by `trainer=file.py:TRAINER`, or an entry point in the group `agentrl.trainers`.
+- Proven by `check_trainer`.
+- Example: `examples/plugins/row_trainer.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentrl.config import AlgoConfig, Fraction, TrainerConfig
+from agentrl.errors import ConfigError, InvalidInput, TrainerError
+from agentrl.models.folders import exported, read_side_files
+from agentrl.plugins.later import import_later
+from agentrl.train.algorithms import Algorithm, make_algorithm
+from agentrl.train.backends import (
+    TRAINERS,
+    Averager,
+    Computing,
+    Critic,
+    Leasable,
+    Rewarder,
+    Sharer,
+    Trainer,
+    TrainerAccess,
+    TrainerConnection,
+    TrainerPlugin,
+    make_trainer,
+)
+from agentrl.train.plan.memory import Numbers, Split, TrainerMemory
+from agentrl.train.plan.shapes import Shape
+
+if TYPE_CHECKING:
+    from agentrl.plugins.suites.trainer import check_trainer
+    from agentrl.train.backends.reference import paths_to_leaves
+    from agentrl.train.forest import Forest, Membership, Rows, sequence_count, token_counts
+    from agentrl.train.objective import Meter, add_sums, empty_sums, objective
+    from agentrl.train.tokens import Tokens
+else:
+    __getattr__ = import_later(
+        __name__,
+        "agentrl.plugins.suites.trainer:check_trainer",
+        "agentrl.train.backends.reference:paths_to_leaves",
+        "agentrl.train.forest:Forest",
+        "agentrl.train.forest:Membership",
+        "agentrl.train.forest:Rows",
+        "agentrl.train.forest:sequence_count",
+        "agentrl.train.forest:token_counts",
+        "agentrl.train.objective:Meter",
+        "agentrl.train.objective:add_sums",
+        "agentrl.train.objective:empty_sums",
+        "agentrl.train.objective:objective",
+        "agentrl.train.tokens:Tokens",
+    )
+
+__all__ = [
+    "TRAINERS",
+    "AlgoConfig",
+    "Algorithm",
+    "Averager",
+    "Computing",
+    "ConfigError",
+    "Critic",
+    "Forest",
+    "Fraction",
+    "InvalidInput",
+    "Leasable",
+    "Membership",
+    "Meter",
+    "Numbers",
+    "Rewarder",
+    "Rows",
+    "Shape",
+    "Sharer",
+    "Split",
+    "Tokens",
+    "Trainer",
+    "TrainerAccess",
+    "TrainerConfig",
+    "TrainerConnection",
+    "TrainerError",
+    "TrainerMemory",
+    "TrainerPlugin",
+    "add_sums",
+    "check_trainer",
+    "empty_sums",
+    "exported",
+    "make_algorithm",
+    "make_trainer",
+    "objective",
+    "paths_to_leaves",
+    "read_side_files",
+    "sequence_count",
+    "token_counts",
+]
