@@ -21,7 +21,7 @@ from pathlib import Path
 from agentrl import cluster
 from agentrl.cluster import Address, Role, Worker, frames
 from agentrl.cluster.calls import Listener
-from agentrl.cluster.connection import Kind
+from agentrl.cluster.connection import MessageKind
 from agentrl.config import FleetConfig, RunConfig, WeightsConfig
 from agentrl.models import tiny
 from agentrl.rollout.distant_engine import DistantEngine, EngineCalls
@@ -75,7 +75,7 @@ async def session(player: Worker, name: str, turns: int, tokens: int, directly: 
     before = frames.traffic.copy()
     found: int = await player.call("play", name, turns, tokens, directly, timeout=PATIENCE)
     received, sent = (frames.traffic[way] - before[way] for way in ("received", "sent"))
-    asked, answered = (0, "play", (name, turns, tokens, directly)), [(0, Kind.DONE, found)]
+    asked, answered = (0, "play", (name, turns, tokens, directly)), [(0, MessageKind.DONE, found)]
     return found, received - len(pickle.dumps(answered)), sent - len(pickle.dumps(asked))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from agentrl.cluster.base import Node
 from agentrl.cluster.demands import Wanted
-from agentrl.cluster.search import Kind, Search
+from agentrl.cluster.search import Search, UnitKind
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def fitted(nodes: Sequence[Node], wanted: Wanted) -> Assignment | None:
     return Assignment(tuple(_places(nodes_with_counts, search.kinds, wanted)))
 
 
-def _places(nodes: Sequence[tuple[Node, Sequence[int]]], kinds: Sequence[Kind], wanted: Wanted) -> Iterator[Place]:
+def _places(nodes: Sequence[tuple[Node, Sequence[int]]], kinds: Sequence[UnitKind], wanted: Wanted) -> Iterator[Place]:
     """The places of all units, numbered by node; colocated engines come before the others."""
     numbers = dict.fromkeys((demand.role for demand in wanted.demands), 0)
     numbers_apart = wanted.shared

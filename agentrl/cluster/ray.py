@@ -22,7 +22,7 @@ from typing import Any
 
 from agentrl.cluster import variables
 from agentrl.cluster.assignment import Assignment
-from agentrl.cluster.base import Cluster, Node, Process, Resources, Role, Worker
+from agentrl.cluster.base import Cluster, Node, Resources, Role, RoleProcess, Worker
 from agentrl.cluster.bundles import Bundles
 from agentrl.cluster.connection import Address, Connection, connect
 from agentrl.cluster.gpus import memory_of
@@ -62,7 +62,7 @@ _ray: Any = ray  # parts of it are not typed
 _state: Any = ray._private.state.state  # Ray's own libraries ask it which nodes are drained
 
 
-class RayProcess(Process):
+class RayProcess(RoleProcess):
     """A role's process on a node that Ray chose.
 
     Args:
@@ -90,7 +90,7 @@ class RayProcess(Process):
         self._closed = False
 
     def connect(self, timeout: float) -> tuple[Connection, Address]:
-        """See `Process.connect`."""
+        """See `RoleProcess.connect`."""
         self.node, theirs, found = self._started(timeout)
         require_same(self.node, theirs)
         if isinstance(found, AgentRLError):
@@ -117,7 +117,7 @@ class RayProcess(Process):
                 raise InfraError(f"{self.role} could not be started: {gone}")
 
     def exit_error(self) -> InfraError:
-        """See `Process.exit_error`."""
+        """See `RoleProcess.exit_error`."""
         if self._lost.done():
             return InfraError(f"{self.role} on {self.node} can't be asked how it ended: {self._lost.result()}")
         try:
@@ -131,7 +131,7 @@ class RayProcess(Process):
         return None
 
     def kill(self) -> None:
-        """See `Process.kill`."""
+        """See `RoleProcess.kill`."""
         with suppress(Exception):
             ray.kill(self._starter)
         release, self._release = self._release, None
@@ -139,7 +139,7 @@ class RayProcess(Process):
             release()
 
     def close(self) -> None:
-        """See `Process.close`."""
+        """See `RoleProcess.close`."""
         if not self._closed and ray.is_initialized():
             self._closed = True
             ending = self._starter.close.remote()

@@ -23,7 +23,7 @@ Vector = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Kind:
+class UnitKind:
     """Units that are placed alike, with what each takes of every resource.
 
     `need` is over [GPUs, CPUs, GPUs of the trainer, custom resources …]; the trainer adds to the third.
@@ -49,10 +49,10 @@ class Search:
 
         trainer = wanted.trainer
         kinds = [
-            Kind(trainer, trainer.count, need(trainer, trainer.gpus, -trainer.gpus)),
-            Kind(engines, shared, need(engines, 0, engines.gpus), colocated=True),
-            Kind(engines, engines.count - shared, need(engines, engines.gpus, 0)),
-            *(Kind(other, other.count, need(other, other.gpus, 0)) for other in wanted.others),
+            UnitKind(trainer, trainer.count, need(trainer, trainer.gpus, -trainer.gpus)),
+            UnitKind(engines, shared, need(engines, 0, engines.gpus), colocated=True),
+            UnitKind(engines, engines.count - shared, need(engines, engines.gpus, 0)),
+            *(UnitKind(other, other.count, need(other, other.gpus, 0)) for other in wanted.others),
         ]
         self.kinds = [kind for kind in kinds if kind.count]
         self.has = [

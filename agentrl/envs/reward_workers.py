@@ -21,7 +21,7 @@ from typing import Any
 
 from agentrl import cluster, cores, processes
 from agentrl.cluster import Address, Resources, Role
-from agentrl.cluster.pool import Pool, Workers
+from agentrl.cluster.pool import WorkerPool, Workers
 from agentrl.cluster.shared_pool import DistantPool, shared_pool
 from agentrl.config import RewardConfig, RunConfig, SandboxConfig
 from agentrl.envs import sandboxes
@@ -166,7 +166,7 @@ class RewardWorkers:
         marks: the rewards.
     """
 
-    pool: Pool
+    pool: WorkerPool
     marks: tuple[RewardMark, ...]
 
     @asynccontextmanager
@@ -200,7 +200,7 @@ async def scored(make_env: MakeEnv, config: RunConfig) -> AsyncIterator[tuple[Ma
         resources=Resources(cpus=CPUS),
         threads=cores.chosen(None, 1),  # as many as rewards have in the run's process
     )
-    pool = Pool(role, limits.rewards, limits.start_timeout, limits.max_restarts)
+    pool = WorkerPool(role, limits.rewards, limits.start_timeout, limits.max_restarts)
     processes.register_cleanup("containers of workers", sandboxes.remove_left)
     try:
         await pool.start()

@@ -49,7 +49,7 @@ def packed(folder: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TensorMatch:
     """How the tensors in files fit a model's.
 
     Attributes:

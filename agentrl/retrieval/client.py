@@ -34,7 +34,7 @@ FAULTS = (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, Ti
 """What a server that is down, slow or garbled ends a request with."""
 
 
-class Client:
+class RetrievalClient:
     """A client of one server; used from any event loop.
 
     Args:

@@ -23,7 +23,7 @@ from pathlib import Path
 from agentrl import cluster, processes, tracing, watchdog
 from agentrl.cluster import Address, Resources, Role
 from agentrl.cluster.calls import Listener
-from agentrl.cluster.pool import Pool
+from agentrl.cluster.pool import WorkerPool
 from agentrl.cluster.shared_pool import DistantPool, shared_pool
 from agentrl.config import PAST, RolloutConfig, RunConfig
 from agentrl.envs import sandboxes
@@ -216,7 +216,7 @@ class InWorkers:
 
     def __init__(
         self,
-        workers: Pool,
+        workers: WorkerPool,
         trained: str,
         evaluated: dict[str, Policy],
         more: float = 0.0,
@@ -291,7 +291,7 @@ class Holding:
         store: the run's, which it writes and this process reads.
     """
 
-    workers: Pool
+    workers: WorkerPool
     store: Store
 
 
@@ -301,7 +301,7 @@ async def in_workers(
     rollouts: Rollouts,
     base: Path,
     rewards: RewardWorkers | None = None,
-    gateways: Pool | None = None,
+    gateways: WorkerPool | None = None,
     holding: Holding | None = None,
 ) -> AsyncIterator[Rollouts]:
     """The same rollouts, played by `cluster.environments` workers; as they are where there are none.
@@ -342,7 +342,7 @@ async def in_workers(
             resources=Resources(cpus=CPUS),
         )
         limits = config.cluster
-        workers = Pool(role, count, limits.start_timeout, limits.max_restarts, limits.max_environments)
+        workers = WorkerPool(role, count, limits.start_timeout, limits.max_restarts, limits.max_environments)
         processes.register_cleanup("containers of workers", sandboxes.remove_left)
         try:
             await asyncio.gather(*(pool.start() for pool in (workers, holder) if pool is not None))

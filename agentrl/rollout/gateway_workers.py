@@ -22,7 +22,7 @@ from agentrl import cluster, tracing
 from agentrl.cluster import Address, Resources, Role
 from agentrl.cluster.calls import Listener
 from agentrl.cluster.connection import Calling
-from agentrl.cluster.pool import Pool, Workers
+from agentrl.cluster.pool import WorkerPool, Workers
 from agentrl.config import RunConfig
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError
 from agentrl.rollout import agents
@@ -184,7 +184,7 @@ def longest(config: RunConfig) -> float:
 
 
 @asynccontextmanager
-async def gateway_workers(config: RunConfig, rollouts: Rollouts, base: Path) -> AsyncIterator[Pool | None]:
+async def gateway_workers(config: RunConfig, rollouts: Rollouts, base: Path) -> AsyncIterator[WorkerPool | None]:
     """A run's gateway workers; None where it has none.
 
     Args:
@@ -206,7 +206,7 @@ async def gateway_workers(config: RunConfig, rollouts: Rollouts, base: Path) -> 
             (config, Path(folder), engines, capabilities, tracing.destination()),
             resources=Resources(cpus=CPUS),
         )
-        pool = Pool(role, limits.gateways, limits.start_timeout, limits.max_restarts)
+        pool = WorkerPool(role, limits.gateways, limits.start_timeout, limits.max_restarts)
         try:
             await pool.start()
             async with cluster.while_not_lost(pool.none_left):

@@ -25,7 +25,7 @@ import orjson
 
 from agentrl import cluster, faults, tracing
 from agentrl.cluster import Role
-from agentrl.cluster.pool import Pool
+from agentrl.cluster.pool import WorkerPool
 from agentrl.config import RunConfig
 from agentrl.errors import AgentRLError, InfraError, StoreError, TrainerError, WorkerLost
 from agentrl.rollout.distant_recorder import ATTEMPTS, STORE_SECONDS
@@ -219,7 +219,7 @@ def _unseen(name: str) -> Iterator[None]:
 async def holding(config: RunConfig, store: Store, *, trains: bool) -> AsyncIterator[Holding | None]:
     """The process that holds a run's sessions, where the run `trains` and has one (`cluster.sessions`).
 
-    It is about to start (`Pool.start`).
+    It is about to start (`WorkerPool.start`).
 
     Raises:
         InfraError: it was lost too often.
@@ -230,7 +230,7 @@ async def holding(config: RunConfig, store: Store, *, trains: bool) -> AsyncIter
         return
     arguments = (config, Path(store.path).parent.absolute(), tracing.destination())
     role = Role("sessions", f"{__name__}:SessionRole", arguments, threads=1, here=True)
-    pool = Pool(role, 1, limits.start_timeout, limits.max_restarts)
+    pool = WorkerPool(role, 1, limits.start_timeout, limits.max_restarts)
     try:
         async with cluster.while_not_lost(pool.none_left):
             yield Holding(pool, store)
@@ -258,7 +258,7 @@ class DistantLearning:
     """
 
     config: RunConfig
-    workers: Pool
+    workers: WorkerPool
     engine: Engine
     part: Part
 

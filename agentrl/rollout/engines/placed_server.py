@@ -84,7 +84,7 @@ def _tell(status: int) -> None:
 
 
 class PlacedServer:
-    """A server on a node, with the methods of `agentrl.cluster.server.Server` that an engine calls.
+    """A server on a node, with the methods of `agentrl.cluster.server.ServerProcess` that an engine calls.
 
     Args:
         name: the engine's name.

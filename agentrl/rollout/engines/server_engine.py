@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from agentrl import cluster
 from agentrl.attachments import routed_experts
-from agentrl.cluster.server import Server, free_port
+from agentrl.cluster.server import ServerProcess, free_port
 from agentrl.config.gateway import is_loopback
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines import options
@@ -213,7 +213,7 @@ class ServerEngine(RemoteEngine):
         command = [python, "-m", *self._command(), "--host", HOST, "--port", str(port)]
         command += options.command_line(self.launched)
         log = None if self.config.log is None else Path(self.config.log)
-        self.server = Server(self.name, command, self._environment(), log, self.config.threads)
+        self.server = ServerProcess(self.name, command, self._environment(), log, self.config.threads)
         return f"http://{HOST}:{port}"
 
     def _place(self) -> Client:

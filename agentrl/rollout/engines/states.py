@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import EngineError
-from agentrl.models.mixers import Mixer, State
+from agentrl.models.mixers import LayerState, Mixer
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class RowState:
     """What all layers carry after `place` tokens of a path, by the layer's name."""
 
     place: int
-    layers: dict[str, State] = field(default_factory=dict)
+    layers: dict[str, LayerState] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -95,12 +95,12 @@ class States:
         self.rows.update(self._after)
 
     def __call__(self, mixer: Mixer, hidden: Tensor) -> Tensor:
-        """See `agentrl.models.mixers.Plan`; tokens of padding get 0."""
+        """See `agentrl.models.mixers.StatePlan`; tokens of padding get 0."""
         out = torch.zeros_like(hidden[0])
         for job in self._jobs:
             before = None
             if not job.fresh:
-                before = State.concatenate([(self.rows[row].layers[mixer.name], 0) for row in job.rows])
+                before = LayerState.concatenate([(self.rows[row].layers[mixer.name], 0) for row in job.rows])
             found, after = _computed(mixer, hidden[0][job.tokens], before)
             out[job.tokens] = found.to(out.dtype)
             for at, row in enumerate(job.rows):
@@ -108,7 +108,7 @@ class States:
         return out[None]
 
 
-def _computed(mixer: Mixer, hidden: Tensor, state: State | None) -> tuple[Tensor, State]:
+def _computed(mixer: Mixer, hidden: Tensor, state: LayerState | None) -> tuple[Tensor, LayerState]:
     """Several tokens at once; one by one where the layer can't continue otherwise."""
     if state is None or mixer.continues or hidden.shape[1] == 1:
         return mixer.compute(hidden, state)

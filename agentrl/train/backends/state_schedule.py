@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agentrl.models.mixers import Mixer, State
+from agentrl.models.mixers import LayerState, Mixer
 from agentrl.train.forest import Forest
 
 SAME = 64
@@ -63,7 +63,7 @@ class Schedule:
 
 
 class StateSchedule:
-    """See `agentrl.models.mixers.Plan`; one forest's, prepared at its first use."""
+    """See `agentrl.models.mixers.StatePlan`; one forest's, prepared at its first use."""
 
     def __init__(self, forest: Forest) -> None:
         self.end, self.device = forest.end.tolist(), forest.end.device
@@ -79,11 +79,11 @@ class StateSchedule:
         return schedule(paths(self.end), len(self.end), self.device)
 
     def __call__(self, mixer: Mixer, hidden: Tensor) -> Tensor:
-        """See `agentrl.models.mixers.Plan`."""
+        """See `agentrl.models.mixers.StatePlan`."""
         plan = self.by_segments if mixer.continues else self.by_paths
-        outputs, ends = list[Tensor](), dict[int, tuple[State, int]]()
+        outputs, ends = list[Tensor](), dict[int, tuple[LayerState, int]]()
         for call in plan.calls:
-            state = None if call.before is None else State.concatenate([ends[part] for part in call.before])
+            state = None if call.before is None else LayerState.concatenate([ends[part] for part in call.before])
             out, after = mixer.compute(hidden[0][call.tokens], state, keep=call.keep)
             outputs.append(out.flatten(0, 1))
             if call.keep:

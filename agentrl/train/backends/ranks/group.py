@@ -32,7 +32,7 @@ from torch import Tensor
 
 from agentrl import cores, faults, processes, watchdog
 from agentrl.cluster import prefork
-from agentrl.cluster.forking import Start
+from agentrl.cluster.forking import ForkRequest
 from agentrl.cluster.keeper import Keeper
 from agentrl.errors import AgentRLError, InfraError, TrainerError, TrainerTimeout
 from agentrl.train.backends.ranks.heartbeat import SECOND, SILENT, Watch
@@ -105,7 +105,7 @@ class Ranks:
         except OSError:  # it was removed
             return None
         apart = self._loaded if self._apart else ""
-        start = Start(
+        start = ForkRequest(
             "agentrl trainer", [self._loaded], environment, folder, f"{WORKER}:main", guarded=False, apart=apart
         )
         return prefork.start(start, 1, 2, descriptor)
