@@ -18,7 +18,7 @@ from agentrl.config import GatewayConfig, RolloutConfig
 from agentrl.config.gateway import NODE
 from agentrl.rollout.agents import Address
 from agentrl.rollout.policies import Policy
-from agentrl.sessions.gateway.schedule import Schedule
+from agentrl.sessions.gateway.schedule import RecordedOrder
 from agentrl.sessions.store import Store
 from agentrl.types import RewardState, Sampling, Session, Status
 
@@ -51,7 +51,7 @@ class LocalGateway:
         opened = LocalSession(self, session)
         if recorded is not None:
             took = (recorded.ended or 0.0) - (recorded.started or 0.0)
-            self.gateway.schedules[session.id] = Schedule(recorded, opened.fail, PATIENCE + 10 * took)
+            self.gateway.schedules[session.id] = RecordedOrder(recorded, opened.fail, PATIENCE + 10 * took)
         limits = replace(
             self.gateway.parts.limits,
             temperature=sampling.temperature,

@@ -31,7 +31,7 @@ from agentrl.types import Session, Status
 
 if TYPE_CHECKING:
     from agentrl.sessions.gateway.tls import Tls
-    from agentrl.sessions.gateway.workers import Shard
+    from agentrl.sessions.gateway.workers import SessionShard
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ async def serve_config(
     *,
     admin_key: str | None = None,
     bound: socket.socket | None = None,
-    shard: Shard | None = None,
+    shard: SessionShard | None = None,
 ) -> None:
     """Serve in this process until cancelled, or until no engine is left.
 

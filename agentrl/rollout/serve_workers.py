@@ -168,7 +168,7 @@ class Worker:
 
 async def _serve_share(given: dict[str, Any]) -> None:
     """A worker: serve until the process that started this one ends or closes the pipe."""
-    from agentrl.sessions.gateway.workers import Shard
+    from agentrl.sessions.gateway.workers import SessionShard
 
     config = validate(given["tree"], ServeConfig)
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -187,7 +187,7 @@ async def _serve_share(given: dict[str, Any]) -> None:
         lambda text: None,
         admin_key=given["admin_key"],
         bound=socket.socket(fileno=given["socket"]),
-        shard=Shard(given["number"], given["ports"]),
+        shard=SessionShard(given["number"], given["ports"]),
     )
 
 

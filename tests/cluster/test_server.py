@@ -115,8 +115,8 @@ def test_nothing_outlives_an_owner_that_is_killed(how: signal.Signals, tmp_path:
     code = f"""
         import time
         from pathlib import Path
-        from agentrl.cluster.server import Server
-        server = Server("thing", [{sys.executable!r}, "-c", {CHILD!r}], log=Path({str(tmp_path / "log")!r}))
+        from agentrl.cluster.server import ServerProcess
+        server = ServerProcess("thing", [{sys.executable!r}, "-c", {CHILD!r}], log=Path({str(tmp_path / "log")!r}))
         print(server.pid, flush=True)
         time.sleep(600)
     """

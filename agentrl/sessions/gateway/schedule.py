@@ -39,7 +39,7 @@ class _Request:
     claimed: bool = False
 
 
-class Schedule:
+class RecordedOrder:
     """Keeps one session in its recorded order; on the gateway's event loop.
 
     Args:
