@@ -161,7 +161,7 @@ class Supplier:
         raise AssertionError("unreachable")
 
 
-class Lease:
+class SandboxLease:
     """One episode's sandbox: acquired at its first use, and released at the episode's end.
 
     Args:
