@@ -84,7 +84,7 @@ class GatewayRole:
 
     async def opened(
         self, session: Session, sampling: Sampling, recorded: Session | None
-    ) -> AsyncIterator[agents.Address | AgentRLError]:
+    ) -> AsyncIterator[agents.SessionUrls | AgentRLError]:
         """See `agents.SessionGateway.opened`; until the caller leaves.
 
         Yields:
@@ -164,7 +164,9 @@ async def _until_broken(stream: AsyncGenerator[AgentRLError, None]) -> None:
 class DistantSession:
     """`agents.OpenSession` of a gateway worker."""
 
-    def __init__(self, worker: Calling, session_id: str, address: agents.Address, watching: asyncio.Task[None]) -> None:
+    def __init__(
+        self, worker: Calling, session_id: str, address: agents.SessionUrls, watching: asyncio.Task[None]
+    ) -> None:
         self.address = address
         self._worker, self._id, self._watching = worker, session_id, watching
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from agentrl import cluster
 from agentrl.config import GatewayConfig, RolloutConfig
 from agentrl.config.gateway import NODE
-from agentrl.rollout.agents import Address
+from agentrl.rollout.agents import SessionUrls
 from agentrl.rollout.policies import Policy
 from agentrl.sessions.gateway.schedule import RecordedOrder
 from agentrl.sessions.store import Store
@@ -59,7 +59,7 @@ class LocalGateway:
             turn_tokens=sampling.max_new_tokens,
         )
         access = await self.gateway.open(session, limits)
-        opened.address = Address.of(self.url, access.id, access.api_key)
+        opened.address = SessionUrls.of(self.url, access.id, access.api_key)
         try:
             yield opened
         finally:
@@ -79,7 +79,7 @@ class LocalGateway:
 class LocalSession:
     """`agents.OpenSession` of this process."""
 
-    address: Address
+    address: SessionUrls
 
     def __init__(self, gateway: LocalGateway, session: Session) -> None:
         self._gateway, self._session, self.finished = gateway, session, False

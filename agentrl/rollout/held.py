@@ -24,7 +24,7 @@ DEFERRED = ("nodes", "branches", "info")
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class _Sizes:
     """A session's size.
 
     Attributes:
@@ -65,7 +65,7 @@ class SessionFacts:
     """
 
     score: float | None
-    sizes: Sizes
+    sizes: _Sizes
     versions: tuple[int, ...]
     digest: bytes
     calls: ToolCalls
@@ -158,12 +158,12 @@ def _facts(session: Session) -> SessionFacts | None:
     return session.facts if isinstance(session, HeldSession) else None
 
 
-def sizes_of(session: Session) -> Sizes:
+def sizes_of(session: Session) -> _Sizes:
     """A session's size."""
     if facts := _facts(session):
         return facts.sizes
     nodes, excluded = session.nodes, session.excluded_nodes()
-    return Sizes(
+    return _Sizes(
         turns=session.turns,
         tokens=sum(len(node.token_ids) for node in nodes),
         trainable=sum(sum(node.trainable) for node in nodes if node.id not in excluded),

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from agentrl.cluster import Connection
 from agentrl.errors import AgentRLError, EngineError, InfraError
-from agentrl.rollout.engines.reach import Reach, Reached
+from agentrl.rollout.engines.reach import EngineAddress, Reached
 from agentrl.rollout.fleet.failing_requests import digest
 from agentrl.rollout.fleet.ticket import Ticket, versions_of
 from agentrl.rollout.prompts import session_of
@@ -43,7 +43,7 @@ class NotReachable(InfraError):
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class EngineLease:
     """An engine that whoever asked for it generates by, one request at a time.
 
     Attributes:
@@ -252,10 +252,10 @@ class HeldLease:
         self.version, self.turn_came, self.turns = 0, False, 0
         self._recalled = False
         self._error: AgentRLError | None = None
-        self._given: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        self._given: asyncio.Future[EngineLease] = asyncio.get_running_loop().create_future()
 
     @property
-    def lease(self) -> Lease:
+    def lease(self) -> EngineLease:
         """The lease; known once `begun` has returned."""
         return self._given.result()
 
@@ -278,8 +278,8 @@ class HeldLease:
         if self.ticket is not None:
             self.ticket.end(error)
 
-    def _told(self, message: Lease | int | PauseMode) -> None:
-        if isinstance(message, Lease):
+    def _told(self, message: EngineLease | int | PauseMode) -> None:
+        if isinstance(message, EngineLease):
             self.version = message.version
             self._given.set_result(message)
         elif isinstance(message, PauseMode):
@@ -316,7 +316,7 @@ class HeldLease:
             EngineError: it is gone.
         """
         asked = self.policy, self.lease.start
-        reach: Reach | None = await self.connection.call("reach", *asked, timeout=ANSWER_SECONDS)
+        reach: EngineAddress | None = await self.connection.call("reach", *asked, timeout=ANSWER_SECONDS)
         if reach is None:
             raise EngineError(f"{self.lease.engine} is gone")
         return await reach.open()

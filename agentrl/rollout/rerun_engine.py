@@ -14,7 +14,7 @@ from agentrl.envs.results import IN_TOOLS
 from agentrl.errors import Departed, EngineError
 from agentrl.rollout.departures import same, same_prompt
 from agentrl.rollout.engines.managed import ManagedEngine, managed
-from agentrl.rollout.outcomes import Outcome
+from agentrl.rollout.outcomes import GroupOutcome
 from agentrl.sessions import tree
 from agentrl.sessions.gateway.schedule import answered, prompt_of
 from agentrl.sessions.generation import aclose, joined
@@ -47,7 +47,7 @@ class Recording:
         play: whether environments answer again; else all answers are the recorded ones.
     """
 
-    trained: Mapping[int, Sequence[Outcome]] = field(default_factory=dict)
+    trained: Mapping[int, Sequence[GroupOutcome]] = field(default_factory=dict)
     sessions: Mapping[tuple[str, int], Session] = field(default_factory=dict)
     aborted: bool = False
     play: bool = True

@@ -79,7 +79,7 @@ async def serve_workers(tree: dict[str, Any], config: ServeConfig, announce: Cal
         ports = [one.getsockname()[1] for one in bound]
         key = config.admin_key or made_up_key(config.host, announce)
         settings = {"tree": tree, "ports": ports, "admin_key": key}
-        workers = [Worker(number, one, settings, announce) for number, one in enumerate(bound)]
+        workers = [ServingProcess(number, one, settings, announce) for number, one in enumerate(bound)]
         tls = tls_of(config)
         front = Front(config.host, ports, lambda number: workers[number].running, Limits().body_bytes, tls)
         kept = [asyncio.ensure_future(worker.keep()) for worker in workers]
@@ -97,7 +97,7 @@ async def serve_workers(tree: dict[str, Any], config: ServeConfig, announce: Cal
             await front.aclose()
 
 
-class Worker:
+class ServingProcess:
     """One process that serves its share of the sessions.
 
     Args:

@@ -20,9 +20,9 @@ from agentrl.config import RunConfig
 from agentrl.errors import AgentRLError, EngineError, NoSignal, brief
 from agentrl.rollout.filters import FILTERS, make_measure
 from agentrl.rollout.fleet.reference import ReferenceEngine
-from agentrl.rollout.health import Health, sampling_notes, sessions_of, with_retries
+from agentrl.rollout.health import HealthMonitor, sampling_notes, sessions_of, with_retries
 from agentrl.rollout.held import calls_of, sizes_of
-from agentrl.rollout.outcomes import Outcome
+from agentrl.rollout.outcomes import GroupOutcome
 from agentrl.rollout.past import PastVersions
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.stats import Evaluation, idle, rollout_metrics
@@ -59,7 +59,7 @@ class Loop:
     display: Display
     learner: Learner
     clock: Clock = field(default_factory=Clock)
-    health: Health = field(default_factory=Health)
+    health: HealthMonitor = field(default_factory=HealthMonitor)
     measure: Callable[[int], Awaitable[Evaluation]] | None = None
     stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     selected: dict[str, float] = field(default_factory=dict)
@@ -331,7 +331,7 @@ class Loop:
         step: int,
         groups: Sequence[Group],
         metrics: dict[str, float],
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[GroupOutcome],
         digests: Mapping[str, str],
     ) -> dict[str, float]:
         """Log the numbers, show the progress; returns the numbers.

@@ -24,7 +24,7 @@ from agentrl.envs import identity
 from agentrl.errors import ConfigError, Departed
 from agentrl.rollout.fleet import divided
 from agentrl.rollout.fleet.fleet import Fleet
-from agentrl.rollout.outcomes import TRAINED, Outcome
+from agentrl.rollout.outcomes import TRAINED, GroupOutcome
 from agentrl.rollout.rerun_engine import Recording
 from agentrl.sessions.store import Store
 from agentrl.train import kept_code, ledger, manifest, resuming
@@ -84,7 +84,7 @@ def load(config: RunConfig, engine: Engine) -> Recording:
             "(capabilities.deterministic), so a rerun would prove nothing"
         )
     run = Path(config.rerun)
-    trained: dict[int, list[Outcome]] = defaultdict(list)
+    trained: dict[int, list[GroupOutcome]] = defaultdict(list)
     for entry in ledger.read(run):
         if entry.outcome.outcome == TRAINED:
             trained[entry.step].append(entry.outcome)

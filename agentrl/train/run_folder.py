@@ -47,7 +47,7 @@ from agentrl.config import PAST, RunConfig
 from agentrl.config.secrets import public
 from agentrl.envs.identity import Identities
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
-from agentrl.rollout.outcomes import Outcome
+from agentrl.rollout.outcomes import GroupOutcome
 from agentrl.train import kept_code, ledger, manifest, provenance, ratings, records, resuming, seals, trainer_logprobs
 from agentrl.train.data_identity import STARTS
 from agentrl.train.files import append, keep_lines, remove, write_atomically
@@ -252,7 +252,7 @@ class RunFolder:
         self,
         step: int,
         metrics: Mapping[str, float],
-        outcomes: Iterable[Outcome] = (),
+        outcomes: Iterable[GroupOutcome] = (),
         sessions: Mapping[str, str] | None = None,
         stream: bytes = b"",
     ) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 
 from agentrl.rollout import held
 from agentrl.rollout.held import HeldSession, SessionHead, content_hash, digest_of, has_content, sizes_of, versions_of
-from agentrl.rollout.outcomes import Outcome
+from agentrl.rollout.outcomes import GroupOutcome
 from agentrl.rollout.stats import rollout_metrics
 from agentrl.sessions.store import Store
 from agentrl.types import Group, Session, Status, Task
@@ -44,7 +44,7 @@ def test_metrics_and_outcomes_of_heads_are_those_of_whole_sessions_and_nothing_i
     heads = [HeldSession.of(sent(each), each.task, never) for each in (one, other)]
     whole = [one, other]
     assert rollout_metrics([group_of(heads)]) == rollout_metrics([group_of(whole)])  # type: ignore[arg-type]
-    assert Outcome.of(group_of(heads), "trained") == Outcome.of(group_of(whole), "trained")  # type: ignore[arg-type]
+    assert GroupOutcome.of(group_of(heads), "trained") == GroupOutcome.of(group_of(whole), "trained")  # type: ignore[arg-type]
     for head, session in zip(heads, whole, strict=True):
         assert (head.turns, head.score) == (session.turns, session.score)
         assert (sizes_of(head), versions_of(head)) == (sizes_of(session), versions_of(session))

@@ -19,7 +19,7 @@ from agentrl.errors import EnvError, InvalidInput
 from agentrl.rollout.buffer import Buffer, Gate, Order
 from agentrl.rollout.filters import FILTERS, PRIORITIES, make_measure
 from agentrl.rollout.groups import Rollouts, new_group
-from agentrl.rollout.outcomes import REPLAYED, STALE, TRAINED, Outcome
+from agentrl.rollout.outcomes import REPLAYED, STALE, TRAINED, GroupOutcome
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.samplers import SAMPLERS, make_sampler
 from agentrl.rollout.stats import rollout_metrics
@@ -256,7 +256,7 @@ def test_each_group_that_leaves_the_stream_is_trained_within_the_bound_or_has_a_
     order: Order = data.draw(st.sampled_from(["number", "ready"]))
     oversample = data.draw(st.sampled_from([0.0, 0.7])) if order == "ready" else 0.0
 
-    async def play() -> list[Outcome]:
+    async def play() -> list[GroupOutcome]:
         async with stream(steps, per_step, staleness, order=order, oversample=oversample) as groups:
             for step in range(steps):
                 batch = await groups.take(per_step)

@@ -32,7 +32,7 @@ class RowState:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class _Job:
     """Rows that are computed in one call: each one's tokens, by their places in the step, and where they begin."""
 
     rows: tuple[int, ...]
@@ -54,7 +54,7 @@ class States:
 
     def __init__(self) -> None:
         self.rows: dict[int, RowState] = {}
-        self._jobs: list[Job] = []
+        self._jobs: list[_Job] = []
         self._after: dict[int, RowState] = {}
 
     def begin(
@@ -74,12 +74,12 @@ class States:
         for some in ([one for one in decode if one[1]], [one for one in decode if not one[1]]):
             if some:
                 rows, starts = zip(*some, strict=True)
-                self._jobs.append(Job(rows, torch.tensor(rows, device=device)[:, None], starts))
+                self._jobs.append(_Job(rows, torch.tensor(rows, device=device)[:, None], starts))
         prompts = dict[int, tuple[int, list[int]]]()
         for row, start, place, count in pieces:
             prompts.setdefault(row, (start, []))[1].extend(range(place, place + count))
         for row, (start, places) in prompts.items():
-            self._jobs.append(Job((row,), torch.tensor([places], device=device), (start,)))
+            self._jobs.append(_Job((row,), torch.tensor([places], device=device), (start,)))
         for job in self._jobs:
             for row, start in zip(job.rows, job.starts, strict=True):
                 if start and (row not in self.rows or self.rows[row].place != start):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import agentrl
 from agentrl.config import AlgoConfig
-from agentrl.rollout.engines.runner import QUANTUM, Runner, Segment
+from agentrl.rollout.engines.runner import QUANTUM, ModelRunner, RowSegment
 from agentrl.train.backends.megatron.settings import MegatronConfig, MoeConfig
 from agentrl.train.backends.reference import RowResults, gradient_distance, paths_to_leaves, root_mean_square
 from agentrl.train.backends.torch import TorchTrainer
@@ -156,11 +156,11 @@ def _by_megatron(trial: Trial) -> Proof:
 
 def _by_engine(trial: Trial) -> Proof:
     """In batches of paths: the first half of each as a prompt, the rest token by token."""
-    runner = Runner(trial.folder, trial.device, trial.dtype, PATHS_PER_BATCH, 1 << 30)
+    runner = ModelRunner(trial.folder, trial.device, trial.dtype, PATHS_PER_BATCH, 1 << 30)
     return trial.proof(engine_logps(runner, trial.forest))
 
 
-def engine_logps(runner: Runner, forest: Forest) -> Tensor:
+def engine_logps(runner: ModelRunner, forest: Forest) -> Tensor:
     """The log-probabilities of a forest's tokens but the roots, [T], as the local engine computes them."""
     logp = torch.zeros(len(forest))
     leaves = paths_to_leaves(forest)
@@ -174,15 +174,15 @@ def engine_logps(runner: Runner, forest: Forest) -> Tensor:
     return logp
 
 
-def _engine_logits(runner: Runner, paths: list[list[int]]) -> list[Tensor]:
+def _engine_logits(runner: ModelRunner, paths: list[list[int]]) -> list[Tensor]:
     """The logits at every token of some paths, [length, vocabulary] each."""
-    segments, keep = list[Segment](), list[int]()
+    segments, keep = list[RowSegment](), list[int]()
     for row, tokens in enumerate(paths):
         half = len(tokens) // 2 + 1
         for start in range(0, half, QUANTUM):
             count = min(QUANTUM, half - start)
             keep += range(len(segments) * QUANTUM, len(segments) * QUANTUM + count)
-            segments.append(Segment(row, start, tokens[start : start + count]))
+            segments.append(RowSegment(row, start, tokens[start : start + count]))
     prompts = runner.step(0, [], segments, QUANTUM, keep)
     found = list(torch.split(prompts, [len(tokens) // 2 + 1 for tokens in paths]))
     for place in range(max(map(len, paths))):
