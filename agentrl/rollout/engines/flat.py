@@ -101,7 +101,7 @@ class StepLayout:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer passes to attention: heads, key-value heads, widths of keys and values, and its `AttentionScores`."""
+    """What one layer passes to attention: heads, key-value heads, widths of keys and values; its `AttentionScores`."""
 
     heads: int
     kv_heads: int

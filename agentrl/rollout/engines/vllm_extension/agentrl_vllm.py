@@ -1,4 +1,4 @@
-"""Methods that vLLM's workers get by `--worker-extension-cls agentrl_vllm.WorkerExtension`, without agentrl being installed.
+"""Methods that vLLM's workers get by `--worker-extension-cls agentrl_vllm.WorkerExtension`, without agentrl installed.
 
 On a CPU vLLM 0.32 multiplies by packed copies of matrices. A reload packs what it loads again, but not the output layer
 of a model whose embeddings are tied: it has no weights in the checkpoint, so it keeps the ones of before. The
