@@ -24,7 +24,7 @@ from agentrl.envs import sandboxes
 from agentrl.envs.swe import library
 from agentrl.envs.swe.changes import File
 from agentrl.envs.swe.expect import fits
-from agentrl.envs.swe.find_key import guesses, known, paired
+from agentrl.envs.swe.find_key import find_stored, guesses, paired
 from agentrl.envs.swe.guess import MISSING, MOST, Open, candidates
 from agentrl.envs.swe.key import Key, ReportRow
 from agentrl.envs.swe.running import SuiteResult, run_tests
@@ -110,7 +110,7 @@ async def target_of(task: SweTask) -> Target:
     """Find a task's key, and run its tests on the program as it is."""
     supplier = sandboxes.supplier("docker")
     await source_of(task).prove(supplier)
-    key, exam = known(task), Exam.of(task)
+    key, exam = find_stored(task), Exam.of(task)
     assert key is not None
     tree = final_tree(exam, {}) | {path: File(file.source.encode()) for path, file in key.files.items()}
 

@@ -26,7 +26,7 @@ from agentrl.config import FleetConfig, RunConfig, WeightsConfig
 from agentrl.models import tiny
 from agentrl.rollout.distant_engine import DistantEngine, EngineCalls
 from agentrl.rollout.engine_access import EngineAccess
-from agentrl.rollout.fleet import make_engines, started
+from agentrl.rollout.fleet import make_engines, wait_until_started
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.policies import Policy
 from agentrl.sessions.generation import generate_turn
@@ -86,7 +86,7 @@ async def measure(base: Path, sessions: int) -> None:
     engine = make_engines(config, FleetConfig(probe_every=PATIENCE), WeightsConfig(), base)
     assert isinstance(engine, Fleet)
     access = EngineAccess(lambda: {MAIN: Policy(NullRenderer(), engine)})
-    await started(engine)
+    await wait_until_started(engine)
     async with Listener(access, "engines", "engines", cluster.current().host, KEY) as address:
         role = Role("environments", "benchmarks.turns:Player", (address, engine.capabilities))
         player = cluster.current().spawn(role)

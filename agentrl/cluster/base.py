@@ -134,7 +134,7 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """A machine of a cluster.
 
     Attributes:
@@ -305,7 +305,7 @@ class Cluster(ABC):
         """Start roles of one kind, each `together` consecutive ones on one node; all find a place, or none starts."""
 
     @abstractmethod
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[ClusterNode]:
         """The machines, this one first."""
 
     @abstractmethod

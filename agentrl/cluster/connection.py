@@ -157,7 +157,7 @@ class Calling(ABC):
             while not ended:
                 message = inbox.get(f"{self.connection.name}: {method}", deadline)
                 ended = message[0] is not MessageKind.ITEM
-                yield checked(message)
+                yield raise_if_error(message)
         finally:
             self.connection.leave(number, cancel=not ended)
 
@@ -195,12 +195,12 @@ class Calling(ABC):
             while not ended:
                 message = await inbox.get(f"{self.connection.name}: {method}", deadline)
                 ended = message[0] is not MessageKind.ITEM
-                yield checked(message)
+                yield raise_if_error(message)
         finally:
             self.connection.leave(number, cancel=not ended)
 
 
-def checked(message: Message) -> Message:
+def raise_if_error(message: Message) -> Message:
     """A message that is no error; an error is raised."""
     if message[0] is MessageKind.FAILED:
         raise message[1]

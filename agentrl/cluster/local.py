@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl import cores
-from agentrl.cluster.base import HERE, Cluster, Node, Role, RoleProcess, Worker
+from agentrl.cluster.base import HERE, Cluster, ClusterNode, Role, RoleProcess, Worker
 from agentrl.cluster.connection import Address, Connection
 from agentrl.cluster.frames import encode, receive
 from agentrl.cluster.liveness import SUFFIX, Liveness
@@ -152,9 +152,9 @@ class LocalCluster(Cluster):
         self._count[role.kind] += 1
         return None if self.logs is None else self.logs / f"{role.kind}-{number}.log"
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[ClusterNode]:
         """This machine; its GPUs are not counted here."""
-        return [Node(HERE, float(len(cores.allowed())), 0, {})]
+        return [ClusterNode(HERE, float(len(cores.allowed())), 0, {})]
 
     def close(self) -> None:
         """End every worker."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agentrl.cluster.base import Node
+from agentrl.cluster.base import ClusterNode
 from agentrl.cluster.demands import Demand, Wanted
 
 SPREAD = ("environments", "rewards", "gateway")
@@ -38,7 +38,7 @@ class UnitKind:
 class Search:
     """A search for how many units of each kind each node gets."""
 
-    def __init__(self, nodes: Sequence[Node], wanted: Wanted) -> None:
+    def __init__(self, nodes: Sequence[ClusterNode], wanted: Wanted) -> None:
         self.nodes = nodes
         names = sorted({name for demand in wanted.demands for name in demand.custom})
         shared, engines = wanted.shared, wanted.engines
@@ -157,7 +157,7 @@ def _sums_from(rows: Sequence[Vector], width: int) -> list[Vector]:
     return sums[::-1]
 
 
-def _allows(node: Node, demand: Demand) -> bool:
+def _allows(node: ClusterNode, demand: Demand) -> bool:
     memory = not (demand.gpus and demand.memory and node.gpu_memory) or demand.memory <= node.gpu_memory
     return memory and demand.node in ("", node.name)
 

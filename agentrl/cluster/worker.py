@@ -58,7 +58,7 @@ def main(descriptor: int) -> int:
     except BaseException as error:
         owner.sendall(encode(failed(error, where, traceback.format_exc())))
         return 1
-    with garbage.seldom():
+    with garbage.collect_less_often():
         asyncio.run(_serve(target, start, where, owner))
     return 0
 

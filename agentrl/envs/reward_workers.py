@@ -183,7 +183,9 @@ def longest(config: RunConfig) -> float:
 
 
 @asynccontextmanager
-async def scored(make_env: MakeEnv, config: RunConfig) -> AsyncIterator[tuple[MakeEnv, RewardWorkers | None]]:
+async def open_reward_workers(
+    make_env: MakeEnv, config: RunConfig
+) -> AsyncIterator[tuple[MakeEnv, RewardWorkers | None]]:
     """Makes the same environments with the run's `rewards.*`, and the workers that compute them.
 
     Without `cluster.rewards` there are no workers: the rewards are computed where a session is played.
@@ -216,7 +218,7 @@ async def scored(make_env: MakeEnv, config: RunConfig) -> AsyncIterator[tuple[Ma
 async def scored_in_worker(
     make_env: MakeEnv, configs: Mapping[str, RewardConfig], rewards: SharedRewards | None
 ) -> AsyncIterator[MakeEnv]:
-    """`scored` in another process of the run: by the run's reward workers where there are any, else by itself."""
+    """`open_reward_workers` in another process of the run: by its reward workers where it has any, else by itself."""
     if rewards is None:
         async with rewarded(make_env, configs) as made:
             yield made

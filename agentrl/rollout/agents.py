@@ -67,7 +67,7 @@ class OpenSession(Protocol):
         """Until the session can't go on; does not return otherwise.
 
         Raises:
-            Departed: it is run again, and a recorded request does not come.
+            Diverged: it is run again, and a recorded request does not come.
             InfraError: its gateway is lost.
         """
         ...
@@ -79,7 +79,7 @@ class OpenSession(Protocol):
         gateway is an INFRA_ERROR.
 
         Raises:
-            Departed: as in `broken`.
+            Diverged: as in `broken`.
             InfraError: its gateway is lost.
         """
         ...
@@ -280,7 +280,7 @@ async def play(
 
     Raises:
         ConfigError: the agent can't be started at all.
-        Departed: a recorded request does not come.
+        Diverged: a recorded request does not come.
         InfraError: the gateway is lost.
     """
     async with gateway.opened(session, sampling, recorded) as opened:

@@ -38,9 +38,9 @@ from agentrl.rollout.distant_recorder import DistantRecorder
 from agentrl.rollout.engine_access import EngineAccess
 from agentrl.rollout.gateway_workers import served
 from agentrl.rollout.groups import DEMO, Deadline, Rollouts
-from agentrl.rollout.held import HeldSession, SessionHead
+from agentrl.rollout.held import SessionHead, SessionRef
 from agentrl.rollout.partners import open_rules
-from agentrl.rollout.policies import Fixed, Partner, Partners, Policy
+from agentrl.rollout.policies import Fixed, Opponent, Partners, Policy
 from agentrl.rollout.programs import Program, ServedProgram
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store import Store
@@ -178,7 +178,7 @@ class EnvironmentRole:
             self._program = await self._open.enter_async_context(program)
         return self._program
 
-    async def _partner(self, agent: str, given: EnginePolicy) -> Partner:
+    async def _partner(self, agent: str, given: EnginePolicy) -> Opponent:
         """What plays an agent by an engine of the run's process."""
         if given.policy not in self._frozen:
             own = self._config.policies[self._config.agents[agent]]
@@ -204,7 +204,7 @@ class EnvironmentRole:
 
 
 class InWorkers:
-    """Plays a run's sessions in its environment workers (`groups.Elsewhere`).
+    """Plays a run's sessions in its environment workers (`groups.RemoteSessionRunner`).
 
     Args:
         workers: they.
@@ -244,7 +244,7 @@ class InWorkers:
         watchdog.progress()
         if isinstance(found, SessionHead):
             assert self.holding is not None
-            return HeldSession.of(found, session.task, self.holding.store.load)
+            return SessionRef.of(found, session.task, self.holding.store.load)
         return found
 
     async def _stored(self, rollouts: Rollouts, session: Session) -> Session:

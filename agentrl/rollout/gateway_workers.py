@@ -31,7 +31,7 @@ from agentrl.rollout.engine_access import EngineAccess
 from agentrl.rollout.gateways import LocalGateway, LocalSession, listening_place, own_gateway
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.policies import Policy
-from agentrl.rollout.programs import ServedProgram, loaded, serving
+from agentrl.rollout.programs import ServedProgram, load_agent, serving
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store import Store
 from agentrl.types import Capabilities, Sampling, Session, Status
@@ -237,7 +237,7 @@ async def served(
     """
     assert config.agent is not None
     if workers is not None:
-        user_agent = loaded(config.agent, config.gateway)
+        user_agent = load_agent(config.agent, config.gateway)
         yield ServedProgram(config.agent, gateway=DistantGateway(workers), user_agent=user_agent)
         return
     async with serving(config.agent, policy, store, config.rollout, config.gateway, keeps=keeps) as program:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from agentrl.cluster import Connection
 from agentrl.errors import AgentRLError, EngineError, InfraError
-from agentrl.rollout.engines.reach import EngineAddress, Reached
+from agentrl.rollout.engines.reach import EngineAddress, EngineClient
 from agentrl.rollout.fleet.failing_requests import digest
 from agentrl.rollout.fleet.ticket import Ticket, versions_of
 from agentrl.rollout.prompts import session_of
@@ -68,7 +68,7 @@ class Leases:
 
     def __init__(self, connection: Callable[[], Connection]) -> None:
         self._connection = connection
-        self._engines: dict[tuple[str, str], tuple[int, asyncio.Task[Reached]]] = {}
+        self._engines: dict[tuple[str, str], tuple[int, asyncio.Task[EngineClient]]] = {}
         self._kept: dict[tuple[str, str], list[HeldLease]] = {}
         self._started: OrderedDict[str, int] = OrderedDict()
         self._progressed: dict[int, tuple[HeldLease, int]] = {}
@@ -176,7 +176,7 @@ class Leases:
 
     # ---------------------------------------------------------------------------------------- engines
 
-    async def _engine(self, held: HeldLease) -> Reached:
+    async def _engine(self, held: HeldLease) -> EngineClient:
         """The engine of a lease; the one that had its name before is closed.
 
         Raises:
@@ -248,7 +248,7 @@ class HeldLease:
     def __init__(self, connection: Connection, policy: str) -> None:
         self.connection, self.policy = connection, policy
         self.ticket: Ticket | None = None
-        self.engine: Reached | None = None
+        self.engine: EngineClient | None = None
         self.version, self.turn_came, self.turns = 0, False, 0
         self._recalled = False
         self._error: AgentRLError | None = None
@@ -309,7 +309,7 @@ class HeldLease:
         if not self._given.done():
             raise self._error or EngineError("the lease was given back")
 
-    async def opened(self) -> Reached:
+    async def opened(self) -> EngineClient:
         """The engine, reached anew.
 
         Raises:
@@ -350,7 +350,7 @@ class HeldLease:
                 yield item
 
 
-async def _closed(opening: asyncio.Task[Reached]) -> None:
+async def _closed(opening: asyncio.Task[EngineClient]) -> None:
     """Close what was opened, if it was."""
     with suppress(AgentRLError):
         await (await opening).close()

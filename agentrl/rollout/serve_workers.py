@@ -24,7 +24,7 @@ from agentrl import cores
 from agentrl.errors import InfraError
 from agentrl.models.registry import model_folder
 from agentrl.overrides import validate
-from agentrl.rollout.serve_process import ServeConfig, checked, serve_config, tls_of, worker_ports
+from agentrl.rollout.serve_process import ServeConfig, check_config, serve_config, tls_of, worker_ports
 
 STOP_SECONDS = 20.0
 """Seconds within which a worker must stop; then it is killed."""
@@ -40,7 +40,7 @@ def serve_command(tree: dict[str, Any], out: Console) -> None:
         ConfigError: a setting is unknown, missing, or of the wrong type.
     """
     config = validate(tree, ServeConfig)
-    path = checked(config)
+    path = check_config(config)
 
     def announce(text: str) -> None:
         out.print(text, highlight=False, soft_wrap=True)

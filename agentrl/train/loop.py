@@ -41,7 +41,7 @@ from agentrl.train.resuming import step_of
 from agentrl.train.run_folder import RunFolder
 from agentrl.train.selection import chooser, select
 from agentrl.train.state import RunState
-from agentrl.train.stopping import Stopped, unless
+from agentrl.train.stopping import Stopped, run_unless_stopped
 from agentrl.types import GREEDY, Engine, Group
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class Loop:
     async def take_step(self, step: int) -> dict[str, float]:
         """Take one step, and return its metrics; `step` counts from 0."""
         self.clock = Clock()
-        groups = await unless(self.stop_requested, self.generate(step))
+        groups = await run_unless_stopped(self.stop_requested, self.generate(step))
         await faults.async_point("groups.taken")
         trained = await self.recovering(step, partial(self.train, groups, step))
         await faults.async_point("step.published")
@@ -272,7 +272,9 @@ class Loop:
             EngineError: an engine has other weights.
         """
         bound = None if probed is None else self.probe_bound
-        found = await provenance.confirmed(self.engine, self.config, self.state.store.losses, probed, bound, reference)
+        found = await provenance.confirm_weights(
+            self.engine, self.config, self.state.store.losses, probed, bound, reference
+        )
         if wrong := found.undelivered:
             raise EngineError(f"{wrong} (weights.prove_every)")
         self.evidence.add(found)
@@ -364,7 +366,7 @@ class Loop:
             self.display.warn(f"step {step}: {warning}")
         for warning in self.health.check(groups, signal=bool(row["pack/signal"])):
             self.display.warn(f"step {step}: {warning}")
-        if note := minibatches.told(row, self.config.algo):
+        if note := minibatches.describe_updates(row, self.config.algo):
             self.display.warn_once(note)
         for note in sampling_notes(sessions_of(groups), trained=True):
             self.display.warn_once(note)

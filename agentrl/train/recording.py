@@ -21,7 +21,7 @@ import orjson
 from agentrl import __version__, cores
 from agentrl.config import RunConfig
 from agentrl.envs import identity
-from agentrl.errors import ConfigError, Departed
+from agentrl.errors import ConfigError, Diverged
 from agentrl.rollout.fleet import divided
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.outcomes import TRAINED, GroupOutcome
@@ -155,7 +155,7 @@ def compare_weights(run: Path, rerun: Path) -> str:
         A line that says what was compared.
 
     Raises:
-        Departed: they differ.
+        Diverged: they differ.
     """
     newest, own = resuming.whole_checkpoints(run)[-1:], resuming.whole_checkpoints(rerun)[-1:]
     if not newest or not own or newest[0].name != own[0].name:
@@ -163,7 +163,7 @@ def compare_weights(run: Path, rerun: Path) -> str:
     files = sorted(path.name for path in own[0].glob("*.safetensors"))
     for name in files:
         if not (newest[0] / name).exists() or manifest.digest(newest[0] / name) != manifest.digest(own[0] / name):
-            raise Departed(f"{own[0] / name}: other weights than in {newest[0]}, at the same tokens and metrics")
+            raise Diverged(f"{own[0] / name}: other weights than in {newest[0]}, at the same tokens and metrics")
     return f"the rerun equals {run}: tokens, log-probabilities, metrics, and the weights of {own[0].name}"
 
 
@@ -178,7 +178,7 @@ def _row_check(run: Path) -> Any:
         left_out = BY_TIME if EVALUATED in recorded.keys() & row.keys() else (*BY_TIME, "eval/")
         for name in sorted(recorded.keys() | row.keys()):
             if not name.startswith(left_out) and recorded.get(name) != row.get(name):
-                raise Departed(
+                raise Diverged(
                     f"step {row['step']:g}, {name}: the recording has {recorded.get(name)}, the rerun {row.get(name)}"
                 )
 

@@ -32,7 +32,7 @@ from agentrl.envs.registry import factory
 from agentrl.errors import ConfigError, InvalidInput, missing_extra
 from agentrl.overrides import spread
 from agentrl.rollout.filters import FILTERS, make_measure
-from agentrl.rollout.fleet import started
+from agentrl.rollout.fleet import wait_until_started
 from agentrl.rollout.health import sampling_notes, sessions_of, with_retries
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.stream import Stream
@@ -140,7 +140,7 @@ class RolloutRun:
         made, act = await stack.enter_async_context(player)
         self.policy = made.policy
         for engine in made.engines:
-            await started(engine)
+            await wait_until_started(engine)
         stream = preparation.make_stream(config, made, make_env, act(config.rollout))
         self.stream = await stack.enter_async_context(stream)
 

@@ -35,7 +35,7 @@ from agentrl.sessions.recorder import Recorder
 from agentrl.sessions.store import Store
 from agentrl.train import provenance
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.backends import Leasable, TrainerAccess
+from agentrl.train.backends import ShareableTrainer, TrainerAccess
 from agentrl.train.colocated import computing
 from agentrl.train.files import append, write_atomically
 from agentrl.train.learning import Batch, Learning, Part, digests
@@ -52,7 +52,7 @@ store."""
 
 
 @dataclass(frozen=True)
-class Request:
+class LearnRequest:
     """A step's batch, without its sessions.
 
     Attributes:
@@ -71,7 +71,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnReply:
     """What became of a batch: metrics, the algorithm's state, the trainer's version, and the seconds of each phase."""
 
     metrics: dict[str, float]
@@ -115,7 +115,7 @@ class SessionRole:
             return found
         return []
 
-    async def learn(self, request: Request) -> Learned | AgentRLError:
+    async def learn(self, request: LearnRequest) -> LearnReply | AgentRLError:
         """Train on a batch; see `Learner.learn`.
 
         Returns:
@@ -127,7 +127,7 @@ class SessionRole:
         except AgentRLError as error:
             return died(error) or error  # causes are not sent
 
-    async def _learn(self, request: Request) -> Learned:
+    async def _learn(self, request: LearnRequest) -> LearnReply:
         algorithm = make_algorithm(self._learning.config.algo)
         algorithm.load_snapshot(request.algorithm)
         kept = {name: self._kept.take(name) for _, ids in request.groups for name, _ in ids}
@@ -137,9 +137,9 @@ class SessionRole:
             batch = Batch(groups, request.step, trainer, algorithm, evidence)
             metrics = await self._learning.learn(batch)
             write_atomically(self._folder / PENDING, provenance.lines(request.step + 1, evidence.take()))
-            return Learned(metrics, algorithm.snapshot(), trainer.version, batch.clock.phases)
+            return LearnReply(metrics, algorithm.snapshot(), trainer.version, batch.clock.phases)
 
-    def _read(self, request: Request, kept: Mapping[str, Session | None]) -> list[Group]:
+    def _read(self, request: LearnRequest, kept: Mapping[str, Session | None]) -> list[Group]:
         """The batch's groups, with those sessions that the run's process chose.
 
         Another session of the same id may be kept, of an environment worker that died before it had answered.
@@ -239,7 +239,7 @@ async def holding(config: RunConfig, store: Store, *, trains: bool) -> AsyncIter
             await pool.close()
 
 
-def raised(found: Learned | AgentRLError) -> Learned:
+def reply_or_raise(found: LearnReply | AgentRLError) -> LearnReply:
     """What became of a batch; an error is raised."""
     if isinstance(found, AgentRLError):
         raise found
@@ -269,7 +269,7 @@ class DistantLearning:
             TrainerError: the trainer died, or the session worker, while a step was under way.
         """
         trainer = batch.trainer
-        assert isinstance(trainer, Leasable), "with cluster=ray a trainer has processes of its own"
+        assert isinstance(trainer, ShareableTrainer), "with cluster=ray a trainer has processes of its own"
         access = trainer.access()
         assert access is not None
         groups = [
@@ -277,13 +277,13 @@ class DistantLearning:
             for group in batch.groups
         ]
         known = batch.evidence.known if self.config.require_provenance else {}
-        request = Request(groups, batch.step, access, batch.algorithm.snapshot(), known)
+        request = LearnRequest(groups, batch.step, access, batch.algorithm.snapshot(), known)
         with self.part("optimizer step"):
             await faults.async_point("trainer.step")
             async with computing(trainer, self.engine):
                 try:
                     with trainer.leased():
-                        learned = raised(await self.workers.call("learn", request, timeout=None))
+                        learned = reply_or_raise(await self.workers.call("learn", request, timeout=None))
                 except WorkerLost as error:
                     raise TrainerError(f"the session worker was lost, and with it what it trained: {error}") from error
         batch.algorithm.load_snapshot(learned.algorithm)

@@ -11,7 +11,7 @@ from rich.live import Live
 from agentrl.cluster.liveness import silences
 from agentrl.errors import AgentRLError
 from agentrl.train.display import PLAIN_WIDTH
-from agentrl.train.panel import Panel, Progress, clock, step_line
+from agentrl.train.panel import Panel, TimedProgress, clock, step_line
 from agentrl.untrusted import visible_text
 from agentrl.viewer.runs import Run, RunStatus
 from agentrl.viewer.series import Row
@@ -61,11 +61,11 @@ def _numbers(row: Row) -> dict[str, float]:
     return {name: value for name, value in row.items() if isinstance(value, int | float)}
 
 
-def _progress(run: Run, done: int) -> Progress:
+def _progress(run: Run, done: int) -> TimedProgress:
     """The steps done; the time is what they took."""
     summary = run.summary()
     spent = sum(row.get("time/step", 0.0) for row in run.metrics.rows()[:done])
-    bar = Progress(summary["kind"], summary["steps"] or 0, began=time.monotonic() - spent)
+    bar = TimedProgress(summary["kind"], summary["steps"] or 0, began=time.monotonic() - spent)
     bar.done = done
     return bar
 

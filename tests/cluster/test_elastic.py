@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.cluster import Resources, Role, elastic, opened
-from agentrl.cluster.base import Node
+from agentrl.cluster.base import ClusterNode
 from agentrl.cluster.pool import WorkerPool
 from agentrl.config import ClusterConfig
 from agentrl.types import Session, Status, Task
@@ -38,7 +38,7 @@ def test_a_run_has_between_its_first_number_and_the_most_and_no_node_gets_more_t
 
 
 def test_nodes_that_died_or_are_drained_take_no_new_workers() -> None:
-    here = Node("a", 1, 0)
+    here = ClusterNode("a", 1, 0)
     nodes = [here, replace(here, name="b", alive=False), replace(here, name="c", draining=True)]
     assert elastic.usable(nodes) == 1
     assert elastic.drained(nodes) == {"c"}

@@ -20,7 +20,7 @@ from agentrl.cluster.pool import WorkerPool
 from agentrl.cluster.shared_pool import DistantPool, shared_pool
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
-from agentrl.errors import ConfigError, Departed, InfraError, InvalidInput
+from agentrl.errors import ConfigError, Diverged, InfraError, InvalidInput
 from agentrl.overrides import typed, validate
 from agentrl.rollout import gateway_workers, gateways
 from agentrl.rollout.agents import load_agent
@@ -294,7 +294,7 @@ async def test_a_recorded_request_that_does_not_come_is_told_to_whoever_runs_the
         idle = ServedProgram("idle", before, gateway=DistantGateway(workers), user_agent=load_agent("sleep 3600"))
         waits = ServedProgram("waits", before, gateway=DistantGateway(workers), user_agent=load_agent(late))
         assert (await play(idle, "idle", 3.0)).status is Status.TRUNCATED  # nothing waits for a request
-        with pytest.raises(Departed, match=r"session s, turn \d+: the program did not request it within 0\.5 s"):
+        with pytest.raises(Diverged, match=r"session s, turn \d+: the program did not request it within 0\.5 s"):
             await play(waits, "waits")
         await asyncio.to_thread(connection.close)
     await role.close()

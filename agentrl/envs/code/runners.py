@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from agentrl.envs.code.inside.solution import BOOT
-from agentrl.envs.code.judging import CANARY, Job, Verdict, program, read, written
+from agentrl.envs.code.judging import CANARY, Job, Verdict, encode_job, program, read
 from agentrl.envs.sandboxes import supplier
 from agentrl.errors import ConfigError, DeadlineExceeded, SandboxError
 from agentrl.tools.sandbox import Outcome, Sandbox, SandboxMemory, SandboxSpec
@@ -83,7 +83,7 @@ async def judge(runner: JudgeRunner, job: Job, timeout: float) -> Verdict:
 
 
 async def _judged(runner: JudgeRunner, job: Job, timeout: float) -> Verdict:
-    stdin, nonce = written(job)
+    stdin, nonce = encode_job(job)
     output, ended = await runner.run(stdin, timeout)
     return read(output, nonce, ended)
 

@@ -36,7 +36,7 @@ LEAST_BITS = 7.0
 _found: dict[str, Key] = {}
 
 
-def known(task: SweTask) -> Key | None:
+def find_stored(task: SweTask) -> Key | None:
     """A task's key, where it was found before: by this process, or kept in the user's cache."""
     digest = fingerprint(task)
     if digest not in _found and (path := _path(digest)).is_file():

@@ -64,7 +64,7 @@ class CommitSource:
 
     async def prove(self, supplier: Supplier) -> None:
         """See `RepositorySource`."""
-        if find_key.known(self._task) is None:
+        if find_key.find_stored(self._task) is None:
             await supplier.run(self.spec, self._find_key)
 
     async def _find_key(self, sandbox: Sandbox) -> None:
@@ -83,7 +83,7 @@ class CommitSource:
 
     async def judge(self, changes: Changes, sandbox: Sandbox) -> ScoringResult:
         """See `RepositorySource`."""
-        key = find_key.known(self._task)
+        key = find_key.find_stored(self._task)
         assert key is not None, "an episode begins with `prove`"
         return await score(Exam.of(self._task), key, changes, sandbox, python=_python(sandbox))
 

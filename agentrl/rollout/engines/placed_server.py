@@ -113,7 +113,7 @@ class PlacedServer:
         )
 
     async def wait_ready(self, probe: Callable[[], Awaitable[bool]], timeout: float) -> None:
-        """See `Server.wait_ready`; being placed on a node is a part of it.
+        """See `ServerProcess.wait_ready`; being placed on a node is a part of it.
 
         Raises:
             ConfigError, MissingExtra: the node can't run the server.

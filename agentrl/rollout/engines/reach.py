@@ -12,7 +12,7 @@ from typing import Protocol
 from agentrl.types import Chunk, Sampling, Turn
 
 
-class Reached(Protocol):
+class EngineClient(Protocol):
     """An engine that another process manages; the methods are those of `Engine` and `ManagedEngine`."""
 
     def generate(
@@ -33,7 +33,7 @@ class Reached(Protocol):
 class EngineAddress(Protocol):
     """Where an engine is; picklable."""
 
-    async def open(self) -> Reached:
+    async def open(self) -> EngineClient:
         """What generates by it.
 
         Raises:

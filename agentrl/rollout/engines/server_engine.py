@@ -24,7 +24,7 @@ from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines import options
 from agentrl.rollout.engines.checks import check_sampled
 from agentrl.rollout.engines.placed_server import PlacedServer, on_nodes
-from agentrl.rollout.engines.reach import EngineAddress, Reached
+from agentrl.rollout.engines.reach import EngineAddress, EngineClient
 from agentrl.rollout.engines.remote import RemoteEngine, logger
 from agentrl.rollout.engines.server_settings import OptionValue, ServerConfig
 from agentrl.types import Capabilities, PauseMode, Tokenizer
@@ -63,13 +63,13 @@ class ServerReach:
     config: ServerConfig
     info: ServerInfo
 
-    async def open(self) -> Reached:
+    async def open(self) -> EngineClient:
         """See `EngineAddress`."""
         from agentrl.rollout.engines import make_engine
 
         engine: Any = await asyncio.to_thread(make_engine, self.config, self.path)
         engine.assume_ready(self.info)
-        found: Reached = engine
+        found: EngineClient = engine
         return found
 
 

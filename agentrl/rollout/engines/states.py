@@ -46,7 +46,7 @@ class _Job:
 
 
 class States:
-    """A `Plan` for flat steps: decoding rows side by side, prompts row by row.
+    """A `StatePlan` for flat steps: decoding rows side by side, prompts row by row.
 
     Attributes:
         rows: what each row carries.

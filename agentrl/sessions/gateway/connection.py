@@ -29,7 +29,7 @@ _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
 class GatewayConnection(HttpToolsProtocol):
-    """One client's connection; a subclass sets the limits (see `limited`)."""
+    """One client's connection; a subclass sets the limits (see `connection_type`)."""
 
     limits = Limits()
     _timer: asyncio.TimerHandle | None = None
@@ -199,6 +199,6 @@ def _without_sizes(chunks: bytes) -> bytes:
     return b"".join(contents)
 
 
-def limited(limits: Limits) -> type[GatewayConnection]:
+def connection_type(limits: Limits) -> type[GatewayConnection]:
     """Connections under these limits."""
     return type("GatewayConnection", (GatewayConnection,), {"limits": limits})

@@ -86,7 +86,7 @@ class TrainerPlugin:
         return False
 
 
-class FactoryPlugin(TrainerPlugin):
+class TrainerFactoryPlugin(TrainerPlugin):
     """A class or function that makes a trainer, used as a plug-in.
 
     Its attributes `settings` and `takes_minibatches` count, if it has them.

@@ -90,7 +90,7 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ModelTrial:
     """A small model to be computed.
 
     Attributes:
@@ -127,7 +127,7 @@ class Trial:
         )
 
 
-def _by_trainer(trial: Trial) -> Proof:
+def _by_trainer(trial: ModelTrial) -> Proof:
     config = TorchConfig(device=trial.device, dtype=trial.dtype)  # type: ignore[arg-type]
     trainer = TorchTrainer(trial.folder, config, AlgoConfig())
     (logp,) = trainer.logprobs([trial.forest])
@@ -136,7 +136,7 @@ def _by_trainer(trial: Trial) -> Proof:
     return trial.proof(logp, gradient_distance(gradients, trial.want.gradients))
 
 
-def _by_megatron(trial: Trial) -> Proof:
+def _by_megatron(trial: ModelTrial) -> Proof:
     """On the run's ranks, or on one rank in a process of its own."""
     from agentrl.train.backends.megatron.trainer import MegatronTrainer
 
@@ -154,7 +154,7 @@ def _by_megatron(trial: Trial) -> Proof:
     return trial.proof(logp, abs(norm - want) / want, NORM_BOUND if trial.device == "cpu" else GRADIENT_BOUND)
 
 
-def _by_engine(trial: Trial) -> Proof:
+def _by_engine(trial: ModelTrial) -> Proof:
     """In batches of paths: the first half of each as a prompt, the rest token by token."""
     runner = ModelRunner(trial.folder, trial.device, trial.dtype, PATHS_PER_BATCH, 1 << 30)
     return trial.proof(engine_logps(runner, trial.forest))
@@ -204,7 +204,7 @@ def settings_on_ranks(ranks: MegatronTrainer | None, dtype: str) -> MegatronConf
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class _Subject:
     """A trainer or engine that is tested.
 
     Attributes:
@@ -216,7 +216,7 @@ class Subject:
         sources: our own files that the result depends on, under the package.
     """
 
-    compute: Callable[[Trial], Proof]
+    compute: Callable[[ModelTrial], Proof]
     what: str
     refusal: str
     instead: str
@@ -243,7 +243,7 @@ def _below(*folders: str) -> tuple[str, ...]:
 TORCH = (*SHARED, "train/backends/torch.py", "train/backends/state_schedule.py")
 MEGATRON = SHARED + _below("megatron", "ranks")
 SUBJECTS = {
-    "torch": Subject(
+    "torch": _Subject(
         _by_trainer,
         "forest",
         "trained by trainer=torch: a forest must give what its paths give as rows",
@@ -251,7 +251,7 @@ SUBJECTS = {
         "trainer.proof=false skips this test",
         TORCH,
     ),
-    "fsdp": Subject(
+    "fsdp": _Subject(
         _by_trainer,
         "forest",
         "trained by trainer=fsdp: a forest must give what its paths give as rows",
@@ -259,7 +259,7 @@ SUBJECTS = {
         "trainer.proof=false skips this test",
         TORCH + _below("fsdp", "ranks"),
     ),
-    "megatron": Subject(
+    "megatron": _Subject(
         _by_megatron,
         "forest",
         "trained by trainer=megatron: its family must compute what transformers computes",
@@ -267,7 +267,7 @@ SUBJECTS = {
         "trainer.proof=false skips this test",
         MEGATRON,
     ),
-    "local": Subject(
+    "local": _Subject(
         _by_engine,
         "flat step",
         "run by engine=local: a path must be computed as transformers computes it",

@@ -11,7 +11,7 @@ import pytest
 from agentrl.envs import EnvState, calls, sandboxes
 from agentrl.envs.swe.changes import File
 from agentrl.envs.swe.env import SPEC, Swe
-from agentrl.envs.swe.find_key import known
+from agentrl.envs.swe.find_key import find_stored
 from agentrl.envs.swe.patch import as_patch
 from agentrl.envs.swe.scoring import Exam, ScoringResult, score
 from agentrl.envs.swe.source import source_of
@@ -152,7 +152,7 @@ def judged(files: Mapping[str, str | File | None], task: SweTask = TASK) -> Scor
     async def run() -> ScoringResult:
         supplier = sandboxes.supplier("docker")
         await source_of(task).prove(supplier)
-        key = known(task)
+        key = find_stored(task)
         assert key is not None
         return (await supplier.run(SPEC, lambda sandbox: score(exam, key, changes, sandbox)))[0]
 

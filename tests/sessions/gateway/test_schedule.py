@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.errors import Departed
+from agentrl.errors import Diverged
 from agentrl.sessions.gateway.schedule import RecordedOrder, answered, prompt_of
 from agentrl.types import Message, Session, Task
 from tests.sessions.gateway.conftest import Serve, Served
@@ -96,7 +96,7 @@ async def test_a_program_that_leaves_out_a_request_departs_at_its_turn(serve: Se
             await exchange(served.gateway, served.gateway._entries["a"], turn_request(messages))
         served.gateway.schedules["b"] = RecordedOrder(recorded, failures.append, 0.2)
         await served.gateway.open(again)
-        with pytest.raises(Departed, match=r"session a, turn 1: the program did not request it within 0\.2 s"):
+        with pytest.raises(Diverged, match=r"session a, turn 1: the program did not request it within 0\.2 s"):
             await exchange(served.gateway, served.gateway._entries["b"], turn_request(OTHER))
         assert len(failures) == 1
 

@@ -20,7 +20,7 @@ SIZES = ("tensor", "pipeline", "interleave", "context", "data", "expert")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ParallelLayout:
     """A checked layout.
 
     Attributes:
@@ -51,7 +51,7 @@ class Layout:
         return ", ".join(sizes) or "one rank"
 
 
-def layout_of(config: MegatronConfig, hf: Any, gpus: int = 0) -> Layout:
+def layout_of(config: MegatronConfig, hf: Any, gpus: int = 0) -> ParallelLayout:
     """The layout of a configuration.
 
     Args:
@@ -84,7 +84,7 @@ def layout_of(config: MegatronConfig, hf: Any, gpus: int = 0) -> Layout:
     )
     _check_model(config, hf, experts)
     _check_together(config, experts, sequence)
-    return Layout(
+    return ParallelLayout(
         tensor=config.tensor_parallel,
         pipeline=config.pipeline_parallel,
         interleave=config.virtual_pipeline,

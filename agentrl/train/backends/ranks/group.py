@@ -36,7 +36,7 @@ from agentrl.cluster.forking import ForkRequest
 from agentrl.cluster.keeper import Keeper
 from agentrl.errors import AgentRLError, InfraError, TrainerError, TrainerTimeout
 from agentrl.train.backends.ranks.heartbeat import SECOND, SILENT, Watch
-from agentrl.train.backends.ranks.worker import Role, heartbeat_file
+from agentrl.train.backends.ranks.worker import RankSettings, heartbeat_file
 
 WORKER = "agentrl.train.backends.ranks.worker"
 GRACE = 5.0
@@ -57,7 +57,7 @@ class Ranks:
 
     def __init__(
         self,
-        roles: Sequence[Role],
+        roles: Sequence[RankSettings],
         timeout: float,
         threads: int | None = None,
         environment: Mapping[str, str] | None = None,
