@@ -10,7 +10,7 @@ from agentrl.types import Group
 
 TRAINED = "trained"
 REPLAYED = "replayed"
-"""A group that was trained on before was trained on a second time (`rollout.replay`)."""
+"""A group that was trained on before was trained on a second time (`rollout.reuse`)."""
 STALE = "stale"
 """Why a group was discarded: it would be further behind than the bound allows."""
 FAILED = "failed"

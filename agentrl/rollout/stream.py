@@ -150,15 +150,15 @@ class Stream:
             self.tasks.see(group.choice, group)
             self._leave(group, cause)
 
-    def replay(self, count: int) -> list[Group]:
+    def reuse(self, count: int) -> list[Group]:
         """Groups to train on a second time with the batch that was taken, at most `count`, in the order of numbers.
 
         They are chosen, by the seed and the step, from the groups that were trained on once and are at most
-        `rollout.replay_age` versions behind.
+        `rollout.reuse_age` versions behind.
         """
         limits, step = self.rollouts.limits, self.gate.published
         self._past |= self._replayed
-        young = [number for number in sorted(self._past) if step - self._past[number].step <= limits.replay_age]
+        young = [number for number in sorted(self._past) if step - self._past[number].step <= limits.reuse_age]
         generator = random.Random(derive(self.rollouts.seed, "replay", step))
         chosen = sorted(generator.sample(young, min(count, len(young))))
         self._replayed = {number: self._past.pop(number) for number in chosen}
@@ -183,13 +183,13 @@ class Stream:
         self.outcomes += [GroupOutcome.of(group, REPLAYED) for group in self._replayed.values()]
         self._replayed = {}
         for group in fresh:
-            if self.rollouts.limits.replay:
+            if self.rollouts.limits.reuse:
                 self._past[group.number] = group
             self.tasks.see(group.choice, group)
             self._taken.pop(group.number, None)
         self.gate.publish(idle=len(self.buffer.begun) == len(self.buffer.finished))
         self.gate.open -= len(fresh)
-        oldest = self.gate.published - self.rollouts.limits.replay_age
+        oldest = self.gate.published - self.rollouts.limits.reuse_age
         self._past = {number: group for number, group in self._past.items() if group.step >= oldest}
         self._discard_stale()
         return fresh

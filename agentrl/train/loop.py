@@ -175,7 +175,7 @@ class Loop:
             most = self.config.rollout.max_replaced * count
             choose = chooser(self.algorithm, make_measure(FILTERS, self.config.rollout.filter))
             groups, self.selected = await select(choose, groups, self.stream.take, drop, most)
-            again = self.stream.replay(int(self.config.rollout.replay * count))
+            again = self.stream.reuse(int(self.config.rollout.reuse * count))
             self.selected["groups/replayed"] = float(len(again))
             members = (session for session in sessions_of(left_out) if session.phase != GREEDY)
             self.left_out = sum(sizes_of(session).sampled for session in members)

@@ -53,10 +53,8 @@ def settings(run: Path) -> dict[str, Any]:
     steps = max((entry.step for entry in ledger.read(run)), default=0)
     if steps < saved["steps"]:
         raise ConfigError(f"rerun={str(run)!r}: the run has {steps} of its {saved['steps']} steps; resume it first")
-    if saved["rollout"].get("replay"):
-        raise ConfigError(
-            f"rerun={str(run)!r}: rollout.replay={saved['rollout']['replay']:g}: replayed groups can't be rerun"
-        )
+    if reuse := saved["rollout"].get("reuse", saved["rollout"].get("replay")):  # `replay`: of a run before decision 393
+        raise ConfigError(f"rerun={str(run)!r}: rollout.reuse={reuse:g}: groups that are used again can't be rerun")
     if saved["weights"]["mode"] == "in_place":
         raise ConfigError(
             f"rerun={str(run)!r}: weights.mode=in_place keeps keys and values of older weights, whose versions are not "

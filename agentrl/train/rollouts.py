@@ -73,8 +73,8 @@ def rollouts(env: str | type[Env] | None = None, /, *, display: Display | None =
         raise ConfigError(f"policies.{past}={PAST} is for agentrl.train, which keeps versions of what it trains")
     if config.cluster.sessions:
         raise ConfigError("cluster.sessions=true is for agentrl.train: a script gets sessions whole")
-    if again := config.rollout.replay:
-        raise ConfigError(f"rollout.replay={again:g} is for agentrl.train; a script repeats groups itself")
+    if again := config.rollout.reuse:
+        raise ConfigError(f"rollout.reuse={again:g} is for agentrl.train; a script repeats groups itself")
     return RolloutRun(config, display or Display(Console(stderr=True)))
 
 

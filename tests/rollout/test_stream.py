@@ -364,7 +364,7 @@ async def test_groups_are_replayed_once_while_they_are_young_and_a_resumed_run_r
 
     def replaying() -> Stream:
         groups = stream(steps=8, per_step=2, ended=keep)
-        limits = RolloutConfig(replay=0.5, replay_age=2)
+        limits = RolloutConfig(reuse=0.5, reuse_age=2)
         groups.rollouts = Rollouts(World, Policy(NullRenderer()), limits, seed=5)
         return groups
 
@@ -372,7 +372,7 @@ async def test_groups_are_replayed_once_while_they_are_young_and_a_resumed_run_r
         seen = []
         for step in range(first, last):
             batch = await groups.take(2)
-            again = groups.replay(1)
+            again = groups.reuse(1)
             assert groups.published([*again, *batch]) == batch
             assert groups.gate.open == 0
             seen += [(step, outcome.group, outcome.outcome) for outcome in groups.take_outcomes()]

@@ -60,7 +60,7 @@ def check_versions(step: Step, check: Check) -> None:
     version, rollout = step.trained.version, step.config.rollout
     replayed = {outcome.group for outcome in step.outcomes if outcome.outcome == REPLAYED}
     for group in step.groups:
-        bound = max(rollout.staleness, rollout.replay_age) if group.id in replayed else rollout.staleness
+        bound = max(rollout.staleness, rollout.reuse_age) if group.id in replayed else rollout.staleness
         if step.number - 1 - group.step > bound:
             where = f"{step.where}, group {group.id}"
             check.faults.append(Discrepancy(where, f"begun after step {group.step}: more than {bound} steps before"))

@@ -168,8 +168,8 @@ def _check_together(config: MegatronConfig, experts: int, sequence: bool) -> Non
         f"trainer.moe.capacity={moe.capacity} needs trainer.moe.dispatcher=alltoall, not {moe.dispatcher}",
     )
     _require(
-        moe.replay == "off" or moe.capacity is None,
-        f"trainer.moe.replay={moe.replay} with trainer.moe.capacity={moe.capacity}: "
+        moe.routing_replay == "off" or moe.capacity is None,
+        f"trainer.moe.routing_replay={moe.routing_replay} with trainer.moe.capacity={moe.capacity}: "
         "what is dropped depends on the neighbours in a pack, and can't be replayed",
     )
 

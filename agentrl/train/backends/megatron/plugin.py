@@ -45,8 +45,8 @@ class MegatronPlugin(TrainerPlugin):
         proof.require_family(path, model, config.family)
 
     def replays_experts(self, config: MegatronConfig) -> bool:
-        """With `trainer.moe.replay=rollout`."""
-        return config.moe.replay == "rollout"
+        """With `trainer.moe.routing_replay=rollout`."""
+        return config.moe.routing_replay == "rollout"
 
 
 TRAINER = MegatronPlugin()

@@ -193,7 +193,7 @@ class Rank(StepLearner[Micro]):
         mine, context = parallel_state.get_data_parallel_rank(), parallel_state.get_context_parallel_rank()
         padded = lengths(share.lengths, layout, gpu=gpu, together=together, updates=updates)[mine]
         micros = [micro_batch(w, n, layout, context, device()) for w, n in zip(share.works, padded, strict=True)]
-        if self.config.moe.replay == "rollout":
+        if self.config.moe.routing_replay == "rollout":
             for micro in micros:
                 self._replay_recorded(micro)
         return micros
