@@ -17,7 +17,7 @@ from rich.table import Table
 from agentrl.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
-    from agentrl.envs.check import Finding, Measured, Note, Progress, Scores
+    from agentrl.envs.check import CheckProgress, Finding, Measured, Note, Scores
 
 Check = Callable[..., bool]
 """(name, options, where to print, the check's own settings by keyword) -> whether the contract is kept."""
@@ -67,7 +67,7 @@ class _Shown:
         self.out, self.status = out, status
         self._faults, self._next = 0, QUIET_SECONDS
 
-    def __call__(self, event: Finding | Measured | Note | Progress | Scores) -> None:
+    def __call__(self, event: Finding | Measured | Note | CheckProgress | Scores) -> None:
         from agentrl.envs.check import Finding, Measured, Note, Scores
 
         if isinstance(event, Finding):

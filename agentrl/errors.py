@@ -5,7 +5,7 @@
     │   └── NewerFormat                         a later agentrl wrote what was to be read
     ├── UnknownName         (LookupError)       no environment, model, algorithm … of that name
     ├── MissingExtra        (ImportError)       an optional dependency is not installed
-    ├── Departed            (RuntimeError)      a rerun differs from the run that it repeats
+    ├── Diverged            (RuntimeError)      a rerun differs from the run that it repeats
     ├── NoSignal            (RuntimeError)      no token that a run samples is trained
     ├── InvalidInput        (ValueError)        a value handed to a public function is wrong
     │   ├── InvalidWeights                      a model's files don't hold the weights of its configuration
@@ -82,7 +82,7 @@ class MissingExtra(AgentRLError, ImportError):
     """An optional part is not installed; build it with `missing_extra`, which says how to get it."""
 
 
-class Departed(AgentRLError, RuntimeError):
+class Diverged(AgentRLError, RuntimeError):
     """A rerun generated or computed something else than the run that it repeats."""
 
 

@@ -140,7 +140,7 @@ class Fault(Section):
         return self
 
 
-class Plan(Section):
+class FaultPlan(Section):
     """Faults of a run."""
 
     faults: tuple[Fault, ...]
@@ -149,7 +149,7 @@ class Plan(Section):
     """Decides chances, times, and which process."""
 
 
-def load(path: str | Path) -> Plan:
+def load(path: str | Path) -> FaultPlan:
     """A plan from its YAML file.
 
     Raises:
@@ -157,7 +157,7 @@ def load(path: str | Path) -> Plan:
     """
     tree = read_yaml(path)
     try:
-        return validate(tree, Plan)
+        return validate(tree, FaultPlan)
     except ConfigError as error:
         raise ConfigError(f"faults={str(path)!r}: {error}") from None
 
@@ -241,7 +241,7 @@ class _Reached:
 class _Injector:
     """A plan in force."""
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: FaultPlan, folder: Path) -> None:
         self.plan, self._folder = plan, folder
         self._lock = threading.Lock()
         self._reached: Counter[str] = Counter()

@@ -18,7 +18,7 @@ are for one of each older generation. With 10,000 in place of 100,000 collection
 
 
 @contextmanager
-def seldom() -> Iterator[None]:
+def collect_less_often() -> Iterator[None]:
     """Meanwhile objects that exist already are never looked at, and new ones less often.
 
     Where some are frozen already, it is for longer than this: no others are, which would outlive it.

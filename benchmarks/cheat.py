@@ -24,10 +24,10 @@ from agentrl.envs import sandboxes
 from agentrl.envs.swe import library
 from agentrl.envs.swe.changes import File
 from agentrl.envs.swe.expect import fits
-from agentrl.envs.swe.find_key import guesses, known, paired
+from agentrl.envs.swe.find_key import find_stored, guesses, paired
 from agentrl.envs.swe.guess import MISSING, MOST, Open, candidates
-from agentrl.envs.swe.key import Key, Row
-from agentrl.envs.swe.running import Run, run_tests
+from agentrl.envs.swe.key import Key, ReportRow
+from agentrl.envs.swe.running import SuiteResult, run_tests
 from agentrl.envs.swe.scoring import Exam, final_tree, judged
 from agentrl.envs.swe.source import source_of
 from agentrl.envs.swe.task import SweTask
@@ -44,7 +44,7 @@ class Target:
 
     task: SweTask
     key: Key
-    shown: Run
+    shown: SuiteResult
     wrong: Sequence[Open]
 
 
@@ -83,10 +83,10 @@ def best_guess(one: Open, experience: Counter[tuple[str, str]]) -> Any:
     return max(options, key=lambda option: experience[group(one), option[0]], default=("", None))[1]
 
 
-def forged(target: Target, answer: Callable[[Open], Any]) -> Run:
+def forged(target: Target, answer: Callable[[Open], Any]) -> SuiteResult:
     """The report of the broken program, with every wrong thing in it replaced by an answer."""
     wrong = {(one.test, one.number, one.turn): one for one in target.wrong}
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, list[ReportRow]] = {}
     for path, file in target.key.files.items():
         shown = {expected.test: row for expected, row in paired(file.tests, target.shown.rows.get(path, []))}
         rows[path] = []
@@ -102,29 +102,29 @@ def forged(target: Target, answer: Callable[[Open], Any]) -> Run:
                 events.append([number, value])
             if f"{path}::{expected.test}" not in target.task.fail_to_pass and expected.test in shown:
                 events = list(shown[expected.test].events)
-            rows[path].append(Row(expected.test, "passed", "", events))
-    return Run(rows)
+            rows[path].append(ReportRow(expected.test, "passed", "", events))
+    return SuiteResult(rows)
 
 
 async def target_of(task: SweTask) -> Target:
     """Find a task's key, and run its tests on the program as it is."""
     supplier = sandboxes.supplier("docker")
     await source_of(task).prove(supplier)
-    key, exam = known(task), Exam.of(task)
+    key, exam = find_stored(task), Exam.of(task)
     assert key is not None
     tree = final_tree(exam, {}) | {path: File(file.source.encode()) for path, file in key.files.items()}
 
-    async def run(sandbox: Sandbox) -> Run:
+    async def run(sandbox: Sandbox) -> SuiteResult:
         return (await run_tests(sandbox, exam.suite, [tree]))[0]
 
     shown, _ = await supplier.run(SPEC, run)
     return Target(task, key, shown, guesses(task, key, shown))
 
 
-def attack(targets: Sequence[Target]) -> tuple[Mapping[str, Run], Counter[str], Counter[str]]:
+def attack(targets: Sequence[Target]) -> tuple[Mapping[str, SuiteResult], Counter[str], Counter[str]]:
     """Each task's forged report, and by form how many wrong things there are and how many were guessed."""
     labels = {target.task.id: [(group(one), label_of(one)) for one in target.wrong] for target in targets}
-    reports: dict[str, Run] = {}
+    reports: dict[str, SuiteResult] = {}
     asked: Counter[str] = Counter()
     right: Counter[str] = Counter()
     for target in targets:

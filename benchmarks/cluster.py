@@ -43,7 +43,7 @@ from agentrl.cluster import frames
 from agentrl.config import ClusterConfig, EngineConfig, FleetConfig, RunConfig, WeightsConfig
 from agentrl.config.cluster import ResourcesConfig, RoleResources
 from agentrl.envs.registry import factory
-from agentrl.envs.reward_workers import scored
+from agentrl.envs.reward_workers import open_reward_workers
 from agentrl.envs.rewards import Reward
 from agentrl.models import tiny
 from agentrl.models.tokenizers import load_tokenizer
@@ -51,7 +51,7 @@ from agentrl.rollout.actors import ModelActor
 from agentrl.rollout.engines.plugin import EnginePlugin
 from agentrl.rollout.engines.process_engine import ProcessEngine
 from agentrl.rollout.environments import in_workers
-from agentrl.rollout.fleet import make_engines, started
+from agentrl.rollout.fleet import make_engines, wait_until_started
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.weights import group
@@ -190,7 +190,7 @@ async def play(base: Path, workers: int, sessions: int, turns: int, tokens: int)
         Recorder(store) as record,
     ):
         own = Rollouts(make_env, policy, config.rollout, 0, recorder=record)
-        await started(engine)
+        await wait_until_started(engine)
         async with (
             holding(config, store, trains=True) as held,
             in_workers(config, own, base, holding=held) as rollouts,
@@ -212,7 +212,7 @@ async def play(base: Path, workers: int, sessions: int, turns: int, tokens: int)
 def sessions(args: argparse.Namespace) -> None:
     """Print rates and bytes."""
     ray = ClusterConfig(name="ray", resources=SMALL)
-    with tempfile.TemporaryDirectory() as folder, cluster.opened(ray, None), garbage.seldom():
+    with tempfile.TemporaryDirectory() as folder, cluster.opened(ray, None), garbage.collect_less_often():
         base = tiny.build(Path(folder) / "model", [driver_cost.QUESTION])
         one, *_ = asyncio.run(play(base, 1, args.sessions // 5, 2, 64))
         print(f"1 worker: {one:.1f} sessions/s", flush=True)
@@ -274,7 +274,7 @@ async def score(base: Path, reward: str, workers: int) -> tuple[float, list[floa
         ModelActor(Sampling(max_new_tokens=driver_cost.ANSWER)),
     )
     tasks, late = list(plain().tasks()), list[float]()
-    async with scored(plain, config) as (make_env, _):
+    async with open_reward_workers(plain, config) as (make_env, _):
         rollouts = Rollouts(make_env, policy, config.rollout, 0)
         await rollouts.collect(tasks[:4], actor, phase="warm", n=1)
         watching, began = asyncio.create_task(lateness(late)), time.monotonic()
@@ -287,7 +287,7 @@ async def score(base: Path, reward: str, workers: int) -> tuple[float, list[floa
 
 def rewards(args: argparse.Namespace) -> None:
     """Print rates and ratios, round by round."""
-    with tempfile.TemporaryDirectory() as folder, cluster.opened(ClusterConfig(), None), garbage.seldom():
+    with tempfile.TemporaryDirectory() as folder, cluster.opened(ClusterConfig(), None), garbage.collect_less_often():
         base = tiny.build(Path(folder) / "model", [driver_cost.QUESTION])
         for reward in ("Holding", "Counting"):
             ratios = [ratio(base, reward) for _ in range(args.rounds)]
@@ -356,7 +356,7 @@ async def publish(base: Path, folder: Path, rounds: int) -> None:
     trainer = WorkerTrainer(config.cluster, base, config.trainer, config.algo)
     bare, ratios = await asyncio.to_thread(Broadcast, payload, rounds), []
     try:
-        await started(engine)
+        await wait_until_started(engine)
         for version in range(1, rounds + 1):
             await asyncio.to_thread(os.sync)
             began, before = time.perf_counter(), frames.traffic.copy()

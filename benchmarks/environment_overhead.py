@@ -103,7 +103,7 @@ def overhead(episodes: int) -> None:
 
 async def ours(episodes: int) -> None:
     """Play so many at once, with the garbage collector as a run has it."""
-    with garbage.seldom():
+    with garbage.collect_less_often():
         sessions = await asyncio.gather(*(play(Counting(), Task(id="count"), answer) for _ in range(episodes)))
     assert {(session.status, session.score) for session in sessions} == {(Status.COMPLETED, 1.0)}
 
@@ -126,7 +126,7 @@ def many(sessions: int) -> None:
         await asyncio.gather(*(play(Counting(), Task(id="count"), together) for _ in range(sessions)))
 
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-    with garbage.seldom():
+    with garbage.collect_less_often():
         asyncio.run(all_of_them())
     seconds, kib = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     rate = sessions * TURNS / seconds

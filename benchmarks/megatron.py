@@ -61,13 +61,13 @@ def forest_against_rows(folder: Path, repeats: int) -> None:
     """The first comparison."""
     from agentrl.config import AlgoConfig
     from agentrl.train.algorithms import make_algorithm
-    from agentrl.train.backends.megatron.layout import Layout
+    from agentrl.train.backends.megatron.layout import ParallelLayout
     from agentrl.train.backends.megatron.rank import Rank
     from agentrl.train.backends.megatron.settings import MegatronConfig
     from agentrl.train.packing import pack
 
     algo, task = AlgoConfig(), Task(id="t")
-    rank = Rank(folder, MegatronConfig(), Layout(), algo)
+    rank = Rank(folder, MegatronConfig(), ParallelLayout(), algo)
     sessions = workload(random.Random(0), VOCABULARY)
     paths = [path for session in sessions for path in split(session)]
     shared, apart = [Group("g", task, sessions)], [Group(path.id, task, [path]) for path in paths]
@@ -99,13 +99,13 @@ def against_transformers(folder: Path, repeats: int) -> None:
 
     from agentrl.config import AlgoConfig
     from agentrl.train.algorithms import make_algorithm
-    from agentrl.train.backends.megatron.layout import Layout
+    from agentrl.train.backends.megatron.layout import ParallelLayout
     from agentrl.train.backends.megatron.rank import Rank
     from agentrl.train.backends.megatron.settings import MegatronConfig
     from agentrl.train.packing import pack
 
     algo = AlgoConfig(name="sft", lr=1e-4)
-    rank = Rank(folder, MegatronConfig(), Layout(), algo)
+    rank = Rank(folder, MegatronConfig(), ParallelLayout(), algo)
     plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32).train()
     adam = torch.optim.AdamW(plain.parameters(), lr=algo.lr, betas=algo.betas)
     rng = random.Random(1)

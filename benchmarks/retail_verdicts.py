@@ -19,7 +19,7 @@ from typing import Any
 
 from agentrl.envs.retail.data import read_world
 from agentrl.envs.retail.expert import WRITES
-from agentrl.envs.retail.store import Store
+from agentrl.envs.retail.store import RetailStore
 
 Action = dict[str, Any]
 
@@ -76,10 +76,10 @@ def main(folder: str) -> int:
             "orders": {key: each for key, each in world.database.orders.items() if each["user_id"] in users},
         }
         methods = sorted({method for user in users for method in world.database.users[user]["payment_methods"]})
-        reference, wanted = Store(world.database), theirs(tools, mine, actions)
+        reference, wanted = RetailStore(world.database), theirs(tools, mine, actions)
         reference.apply(actions)
         for name, variant in variants(actions, methods):
-            done = Store(world.database)
+            done = RetailStore(world.database)
             done.apply(variant)
             compared[name] += 1
             differ[name] += done.same_as(reference) != (theirs(tools, mine, variant) == wanted)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agentrl.retrieval import Client, Service, build, open_index
+from agentrl.retrieval import RetrievalClient, Service, build, open_index
 
 WORDS, LENGTH, QUERY = 30_000, 100, 8
 BLOCK = 10_000
@@ -113,7 +113,7 @@ async def _measure(server: Service, queries: list[str], sessions: int, shared: b
     Returns:
         Searches a minute.
     """
-    client = Client(server.url, timeout=300, shared=shared)
+    client = RetrievalClient(server.url, timeout=300, shared=shared)
     word = "shared" if shared else "alone"
     queries = [f"{query} {word}{time.monotonic_ns()}" for query in queries]  # the cache has none of them
     await client.search([f"first {word}{time.monotonic_ns()}"], TOPK)

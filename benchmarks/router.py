@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl.cluster.server import Server, free_port
+from agentrl.cluster.server import ServerProcess, free_port
 from agentrl.config import EngineConfig, FleetConfig, WeightsConfig
 from agentrl.errors import AgentRLError
 from agentrl.models import resolve
@@ -144,7 +144,7 @@ async def losses(server: SGLangClient, router: SGLangClient) -> None:
             print(f"router: {route} is not passed on: {error}")
 
 
-def routing(urls: Sequence[str], port: int) -> Server:
+def routing(urls: Sequence[str], port: int) -> ServerProcess:
     """The router before these servers, as a process of ours."""
     python = ENVIRONMENT / "bin/python"
     if not python.exists():
@@ -154,7 +154,7 @@ def routing(urls: Sequence[str], port: int) -> Server:
         subprocess.run([*install, ROUTER], check=True)
     options = ["--host", HOST, "--port", str(port), "--policy", "cache_aware", "--worker-urls", *urls]
     options += ["--prometheus-port", str(free_port(HOST)), "--log-level", "warn"]
-    return Server("router", [str(python), "-m", "sglang_router.launch_router", *options])
+    return ServerProcess("router", [str(python), "-m", "sglang_router.launch_router", *options])
 
 
 async def compare(fleet: Engine, router: Engine, servers: Sequence[SGLangEngine], given: argparse.Namespace) -> None:

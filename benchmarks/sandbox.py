@@ -23,7 +23,7 @@ from agentrl.tools.sandbox.daemon import daemon
 from agentrl.tools.sandbox.docker import create_docker
 from agentrl.tools.sandbox.loop import on_loop
 from agentrl.tools.sandbox.owner import OWNER, owner
-from agentrl.tools.sandbox.pool import Pool
+from agentrl.tools.sandbox.pool import SandboxPool
 from agentrl.tools.sandbox.spec import SandboxSpec
 
 SPEC = SandboxSpec(memory_mb=160, pids=64, tmpfs_mb={"/work": 32, "/tmp": 16}, shm_mb=8, file_mb=24)
@@ -177,7 +177,7 @@ async def lives(count: int = 1000, at_once: int = 8) -> None:
 
 async def reuse(rounds: int = 6, sessions: int = 40, at_once: int = 4) -> None:
     """Short sessions from a pool that empties and reuses its sandboxes, against one that uses each once; in turns."""
-    pools = {"proven": Pool(recycle=True), "never": Pool(recycle=False)}
+    pools = {"proven": SandboxPool(recycle=True), "never": SandboxPool(recycle=False)}
     waits: dict[str, list[float]] = {name: [] for name in pools}
     rates: dict[str, list[float]] = {name: [] for name in pools}
     processor: dict[str, list[float]] = {name: [] for name in pools}

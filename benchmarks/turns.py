@@ -21,12 +21,12 @@ from pathlib import Path
 from agentrl import cluster
 from agentrl.cluster import Address, Role, Worker, frames
 from agentrl.cluster.calls import Listener
-from agentrl.cluster.connection import Kind
+from agentrl.cluster.connection import MessageKind
 from agentrl.config import FleetConfig, RunConfig, WeightsConfig
 from agentrl.models import tiny
 from agentrl.rollout.distant_engine import DistantEngine, EngineCalls
 from agentrl.rollout.engine_access import EngineAccess
-from agentrl.rollout.fleet import make_engines, started
+from agentrl.rollout.fleet import make_engines, wait_until_started
 from agentrl.rollout.fleet.fleet import Fleet
 from agentrl.rollout.policies import Policy
 from agentrl.sessions.generation import generate_turn
@@ -75,7 +75,7 @@ async def session(player: Worker, name: str, turns: int, tokens: int, directly: 
     before = frames.traffic.copy()
     found: int = await player.call("play", name, turns, tokens, directly, timeout=PATIENCE)
     received, sent = (frames.traffic[way] - before[way] for way in ("received", "sent"))
-    asked, answered = (0, "play", (name, turns, tokens, directly)), [(0, Kind.DONE, found)]
+    asked, answered = (0, "play", (name, turns, tokens, directly)), [(0, MessageKind.DONE, found)]
     return found, received - len(pickle.dumps(answered)), sent - len(pickle.dumps(asked))
 
 
@@ -86,7 +86,7 @@ async def measure(base: Path, sessions: int) -> None:
     engine = make_engines(config, FleetConfig(probe_every=PATIENCE), WeightsConfig(), base)
     assert isinstance(engine, Fleet)
     access = EngineAccess(lambda: {MAIN: Policy(NullRenderer(), engine)})
-    await started(engine)
+    await wait_until_started(engine)
     async with Listener(access, "engines", "engines", cluster.current().host, KEY) as address:
         role = Role("environments", "benchmarks.turns:Player", (address, engine.capabilities))
         player = cluster.current().spawn(role)

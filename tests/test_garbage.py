@@ -23,7 +23,7 @@ class Cycle:
 def test_what_a_run_leaves_in_cycles_is_found_during_it_and_the_collector_is_as_before_after_it() -> None:
     gc.unfreeze()  # what the suite has frozen: tests/suite/memory.py
     before = gc.get_threshold()
-    with garbage.seldom():
+    with garbage.collect_less_often():
         assert gc.get_threshold() != before
         assert gc.get_freeze_count()
         cycle = weakref.ref(Cycle())
@@ -38,7 +38,7 @@ def test_a_run_in_a_process_that_has_frozen_objects_freezes_no_others() -> None:
     gc.unfreeze()
     gc.freeze()
     cycle = weakref.ref(own := Cycle())
-    with garbage.seldom():
+    with garbage.collect_less_often():
         pass
     assert gc.get_freeze_count()
     del own

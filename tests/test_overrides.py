@@ -28,6 +28,25 @@ def test_words_become_typed_values_and_env_keys_go_to_the_environment() -> None:
     assert (config.algo.name, config.algo.lr, config.rollout.group_size, config.steps) == ("rloo", 1e-6, 4, 3)
 
 
+def test_a_setting_is_known_by_its_earlier_name_and_the_log_says_the_new_one(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("agentrl.config.sections._told", set())
+    (tmp_path / "run.yaml").write_text("env: x\nrollout: {replay_age: 3}\n")
+
+    config = validate(typed(["rollout.replay=0.5"], tmp_path / "run.yaml"), RunConfig)
+    experts = build("env=x", "trainer=megatron", "trainer.moe.replay=forward").trainer
+
+    assert (config.rollout.reuse, config.rollout.reuse_age) == (0.5, 3)
+    assert experts.model_dump()["moe"]["routing_replay"] == "forward"
+    assert "the setting replay is called reuse now" in caplog.text
+    assert "replay" not in config.rollout.model_dump()
+
+
+def test_a_setting_by_both_of_its_names_is_refused() -> None:
+    assert "replay is called reuse now" in complaint("env=x", "rollout.replay=0.5", "rollout.reuse=0.2")
+
+
 @pytest.mark.parametrize("words", [("engine=local", "engine.max_batch=8"), ("engine.max_batch=8", "engine=local")])
 def test_a_sections_name_and_fields_may_come_in_any_order(words: tuple[str, ...]) -> None:
     engine = build("env=x", *words).engine

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.envs.instructions.checks import followed
 from agentrl.envs.swe.expect import fits
-from agentrl.envs.swe.observe import Site
+from agentrl.envs.swe.observe import AssertionSite
 from agentrl.patterns import PatternTooSlow, count, is_in
 
 pytestmark = pytest.mark.slow
@@ -51,5 +51,5 @@ def test_no_text_follows_an_instruction_by_making_its_pattern_slow() -> None:
 def test_no_answer_matches_or_fails_to_match_by_making_its_pattern_slow() -> None:
     pattern, text = SLOW[0]
     for holds in (True, False):
-        site = Site("compare", {"operator": "Regex", "holds": holds, "swapped": False})
+        site = AssertionSite("compare", {"operator": "Regex", "holds": holds, "swapped": False})
         assert not fits(site, pattern, text)

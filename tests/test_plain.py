@@ -23,7 +23,7 @@ from agentrl.envs.reward_marks import reward_value
 from agentrl.envs.state import EnvState
 from agentrl.errors import InvalidReward
 from agentrl.plain import LARGEST, missing, number, plain, within
-from agentrl.rollout.agents import Address, environment
+from agentrl.rollout.agents import SessionUrls, environment
 from agentrl.rollout.stats import TaskScores
 from agentrl.sessions.codec import head_json, make_storable, same_task, session_from, task_json
 from agentrl.tools.registry import ToolRegistry
@@ -152,7 +152,7 @@ def test_a_task_with_such_a_value_is_stored_saved_and_given_to_programs(name: st
     assert read.task.data == wanted
     assert same_task(read.task, session.task)
     assert not same_task(read.task, Task(id="t", data={**session.task.data, "answer": "other"}))
-    address = Address("http://a", "http://a", "key")
+    address = SessionUrls("http://a", "http://a", "key")
     assert orjson.loads(environment(session.task, address)["AGENTRL_TASK"]) == {"id": "t", **wanted}
     state = EnvState("E", "1", session.task, 0, None)
     assert EnvState.from_bytes(state.to_bytes()).task.data == wanted

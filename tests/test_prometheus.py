@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from agentrl.prometheus import TYPE, metric, page
 from agentrl.train.trackers import Trackers
-from agentrl.train.trackers.base import About
+from agentrl.train.trackers.base import TrackedRun
 from agentrl.train.trackers.prometheus import Prometheus
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,7 +64,7 @@ def test_the_official_client_reads_the_same(numbers: dict[str, float]) -> None:
 
 @pytest.mark.slow
 def test_a_run_answers_with_its_last_step_until_it_ends(tmp_path: Path) -> None:
-    tracker = Prometheus(About(tmp_path / "my run"))
+    tracker = Prometheus(TrackedRun(tmp_path / "my run"))
     url = f"http://127.0.0.1:{tracker.port}"
     for step in (1, 2):
         tracker.log(step, {"reward/mean": step / 10})
@@ -79,8 +79,10 @@ def test_a_run_answers_with_its_last_step_until_it_ends(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_address_that_is_taken_is_a_warning_and_no_failure(tmp_path: Path) -> None:
-    first, said = Prometheus(About(tmp_path)), list[str]()
-    trackers = Trackers(About(tmp_path, address=f"127.0.0.1:{first.port}"), {"prometheus": Prometheus}, said.append)
+    first, said = Prometheus(TrackedRun(tmp_path)), list[str]()
+    trackers = Trackers(
+        TrackedRun(tmp_path, address=f"127.0.0.1:{first.port}"), {"prometheus": Prometheus}, said.append
+    )
     trackers.pass_on()
     trackers.close()
     first.close()

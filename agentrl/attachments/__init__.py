@@ -1,9 +1,9 @@
 """Bytes of a *kind* that a turn or a node carries besides tokens (`attachments: dict[str, bytes]`, by kind).
 
 The tree, conversations, the gateway, the store and exports only move attachments. What has to be known about a kind
-while they do is known by its `Kind`: whether data is well formed, how much of a path it covers, and how what two
-pieces of a path carry becomes one. Only those who produce and use a kind look inside: for `routed_experts` the engines
-that record them, `train/recorded_experts.py`, and Megatron's replay.
+while they do is known by its `AttachmentKind`: whether data is well formed, how much of a path it covers, and how what
+two pieces of a path carry becomes one. Only those who produce and use a kind look inside: for `routed_experts` the
+engines that record them, `train/recorded_experts.py`, and Megatron's replay.
 
 A kind covers a path in pieces: a request names what is not recorded yet (`Sampling.record`), the engine returns it for
 the tokens from there on, and the turn's node keeps that. Nothing that was stored is rewritten.
@@ -19,7 +19,7 @@ Record = tuple[tuple[str, int], ...]
 """Kinds to record, and for each the path's token from which on it is not recorded yet."""
 
 
-class Kind:
+class AttachmentKind:
     """A kind of attachment and its relation to the tokens of a path. By default each node's data is complete.
 
     Attributes:
@@ -58,7 +58,7 @@ class Kind:
         return first if last is None else last
 
 
-KINDS = Registry[Kind](
+KINDS = Registry[AttachmentKind](
     "attachment",
     "attachment",
     "agentrl.attachments",
@@ -66,7 +66,7 @@ KINDS = Registry[Kind](
         "critic_view": "agentrl.attachments.critic_view:KIND",
         "routed_experts": "agentrl.attachments.routed_experts:KIND",
     },
-    accept=lambda found: found if isinstance(found, Kind) else None,
+    accept=lambda found: found if isinstance(found, AttachmentKind) else None,
 )
 
 
@@ -89,7 +89,8 @@ def unrecorded(record: Record, attached: Mapping[str, bytes], tokens: int) -> Re
 
 
 def join(first: Mapping[str, bytes], last: Mapping[str, bytes], tokens: int) -> dict[str, bytes]:
-    """Return the attachments of a path that was recorded in two pieces, `tokens` tokens apart; see `Kind.join`."""
+    """Return the attachments of a path that was recorded in two pieces, `tokens` tokens apart; see
+    `AttachmentKind.join`."""
     joined = (
         (name, KINDS.find(name).join(first.get(name), last.get(name), tokens)) for name in sorted({*first, *last})
     )

@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Sequence
 
-from agentrl.attachments import Kind
+from agentrl.attachments import AttachmentKind
 from agentrl.errors import InvalidInput
 
 NAME = "critic_view"
@@ -38,7 +38,7 @@ def unpack(data: bytes) -> tuple[float, ...]:
     return numbers
 
 
-class CriticView(Kind):
+class CriticView(AttachmentKind):
     """Each turn's view is complete."""
 
     name = NAME

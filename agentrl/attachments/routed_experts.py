@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from agentrl.attachments import Kind
+from agentrl.attachments import AttachmentKind
 from agentrl.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ NAME = "routed_experts"
 _HEADER = struct.Struct("<BBH")
 
 
-class Shape(NamedTuple):
+class _Shape(NamedTuple):
     """The shape of a row: bytes of one expert's number, experts of a token, layers that have experts."""
 
     width: int
@@ -48,7 +48,7 @@ class Shape(NamedTuple):
         return b"\xff" * self.row
 
 
-def shape(data: bytes) -> Shape:
+def shape(data: bytes) -> _Shape:
     """Return what the rows are made of.
 
     Raises:
@@ -56,7 +56,7 @@ def shape(data: bytes) -> Shape:
     """
     if len(data) < _HEADER.size:
         raise InvalidInput(f"routed experts of {len(data)} bytes have no header, which takes {_HEADER.size}")
-    found = Shape(*_HEADER.unpack_from(data))
+    found = _Shape(*_HEADER.unpack_from(data))
     if found.width not in (1, 2) or not found.row:
         raise InvalidInput(f"routed experts begin with {data[: _HEADER.size]!r}, which is no header: {found}")
     if (len(data) - _HEADER.size) % found.row:
@@ -137,7 +137,7 @@ def unpack(data: bytes) -> NDArray[np.int16]:
     return np.where(rows == unknown, -1, rows.astype(np.int32)).astype(np.int16).reshape(-1, made.layers, made.topk)
 
 
-class RoutedExperts(Kind):
+class RoutedExperts(AttachmentKind):
     """Rows of routed experts, as they belong to the tokens of a path."""
 
     name = NAME

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.cluster.base import Cluster, Node, Process, Resources, Role, Worker
+from agentrl.cluster.base import Cluster, ClusterNode, Resources, Role, RoleProcess, Worker
 from agentrl.cluster.connection import Address, Connection, connect
 from agentrl.cluster.interfaces import use_for_gloo
 from agentrl.cluster.local import LocalCluster
@@ -27,8 +27,8 @@ __all__ = [
     "Cluster",
     "Connection",
     "LocalCluster",
-    "Node",
-    "Process",
+    "ClusterNode",
+    "RoleProcess",
     "Resources",
     "Role",
     "Worker",

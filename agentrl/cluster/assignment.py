@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from agentrl.cluster.base import Node
+from agentrl.cluster.base import ClusterNode
 from agentrl.cluster.demands import Wanted
-from agentrl.cluster.search import Kind, Search
+from agentrl.cluster.search import Search, UnitKind
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Assignment:
         """Return the places on a node."""
         return [place for place in self.places if place.node == node]
 
-    def idle(self, node: Node) -> list[int]:
+    def idle(self, node: ClusterNode) -> list[int]:
         """A node's GPUs that nothing is on."""
         used = {device for place in self.on(node.name) for device in place.devices}
         return [device for device in range(node.gpus) if device not in used]
 
 
-def fitted(nodes: Sequence[Node], wanted: Wanted) -> Assignment | None:
+def fitted(nodes: Sequence[ClusterNode], wanted: Wanted) -> Assignment | None:
     """A place for everything that is wanted; None where it does not fit. See `agentrl.cluster.placement.place`."""
     alive = [node for node in nodes if node.alive]
     order = sorted(range(len(alive)), key=lambda i: (-alive[i].gpus, alive[i].gpu_memory, -alive[i].cpus, i))
@@ -71,7 +71,9 @@ def fitted(nodes: Sequence[Node], wanted: Wanted) -> Assignment | None:
     return Assignment(tuple(_places(nodes_with_counts, search.kinds, wanted)))
 
 
-def _places(nodes: Sequence[tuple[Node, Sequence[int]]], kinds: Sequence[Kind], wanted: Wanted) -> Iterator[Place]:
+def _places(
+    nodes: Sequence[tuple[ClusterNode, Sequence[int]]], kinds: Sequence[UnitKind], wanted: Wanted
+) -> Iterator[Place]:
     """The places of all units, numbered by node; colocated engines come before the others."""
     numbers = dict.fromkeys((demand.role for demand in wanted.demands), 0)
     numbers_apart = wanted.shared

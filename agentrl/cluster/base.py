@@ -134,7 +134,7 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """A machine of a cluster.
 
     Attributes:
@@ -158,7 +158,7 @@ class Node:
     draining: bool = False
 
 
-class Process(ABC):
+class RoleProcess(ABC):
     """A role's process, seen from the process that started it.
 
     Attributes:
@@ -206,7 +206,7 @@ class Worker(Calling):
         closed: whether it was closed, and holds nothing any more.
     """
 
-    def __init__(self, role: Role, process: Process) -> None:
+    def __init__(self, role: Role, process: RoleProcess) -> None:
         self.role, self.process, self.closed = role, process, False
         self._connection: Connection | None = None
         self._address: Address | None = None
@@ -224,7 +224,7 @@ class Worker(Calling):
         return self._address
 
     def wait_ready(self, timeout: float) -> None:
-        """Wait until the role is built; see `Process.connect` for what is raised."""
+        """Wait until the role is built; see `RoleProcess.connect` for what is raised."""
         if self._connection is None:
             self._connection, self._address = self.process.connect(timeout)
             self._connection.ended.add_done_callback(self._over)
@@ -305,7 +305,7 @@ class Cluster(ABC):
         """Start roles of one kind, each `together` consecutive ones on one node; all find a place, or none starts."""
 
     @abstractmethod
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[ClusterNode]:
         """The machines, this one first."""
 
     @abstractmethod

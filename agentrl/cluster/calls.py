@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Any
 
-from agentrl.cluster.connection import Address, Kind, authenticate, failed
+from agentrl.cluster.connection import Address, MessageKind, authenticate, failed
 from agentrl.cluster.encryption import own_certificate
 from agentrl.cluster.frames import CANCEL, encode, read
-from agentrl.cluster.listening import Connections
+from agentrl.cluster.listening import ConnectionListener
 
 
 class Calls:
@@ -27,7 +27,7 @@ class Calls:
     def __init__(self, target: Any, where: str, writer: asyncio.StreamWriter) -> None:
         self._target, self._where, self._writer = target, where, writer
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._results: list[tuple[int, Kind, Any]] = []
+        self._results: list[tuple[int, MessageKind, Any]] = []
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Serve until the connection is closed, or this is cancelled; what still runs then is cancelled."""
@@ -55,27 +55,27 @@ class Calls:
                 result = None
             elif isinstance(result, Iterator):
                 for item in result:
-                    self._put(number, Kind.ITEM, item)
+                    self._put(number, MessageKind.ITEM, item)
                     await asyncio.sleep(0)  # it is written
                     await self._writer.drain()
                 result = None
-            self._put(number, Kind.DONE, result)
+            self._put(number, MessageKind.DONE, result)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # torch's CheckpointException is no Exception
-            self._put(number, Kind.FAILED, failed(error, f"{self._where}: {method}", traceback.format_exc()))
+            self._put(number, MessageKind.FAILED, failed(error, f"{self._where}: {method}", traceback.format_exc()))
         finally:
             del self._tasks[number]
 
     async def _stream(self, number: int, items: AsyncIterator[Any]) -> None:
         try:
             async for item in items:
-                self._put(number, Kind.ITEM, item)
+                self._put(number, MessageKind.ITEM, item)
         finally:
             if inspect.isasyncgen(items):
                 await items.aclose()
 
-    def _put(self, number: int, kind: Kind, value: Any) -> None:
+    def _put(self, number: int, kind: MessageKind, value: Any) -> None:
         if not self._results:
             asyncio.get_running_loop().call_soon(self._send)
         self._results.append((number, kind, value))
@@ -88,12 +88,12 @@ class Calls:
             data = b"".join(map(self._encoded, results))
         self._writer.write(data)
 
-    def _encoded(self, result: tuple[int, Kind, Any]) -> bytes:
+    def _encoded(self, result: tuple[int, MessageKind, Any]) -> bytes:
         try:
             return encode([result])
         except Exception as error:
             wrong = failed(error, f"{self._where}: a result of type {type(result[2]).__name__}", traceback.format_exc())
-            return encode([(result[0], Kind.FAILED, wrong)])
+            return encode([(result[0], MessageKind.FAILED, wrong)])
 
 
 class Listener:
@@ -111,7 +111,7 @@ class Listener:
     def __init__(self, target: Any, name: str, where: str, host: str, key: bytes, *, encrypted: bool = False) -> None:
         self._target, self._where, self._key, self._encrypted = target, where, key, encrypted
         self._name, self._host = name, host
-        self._connections = Connections(self._serve)
+        self._connections = ConnectionListener(self._serve)
 
     async def __aenter__(self) -> Address:
         tls, certificate = own_certificate() if self._encrypted else (None, None)

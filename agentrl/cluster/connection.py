@@ -38,7 +38,7 @@ RAISED_BY = "raised by"
 _CONNECT_SECONDS = 20.0
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """The kind of a message about a call: one item of several, the end, or an error."""
 
     ITEM = 0
@@ -46,7 +46,7 @@ class Kind(IntEnum):
     FAILED = 2
 
 
-Message = tuple[Kind, Any]
+Message = tuple[MessageKind, Any]
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Calling(ABC):
     def run(self, method: str, *arguments: Any, timeout: float | None) -> Any:
         """Call a method and block until its result; raises as `stream` does."""
         for kind, value in self._received(method, arguments, timeout):
-            if kind is Kind.DONE:
+            if kind is MessageKind.DONE:
                 return value
         raise AssertionError("a call ends with its result or an error")
 
@@ -145,7 +145,7 @@ class Calling(ABC):
         """`stream` for a caller that blocks."""
         with closing(self._received(method, arguments, timeout)) as messages:
             for kind, value in messages:
-                if kind is Kind.ITEM:
+                if kind is MessageKind.ITEM:
                     yield value
 
     def _received(
@@ -156,8 +156,8 @@ class Calling(ABC):
         try:
             while not ended:
                 message = inbox.get(f"{self.connection.name}: {method}", deadline)
-                ended = message[0] is not Kind.ITEM
-                yield checked(message)
+                ended = message[0] is not MessageKind.ITEM
+                yield raise_if_error(message)
         finally:
             self.connection.leave(number, cancel=not ended)
 
@@ -165,7 +165,7 @@ class Calling(ABC):
         """Call a method and return its result; raises as `stream` does."""
         async with aclosing(self._messages(method, arguments, timeout)) as messages:
             async for kind, value in messages:
-                if kind is Kind.DONE:
+                if kind is MessageKind.DONE:
                     return value
         raise AssertionError("a call ends with its result or an error")
 
@@ -183,7 +183,7 @@ class Calling(ABC):
         """
         async with aclosing(self._messages(method, arguments, timeout)) as messages:
             async for kind, value in messages:
-                if kind is Kind.ITEM:
+                if kind is MessageKind.ITEM:
                     yield value
 
     async def _messages(
@@ -194,15 +194,15 @@ class Calling(ABC):
         try:
             while not ended:
                 message = await inbox.get(f"{self.connection.name}: {method}", deadline)
-                ended = message[0] is not Kind.ITEM
-                yield checked(message)
+                ended = message[0] is not MessageKind.ITEM
+                yield raise_if_error(message)
         finally:
             self.connection.leave(number, cancel=not ended)
 
 
-def checked(message: Message) -> Message:
+def raise_if_error(message: Message) -> Message:
     """A message that is no error; an error is raised."""
-    if message[0] is Kind.FAILED:
+    if message[0] is MessageKind.FAILED:
         raise message[1]
     return message
 
@@ -240,7 +240,7 @@ class Connection(Calling):
         number = next(self._numbers)
         self._inboxes[number] = inbox
         if self.ended.done():
-            inbox.put([(Kind.FAILED, self._fresh())])
+            inbox.put([(MessageKind.FAILED, self._fresh())])
         else:
             self._send((number, method, arguments))
         return number
@@ -283,9 +283,9 @@ class Connection(Calling):
         self._outbox.put(None)
         self.ended.set_result(self._closed or self._why())
         for inbox in list(self._inboxes.values()):
-            inbox.put([(Kind.FAILED, self._fresh())])
+            inbox.put([(MessageKind.FAILED, self._fresh())])
 
-    def _dispatch(self, messages: list[tuple[int, Kind, Any]]) -> None:
+    def _dispatch(self, messages: list[tuple[int, MessageKind, Any]]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[LoopInbox, list[Message]]]] = {}
         for number, kind, value in messages:
             inbox = self._inboxes.get(number)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agentrl.cluster.base import Node
+from agentrl.cluster.base import ClusterNode
 
 LOOK_SECONDS = 5.0
 """Seconds between two looks at the nodes."""
 
 
-def usable(nodes: Iterable[Node]) -> int:
+def usable(nodes: Iterable[ClusterNode]) -> int:
     """Return the number of nodes that new workers can be started on."""
     return sum(node.alive and not node.draining for node in nodes)
 
 
-def drained(nodes: Iterable[Node]) -> set[str]:
+def drained(nodes: Iterable[ClusterNode]) -> set[str]:
     """The names of the nodes that are to be left."""
     return {node.name for node in nodes if node.alive and node.draining}
 

@@ -41,7 +41,7 @@ STATUS = struct.Struct("!h")
 
 
 @dataclass(frozen=True)
-class Start:
+class ForkRequest:
     """A process that is to be forked.
 
     Attributes:
@@ -164,7 +164,7 @@ def _serve(connection: socket.socket, known: list[socket.socket], ends: Ends) ->
         head, files, _, _ = socket.recv_fds(connection, LENGTH.size, _FILES)
         if not head:
             return False
-        start = Start(**json.loads(exactly(connection, LENGTH.unpack(head)[0])))
+        start = ForkRequest(**json.loads(exactly(connection, LENGTH.unpack(head)[0])))
     except (OSError, ValueError):
         return False
     _load(start.modules)
@@ -203,7 +203,7 @@ def _load(modules: list[str]) -> None:
         gc.freeze()  # collections of copies would write to all of this memory
 
 
-def _guard(start: Start, files: list[int]) -> int:
+def _guard(start: ForkRequest, files: list[int]) -> int:
     """The guard's process, which forks the worker and watches it; returns its exit status."""
     *streams, told, descriptor = files
     _named("agentrl guard")
@@ -219,7 +219,7 @@ def _guard(start: Start, files: list[int]) -> int:
     return status
 
 
-def _alone(start: Start, files: list[int]) -> int:
+def _alone(start: ForkRequest, files: list[int]) -> int:
     """A process without a guard; returns its exit status."""
     *streams, _told, descriptor = files  # one stays open as long as it runs, also where nobody is left to tell its end
     _become(streams)
@@ -238,7 +238,7 @@ def _ended(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if done else None
 
 
-def _run(start: Start, descriptor: int, follow: Callable[[], None]) -> int:
+def _run(start: ForkRequest, descriptor: int, follow: Callable[[], None]) -> int:
     """The process that was asked for, brought to where a new Python would be; returns its exit status."""
     try:
         follow()

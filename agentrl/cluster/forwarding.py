@@ -11,7 +11,7 @@ import asyncio
 import hmac
 from contextlib import suppress
 
-from agentrl.cluster.listening import Connections
+from agentrl.cluster.listening import ConnectionListener
 
 HEAD_SECONDS = 30.0
 """Seconds that a connection may take to send a head."""
@@ -27,12 +27,12 @@ class Forwarder:
         key: the bearer token of those who may connect.
 
     Attributes:
-        listen, close: those of `Connections`.
+        listen, close: those of `ConnectionListener`.
     """
 
     def __init__(self, port: int, key: str) -> None:
         self._port, self._wanted = port, f"Bearer {key}".encode()
-        connections = Connections(self._serve)
+        connections = ConnectionListener(self._serve)
         self.listen, self.close = connections.listen, connections.close
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentrl.cluster.base import Node, Resources, Role
+from agentrl.cluster.base import ClusterNode, Resources, Role
 from agentrl.config.cluster import ResourcesConfig, RewardResources, RoleResources
 
 
@@ -21,12 +21,12 @@ def reserved(kind: str, own: Resources, settings: RoleResources | None) -> Resou
     )
 
 
-def settled(role: Role, settings: RoleResources | None) -> Role:
+def apply_settings(role: Role, settings: RoleResources | None) -> Role:
     """A role with what it occupies by the settings."""
     return replace(role, resources=reserved(role.kind, role.resources, settings))
 
 
-def on_gpus(device: str, nodes: Sequence[Node]) -> bool:
+def on_gpus(device: str, nodes: Sequence[ClusterNode]) -> bool:
     """Return whether a role computes on GPUs: `auto` does where a node has some."""
     return device == "cuda" or (device == "auto" and any(node.gpus for node in nodes if node.alive))
 

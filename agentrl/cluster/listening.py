@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 
-class Connections:
+class ConnectionListener:
     """Listens on an address and serves what connects.
 
     Args:

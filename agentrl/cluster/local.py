@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl import cores
-from agentrl.cluster.base import HERE, Cluster, Node, Process, Role, Worker
+from agentrl.cluster.base import HERE, Cluster, ClusterNode, Role, RoleProcess, Worker
 from agentrl.cluster.connection import Address, Connection
 from agentrl.cluster.frames import encode, receive
 from agentrl.cluster.liveness import SUFFIX, Liveness
-from agentrl.cluster.server import Server
-from agentrl.cluster.worker import Start
+from agentrl.cluster.server import ServerProcess
+from agentrl.cluster.worker import WorkerStart
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError
 
 END_SECONDS = 5.0
@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.2
 _ROOT = str(Path(__file__).parents[2])
 
 
-class LocalProcess(Process):
+class LocalProcess(RoleProcess):
     """A role's process on this machine, behind the guard that ends it with this process.
 
     Args:
@@ -63,7 +63,7 @@ class LocalProcess(Process):
         self._socket, theirs = socket.socketpair()
         path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
         with theirs:
-            self.server = Server(
+            self.server = ServerProcess(
                 str(role),
                 [sys.executable, "-W", "ignore", "-m", "agentrl.cluster.worker", str(theirs.fileno())],
                 env={"PYTHONPATH": path, **role.environment},
@@ -77,10 +77,10 @@ class LocalProcess(Process):
             )
         file = log and log.with_suffix(SUFFIX)
         self._liveness = Liveness(self._socket, f"{role} on {node}", silence, file, self.kill)
-        self._socket.sendall(encode(Start(role.pickled(), node, host, secrets.token_bytes(32), encrypted)))
+        self._socket.sendall(encode(WorkerStart(role.pickled(), node, host, secrets.token_bytes(32), encrypted)))
 
     def connect(self, timeout: float) -> tuple[Connection, Address]:
-        """See `Process.connect`; called once."""
+        """See `RoleProcess.connect`; called once."""
         end = time.monotonic() + timeout
         try:
             while not select.select([self._socket], [], [], _POLL_SECONDS)[0]:
@@ -98,23 +98,23 @@ class LocalProcess(Process):
         return Connection(self._socket, str(self.role), self.exit_error), address
 
     def exit_error(self) -> InfraError:
-        """See `Process.exit_error`."""
+        """See `RoleProcess.exit_error`."""
         self.server.wait(END_SECONDS)
         return self._ended()
 
     def poll(self) -> InfraError | None:
-        """See `Process.poll`."""
+        """See `RoleProcess.poll`."""
         return None if self.server.exit_status is None else self._ended()
 
     def _ended(self) -> InfraError:
         return InfraError(self._liveness.silent) if self._liveness.silent else self.server.exit_error()
 
     def kill(self) -> None:
-        """See `Process.kill`."""
+        """See `RoleProcess.kill`."""
         self.server.kill()
 
     def close(self) -> None:
-        """See `Process.close`."""
+        """See `RoleProcess.close`."""
         self._liveness.close()
         self._socket.close()  # which ends it
         self.server.wait(END_SECONDS)
@@ -152,9 +152,9 @@ class LocalCluster(Cluster):
         self._count[role.kind] += 1
         return None if self.logs is None else self.logs / f"{role.kind}-{number}.log"
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[ClusterNode]:
         """This machine; its GPUs are not counted here."""
-        return [Node(HERE, float(len(cores.allowed())), 0, {})]
+        return [ClusterNode(HERE, float(len(cores.allowed())), 0, {})]
 
     def close(self) -> None:
         """End every worker. Idempotent."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.cluster.base import Node, counted
+from agentrl.cluster.base import ClusterNode, counted
 
 
 def node_name(host: str, number: str) -> str:
@@ -13,12 +13,12 @@ def node_name(host: str, number: str) -> str:
     return f"{host} ({number[-6:]})"
 
 
-def described(nodes: list[Node]) -> str:
+def described(nodes: list[ClusterNode]) -> str:
     """Describe what nodes have, in words."""
     each = [f"{node.name}: {', '.join(_has(node))}" for node in nodes if node.alive]
     return "; ".join(each) or "no node"
 
 
-def _has(node: Node) -> list[str]:
+def _has(node: ClusterNode) -> list[str]:
     cores, gpus = f"{node.cpus:g} {counted(node.cpus, 'CPU')}", f"{node.gpus} {counted(node.gpus, 'GPU')}"
     return [cores, gpus, *(f"{amount:g} {name}" for name, amount in node.custom.items())]

@@ -20,14 +20,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentrl.cluster.assignment import Assignment, Place, fitted
-from agentrl.cluster.base import Node
+from agentrl.cluster.base import ClusterNode
 from agentrl.cluster.demands import LAYOUTS, Demand, Layout, Wanted
 from agentrl.cluster.refusal import refusal
 
 __all__ = ["LAYOUTS", "Assignment", "Demand", "Layout", "Place", "Wanted", "fitted", "place"]
 
 
-def place(nodes: Sequence[Node], wanted: Wanted) -> Assignment:
+def place(nodes: Sequence[ClusterNode], wanted: Wanted) -> Assignment:
     """Assign everything that is wanted to nodes and GPUs.
 
     Args:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Workers(Protocol):
-    """Several workers that share calls: a `Pool`, or another process's (`DistantPool`)."""
+    """Several workers that share calls: a `WorkerPool`, or another process's (`DistantPool`)."""
 
     async def call(self, method: str, *arguments: Any, timeout: float | None) -> Any:
         """Call a method of the worker that has fewest calls.
@@ -45,7 +45,7 @@ class Workers(Protocol):
         ...
 
 
-class Pool:
+class WorkerPool:
     """Workers of one role that share its calls; the dead are replaced.
 
     Args:

@@ -39,7 +39,7 @@ from typing import IO
 
 from agentrl import cores
 from agentrl.cluster import forking
-from agentrl.cluster.forking import LENGTH, STATUS, Start, at_load, exactly, received, send, user_of
+from agentrl.cluster.forking import LENGTH, STATUS, ForkRequest, at_load, exactly, received, send, user_of
 from agentrl.cluster.versions import versions
 from agentrl.errors import EngineError
 
@@ -134,7 +134,7 @@ class Prefork:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
-    def start(self, start: Start, output: int, errors: int, descriptor: int) -> Forked:
+    def start(self, start: ForkRequest, output: int, errors: int, descriptor: int) -> Forked:
         """Have a process forked (see the function); returns before it is.
 
         Raises:
@@ -217,7 +217,7 @@ _creating = threading.Lock()
 
 
 def start(
-    start: Start,
+    start: ForkRequest,
     output: int,
     errors: int,
     descriptor: int,
@@ -247,7 +247,7 @@ def start(
     return forked
 
 
-def _suiting(start: Start, name: str | None) -> Prefork | None:
+def _suiting(start: ForkRequest, name: str | None) -> Prefork | None:
     """The process that may fork it; it is begun where there is none."""
     global _did_not_suit
     key, environment = (name, start.apart), start.environment

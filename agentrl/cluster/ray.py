@@ -22,12 +22,12 @@ from typing import Any
 
 from agentrl.cluster import variables
 from agentrl.cluster.assignment import Assignment
-from agentrl.cluster.base import Cluster, Node, Process, Resources, Role, Worker
+from agentrl.cluster.base import Cluster, ClusterNode, Resources, Role, RoleProcess, Worker
 from agentrl.cluster.bundles import Bundles
 from agentrl.cluster.connection import Address, Connection, connect
 from agentrl.cluster.gpus import memory_of
 from agentrl.cluster.head import Head
-from agentrl.cluster.inventory import bundle, is_ours, settled
+from agentrl.cluster.inventory import apply_settings, bundle, is_ours
 from agentrl.cluster.joining import handlers_kept, in_a_line, require_answer, say_briefly
 from agentrl.cluster.local import LocalProcess
 from agentrl.cluster.nodes import described, node_name
@@ -45,7 +45,7 @@ try:
     from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    from agentrl.cluster.ray_groups import demanded, gpus_of_trainer, in_bundle, taken
+    from agentrl.cluster.ray_groups import create_group, demanded, gpus_of_trainer, in_bundle
     from agentrl.cluster.ray_starter import Starter
 except ModuleNotFoundError as error:
     raise missing_extra("ray", "ray") from error
@@ -62,7 +62,7 @@ _ray: Any = ray  # parts of it are not typed
 _state: Any = ray._private.state.state  # Ray's own libraries ask it which nodes are drained
 
 
-class RayProcess(Process):
+class RayProcess(RoleProcess):
     """A role's process on a node that Ray chose.
 
     Args:
@@ -90,7 +90,7 @@ class RayProcess(Process):
         self._closed = False
 
     def connect(self, timeout: float) -> tuple[Connection, Address]:
-        """See `Process.connect`."""
+        """See `RoleProcess.connect`."""
         self.node, theirs, found = self._started(timeout)
         require_same(self.node, theirs)
         if isinstance(found, AgentRLError):
@@ -117,7 +117,7 @@ class RayProcess(Process):
                 raise InfraError(f"{self.role} could not be started: {gone}")
 
     def exit_error(self) -> InfraError:
-        """See `Process.exit_error`."""
+        """See `RoleProcess.exit_error`."""
         if self._lost.done():
             return InfraError(f"{self.role} on {self.node} can't be asked how it ended: {self._lost.result()}")
         try:
@@ -131,7 +131,7 @@ class RayProcess(Process):
         return None
 
     def kill(self) -> None:
-        """See `Process.kill`."""
+        """See `RoleProcess.kill`."""
         with suppress(Exception):
             ray.kill(self._starter)
         release, self._release = self._release, None
@@ -139,7 +139,7 @@ class RayProcess(Process):
             release()
 
     def close(self) -> None:
-        """See `Process.close`."""
+        """See `RoleProcess.close`."""
         if not self._closed and ray.is_initialized():
             self._closed = True
             ending = self._starter.close.remote()
@@ -168,7 +168,7 @@ class RayCluster(Cluster):
         if logs is not None:
             logs.mkdir(parents=True, exist_ok=True)  # nodes on which it is missing then are refused
         self._reserved: tuple[PlacementGroup, Bundles] | None = None
-        self._seen: list[Node] = []
+        self._seen: list[ClusterNode] = []
         self._ours, self._grows = not ray.is_initialized(), address is not None
         if self._ours:
             if address is not None:
@@ -189,7 +189,7 @@ class RayCluster(Cluster):
             worker = Worker(role, LocalProcess(role, self._log(role), host=self.host, **self._how))
             self._keep(worker)
             return worker
-        role = settled(role, self.resources)
+        role = apply_settings(role, self.resources)
         if not self._grows:  # else it waits in Ray's queue, which autoscalers read
             self._require_room(role)
         if self._reserved is not None:
@@ -202,7 +202,7 @@ class RayCluster(Cluster):
     def spawn_together(self, roles: Sequence[Role], together: int) -> list[Worker]:
         """Start roles in the places that were reserved, and those that find none there in a group of their own."""
         self._head.require()
-        placed = [settled(role, self.resources) for role in roles]
+        placed = [apply_settings(role, self.resources) for role in roles]
         reserved = 0
         if self._reserved is not None:
             room = self._reserved[1].available(placed[0].kind, together, self._alive())
@@ -296,7 +296,7 @@ class RayCluster(Cluster):
             InfraError: a node does not say which GPUs are the trainer's.
         """
         ids = {node_name(node["NodeManagerAddress"], node["NodeID"]): node["NodeID"] for node in _ray.nodes()}
-        group = taken(assignment, roles, members, ids, timeout, described(self.nodes()))
+        group = create_group(assignment, roles, members, ids, timeout, described(self.nodes()))
         self._reserved = group, Bundles(assignment, members, gpus_of_trainer(group, assignment))
 
     def _gone(self, node: str) -> str:
@@ -316,7 +316,7 @@ class RayCluster(Cluster):
                 return
         raise ConfigError(f"{role} needs {wanted}, and no node has as much: there is {described(nodes)}")
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[ClusterNode]:
         """The machines that Ray knows, dead ones too, this one first; without an answering head as they were last seen.
 
         Ray would wait for the head in a thread that can't be cancelled, and end this process after a minute.
@@ -331,7 +331,7 @@ class RayCluster(Cluster):
             name = node_name(node["NodeManagerAddress"], node["NodeID"])
             alive, host, leaves = node["Alive"], node["NodeManagerAddress"], node["NodeID"] in draining
             memory = memory_of(has)
-            found.append(Node(name, cpus, gpus, custom, alive, gpu_memory=memory, host=host, draining=leaves))
+            found.append(ClusterNode(name, cpus, gpus, custom, alive, gpu_memory=memory, host=host, draining=leaves))
         self._seen = found
         return found
 

@@ -51,7 +51,7 @@ def demanded(wanted: Wanted) -> Iterator[None]:
         request_resources(bundles=[])
 
 
-def taken(
+def create_group(
     assignment: Assignment,
     roles: Mapping[str, Resources],
     members: Mapping[str, int],

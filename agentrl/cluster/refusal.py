@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from agentrl.cluster.assignment import fitted
-from agentrl.cluster.base import Node
+from agentrl.cluster.base import ClusterNode
 from agentrl.cluster.demands import Demand, Wanted
 from agentrl.errors import ConfigError
 
@@ -26,12 +26,13 @@ MOST_TRIES = 16
 """As many numbers of colocated engines are tried."""
 
 
-def refusal(nodes: Sequence[Node], wanted: Wanted) -> ConfigError:
+def refusal(nodes: Sequence[ClusterNode], wanted: Wanted) -> ConfigError:
     """The error of what can't be placed."""
     alive = [node for node in nodes if node.alive]
     fits = "; or ".join(nearest(alive, wanted) or _more_nodes(alive, wanted)) or "nothing with such parts"
+    demands = "; ".join(map(describe_demand, filter(_counts, wanted.demands)))
     return ConfigError(
-        f"layout={wanted.layout} can't be placed. Asked: {'; '.join(map(asked, filter(_counts, wanted.demands)))}. "
+        f"layout={wanted.layout} can't be placed. Asked: {demands}. "
         f"There: {has(alive)}. Why: {'; '.join(reasons(alive, wanted))}. What would fit: {fits}"
     )
 
@@ -40,7 +41,7 @@ def _counts(demand: Demand) -> bool:
     return demand.count > 0
 
 
-def asked(demand: Demand) -> str:
+def describe_demand(demand: Demand) -> str:
     """A demand in words: `engine: 4 x (2 GPUs of 40 GiB, 1 CPU)`."""
     where = f" on {demand.node}" if demand.node else ""
     return f"{demand.role}: {demand.count} x ({_unit(demand) or 'nothing'}){where}"
@@ -57,7 +58,7 @@ def _unit(demand: Demand) -> str:
     return ", ".join(each)
 
 
-def has(nodes: Sequence[Node]) -> str:
+def has(nodes: Sequence[ClusterNode]) -> str:
     """A cluster in words; many nodes of a kind are counted."""
     kinds: dict[str, list[str]] = {}
     for node in nodes:
@@ -71,7 +72,7 @@ def has(nodes: Sequence[Node]) -> str:
     return "; ".join(told) or "no node"
 
 
-def reasons(nodes: Sequence[Node], wanted: Wanted) -> list[str]:
+def reasons(nodes: Sequence[ClusterNode], wanted: Wanted) -> list[str]:
     """Return why the units don't fit, as far as one resource or one unit explains that."""
     demands = [demand for demand in wanted.demands if demand.count]
     found = list(dict.fromkeys(reason for demand in demands for reason in _unit_reasons(nodes, demand)))
@@ -92,7 +93,7 @@ def reasons(nodes: Sequence[Node], wanted: Wanted) -> list[str]:
     return found or ["there is enough of each in total, but not together on single nodes"]
 
 
-def _unit_reasons(nodes: Sequence[Node], demand: Demand) -> Iterator[str]:
+def _unit_reasons(nodes: Sequence[ClusterNode], demand: Demand) -> Iterator[str]:
     """Reasons why one unit by itself fits on no node."""
     nodes = [node for node in nodes if demand.node in ("", node.name)]
     if not nodes:
@@ -113,7 +114,7 @@ def _unit_reasons(nodes: Sequence[Node], demand: Demand) -> Iterator[str]:
         yield f"{demand.role} needs {demand.memory:.3g} GiB on each GPU, and the largest has {memory:.3g} GiB"
 
 
-def nearest(nodes: Sequence[Node], wanted: Wanted) -> list[str]:
+def nearest(nodes: Sequence[ClusterNode], wanted: Wanted) -> list[str]:
     """Return what would fit, as settings: by one change if that is enough, else by as few units less as possible."""
     found = [said for said, changed in _other_layouts(nodes, wanted) if fitted(nodes, changed) is not None]
     fewer = ((demand, _largest(nodes, wanted, demand)) for demand in (wanted.engines, *wanted.others, wanted.trainer))
@@ -122,11 +123,11 @@ def nearest(nodes: Sequence[Node], wanted: Wanted) -> list[str]:
     return found[:MOST_PROPOSALS] or _together(nodes, wanted)
 
 
-def _more_nodes(nodes: Sequence[Node], wanted: Wanted) -> list[str]:
+def _more_nodes(nodes: Sequence[ClusterNode], wanted: Wanted) -> list[str]:
     """Nodes that would have to join, where units fit on none by themselves: one for each such unit."""
     large = [demand for demand in wanted.demands if demand.count and any(_unit_reasons(nodes, demand))]
     more = [
-        Node(f"{demand.role} {number}", demand.cpus, demand.gpus, demand.custom, gpu_memory=demand.memory)
+        ClusterNode(f"{demand.role} {number}", demand.cpus, demand.gpus, demand.custom, gpu_memory=demand.memory)
         for demand in large
         for number in range(demand.count)
     ]
@@ -139,7 +140,7 @@ def _more_nodes(nodes: Sequence[Node], wanted: Wanted) -> list[str]:
     ]
 
 
-def _other_layouts(nodes: Sequence[Node], wanted: Wanted) -> Iterator[tuple[str, Wanted]]:
+def _other_layouts(nodes: Sequence[ClusterNode], wanted: Wanted) -> Iterator[tuple[str, Wanted]]:
     """The same units in other layouts, those with the fewest engines moved first."""
     engines = wanted.engines.count
     if not wanted.trainer.gpus or not wanted.engines.gpus or not engines:
@@ -184,7 +185,7 @@ def _halves(demand: Demand) -> Iterator[int]:
         yield gpus
 
 
-def _largest(nodes: Sequence[Node], wanted: Wanted, demand: Demand) -> int:
+def _largest(nodes: Sequence[ClusterNode], wanted: Wanted, demand: Demand) -> int:
     """The most units of a demand that fit beside the others; 0 where none does."""
     low, high = 0, demand.count
     while low < high:
@@ -209,7 +210,7 @@ def _with(wanted: Wanted, role: str, number: int) -> Wanted:
     return replace(wanted, others=others)
 
 
-def _together(nodes: Sequence[Node], wanted: Wanted) -> list[str]:
+def _together(nodes: Sequence[ClusterNode], wanted: Wanted) -> list[str]:
     """Several changes at once: of the layout, of units that fit on no node, and of numbers, which are then raised."""
     starts = [("", wanted), *_smaller_units(wanted)]
     starts += [(f"{one} {two}", last) for one, each in starts[1:] for two, last in _smaller_units(each) if one != two]
@@ -226,7 +227,7 @@ def _together(nodes: Sequence[Node], wanted: Wanted) -> list[str]:
     return []
 
 
-def _grown(nodes: Sequence[Node], wanted: Wanted) -> Wanted | None:
+def _grown(nodes: Sequence[ClusterNode], wanted: Wanted) -> Wanted | None:
     """One unit of each, then as many as fit, the trainer's first; None where one of each does not fit."""
     found = wanted
     for demand in wanted.demands:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agentrl.cluster.base import Node
+from agentrl.cluster.base import ClusterNode
 from agentrl.cluster.demands import Demand, Wanted
 
 SPREAD = ("environments", "rewards", "gateway")
@@ -23,7 +23,7 @@ Vector = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Kind:
+class UnitKind:
     """Units that are placed alike, with what each takes of every resource.
 
     `need` is over [GPUs, CPUs, GPUs of the trainer, custom resources …]; the trainer adds to the third.
@@ -38,7 +38,7 @@ class Kind:
 class Search:
     """A search for how many units of each kind each node gets."""
 
-    def __init__(self, nodes: Sequence[Node], wanted: Wanted) -> None:
+    def __init__(self, nodes: Sequence[ClusterNode], wanted: Wanted) -> None:
         self.nodes = nodes
         names = sorted({name for demand in wanted.demands for name in demand.custom})
         shared, engines = wanted.shared, wanted.engines
@@ -49,10 +49,10 @@ class Search:
 
         trainer = wanted.trainer
         kinds = [
-            Kind(trainer, trainer.count, need(trainer, trainer.gpus, -trainer.gpus)),
-            Kind(engines, shared, need(engines, 0, engines.gpus), colocated=True),
-            Kind(engines, engines.count - shared, need(engines, engines.gpus, 0)),
-            *(Kind(other, other.count, need(other, other.gpus, 0)) for other in wanted.others),
+            UnitKind(trainer, trainer.count, need(trainer, trainer.gpus, -trainer.gpus)),
+            UnitKind(engines, shared, need(engines, 0, engines.gpus), colocated=True),
+            UnitKind(engines, engines.count - shared, need(engines, engines.gpus, 0)),
+            *(UnitKind(other, other.count, need(other, other.gpus, 0)) for other in wanted.others),
         ]
         self.kinds = [kind for kind in kinds if kind.count]
         self.has = [
@@ -157,7 +157,7 @@ def _sums_from(rows: Sequence[Vector], width: int) -> list[Vector]:
     return sums[::-1]
 
 
-def _allows(node: Node, demand: Demand) -> bool:
+def _allows(node: ClusterNode, demand: Demand) -> bool:
     memory = not (demand.gpus and demand.memory and node.gpu_memory) or demand.memory <= node.gpu_memory
     return memory and demand.node in ("", node.name)
 

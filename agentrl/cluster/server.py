@@ -54,7 +54,7 @@ async def probed(probe: Callable[[], Awaitable[bool]], exit_status: Callable[[],
     return False
 
 
-class Server:
+class ServerProcess:
     """A running server process.
 
     Args:
@@ -101,7 +101,7 @@ class Server:
             with open(log, "ab") as sink:
                 forked = None
                 if modules is not None:
-                    start = forking.Start(f"agentrl {kind}", list(modules), whole, folder or os.getcwd())
+                    start = forking.ForkRequest(f"agentrl {kind}", list(modules), whole, folder or os.getcwd())
                     output = sink.fileno()
                     forked = prefork.start(start, output, output, descriptors[0], register, prefork_name)
                 self._process = forked or subprocess.Popen(

@@ -15,7 +15,7 @@ from agentrl import cluster
 from agentrl.cluster.calls import Listener
 from agentrl.cluster.connection import Address, Calling, Connection
 from agentrl.cluster.link import Link
-from agentrl.cluster.pool import Pool
+from agentrl.cluster.pool import WorkerPool
 from agentrl.errors import DeadlineExceeded, InfraError, WorkerLost, WorkerTimeout
 
 _TOLD_SECONDS = 20.0
@@ -28,7 +28,7 @@ class PoolAccess:
         pool: their pool.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
 
     async def lease(self) -> AsyncIterator[Address]:
@@ -42,12 +42,12 @@ class PoolAccess:
             await asyncio.Event().wait()
 
     def give_up(self, address: Address, why: str) -> None:
-        """See `Pool.give_up`."""
+        """See `WorkerPool.give_up`."""
         self._pool.give_up_at(address, why)
 
 
 @asynccontextmanager
-async def shared_pool(pool: Pool, name: str) -> AsyncIterator[Address]:
+async def shared_pool(pool: WorkerPool, name: str) -> AsyncIterator[Address]:
     """Yield the address for calls from other processes (`DistantPool`); `name` names the workers in messages."""
     here, key = cluster.current(), secrets.token_bytes(32)
     async with Listener(PoolAccess(pool), name, name, here.host, key, encrypted=here.encrypted) as address:

@@ -1,9 +1,9 @@
 """The process of a role: `python -m agentrl.cluster.worker DESCRIPTOR`.
 
 The descriptor is its end of a pair of sockets with the process that started it. First come a pipe, to which a thread
-says from then on that the process runs (`liveness`), and a `Start`. Then goes the worker's address, or the error of a
-role that could not be built, and come calls (`calls`). The process ends with that connection, whoever else is connected
-by the address.
+says from then on that the process runs (`liveness`), and a `WorkerStart`. Then goes the worker's address, or the error
+of a role that could not be built, and come calls (`calls`). The process ends with that connection, whoever else is
+connected by the address.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Start:
+class WorkerStart:
     """Arguments of a worker's process: the role, its node's name, and where, with which key and how to listen."""
 
     role: Role
@@ -46,7 +46,7 @@ def main(descriptor: int) -> int:
     """Build the role and serve it; returns the exit status."""
     owner = socket.socket(fileno=descriptor)
     liveness.beat(owner)
-    start: Start = receive(owner)
+    start: WorkerStart = receive(owner)
     cluster.current().host, cluster.current().encrypted = start.host, start.encrypted
     use_for_gloo(start.host)
     where = f"{start.role} on {start.node}"
@@ -58,12 +58,12 @@ def main(descriptor: int) -> int:
     except BaseException as error:
         owner.sendall(encode(failed(error, where, traceback.format_exc())))
         return 1
-    with garbage.seldom():
+    with garbage.collect_less_often():
         asyncio.run(_serve(target, start, where, owner))
     return 0
 
 
-async def _serve(target: Any, start: Start, where: str, owner: socket.socket) -> None:
+async def _serve(target: Any, start: WorkerStart, where: str, owner: socket.socket) -> None:
     listener = Listener(target, str(start.role), where, start.host, start.key, encrypted=start.encrypted)
     async with listener as address:
         reader, writer = await asyncio.open_connection(sock=owner)
@@ -82,6 +82,6 @@ async def _serve(target: Any, start: Start, where: str, owner: socket.socket) ->
 
 
 if __name__ == "__main__":
-    from agentrl.cluster import worker  # under its own name, by which a `Start` arrives
+    from agentrl.cluster import worker  # under its own name, by which a `WorkerStart` arrives
 
     sys.exit(worker.main(int(sys.argv[1])))

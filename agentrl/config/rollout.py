@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
 
@@ -54,6 +55,7 @@ BranchSection = Annotated[SerializeAsAny[BranchConfig], OfPlugin("agentrl.rollou
 class RolloutConfig(Section):
     """How sessions are generated."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"replay": "reuse", "replay_age": "reuse_age"}
     groups_per_step: PositiveInt = 16
     """Groups (tasks) in a step."""
     group_size: PositiveInt = 8
@@ -77,10 +79,10 @@ class RolloutConfig(Section):
     priority: str | None = None
     """Which groups go first (order=ready): `signal` (whose scores differ most), `complete`, or an import path of a
     function of the group, whose largest value goes first. None: in the order of their numbers."""
-    replay: NonNegativeFloat = 0.0
+    reuse: NonNegativeFloat = 0.0
     """Past groups that each step trains on a second time, at most, as a fraction of `groups_per_step`."""
-    replay_age: PositiveInt = 1
-    """Versions that a group may be behind when it is trained on a second time (replay)."""
+    reuse_age: PositiveInt = 1
+    """Versions that a group may be behind when it is trained on a second time (reuse)."""
     oversample: NonNegativeFloat = 0.0
     """Groups begun beyond what a step needs, as a fraction of `groups_per_step` (order=ready)."""
     temperature: NonNegativeFloat = 1.0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import core_schema
@@ -21,12 +22,19 @@ if TYPE_CHECKING:
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
+_log = logging.getLogger(__name__)
+_told: set[tuple[type, str]] = set()
 
 
 class Section(BaseModel):
-    """A frozen part of the configuration; unknown keys are errors, and so are numbers that are not finite."""
+    """A frozen part of the configuration; unknown keys are errors, and so are numbers that are not finite.
+
+    Attributes:
+        renamed: earlier names of fields, which are accepted and logged.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     def model_post_init(self, context: Any) -> None:
         """Let this process know the secrets, to keep them out of what others write (`secrets.scrub`)."""
@@ -51,6 +59,20 @@ class Section(BaseModel):
         if not isinstance(data, Mapping) or not any(isinstance(value, bool) for value in data.values()):
             return data
         return {name: str(value).lower() if cls._is_wrong(name, value) else value for name, value in data.items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_earlier_names(cls, data: Any) -> Any:
+        """Read a setting by its earlier name; both names at once are refused: which is meant is not known."""
+        old = cls.renamed.keys() & data.keys() if isinstance(data, Mapping) else ()
+        for name in old:
+            new = cls.renamed[name]
+            if new in data:
+                raise ValueError(f"{name} is called {new} now, and both are given: give {new} alone")
+            if (cls, name) not in _told:
+                _told.add((cls, name))
+                _log.warning("the setting %s is called %s now", name, new)
+        return {cls.renamed.get(name, name): value for name, value in data.items()} if old else data
 
     @classmethod
     def _is_wrong(cls, name: str, value: Any) -> bool:

@@ -2,12 +2,12 @@
 
 from agentrl.envs.base import Env, has_demonstrator, has_expert, has_fork, has_state, reward
 from agentrl.envs.calls import Rewards, compute_rewards
-from agentrl.envs.fixtures import Credit, Fixture
+from agentrl.envs.fixtures import Fixture, FixtureCredit
 from agentrl.envs.registry import EnvInfo, describe, factory, find, list_envs, make, register
 from agentrl.envs.state import EnvState
 
 __all__ = [
-    "Credit",
+    "FixtureCredit",
     "Env",
     "EnvInfo",
     "EnvState",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import ConfigError, InvalidInput, StateUnsupported
-from agentrl.tools.sources import NamedSource, OpenTools, closed, started
+from agentrl.tools.sources import NamedSource, OpenTools, close_or_warn, started
 
 if TYPE_CHECKING:
     from agentrl.envs.base import Env
@@ -33,7 +33,9 @@ class AddedTools:
     async def close(self) -> None:
         """Close what the tools hold."""
         pairs = [(source, tools.close) for source, tools in zip(self.sources, self.opened, strict=True)]
-        await asyncio.gather(*(closed(f"tools.{source.name}", close) for source, close in pairs if close is not None))
+        await asyncio.gather(
+            *(close_or_warn(f"tools.{source.name}", close) for source, close in pairs if close is not None)
+        )
 
 
 def add_tools(env: Env, sources: Sequence[NamedSource]) -> None:

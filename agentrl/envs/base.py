@@ -20,7 +20,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 from agentrl import tracing
-from agentrl.envs.closing import closed
+from agentrl.envs.closing import close_in_time
 from agentrl.envs.reward_marks import FinalReward as FinalReward
 from agentrl.envs.reward_marks import RewardMark as RewardMark
 from agentrl.envs.reward_marks import members
@@ -210,7 +210,7 @@ class Env:
         try:
             await resolved(other.restore(self._episode[0], state))
         except BaseException:
-            await closed(other)
+            await close_in_time(other)
             raise
         return other
 

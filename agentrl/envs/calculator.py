@@ -34,7 +34,7 @@ from itertools import count, product
 from typing import Any
 
 from agentrl.envs.base import Env, reward
-from agentrl.envs.fixtures import Credit, Fixture
+from agentrl.envs.fixtures import Fixture, FixtureCredit
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools.calculator import evaluate, show
 from agentrl.tools.tool import tool
@@ -167,11 +167,13 @@ class Calculator(Env):
         """The last number counts, in whatever words."""
         story = ["A jar holds 12 shells. Multiply by 7.", "Lose 15.", QUESTION]
         task = Task(id="shells", data={"story": story, "start": 12, "steps": [["*", 7], ["-", 15]], "answer": 69})
-        yield Fixture(task, "69", Credit.FULL)
-        yield Fixture(task, "There are 69.0 shells.", Credit.FULL, "the answer in a sentence")
-        yield Fixture(task, "69, or 70", Credit.NONE, "two answers")
-        yield Fixture(task, [self.call("calculator", expression="12*7"), "84"], Credit.NONE, "answered too early")
-        yield Fixture(task, "", Credit.NONE, "silence")
+        yield Fixture(task, "69", FixtureCredit.FULL)
+        yield Fixture(task, "There are 69.0 shells.", FixtureCredit.FULL, "the answer in a sentence")
+        yield Fixture(task, "69, or 70", FixtureCredit.NONE, "two answers")
+        yield Fixture(
+            task, [self.call("calculator", expression="12*7"), "84"], FixtureCredit.NONE, "answered too early"
+        )
+        yield Fixture(task, "", FixtureCredit.NONE, "silence")
 
     def demonstrate(self, messages: Sequence[Message], rng: random.Random) -> str | Message:
         """The expert, which one time in `HURRY` answers before the story ends; of a problem always at one place."""

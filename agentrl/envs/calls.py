@@ -18,9 +18,9 @@ from agentrl import faults, tracing
 from agentrl.attachments import critic_view as attached_view
 from agentrl.envs.attribution import blamed
 from agentrl.envs.base import Env, reward_methods, reward_value
-from agentrl.envs.closing import closed
+from agentrl.envs.closing import close_in_time
 from agentrl.envs.fixtures import Fixture
-from agentrl.envs.methods import answered, scored
+from agentrl.envs.methods import call_method, compute_reward
 from agentrl.envs.saving import fork as fork
 from agentrl.envs.saving import restore as restore
 from agentrl.envs.saving import restore_data as restore_data
@@ -130,7 +130,7 @@ async def openings(env: Env, task: Task, *, seed: int | None = None) -> dict[str
         why = "that is what sub-agents have (Env.spawn)"
         raise EnvError(f"{type(env.unwrapped).__name__}.agents has {odd[0]!r}: a name without a slash is wanted; {why}")
     with blamed(env, "reset"):
-        value = await answered(env, env.reset, task, seed=seed)
+        value = await call_method(env, env.reset, task, seed=seed)
         await faults.async_point("env.reset")
         if value is None:
             raise EnvError(f"{where} returned None, not its opening messages")
@@ -182,7 +182,7 @@ async def brief(env: Env, task: Task) -> Task:
         EnvError: its code failed, or gave something else than a task.
     """
     with blamed(env, "brief"):
-        given = await answered(env, env.brief, task)
+        given = await call_method(env, env.brief, task)
     if not isinstance(given, Task):
         raise EnvError(f"{type(env.unwrapped).__name__}.brief returned {shown(given)}, not a Task")
     return given
@@ -200,7 +200,7 @@ async def step(env: Env, message: Message) -> StepResult:
     env._collected()  # a step gives what is earned in it
     with blamed(env, "step"):
         with env.tools.effects.call(f"{name}.step"):
-            result = await answered(env, env.step, message)
+            result = await call_method(env, env.step, message)
         await faults.async_point("env.step")
         if not isinstance(result, StepResult):
             raise EnvError(f"{name}.step returned {shown(result)}, not a StepResult")
@@ -247,7 +247,7 @@ async def expert(env: Env, messages: Sequence[Message]) -> Message:
         EnvError: it has none, it failed, or it gave something else than an assistant message.
     """
     with blamed(env, "expert"):
-        return _assistant(env, "expert", await answered(env, env.expert, list(messages)))
+        return _assistant(env, "expert", await call_method(env, env.expert, list(messages)))
 
 
 async def demonstrate(env: Env, messages: Sequence[Message], rng: random.Random) -> Message:
@@ -258,7 +258,7 @@ async def demonstrate(env: Env, messages: Sequence[Message], rng: random.Random)
     """
     with blamed(env, "demonstrate"):
         drawn = {"rng": rng} if "rng" in inspect.signature(env.demonstrate).parameters else {}
-        return _assistant(env, "demonstrate", await answered(env, env.demonstrate, list(messages), **drawn))
+        return _assistant(env, "demonstrate", await call_method(env, env.demonstrate, list(messages), **drawn))
 
 
 async def critic_view(env: Env, agent: str) -> bytes:
@@ -269,7 +269,7 @@ async def critic_view(env: Env, agent: str) -> bytes:
         InvalidNumber: it gave numbers that are not finite, or beyond float32.
     """
     with blamed(env, "critic_view"):
-        numbers = [float(number) for number in await answered(env, env.critic_view, agent)]
+        numbers = [float(number) for number in await call_method(env, env.critic_view, agent)]
         if not all(abs(number) <= attached_view.LARGEST for number in numbers):
             given = ", ".join(f"{number:g}" for number in numbers)
             name = f"{type(env.unwrapped).__name__}.critic_view"
@@ -298,12 +298,12 @@ async def close(env: Env) -> None:
     try:
         with blamed(env, "close"):
             try:
-                await closed(env)
+                await close_in_time(env)
             finally:
                 if sandbox is not None and hasattr(sandbox, "close"):
-                    await closed(sandbox)
+                    await close_in_time(sandbox)
                 if inner._added_tools is not None:
-                    await closed(inner._added_tools)
+                    await close_in_time(inner._added_tools)
     except InfraError as error:
         logger.warning("%s.close: %s", type(inner).__name__, error)
 
@@ -324,7 +324,7 @@ async def compute_rewards(env: Env, session: Session) -> Rewards:
     for mark, method in reward_methods(env):
         where = f"reward {mark.name!r} of {type(env.unwrapped).__name__}"
         with blamed(env, mark.name), tracing.span("reward", reward=mark.name):
-            given = await scored(env, method, session)
+            given = await compute_reward(env, method, session)
             await faults.async_point("env.reward")
             _check_info(session.info, f"{where} left")
             each: dict[str, tuple[Any, tuple[str, ...]]]

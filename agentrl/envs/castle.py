@@ -19,7 +19,7 @@ from itertools import count, pairwise
 from typing import Any, Literal
 
 from agentrl.envs.base import Env
-from agentrl.envs.fixtures import Credit, Fixture
+from agentrl.envs.fixtures import Fixture, FixtureCredit
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools.tool import tool
 from agentrl.types import Message, StepResult, Task
@@ -41,7 +41,7 @@ CROWN = "crown"
 
 
 @dataclass
-class World:
+class CastleWorld:
     """One castle and what has happened in it."""
 
     here: Room
@@ -125,7 +125,7 @@ class Castle(Env):
         scale = width * height / 16
         self.solution = (round(SOLUTION[0] * scale), round(SOLUTION[1] * scale))
         self.max_turns = TURNS_PER_STEP * self.solution[1]
-        self._world = World((0, 0), set())
+        self._world = CastleWorld((0, 0), set())
 
     def tasks(self, split: str = "train") -> Iterator[Task]:
         """Castles without end."""
@@ -206,11 +206,11 @@ class Castle(Env):
         task = next(self.tasks())
         solution = list(solve(build(self.width, self.height, self.locks, task["number"])))
         calls = [self.call(name, **arguments) for name, arguments in solution]
-        yield Fixture(task, calls, Credit.FULL, "the shortest solution")
+        yield Fixture(task, calls, FixtureCredit.FULL, "the shortest solution")
         if self.locks:
             first = [name for name, _ in solution].index("take") + 1
-            yield Fixture(task, calls[:first], Credit.PARTIAL, "the first key")
-        yield Fixture(task, "", Credit.NONE, "silence")
+            yield Fixture(task, calls[:first], FixtureCredit.PARTIAL, "the first key")
+        yield Fixture(task, "", FixtureCredit.NONE, "silence")
 
     def _door(self, direction: str) -> tuple[Edge, Room]:
         for name, other in self._world.neighbours(self._world.here):
@@ -227,7 +227,7 @@ def _room(place: Sequence[int]) -> Room:
     return x, y
 
 
-def build(width: int, height: int, locks: int, number: int) -> World:
+def build(width: int, height: int, locks: int, number: int) -> CastleWorld:
     """The castle of a number: the first sample that has the locks and a solution of the right length.
 
     Raises:
@@ -245,14 +245,14 @@ def build(width: int, height: int, locks: int, number: int) -> World:
     )
 
 
-def solution_length(world: World) -> int:
+def solution_length(world: CastleWorld) -> int:
     """Calls that the expert needs; the world itself is left as it is."""
     return sum(1 for _ in solve(world))
 
 
-def solve(world: World) -> Iterator[tuple[str, dict[str, str]]]:
+def solve(world: CastleWorld) -> Iterator[tuple[str, dict[str, str]]]:
     """The expert's calls, tool and arguments; the world itself is left as it is."""
-    world = World(world.here, world.doors, dict(world.locked), dict(world.items), list(world.bag))
+    world = CastleWorld(world.here, world.doors, dict(world.locked), dict(world.items), list(world.bag))
     while CROWN not in world.bag:
         name, arguments = world.next_call()
         yield name, arguments
@@ -266,10 +266,10 @@ def solve(world: World) -> Iterator[tuple[str, dict[str, str]]]:
             world.here = other
 
 
-def _draw(rng: random.Random, width: int, height: int, locks: int) -> World | None:
+def _draw(rng: random.Random, width: int, height: int, locks: int) -> CastleWorld | None:
     rooms = [(x, y) for x in range(width) for y in range(height)]
     gate = rng.choice(rooms)
-    world = World(gate, _spanning_tree(rng, set(rooms), gate))
+    world = CastleWorld(gate, _spanning_tree(rng, set(rooms), gate))
     crown = max(rooms, key=lambda room: (len(world.path(gate, room)), room))
     way = [frozenset(pair) for pair in pairwise(world.path(gate, crown))]
     if len(way) < locks:
@@ -285,7 +285,7 @@ def _draw(rng: random.Random, width: int, height: int, locks: int) -> World | No
     return world
 
 
-def _edges(world: World, start: Room, goal: Room) -> set[Edge]:
+def _edges(world: CastleWorld, start: Room, goal: Room) -> set[Edge]:
     return {frozenset(pair) for pair in pairwise(world.path(start, goal))}
 
 

@@ -14,7 +14,7 @@ CLOSE_SECONDS = 60.0
 """How long each part of an episode (the environment, its sandbox, added tools) may take to close."""
 
 
-async def closed(what: Any) -> None:
+async def close_in_time(what: Any) -> None:
     """Close something; a coroutine that has not ended in time is cancelled, and neither it nor a thread is awaited.
 
     Args:

@@ -24,7 +24,7 @@ from agentrl import tracing
 from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
-from agentrl.envs.results import count_tools, environment_call, failed, give_rewards, set_rewards, timed
+from agentrl.envs.results import count_tools, environment_call, give_rewards, record_failure, set_rewards, timed
 from agentrl.envs.state import EnvState, EpisodeState
 from agentrl.envs.turns import answers, following, moves, note, send
 from agentrl.errors import AgentRLError, Blame, ConfigError, DeadlineExceeded, EnvError, TokenBudgetExceeded
@@ -82,7 +82,7 @@ class Player:
 
 
 @dataclass(frozen=True, slots=True)
-class Middle:
+class ResumePoint:
     """Where an episode goes on, in place of its beginning.
 
     Attributes:
@@ -157,7 +157,7 @@ async def run_episode(
     players: Mapping[str, Player],
     limits: RolloutConfig,
     *,
-    middle: Middle | None = None,
+    middle: ResumePoint | None = None,
     before_turn: BeforeTurn | None = None,
     rewarded: Callable[[Session], Session] | None = None,
 ) -> Session:
@@ -187,7 +187,7 @@ async def run_episode(
                         env, session, players, limits, middle=middle, before_turn=before_turn
                     )
             except AgentRLError as error:
-                failed(session, error)
+                record_failure(session, error)
             except TimeoutError:
                 _out_of_time(env, session, limits.timeout)
         count_tools(env, session)
@@ -206,7 +206,7 @@ def _out_of_time(env: Env, session: Session, seconds: float) -> None:
         session.status, session.error = Status.TRUNCATED, f"the session took longer than {seconds:g} s"
     else:
         where = f"{type(env.unwrapped).__name__}.reset"
-        failed(session, DeadlineExceeded(f"{where} took longer than rollout.timeout={seconds:g} s"))
+        record_failure(session, DeadlineExceeded(f"{where} took longer than rollout.timeout={seconds:g} s"))
 
 
 async def play(
@@ -270,7 +270,7 @@ async def converse(
     players: Mapping[str, Player],
     limits: RolloutConfig,
     *,
-    middle: Middle | None = None,
+    middle: ResumePoint | None = None,
     before_turn: BeforeTurn | None = None,
 ) -> Status:
     """Let agents and environment take turns until one of them is done or a limit is reached.
@@ -321,7 +321,7 @@ async def converse(
     return _truncate(session, f"all {turns} {_OUT_OF_TURNS}")
 
 
-async def _opened(env: Env, session: Session, players: Mapping[str, Player], middle: Middle | None) -> Middle:
+async def _opened(env: Env, session: Session, players: Mapping[str, Player], middle: ResumePoint | None) -> ResumePoint:
     """Open the episode, or restore its environment; returns where the turns go on."""
     with environment_call(session, "reset") as seconds:
         if middle is None:
@@ -331,7 +331,7 @@ async def _opened(env: Env, session: Session, players: Mapping[str, Player], mid
     if middle is not None:
         return middle
     note(send(players, openings), seconds)
-    return Middle(None, 0, order=list(openings))
+    return ResumePoint(None, 0, order=list(openings))
 
 
 def episode_state(

@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.types import Message, Task
 
 
-class Credit(StrEnum):
+class FixtureCredit(StrEnum):
     """How much of the reward an answer must get."""
 
     FULL = "full"  # the greatest score that the declared ranges allow
@@ -31,7 +31,7 @@ class Fixture:
 
     task: Task | Mapping[str, Any]
     said: str | Message | Sequence[str | Message]
-    credit: Credit | float
+    credit: FixtureCredit | float
     about: str = ""
 
     @property

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.envs.base import Env, reward
-from agentrl.envs.fixtures import Credit, Fixture
+from agentrl.envs.fixtures import Fixture, FixtureCredit
 from agentrl.envs.hub import HUB, dataset_file
 from agentrl.envs.questions import latex
 from agentrl.envs.rows import read_tasks
@@ -164,11 +164,11 @@ class GSM8K(Env):
         """The final number counts; with `reward_form`, its form is worth a little by itself."""
         data = {"question": "Ann has 1000 pens and buys 200. How many?", "answer": "1000+200=1200\n#### 1,200"}
         task = Task(id="pens", data=data)
-        yield Fixture(task, "1000+200=1200\n#### 1200", Credit.FULL)
-        yield Fixture(task, "1000+200=1200\n#### $1,200.00", Credit.FULL)
-        form = Credit.PARTIAL if self.reward_form else Credit.NONE
+        yield Fixture(task, "1000+200=1200\n#### 1200", FixtureCredit.FULL)
+        yield Fixture(task, "1000+200=1200\n#### $1,200.00", FixtureCredit.FULL)
+        form = FixtureCredit.PARTIAL if self.reward_form else FixtureCredit.NONE
         yield Fixture(task, "1000+20=1020\n#### 1020", form, "a wrong number in the right form")
-        yield Fixture(task, "There is no answer.", Credit.NONE)
+        yield Fixture(task, "There is no answer.", FixtureCredit.NONE)
 
     def expert(self, messages: Sequence[Message]) -> str | Message:
         """The annotated calculations, one call each, then the worked answer without its annotations."""

@@ -16,7 +16,7 @@ from itertools import count
 from math import comb, gcd, prod
 
 from agentrl.envs.base import Env, reward
-from agentrl.envs.fixtures import Credit, Fixture
+from agentrl.envs.fixtures import Fixture, FixtureCredit
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools.calculator import calculator, evaluate
 from agentrl.tools.tool import tool
@@ -101,9 +101,9 @@ class MathTools(Env):
         calls = [["calculator", "1/2 + 1/4"]]
         task = Task(id="quarters", data={"level": 1, "question": "What is 1/2 + 1/4?", "calls": calls, "answer": "3/4"})
         for said in ("#### 3/4", "#### 0.75", "#### 1\nNo:\n#### 6/8"):
-            yield Fixture(task, said, Credit.FULL)
+            yield Fixture(task, said, FixtureCredit.FULL)
         for said in ("3/4", "#### 0.7500001", "#### 3/4 or so", "#### 3/0", "####", ""):
-            yield Fixture(task, said, Credit.NONE)
+            yield Fixture(task, said, FixtureCredit.NONE)
 
     def expert(self, messages: Sequence[Message]) -> str | Message:
         """The calls that lead to the answer, and the answer."""

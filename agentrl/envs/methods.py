@@ -85,7 +85,7 @@ def _forget_thread() -> None:
     _line = _Line()
 
 
-async def answered(env: Env, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+async def call_method(env: Env, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """What a method of an environment gives; a plain one that an author wrote runs in a thread.
 
     Cancelling stops the wait, not the thread, whose effects no longer count then. Under `attribution.watch` all of
@@ -112,7 +112,7 @@ async def answered(env: Env, method: Callable[..., Any], /, *args: Any, **kwargs
     return await resolved(value)
 
 
-async def scored(env: Env, method: Callable[..., Any], session: Session) -> Any:
+async def compute_reward(env: Env, method: Callable[..., Any], session: Session) -> Any:
     """What a reward's method gives; what a plain one notes in the session counts where it ends in time.
 
     One that needs the main thread is computed once more on the event loop: it has changed nothing that counts.
@@ -120,7 +120,7 @@ async def scored(env: Env, method: Callable[..., Any], session: Session) -> Any:
     if not _may_block(method) or getattr(method, "__func__", method) in _for_main_thread:
         return await resolved(method(session))
     try:
-        return await with_own_notes(session, partial(answered, env, method))
+        return await with_own_notes(session, partial(call_method, env, method))
     except NeedsMainThread:  # as Math-Verify does
         _for_main_thread.add(getattr(method, "__func__", method))
         return await resolved(method(session))

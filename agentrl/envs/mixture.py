@@ -23,7 +23,7 @@ from agentrl.types import Task
 
 
 @dataclass(frozen=True)
-class Part:
+class _Part:
     """One environment of a mixture."""
 
     name: str
@@ -110,7 +110,7 @@ def _settings(part: str, value: Any) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=32)
-def _parts(given: bytes, targets: tuple[object, ...]) -> dict[str, Part]:
+def _parts(given: bytes, targets: tuple[object, ...]) -> dict[str, _Part]:
     """The parts of these settings; made once, since there is an instance of the mixture for each session."""
     parts = {}
     for name, settings in orjson.loads(given).items():
@@ -119,5 +119,5 @@ def _parts(given: bytes, targets: tuple[object, ...]) -> dict[str, Part]:
             make = factory(settings["name"], **kwargs)
         except ConfigError as error:
             raise ConfigError(f"env.{name}: {error}") from None
-        parts[name] = Part(name, float(settings["weight"]), make, make())
+        parts[name] = _Part(name, float(settings["weight"]), make, make())
     return parts

@@ -155,7 +155,7 @@ def _read(prompt: str) -> str:
 
 
 @dataclass(frozen=True)
-class Game:
+class _Game:
     """What is played.
 
     Attributes:
@@ -179,7 +179,7 @@ class Game:
     record: Session | None = None
 
 
-def game_of(tree: Mapping[str, Any]) -> Game:
+def game_of(tree: Mapping[str, Any]) -> _Game:
     """What the words `env=NAME task=0 split=train seed=0 player=… run_dir=… from=… session=…` ask for.
 
     Raises:
@@ -208,10 +208,10 @@ def game_of(tree: Mapping[str, Any]) -> Game:
         if chosen := [key for key in ("task", "split", "seed") if key in tree]:
             raise ConfigError(f"{chosen[0]}={tree[chosen[0]]}: a session that is played again has its own")
         record = recorded(str(given["from"]), str(given["session"]))
-        return Game(make, name, options, record.task, record.seed, **kept, record=record)
+        return _Game(make, name, options, record.task, record.seed, **kept, record=record)
     env = make()
     task = task_of(env, given["task"], str(given["split"] or env.splits[0]))
-    return Game(make, name, options, task, int(given["seed"]), **kept)
+    return _Game(make, name, options, task, int(given["seed"]), **kept)
 
 
 def task_of(env: Env, wanted: str | int, split: str) -> Task:
@@ -235,7 +235,7 @@ def task_of(env: Env, wanted: str | int, split: str) -> Task:
     raise unknown_name("task", wanted, ids)
 
 
-def play_in_terminal(game: Game, show: Show) -> Session:
+def play_in_terminal(game: _Game, show: Show) -> Session:
     """Let a person play one episode, and store its session after every turn.
 
     Others than the person's agent are played by the environment's expert, or at random where it has none.
@@ -265,7 +265,7 @@ def play_in_terminal(game: Game, show: Show) -> Session:
     return session
 
 
-def _begin_folder(game: Game) -> None:
+def _begin_folder(game: _Game) -> None:
     """Make the folder, with the settings by which the viewer knows a run.
 
     Raises:

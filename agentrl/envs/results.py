@@ -59,11 +59,13 @@ async def give_rewards(
         with timed(session, "reward"):
             rewards = await within(seconds, calls.compute_rewards(env, session if seen is None else seen))
     except AgentRLError as error:
-        failed(session, error)
+        record_failure(session, error)
         return
     except TimeoutError:
         name = type(env.unwrapped).__name__
-        failed(session, DeadlineExceeded(f"the rewards of {name} took longer than rollout.timeout={seconds:g} s"))
+        record_failure(
+            session, DeadlineExceeded(f"the rewards of {name} took longer than rollout.timeout={seconds:g} s")
+        )
         return
     set_rewards(session, rewards, agents)
 
@@ -91,7 +93,7 @@ def add_rewards(session: Session, rewards: Mapping[str, float]) -> None:
         newest.reward = (newest.reward or 0.0) + reward
 
 
-def failed(session: Session, error: AgentRLError) -> None:
+def record_failure(session: Session, error: AgentRLError) -> None:
     """Set the session's status and error by the error's blame; an error of the user is raised again.
 
     An infrastructure error inside a tool call is the agent's where `TOOL_FAULTS` says that it is so each time.
@@ -102,10 +104,10 @@ def failed(session: Session, error: AgentRLError) -> None:
         session.count(INVALID_REWARDS if isinstance(error, InvalidReward) else INVALID_VIEWS)
     of_agent = error.blame is Blame.AGENT or {IN_TOOLS, TOOL_FAULTS} <= session.counters.keys()
     session.status = Status.AGENT_ERROR if of_agent else Status.INFRA_ERROR
-    session.error = told(error)
+    session.error = error_text(error)
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """An error as a session keeps it: text that can be stored, without secrets."""
     return safe_text(scrub(words(error)))
 

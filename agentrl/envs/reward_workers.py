@@ -21,7 +21,7 @@ from typing import Any
 
 from agentrl import cluster, cores, processes
 from agentrl.cluster import Address, Resources, Role
-from agentrl.cluster.pool import Pool, Workers
+from agentrl.cluster.pool import WorkerPool, Workers
 from agentrl.cluster.shared_pool import DistantPool, shared_pool
 from agentrl.config import RewardConfig, RunConfig, SandboxConfig
 from agentrl.envs import sandboxes
@@ -166,7 +166,7 @@ class RewardWorkers:
         marks: the rewards.
     """
 
-    pool: Pool
+    pool: WorkerPool
     marks: tuple[RewardMark, ...]
 
     @asynccontextmanager
@@ -183,7 +183,9 @@ def longest(config: RunConfig) -> float:
 
 
 @asynccontextmanager
-async def scored(make_env: MakeEnv, config: RunConfig) -> AsyncIterator[tuple[MakeEnv, RewardWorkers | None]]:
+async def open_reward_workers(
+    make_env: MakeEnv, config: RunConfig
+) -> AsyncIterator[tuple[MakeEnv, RewardWorkers | None]]:
     """Makes the same environments with the run's `rewards.*`, and the workers that compute them.
 
     Without `cluster.rewards` there are no workers: the rewards are computed where a session is played.
@@ -200,7 +202,7 @@ async def scored(make_env: MakeEnv, config: RunConfig) -> AsyncIterator[tuple[Ma
         resources=Resources(cpus=CPUS),
         threads=cores.chosen(None, 1),  # as many as rewards have in the run's process
     )
-    pool = Pool(role, limits.rewards, limits.start_timeout, limits.max_restarts)
+    pool = WorkerPool(role, limits.rewards, limits.start_timeout, limits.max_restarts)
     processes.register_cleanup("containers of workers", sandboxes.remove_left)
     try:
         await pool.start()
@@ -216,7 +218,7 @@ async def scored(make_env: MakeEnv, config: RunConfig) -> AsyncIterator[tuple[Ma
 async def scored_in_worker(
     make_env: MakeEnv, configs: Mapping[str, RewardConfig], rewards: SharedRewards | None
 ) -> AsyncIterator[MakeEnv]:
-    """`scored` in another process of the run: by the run's reward workers where there are any, else by itself."""
+    """`open_reward_workers` in another process of the run: by its reward workers where it has any, else by itself."""
     if rewards is None:
         async with rewarded(make_env, configs) as made:
             yield made

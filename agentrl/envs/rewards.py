@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 
 from agentrl.config import RewardConfig, RewardSections, Section
 from agentrl.envs.base import Env, FinalReward, RewardMark, reward_value
-from agentrl.envs.closing import closed
+from agentrl.envs.closing import close_in_time
 from agentrl.envs.methods import with_own_notes
 from agentrl.envs.state import resolved
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError
@@ -126,7 +126,7 @@ class NamedReward:
     async def close(self) -> None:
         """Close the reward; a failure of that is logged."""
         try:
-            await closed(self.reward)
+            await close_in_time(self.reward)
         except Exception as error:
             _log.warning("rewards.%s: closing it raised %s", self.name, words(error))
 

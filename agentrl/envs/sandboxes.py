@@ -22,7 +22,7 @@ from agentrl.config import SandboxConfig
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.tools.sandbox import Sandbox, SandboxSpec, Snapshot
 from agentrl.tools.sandbox.loop import on_loop, sandbox_loop
-from agentrl.tools.sandbox.pool import Pool
+from agentrl.tools.sandbox.pool import SandboxPool
 from agentrl.tools.sandbox.registry import backend
 from agentrl.tools.threads import in_forked_child
 
@@ -73,7 +73,7 @@ class Supplier:
 
     def __init__(self, name: str, reuse: bool = True, total: int = SandboxConfig().total) -> None:
         self.name = name
-        self.pool = Pool(backend(name), total=total, creates=4, recycle=reuse)
+        self.pool = SandboxPool(backend(name), total=total, creates=4, recycle=reuse)
         self.leased: set[str] = set()
         self._checked: set[str] = set()
 
@@ -161,7 +161,7 @@ class Supplier:
         raise AssertionError("unreachable")
 
 
-class Lease:
+class SandboxLease:
     """One episode's sandbox: acquired at its first use, and released at the episode's end.
 
     Args:

@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.envs.added_tools import add_tools
 from agentrl.envs.attribution import blamed
 from agentrl.envs.base import Env
-from agentrl.envs.methods import answered
+from agentrl.envs.methods import call_method
 from agentrl.envs.state import EnvState, plain, resolved
 from agentrl.errors import EnvError, InvalidInput, StateUnsupported
 from agentrl.tools.registry import ToolFailure
@@ -81,13 +81,13 @@ def _refuse_unsaved_work(env: Env) -> None:
 async def state_data(env: Env) -> Any:
     """What an environment's `state` returns, as plain data; wrappers call it of what they wrap."""
     with blamed(env, "state"):
-        return plain(await answered(env, env.state), f"{type(env.unwrapped).__name__}.state")
+        return plain(await call_method(env, env.state), f"{type(env.unwrapped).__name__}.state")
 
 
 async def restore_data(env: Env, task: Task, data: Any) -> None:
     """Let an environment continue from what its `state` returned; wrappers call it of what they wrap."""
     with blamed(env, "restore"):
-        await answered(env, env.restore, task, data)
+        await call_method(env, env.restore, task, data)
 
 
 def _episode(env: Env) -> tuple[Task, int | None]:

@@ -79,7 +79,7 @@ class EnvState:
 
 @dataclass(frozen=True)
 class EpisodeState:
-    """An episode between two turns: what `run_episode` continues from (`Middle`), besides the session's nodes.
+    """An episode between two turns: what `run_episode` continues from (`ResumePoint`), besides the session's nodes.
 
     Attributes:
         env: the environment's.

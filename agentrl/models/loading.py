@@ -212,18 +212,18 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 @contextmanager
-def _found_tensors() -> Iterator[list[tensors.Found]]:
+def _found_tensors() -> Iterator[list[tensors.TensorMatch]]:
     """Collect how the next model that is loaded fits its files, as transformers compared them.
 
     Its own report leaves out what a model's class says may be missing or dropped, so the comparison is read before.
     """
     from transformers import PreTrainedModel
 
-    found = list[tensors.Found]()
+    found = list[tensors.TensorMatch]()
     original = PreTrainedModel._adjust_missing_and_unexpected_keys
 
     def keep(model: Any, info: Any) -> None:
-        found.append(tensors.Found(set(info.missing_keys), set(info.unexpected_keys), set(info.mismatched_keys)))
+        found.append(tensors.TensorMatch(set(info.missing_keys), set(info.unexpected_keys), set(info.mismatched_keys)))
         original(model, info)
 
     def other_than_the_table(record: logging.LogRecord) -> bool:

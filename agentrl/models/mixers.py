@@ -3,8 +3,8 @@
 transformers stores the state of such a layer (the last inputs of a convolution, a recurrent state) in a cache that
 belongs to one sequence. Here the layer's own forward is called with a cache that begins with given states and returns
 the final ones, without writing in place, so that gradients flow through them. The caller that arranges tokens in a row
-(the trainer's forests, the local engine's steps) defines by a `Plan` which tokens are computed together and which state
-each sequence continues from. No layer is replaced and none of its mathematics is written again.
+(the trainer's forests, the local engine's steps) defines by a `StatePlan` which tokens are computed together and which
+state each sequence continues from. No layer is replaced and none of its mathematics is written again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CACHE = ("cache", "cache_params", "past_key_values")
 
 
 @dataclass(slots=True)
-class State:
+class LayerState:
     """The state of a layer, which it carries from one token to the next, for a batch of sequences.
 
     Attributes:
@@ -37,7 +37,7 @@ class State:
     recurrent: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def concatenate(cls, parts: Sequence[tuple[State, int]]) -> State:
+    def concatenate(cls, parts: Sequence[tuple[LayerState, int]]) -> LayerState:
         """A batch of sequences taken from other batches, as (state, index in it)."""
 
         def join(kind: str) -> dict[int, Tensor]:
@@ -46,9 +46,9 @@ class State:
 
         return cls(join("conv"), join("recurrent"))
 
-    def one(self, at: int) -> State:
+    def one(self, at: int) -> LayerState:
         """A copy of one sequence's state."""
-        return State(
+        return LayerState(
             {name: value[at : at + 1].clone() for name, value in self.conv.items()},
             {name: value[at : at + 1].clone() for name, value in self.recurrent.items()},
         )
@@ -57,8 +57,8 @@ class State:
 class _Cache:
     """transformers' cache as such a layer uses it (`Cache.update_conv_state` and the like), for one call of a layer."""
 
-    def __init__(self, state: State | None) -> None:
-        self.state = State() if state is None else state
+    def __init__(self, state: LayerState | None) -> None:
+        self.state = LayerState() if state is None else state
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         return self.state.conv.get(state_idx)
@@ -88,7 +88,7 @@ class _Cache:
         return recurrent_states
 
 
-class Plan(Protocol):
+class StatePlan(Protocol):
     """Computes a layer: which tokens together, and from which state each sequence of them continues."""
 
     def __call__(self, mixer: Mixer, hidden: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class Mixer:
     def __init__(self, name: str, module: nn.Module, width: int) -> None:
         self.name, self.forward = name, module.forward
         self.layer = int(cast(Any, module).layer_idx)
-        self.plan: Plan | None = None
+        self.plan: StatePlan | None = None
         taken = inspect.signature(module.forward).parameters
         self.cache = next((known for known in _CACHE if known in taken), None)
         self.continues = self.cache is not None and self._continues(next(module.parameters()), width)
@@ -120,7 +120,9 @@ class Mixer:
             return self.forward(hidden_states, *args, **kwargs)
         return self.plan(self, hidden_states)
 
-    def compute(self, hidden: Tensor, state: State | None = None, *, keep: bool = True) -> tuple[Tensor, State]:
+    def compute(
+        self, hidden: Tensor, state: LayerState | None = None, *, keep: bool = True
+    ) -> tuple[Tensor, LayerState]:
         """Run the layer over sequences of one length.
 
         Args:
@@ -150,7 +152,9 @@ class Mixer:
             _, state = self.compute(hidden)
             inputs = [value.detach().requires_grad_() for value in (*state.conv.values(), *state.recurrent.values())]
             values = iter(inputs)
-            given = State({name: next(values) for name in state.conv}, {name: next(values) for name in state.recurrent})
+            given = LayerState(
+                {name: next(values) for name in state.conv}, {name: next(values) for name in state.recurrent}
+            )
             out, _ = self.compute(hidden, given)
             gradients = torch.autograd.grad(out.float().sum(), inputs, allow_unused=True)
         except (RuntimeError, ValueError, TypeError, AttributeError):  # layers that support no other length than 1
@@ -173,7 +177,7 @@ def mixers_of(model: nn.Module) -> list[Mixer]:
     return [one for one in found if isinstance(one, Mixer)]
 
 
-def set_plan(model: nn.Module, plan: Plan | None) -> None:
+def set_plan(model: nn.Module, plan: StatePlan | None) -> None:
     """Compute the model's next row, forward and backward, by a plan."""
     for mixer in mixers_of(model):
         mixer.plan = plan

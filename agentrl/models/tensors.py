@@ -49,7 +49,7 @@ def packed(folder: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TensorMatch:
     """The fit of the tensors in files to a model's.
 
     Attributes:

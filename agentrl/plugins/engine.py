@@ -15,7 +15,7 @@ from __future__ import annotations
 from agentrl.config import EngineConfig
 from agentrl.errors import ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines import ENGINES, EnginePlugin, make_engine
-from agentrl.rollout.engines.contract import Finding, check_engine
+from agentrl.rollout.engines.contract import ContractFinding, check_engine
 from agentrl.rollout.engines.http import Http
 from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.engines.open_request import OpenRequest
@@ -51,7 +51,7 @@ __all__ = [
     "EngineError",
     "EnginePlugin",
     "EngineReceiver",
-    "Finding",
+    "ContractFinding",
     "FinishReason",
     "Health",
     "Http",

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentrl.config.secrets import Secret, Secrets
-from agentrl.envs import Credit, Env, EnvState, Fixture, Rewards, calls, has_state, make, register, reward
+from agentrl.envs import Env, EnvState, Fixture, FixtureCredit, Rewards, calls, has_state, make, register, reward
 from agentrl.envs.check import check_env
 from agentrl.envs.episode import play
 from agentrl.envs.wrappers import TimeLimit, TokenBudget, Transcript, TurnLimit, Wrapper
@@ -35,7 +35,7 @@ else:
 
 __all__ = [
     "AsGymnasium",
-    "Credit",
+    "FixtureCredit",
     "Env",
     "EnvError",
     "EnvState",

@@ -1,7 +1,7 @@
 """A conversation format as a plug-in: messages as tokens, and a model's tokens as messages.
 
-It is an object with the protocol `Renderer`, made by a function of a tokenizer; a `Family` where `model.renderer=auto`
-is to choose it.
+It is an object with the protocol `Renderer`, made by a function of a tokenizer; a `RendererFamily` where
+`model.renderer=auto` is to choose it.
 
 - Named by `model.renderer=file.py:NAME`, `RENDERERS.register`, or an entry point in the group `agentrl.renderers`.
 - Proven by `check_renderer`, which `agentrl check renderer=MODEL` runs.
@@ -24,14 +24,14 @@ from agentrl.sessions.renderers import (
     parse,
 )
 from agentrl.sessions.renderers.check import check_renderer
-from agentrl.sessions.renderers.families import Expresses, Family
+from agentrl.sessions.renderers.families import Expresses, RendererFamily
 from agentrl.types import FunctionCall, Message, Node, Text, Tokenizer, ToolCall
 
 __all__ = [
     "RENDERERS",
     "Delta",
     "Expresses",
-    "Family",
+    "RendererFamily",
     "FunctionCall",
     "Message",
     "Node",

@@ -1,7 +1,7 @@
 """A metrics back end as a plug-in: it gets each step's numbers, in a thread of its own.
 
-It is a subclass of `Tracker` with `log` and `close`; what it is told of the run is `About`. It can neither end a run
-nor make it wait.
+It is a subclass of `Tracker` with `log` and `close`; what it is told of the run is `TrackedRun`. It can neither end a
+run nor make it wait.
 
 - Named by `metrics=[file.py:CLASS]`, or an entry point in the group `agentrl.trackers`.
 - Proven by `check_tracker`.
@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from agentrl.plugins.suites.tracker import check_tracker
 from agentrl.train.trackers import TRACKERS, Tracker
-from agentrl.train.trackers.base import About
+from agentrl.train.trackers.base import TrackedRun
 
 __all__ = [
     "TRACKERS",
-    "About",
+    "TrackedRun",
     "Tracker",
     "check_tracker",
 ]

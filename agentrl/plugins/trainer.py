@@ -6,8 +6,8 @@ settings (`trainer.*`), how many ranks it has and how they share the model (`spl
 
 A batch is a sequence of `Forest`s. `Forest.rows` are its trained tokens; `objective` is the loss of a forest, whatever
 the algorithm, and `Meter` gathers the numbers that a run logs. `paths_to_leaves` gives a forest's paths, for models
-that compute rows. More protocols are for those who can do more: `Critic`, `Rewarder`, `Averager`, `Sharer` (colocated
-engines), `Leasable` (on a cluster, sessions and forests then never pass the run's process).
+that compute rows. More protocols are for those who can do more: `Critic`, `Rewarder`, `Averager`, `MemoryReleasing`
+(colocated engines), `ShareableTrainer` (on a cluster, sessions and forests then never pass the run's process).
 
 - Named by `trainer=file.py:TRAINER`, or an entry point in the group `agentrl.trainers`.
 - Proven by `check_trainer`.
@@ -28,9 +28,9 @@ from agentrl.train.backends import (
     Averager,
     Computing,
     Critic,
-    Leasable,
+    MemoryReleasing,
     Rewarder,
-    Sharer,
+    ShareableTrainer,
     Trainer,
     TrainerAccess,
     TrainerConnection,
@@ -74,14 +74,14 @@ __all__ = [
     "Forest",
     "Fraction",
     "InvalidInput",
-    "Leasable",
+    "ShareableTrainer",
     "Membership",
     "Meter",
     "Numbers",
     "Rewarder",
     "Rows",
     "Shape",
-    "Sharer",
+    "MemoryReleasing",
     "Split",
     "Tokens",
     "Trainer",

@@ -3,12 +3,12 @@
 A corpus is a JSONL file of passages; an index is a folder whose manifest has the hashes of all that it consists of, so
 that a run never searches something else than it was given. The server has the interface of Search-R1 (Jin et al.,
 arXiv:2503.09516): `POST /retrieve {"queries", "topk", "return_scores"}`. `Service` starts one, restarts it when it
-dies, and ends it with this process; a `Client` sends queries to any.
+dies, and ends it with this process; a `RetrievalClient` sends queries to any.
 """
 
-from agentrl.retrieval.client import Client
+from agentrl.retrieval.client import RetrievalClient
 from agentrl.retrieval.corpus import Passage
 from agentrl.retrieval.index import DenseOptions, Index, build, open_index
 from agentrl.retrieval.service import Service, service
 
-__all__ = ["Client", "DenseOptions", "Index", "Passage", "Service", "build", "open_index", "service"]
+__all__ = ["RetrievalClient", "DenseOptions", "Index", "Passage", "Service", "build", "open_index", "service"]

@@ -34,7 +34,7 @@ FAULTS = (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, Ti
 """Errors of requests to a server that is down, slow or garbled."""
 
 
-class Client:
+class RetrievalClient:
     """A client of one server; used from any event loop.
 
     Args:

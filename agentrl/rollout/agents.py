@@ -41,7 +41,7 @@ TAIL_BYTES = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class SessionUrls:
     """The base URLs of one session's clients, and their key."""
 
     base_url: str
@@ -49,7 +49,7 @@ class Address:
     api_key: str
 
     @classmethod
-    def of(cls, url: str, session_id: str, api_key: str) -> Address:
+    def of(cls, url: str, session_id: str, api_key: str) -> SessionUrls:
         """The addresses of a session of the gateway at `url`."""
         own = f"{url}/sessions/{session_id}"
         return cls(f"{own}/v1", own, api_key)
@@ -59,7 +59,7 @@ class OpenSession(Protocol):
     """A session that is open at a gateway, for one program."""
 
     @property
-    def address(self) -> Address:
+    def address(self) -> SessionUrls:
         """Where the program reaches it."""
         ...
 
@@ -67,7 +67,7 @@ class OpenSession(Protocol):
         """Until the session can't go on; does not return otherwise.
 
         Raises:
-            Departed: it is run again, and a recorded request does not come.
+            Diverged: it is run again, and a recorded request does not come.
             InfraError: its gateway is lost.
         """
         ...
@@ -79,7 +79,7 @@ class OpenSession(Protocol):
         gateway is an INFRA_ERROR.
 
         Raises:
-            Departed: as in `broken`.
+            Diverged: as in `broken`.
             InfraError: its gateway is lost.
         """
         ...
@@ -107,7 +107,7 @@ class SessionGateway(Protocol):
 class UserAgent(Protocol):
     """Works on a task through the gateway."""
 
-    async def run(self, task: Task, address: Address) -> None:
+    async def run(self, task: Task, address: SessionUrls) -> None:
         """Work on the task to its end; being cancelled ends it.
 
         Raises:
@@ -130,7 +130,7 @@ class FunctionAgent:
         self.function, self.trusted = function, trusted
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
 
-    async def run(self, task: Task, address: Address) -> None:
+    async def run(self, task: Task, address: SessionUrls) -> None:
         """Call the function with a client of its own.
 
         Raises:
@@ -163,7 +163,7 @@ class CommandAgent:
     argv: Sequence[str]
     cwd: str | None = None
 
-    async def run(self, task: Task, address: Address) -> None:
+    async def run(self, task: Task, address: SessionUrls) -> None:
         """Run the program in a process group of its own, and end the whole group with it, and when we are killed."""
         try:
             process = await asyncio.create_subprocess_exec(
@@ -202,7 +202,7 @@ def _unbounded() -> Any:
     return httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30.0)
 
 
-def environment(task: Task, address: Address) -> dict[str, str]:
+def environment(task: Task, address: SessionUrls) -> dict[str, str]:
     """A command's environment variables."""
     return {
         "OPENAI_BASE_URL": address.base_url,
@@ -280,7 +280,7 @@ async def play(
 
     Raises:
         ConfigError: the agent can't be started at all.
-        Departed: a recorded request does not come.
+        Diverged: a recorded request does not come.
         InfraError: the gateway is lost.
     """
     async with gateway.opened(session, sampling, recorded) as opened:
@@ -302,7 +302,7 @@ async def _unless(failure: Awaitable[None], work: Awaitable[T]) -> T:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _outcome(agent: UserAgent, task: Task, address: Address, timeout: float) -> tuple[Status, str | None]:
+async def _outcome(agent: UserAgent, task: Task, address: SessionUrls, timeout: float) -> tuple[Status, str | None]:
     try:
         async with asyncio.timeout(timeout) as limit:
             await agent.run(task, address)

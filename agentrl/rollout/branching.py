@@ -23,7 +23,7 @@ from typing import Any
 from agentrl.config import BranchConfig, RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_state
-from agentrl.envs.episode import Middle, Player, run_episode
+from agentrl.envs.episode import Player, ResumePoint, run_episode
 from agentrl.envs.mixture import Mixture
 from agentrl.envs.results import TOOL_FAULTS
 from agentrl.envs.state import EnvState
@@ -178,7 +178,7 @@ async def continue_from(
         branch.end = len(session.nodes)
         return alone(replace(part, branches=[*session.branches, branch]), branch_nodes(session, branch))
 
-    middle = Middle(saved.state, saved.turn)
+    middle = ResumePoint(saved.state, saved.turn)
     agent = own.conversation.agent
     await run_episode(env, part, {agent: own}, limits, middle=middle, before_turn=before_turn, rewarded=rewarded)
     branch.end = len(session.nodes)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl.errors import Departed
+from agentrl.errors import Diverged
 from agentrl.sessions import tree
 from agentrl.sessions.codec import digest
 from agentrl.types import Node, Session
@@ -19,7 +19,7 @@ def compare(recorded: Session, session: Session) -> None:
     """Compare a session that was played again with the recorded one.
 
     Raises:
-        Departed: tokens, rewards or the end differ; the message names the first turn and token.
+        Diverged: tokens, rewards or the end differ; the message names the first turn and token.
     """
     for one, other in zip(recorded.nodes, session.nodes, strict=False):
         where = f"session {recorded.id}, {'turn' if one.sampled else 'message'} {one.id}"
@@ -40,12 +40,12 @@ def same(where: str, recorded: Sequence[Any], found: Sequence[Any], start: int =
     """Compare what was found with the recorded values, of which it may be the first.
 
     Raises:
-        Departed: names the first that differs.
+        Diverged: names the first that differs.
     """
     for place, value in enumerate(found):
         if place >= len(recorded) or recorded[place] != value:
             had = recorded[place] if place < len(recorded) else "none"
-            raise Departed(f"{where}, {what} {start + place}: the recording has {had}, the rerun {value}")
+            raise Diverged(f"{where}, {what} {start + place}: the recording has {had}, the rerun {value}")
 
 
 def same_prompt(session: Session, turn: Node, prompt: Sequence[int]) -> None:
@@ -57,7 +57,7 @@ def same_prompt(session: Session, turn: Node, prompt: Sequence[int]) -> None:
         prompt: all tokens before the turn, or before what is left of it.
 
     Raises:
-        Departed: names the first message that differs, an environment's answer mostly, by its hash (`answer_hash`).
+        Diverged: names the first message that differs, an environment's answer mostly, by its hash (`answer_hash`).
     """
     at = 0
     for node in tree.path(session, turn.parent):

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from agentrl import watchdog
 from agentrl.errors import AgentRLError, EngineError
-from agentrl.rollout.engines.reach import Reach
-from agentrl.rollout.leases import Lease, NotReachable
+from agentrl.rollout.engines.reach import EngineAddress
+from agentrl.rollout.leases import EngineLease, NotReachable
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.prompts import Continued, PromptReceiver, session_of
 from agentrl.types import Chunk, Engine, Health, PauseMode, Sampling, Turn
@@ -55,7 +55,7 @@ class EngineAccess:
 
     async def lease(
         self, policy: str, request_id: str, prompt: bytes, started: int | None, seconds: float | None
-    ) -> AsyncGenerator[Lease | int | PauseMode, None]:
+    ) -> AsyncGenerator[EngineLease | int | PauseMode, None]:
         """A lease, then what its holder is to be told (`LeasedTicket.notices`), until that closes the stream.
 
         Args:
@@ -73,11 +73,11 @@ class EngineAccess:
         async with self._fleet(policy).admission.leased(request_id, prompt, deadline, started) as (member, ticket):
             if member.managed.reach is None:
                 raise NotReachable(f"{member.name} of policy {policy!r} can't be reached from other processes")
-            yield Lease(member.name, member.start, member.engine.version(), ticket.single)
+            yield EngineLease(member.name, member.start, member.engine.version(), ticket.single)
             async for notice in ticket.notices():
                 yield notice
 
-    def reach(self, policy: str, start: int) -> Reach | None:
+    def reach(self, policy: str, start: int) -> EngineAddress | None:
         """How the engine of a lease is reached; None where it is gone."""
         member = self._fleet(policy).admission.started_as(start)
         return None if member is None else member.managed.reach

@@ -23,7 +23,7 @@ from pathlib import Path
 from agentrl import cluster, processes, tracing, watchdog
 from agentrl.cluster import Address, Resources, Role
 from agentrl.cluster.calls import Listener
-from agentrl.cluster.pool import Pool
+from agentrl.cluster.pool import WorkerPool
 from agentrl.cluster.shared_pool import DistantPool, shared_pool
 from agentrl.config import PAST, RolloutConfig, RunConfig
 from agentrl.envs import sandboxes
@@ -38,9 +38,9 @@ from agentrl.rollout.distant_recorder import DistantRecorder
 from agentrl.rollout.engine_access import EngineAccess
 from agentrl.rollout.gateway_workers import served
 from agentrl.rollout.groups import DEMO, Deadline, Rollouts
-from agentrl.rollout.held import HeldSession, SessionHead
+from agentrl.rollout.held import SessionHead, SessionRef
 from agentrl.rollout.partners import open_rules
-from agentrl.rollout.policies import Fixed, Partner, Partners, Policy
+from agentrl.rollout.policies import Fixed, Opponent, Partners, Policy
 from agentrl.rollout.programs import Program, ServedProgram
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store import Store
@@ -178,7 +178,7 @@ class EnvironmentRole:
             self._program = await self._open.enter_async_context(program)
         return self._program
 
-    async def _partner(self, agent: str, given: EnginePolicy) -> Partner:
+    async def _partner(self, agent: str, given: EnginePolicy) -> Opponent:
         """What plays an agent by an engine of the run's process."""
         if given.policy not in self._frozen:
             own = self._config.policies[self._config.agents[agent]]
@@ -204,7 +204,7 @@ class EnvironmentRole:
 
 
 class InWorkers:
-    """Plays a run's sessions in its environment workers (`groups.Elsewhere`).
+    """Plays a run's sessions in its environment workers (`groups.RemoteSessionRunner`).
 
     Args:
         workers: they.
@@ -216,7 +216,7 @@ class InWorkers:
 
     def __init__(
         self,
-        workers: Pool,
+        workers: WorkerPool,
         trained: str,
         evaluated: dict[str, Policy],
         more: float = 0.0,
@@ -244,7 +244,7 @@ class InWorkers:
         watchdog.progress()
         if isinstance(found, SessionHead):
             assert self.holding is not None
-            return HeldSession.of(found, session.task, self.holding.store.load)
+            return SessionRef.of(found, session.task, self.holding.store.load)
         return found
 
     async def _stored(self, rollouts: Rollouts, session: Session) -> Session:
@@ -291,7 +291,7 @@ class Holding:
         store: the run's, which it writes and this process reads.
     """
 
-    workers: Pool
+    workers: WorkerPool
     store: Store
 
 
@@ -301,7 +301,7 @@ async def in_workers(
     rollouts: Rollouts,
     base: Path,
     rewards: RewardWorkers | None = None,
-    gateways: Pool | None = None,
+    gateways: WorkerPool | None = None,
     holding: Holding | None = None,
 ) -> AsyncIterator[Rollouts]:
     """The same rollouts, played by `cluster.environments` workers; as they are where there are none.
@@ -342,7 +342,7 @@ async def in_workers(
             resources=Resources(cpus=CPUS),
         )
         limits = config.cluster
-        workers = Pool(role, count, limits.start_timeout, limits.max_restarts, limits.max_environments)
+        workers = WorkerPool(role, count, limits.start_timeout, limits.max_restarts, limits.max_environments)
         processes.register_cleanup("containers of workers", sandboxes.remove_left)
         try:
             await asyncio.gather(*(pool.start() for pool in (workers, holder) if pool is not None))

@@ -22,7 +22,7 @@ from agentrl import cluster, tracing
 from agentrl.cluster import Address, Resources, Role
 from agentrl.cluster.calls import Listener
 from agentrl.cluster.connection import Calling
-from agentrl.cluster.pool import Pool, Workers
+from agentrl.cluster.pool import WorkerPool, Workers
 from agentrl.config import RunConfig
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError
 from agentrl.rollout import agents
@@ -31,7 +31,7 @@ from agentrl.rollout.engine_access import EngineAccess
 from agentrl.rollout.gateways import LocalGateway, LocalSession, listening_place, own_gateway
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.policies import Policy
-from agentrl.rollout.programs import ServedProgram, loaded, serving
+from agentrl.rollout.programs import ServedProgram, load_agent, serving
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store import Store
 from agentrl.types import Capabilities, Sampling, Session, Status
@@ -84,7 +84,7 @@ class GatewayRole:
 
     async def opened(
         self, session: Session, sampling: Sampling, recorded: Session | None
-    ) -> AsyncIterator[agents.Address | AgentRLError]:
+    ) -> AsyncIterator[agents.SessionUrls | AgentRLError]:
         """See `agents.SessionGateway.opened`; until the caller leaves.
 
         Yields:
@@ -164,7 +164,9 @@ async def _until_broken(stream: AsyncGenerator[AgentRLError, None]) -> None:
 class DistantSession:
     """`agents.OpenSession` of a gateway worker."""
 
-    def __init__(self, worker: Calling, session_id: str, address: agents.Address, watching: asyncio.Task[None]) -> None:
+    def __init__(
+        self, worker: Calling, session_id: str, address: agents.SessionUrls, watching: asyncio.Task[None]
+    ) -> None:
         self.address = address
         self._worker, self._id, self._watching = worker, session_id, watching
 
@@ -184,7 +186,7 @@ def longest(config: RunConfig) -> float:
 
 
 @asynccontextmanager
-async def gateway_workers(config: RunConfig, rollouts: Rollouts, base: Path) -> AsyncIterator[Pool | None]:
+async def gateway_workers(config: RunConfig, rollouts: Rollouts, base: Path) -> AsyncIterator[WorkerPool | None]:
     """A run's gateway workers; None where it has none.
 
     Args:
@@ -206,7 +208,7 @@ async def gateway_workers(config: RunConfig, rollouts: Rollouts, base: Path) -> 
             (config, Path(folder), engines, capabilities, tracing.destination()),
             resources=Resources(cpus=CPUS),
         )
-        pool = Pool(role, limits.gateways, limits.start_timeout, limits.max_restarts)
+        pool = WorkerPool(role, limits.gateways, limits.start_timeout, limits.max_restarts)
         try:
             await pool.start()
             async with cluster.while_not_lost(pool.none_left):
@@ -235,7 +237,7 @@ async def served(
     """
     assert config.agent is not None
     if workers is not None:
-        user_agent = loaded(config.agent, config.gateway)
+        user_agent = load_agent(config.agent, config.gateway)
         yield ServedProgram(config.agent, gateway=DistantGateway(workers), user_agent=user_agent)
         return
     async with serving(config.agent, policy, store, config.rollout, config.gateway, keeps=keeps) as program:

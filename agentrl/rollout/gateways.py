@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from agentrl import cluster
 from agentrl.config import GatewayConfig, RolloutConfig
 from agentrl.config.gateway import NODE
-from agentrl.rollout.agents import Address
+from agentrl.rollout.agents import SessionUrls
 from agentrl.rollout.policies import Policy
-from agentrl.sessions.gateway.schedule import Schedule
+from agentrl.sessions.gateway.schedule import RecordedOrder
 from agentrl.sessions.store import Store
 from agentrl.types import RewardState, Sampling, Session, Status
 
@@ -51,7 +51,7 @@ class LocalGateway:
         opened = LocalSession(self, session)
         if recorded is not None:
             took = (recorded.ended or 0.0) - (recorded.started or 0.0)
-            self.gateway.schedules[session.id] = Schedule(recorded, opened.fail, PATIENCE + 10 * took)
+            self.gateway.schedules[session.id] = RecordedOrder(recorded, opened.fail, PATIENCE + 10 * took)
         limits = replace(
             self.gateway.parts.limits,
             temperature=sampling.temperature,
@@ -59,7 +59,7 @@ class LocalGateway:
             turn_tokens=sampling.max_new_tokens,
         )
         access = await self.gateway.open(session, limits)
-        opened.address = Address.of(self.url, access.id, access.api_key)
+        opened.address = SessionUrls.of(self.url, access.id, access.api_key)
         try:
             yield opened
         finally:
@@ -79,7 +79,7 @@ class LocalGateway:
 class LocalSession:
     """`agents.OpenSession` of this process."""
 
-    address: Address
+    address: SessionUrls
 
     def __init__(self, gateway: LocalGateway, session: Session) -> None:
         self._gateway, self._session, self.finished = gateway, session, False

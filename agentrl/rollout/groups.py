@@ -20,7 +20,7 @@ from agentrl.config import RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor, Player, ScriptedActor, episode_state, nothing_to_record, run_episode
-from agentrl.envs.results import IN_TOOLS, invalid, told
+from agentrl.envs.results import IN_TOOLS, error_text, invalid
 from agentrl.errors import EngineError, EnvError
 from agentrl.rollout.branching import play_forked
 from agentrl.rollout.fork_rules import ForkRule, make_rule
@@ -73,7 +73,7 @@ class Deadline:
         return self.at - time.monotonic()
 
 
-class Elsewhere(Protocol):
+class RemoteSessionRunner(Protocol):
     """Plays sessions in other processes (`rollout.environments`).
 
     Attributes:
@@ -115,7 +115,7 @@ class Rollouts:
     recorder: Records | None = None
     left: LeftSessions = field(default_factory=LeftSessions, repr=False, compare=False)
     views: bool = False
-    elsewhere: Elsewhere | None = field(default=None, repr=False, compare=False)
+    elsewhere: RemoteSessionRunner | None = field(default=None, repr=False, compare=False)
     slots: Slots = field(init=False, repr=False, compare=False)
     rule: ForkRule = field(init=False, repr=False, compare=False)
     states: StateSaver = field(init=False, repr=False, compare=False)
@@ -306,7 +306,7 @@ class Rollouts:
             session = await self._play_until(session, actor, deadline, restored)
         except BaseException as error:
             if self.recorder is not None:
-                why = told(error) if isinstance(error, Exception) else "cancelled"
+                why = error_text(error) if isinstance(error, Exception) else "cancelled"
                 session.status, session.error, session.ended = Status.ABORTED, why, time.time()
                 make_storable(session)
                 self.recorder.save_soon(session)

@@ -151,7 +151,7 @@ def _first(sessions: Sequence[Session]) -> str:
     return f"; the first: {brief(errors[0])}" if errors else ""
 
 
-class Health:
+class HealthMonitor:
     """Watches the steps of a run, one after the other.
 
     Attributes:

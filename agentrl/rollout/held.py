@@ -2,7 +2,7 @@
 
 What a step needs in order to choose groups, to log and to write its ledger are a session's rewards, its status and a
 few numbers (`SessionFacts`), which whoever played the session computes. So a session costs the run's process the same
-however long it is. Whatever else is asked of a `HeldSession` is read from the run's store: nothing is missing, and what
+however long it is. Whatever else is asked of a `SessionRef` is read from the run's store: nothing is missing, and what
 is seldom needed (transcripts, a filter of the user's that reads messages) costs time only where it is.
 """
 
@@ -24,7 +24,7 @@ DEFERRED = ("nodes", "branches", "info")
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class _Sizes:
     """A session's size.
 
     Attributes:
@@ -65,14 +65,14 @@ class SessionFacts:
     """
 
     score: float | None
-    sizes: Sizes
+    sizes: _Sizes
     versions: tuple[int, ...]
     digest: bytes
     calls: ToolCalls
     usage: Usage
 
 
-class HeldSession(Session):
+class SessionRef(Session):
     """A session that is in the run's store; what is `DEFERRED` is read when it is asked for.
 
     A copy with other values (`dataclasses.replace`), and what is pickled of it, is whole.
@@ -86,7 +86,7 @@ class HeldSession(Session):
     _load: Callable[[str], Session]
 
     @staticmethod
-    def of(head: SessionHead, task: Task, load: Callable[[str], Session]) -> HeldSession:
+    def of(head: SessionHead, task: Task, load: Callable[[str], Session]) -> SessionRef:
         """The session of a head.
 
         Args:
@@ -94,7 +94,7 @@ class HeldSession(Session):
             task: its task, which that process was sent.
             load: reads a session by its id from the store.
         """
-        held = HeldSession.__new__(HeldSession)
+        held = SessionRef.__new__(SessionRef)
         held.facts, held._load, held.task = head.facts, load, task
         for name, value in head.values.items():
             setattr(held, name, value)
@@ -155,15 +155,15 @@ class SessionHead:
 
 
 def _facts(session: Session) -> SessionFacts | None:
-    return session.facts if isinstance(session, HeldSession) else None
+    return session.facts if isinstance(session, SessionRef) else None
 
 
-def sizes_of(session: Session) -> Sizes:
+def sizes_of(session: Session) -> _Sizes:
     """A session's size."""
     if facts := _facts(session):
         return facts.sizes
     nodes, excluded = session.nodes, session.excluded_nodes()
-    return Sizes(
+    return _Sizes(
         turns=session.turns,
         tokens=sum(len(node.token_ids) for node in nodes),
         trainable=sum(sum(node.trainable) for node in nodes if node.id not in excluded),

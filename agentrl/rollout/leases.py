@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from agentrl.cluster import Connection
 from agentrl.errors import AgentRLError, EngineError, InfraError
-from agentrl.rollout.engines.reach import Reach, Reached
+from agentrl.rollout.engines.reach import EngineAddress, EngineClient
 from agentrl.rollout.fleet.failing_requests import digest
 from agentrl.rollout.fleet.ticket import Ticket, versions_of
 from agentrl.rollout.prompts import session_of
@@ -43,7 +43,7 @@ class NotReachable(InfraError):
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class EngineLease:
     """An engine that whoever asked for it generates by, one request at a time.
 
     Attributes:
@@ -68,7 +68,7 @@ class Leases:
 
     def __init__(self, connection: Callable[[], Connection]) -> None:
         self._connection = connection
-        self._engines: dict[tuple[str, str], tuple[int, asyncio.Task[Reached]]] = {}
+        self._engines: dict[tuple[str, str], tuple[int, asyncio.Task[EngineClient]]] = {}
         self._kept: dict[tuple[str, str], list[HeldLease]] = {}
         self._started: OrderedDict[str, int] = OrderedDict()
         self._progressed: dict[int, tuple[HeldLease, int]] = {}
@@ -176,7 +176,7 @@ class Leases:
 
     # ---------------------------------------------------------------------------------------- engines
 
-    async def _engine(self, held: HeldLease) -> Reached:
+    async def _engine(self, held: HeldLease) -> EngineClient:
         """The engine of a lease; the one that had its name before is closed.
 
         Raises:
@@ -248,14 +248,14 @@ class HeldLease:
     def __init__(self, connection: Connection, policy: str) -> None:
         self.connection, self.policy = connection, policy
         self.ticket: Ticket | None = None
-        self.engine: Reached | None = None
+        self.engine: EngineClient | None = None
         self.version, self.turn_came, self.turns = 0, False, 0
         self._recalled = False
         self._error: AgentRLError | None = None
-        self._given: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        self._given: asyncio.Future[EngineLease] = asyncio.get_running_loop().create_future()
 
     @property
-    def lease(self) -> Lease:
+    def lease(self) -> EngineLease:
         """The lease; known once `begun` has returned."""
         return self._given.result()
 
@@ -278,8 +278,8 @@ class HeldLease:
         if self.ticket is not None:
             self.ticket.end(error)
 
-    def _told(self, message: Lease | int | PauseMode) -> None:
-        if isinstance(message, Lease):
+    def _told(self, message: EngineLease | int | PauseMode) -> None:
+        if isinstance(message, EngineLease):
             self.version = message.version
             self._given.set_result(message)
         elif isinstance(message, PauseMode):
@@ -309,14 +309,14 @@ class HeldLease:
         if not self._given.done():
             raise self._error or EngineError("the lease was given back")
 
-    async def opened(self) -> Reached:
+    async def opened(self) -> EngineClient:
         """The engine, reached anew.
 
         Raises:
             EngineError: it is gone.
         """
         asked = self.policy, self.lease.start
-        reach: Reach | None = await self.connection.call("reach", *asked, timeout=ANSWER_SECONDS)
+        reach: EngineAddress | None = await self.connection.call("reach", *asked, timeout=ANSWER_SECONDS)
         if reach is None:
             raise EngineError(f"{self.lease.engine} is gone")
         return await reach.open()
@@ -350,7 +350,7 @@ class HeldLease:
                 yield item
 
 
-async def _closed(opening: asyncio.Task[Reached]) -> None:
+async def _closed(opening: asyncio.Task[EngineClient]) -> None:
     """Close what was opened, if it was."""
     with suppress(AgentRLError):
         await (await opening).close()

@@ -10,7 +10,7 @@ from agentrl.types import Group
 
 TRAINED = "trained"
 REPLAYED = "replayed"
-"""A group that was trained on before was trained on a second time (`rollout.replay`)."""
+"""A group that was trained on before was trained on a second time (`rollout.reuse`)."""
 STALE = "stale"
 """Why a group was discarded: it would be further behind than the bound allows."""
 FAILED = "failed"
@@ -20,7 +20,7 @@ GENERATED_AGAIN = frozenset({STALE, FAILED})
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class GroupOutcome:
     """How a group left the stream.
 
     Attributes:
@@ -46,11 +46,11 @@ class Outcome:
     hash: str | None
 
     @staticmethod
-    def of(group: Group, outcome: str) -> Outcome:
+    def of(group: Group, outcome: str) -> GroupOutcome:
         """The outcome of a group."""
         versions = tuple(sorted({version for session in group.sessions for version in versions_of(session)}))
         found = content_hash(group.sessions) if group.sessions else None
-        return Outcome(
+        return GroupOutcome(
             group=group.id,
             number=group.number,
             attempt=group.attempt,
@@ -63,7 +63,7 @@ class Outcome:
         )
 
     @staticmethod
-    def read(data: dict[str, Any]) -> Outcome:
+    def read(data: dict[str, Any]) -> GroupOutcome:
         """The outcome of a JSON object with these fields."""
-        names = Outcome.__dataclass_fields__
-        return Outcome(**{name: data[name] for name in names} | {"versions": tuple(data["versions"])})
+        names = GroupOutcome.__dataclass_fields__
+        return GroupOutcome(**{name: data[name] for name in names} | {"versions": tuple(data["versions"])})

@@ -23,7 +23,7 @@ from agentrl.models.registry import model_folder
 from agentrl.rollout.actors import ModelActor
 from agentrl.rollout.fleet import make_engines
 from agentrl.rollout.past import PastVersions
-from agentrl.rollout.policies import Fixed, Partner, Partners, Policy
+from agentrl.rollout.policies import Fixed, Opponent, Partners, Policy
 from agentrl.rollout.remote import check_api, remote_actor
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.null import NullRenderer
@@ -43,7 +43,7 @@ async def open_partners(config: RunConfig, start: Path | None, folder: Path) -> 
         folder: the run's.
     """
     async with AsyncExitStack() as stack:
-        made: dict[str, Partner] = {}
+        made: dict[str, Opponent] = {}
         for name, own in config.policies.items():
             made[name] = await _open(name, own, config, start, folder, stack)
         yield {agent: made[name] for agent, name in config.agents.items() if name != MAIN}
@@ -58,7 +58,7 @@ async def open_rules(config: RunConfig) -> AsyncIterator[Partners]:
         yield {agent: made[name] for agent, name in config.agents.items() if name in made}
 
 
-async def _open_rules(name: str, own: PolicyConfig, config: RunConfig, stack: AsyncExitStack) -> Partner:
+async def _open_rules(name: str, own: PolicyConfig, config: RunConfig, stack: AsyncExitStack) -> Opponent:
     policy = Policy(NullRenderer(), name=name, frozen=True)
     if not own.remote:
         return Fixed(policy, script(name, own.name))
@@ -72,7 +72,7 @@ def _sampling(own: PolicyConfig, config: RunConfig) -> Sampling:
 
 async def _open(
     name: str, own: PolicyConfig, config: RunConfig, start: Path | None, folder: Path, stack: AsyncExitStack
-) -> Partner:
+) -> Opponent:
     sampling = _sampling(own, config)
     if own.remote or own.name not in (MODEL, PAST):
         return await _open_rules(name, own, config, stack)

@@ -18,14 +18,14 @@ from pathlib import Path
 from agentrl.config import PastConfig
 from agentrl.envs.episode import Actor
 from agentrl.errors import ConfigError
-from agentrl.rollout.fleet import started
+from agentrl.rollout.fleet import wait_until_started
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.seeds import derive
 from agentrl.types import GREEDY, Session
 
 
 class PastVersions:
-    """Plays agents by earlier versions of the trained policy (`policies.Partner`).
+    """Plays agents by earlier versions of the trained policy (`policies.Opponent`).
 
     A version's number is the number of steps that it was trained for, and it is the policy "NAME/number" of nodes.
 
@@ -133,7 +133,7 @@ class PastVersions:
             await self._unload(version)
         for version in sorted(needed - self._loaded.keys()):
             policy = self._loaded[version] = self._load(f"{self.name}/{version}", self.path(version))
-            await started(policy.engine)
+            await wait_until_started(policy.engine)
 
     async def _unload(self, version: int) -> None:
         engine = self._loaded.pop(version).engine

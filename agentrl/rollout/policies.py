@@ -63,7 +63,7 @@ class Policy:
         )
 
 
-class Partner(Protocol):
+class Opponent(Protocol):
     """Plays agents in the place of the policy that is trained or evaluated."""
 
     @property
@@ -93,7 +93,7 @@ class Fixed:
         return self.policy, self.actor
 
 
-Partners = Mapping[str, Partner]
+Partners = Mapping[str, Opponent]
 """By the agent that each plays."""
 
 

@@ -17,7 +17,7 @@ from agentrl.config import GatewayConfig, RolloutConfig
 from agentrl.envs import calls
 from agentrl.envs.base import Env
 from agentrl.envs.deadlines import within
-from agentrl.envs.results import failed, give_rewards
+from agentrl.envs.results import give_rewards, record_failure
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded
 from agentrl.rollout import agents
 from agentrl.rollout.actors import sampling_of
@@ -61,7 +61,7 @@ class ServedProgram(Program):
 
         Raises:
             AgentRLError: a failure that the user must fix.
-            Departed: it is run again, and a recorded request does not come.
+            Diverged: it is run again, and a recorded request does not come.
         """
         began = time.monotonic()
         try:
@@ -72,7 +72,7 @@ class ServedProgram(Program):
                     self.gateway, session, self.user_agent, left, sampling_of(limits), task, self.recorded
                 )
             except AgentRLError as error:
-                failed(session, error)
+                record_failure(session, error)
             if session.overlong and session.status in (Status.COMPLETED, Status.AGENT_ERROR):
                 session.status = Status.TRUNCATED
             if session.overlong and limits.overlong == "refuse":
@@ -105,7 +105,7 @@ async def _begun(env: Env, session: Session, seconds: float) -> Task:
         raise DeadlineExceeded(f"{where} took longer than rollout.timeout={seconds:g} s") from None
 
 
-def loaded(agent: str, where: GatewayConfig) -> agents.UserAgent:
+def load_agent(agent: str, where: GatewayConfig) -> agents.UserAgent:
     """A program that trusts the certificate of its gateway.
 
     Raises:
@@ -127,7 +127,7 @@ async def serving(
     *,
     keeps: bool = True,
 ) -> AsyncIterator[ServedProgram]:
-    """An agent program with a gateway of this process's own; raises as `loaded` and `own_gateway` do.
+    """An agent program with a gateway of this process's own; raises as `load_agent` and `own_gateway` do.
 
     Args:
         agent: path/to/file.py:function or a command line.
@@ -138,6 +138,6 @@ async def serving(
         keeps: whether the store keeps sessions that have ended.
     """
     where = where or GatewayConfig()
-    user_agent = loaded(agent, where)
+    user_agent = load_agent(agent, where)
     async with own_gateway(policy, store, limits, where, keeps=keeps) as gateway:
         yield ServedProgram(agent, gateway=gateway, user_agent=user_agent)

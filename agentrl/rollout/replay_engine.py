@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl.errors import Departed
+from agentrl.errors import Diverged
 from agentrl.rollout.departures import same_prompt
 from agentrl.rollout.engines.managed import ManagedEngine, managed
 from agentrl.rollout.seeds import derive
@@ -57,7 +57,7 @@ class ReplayEngine(ManagedEngine):
             node = self._turns[place]
             try:
                 same_prompt(self.recorded, node, input_ids)
-            except Departed as error:
+            except Diverged as error:
                 self.differences[name].append(str(error))
             if place < self.turn - 1:
                 assert node.finish_reason is not None

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields
 
 from agentrl.concurrency import concurrently
 from agentrl.envs.episode import NO_DEADLINES, Actor
-from agentrl.errors import Departed
+from agentrl.errors import Diverged
 from agentrl.rollout.departures import compare, same
 from agentrl.rollout.groups import Deadline, Ended, Rollouts
 from agentrl.rollout.held import has_content
@@ -138,12 +138,12 @@ class RerunStream(Stream):
         """A step on these groups has ended; see `Stream.published`.
 
         Raises:
-            Departed: they are not those that the recorded step trained.
+            Diverged: they are not those that the recorded step trained.
         """
         step = self.gate.published + 1
         recorded = {outcome.group: outcome.hash for outcome in self.recording.trained.get(step, ())}
         found = {group.id: group for group in groups}
         same = {name for name, group in found.items() if has_content(group.sessions, recorded.get(name))}
         if wrong := sorted((found.keys() | recorded.keys()) - same):
-            raise Departed(f"step {step}: {', '.join(wrong)}: the recorded step trained other groups or sessions")
+            raise Diverged(f"step {step}: {', '.join(wrong)}: the recorded step trained other groups or sessions")
         return super().published(groups)

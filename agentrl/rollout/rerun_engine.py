@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl.envs.results import IN_TOOLS
-from agentrl.errors import Departed, EngineError
+from agentrl.errors import Diverged, EngineError
 from agentrl.rollout.departures import same, same_prompt
 from agentrl.rollout.engines.managed import ManagedEngine, managed
-from agentrl.rollout.outcomes import Outcome
+from agentrl.rollout.outcomes import GroupOutcome
 from agentrl.sessions import tree
 from agentrl.sessions.gateway.schedule import answered, prompt_of
-from agentrl.sessions.generation import aclose, joined
+from agentrl.sessions.generation import aclose, join_attempts
 from agentrl.types import (
     MAIN,
     Capabilities,
@@ -47,7 +47,7 @@ class Recording:
         play: whether environments answer again; else all answers are the recorded ones.
     """
 
-    trained: Mapping[int, Sequence[Outcome]] = field(default_factory=dict)
+    trained: Mapping[int, Sequence[GroupOutcome]] = field(default_factory=dict)
     sessions: Mapping[tuple[str, int], Session] = field(default_factory=dict)
     aborted: bool = False
     play: bool = True
@@ -95,7 +95,7 @@ class RerunEngine(ManagedEngine):
         """Yield chunks, then one `Turn`; see `agentrl.types.Engine.generate`.
 
         Raises:
-            Departed: the prompt, or what is generated, differs from the recording.
+            Diverged: the prompt, or what is generated, differs from the recording.
         """
         name, _, place = request_id.partition("/")
         session = self._by_id.get(name)
@@ -112,7 +112,7 @@ class RerunEngine(ManagedEngine):
             )
             async for item in self._recorded(request_id, session, node, input_ids, sampling):
                 yield item
-        except Departed as error:
+        except Diverged as error:
             self.fail(error)  # whoever asked may be an agent program, which sees a failed request only
             raise
 
@@ -128,17 +128,17 @@ class RerunEngine(ManagedEngine):
                 self._requested[request_id] = turn
                 return turn
         if not left:
-            raise Departed(f"session {session.id}: a turn is requested after the last one of the recording")
+            raise Diverged(f"session {session.id}: a turn is requested after the last one of the recording")
         likely = max(left, key=lambda turn: _shared(prompt_of(session, turn), ids))
         same_prompt(session, likely, ids)
         where = f"session {session.id}, turn {likely.id}"
-        raise Departed(f"{where}: it is requested as another attempt than the recorded one, or with another seed")
+        raise Diverged(f"{where}: it is requested as another attempt than the recorded one, or with another seed")
 
     def _node(self, session: Session, place: int) -> Node:
         node = session.nodes[place] if place < len(session.nodes) else None
         if node is None or not node.sampled:
             found = "ended there" if node is None else f"has a message of {node.message.role} there"
-            raise Departed(f"session {session.id}, turn {place}: a turn is to be generated, and the recording {found}")
+            raise Diverged(f"session {session.id}, turn {place}: a turn is to be generated, and the recording {found}")
         return node
 
     async def _recorded(
@@ -151,7 +151,7 @@ class RerunEngine(ManagedEngine):
         before: VersionSpan | None = None
         for span in spans:
             if before is not None and (self.recording.aborted or before.version == span.version):
-                yield replace(joined(parts), finish_reason=FinishReason.ABORT)
+                yield replace(join_attempts(parts), finish_reason=FinishReason.ABORT)
                 return
             count, more = span.end - span.start, span is not spans[-1]
             await self._reach(span.version, f"session {session.id}, turn {node.id}")
@@ -173,13 +173,13 @@ class RerunEngine(ManagedEngine):
                 raise EngineError(f"request {request_id!r}: the engine's stream ended without a turn")
             if len(turn.token_ids) != count:
                 where = f"session {session.id}, turn {node.id}, token {span.start - opening + len(turn.token_ids)}"
-                raise Departed(f"{where}: the rerun's turn ended there, and the recorded span has {count} tokens")
+                raise Diverged(f"{where}: the rerun's turn ended there, and the recorded span has {count} tokens")
             parts.append(turn)
             ids += turn.token_ids
             before = span
             self._left.pop((session.id, node.id, span.start), None)
             self._changed.set()
-        yield joined(parts)
+        yield join_attempts(parts)
 
     def _compare(self, session: Session, node: Node, at: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         where, opening = f"session {session.id}, turn {node.id}", node.versions[0].start
@@ -191,7 +191,7 @@ class RerunEngine(ManagedEngine):
         while self.inner.version() < version:
             await self._wait()
         if self.inner.version() > version:
-            raise Departed(f"{where}: recorded under version {version}, and the rerun is at {self.inner.version()}")
+            raise Diverged(f"{where}: recorded under version {version}, and the rerun is at {self.inner.version()}")
 
     async def _wait(self) -> None:
         self.check()

@@ -19,19 +19,19 @@ from agentrl.config import NAMED, EngineSection, FleetConfig, ModelConfig, Rewar
 from agentrl.config.gateway import ONE_TURN, ExclusionRule, ForwardConfig
 from agentrl.config.secrets import secret_values
 from agentrl.envs.base import Env
-from agentrl.envs.results import give_rewards, told
+from agentrl.envs.results import error_text, give_rewards
 from agentrl.envs.rewards import rewarded
 from agentrl.errors import AgentRLError, ConfigError, StoreError
 from agentrl.models.registry import model_folder
 from agentrl.rollout.engines import check_engine
-from agentrl.rollout.fleet import make_engines, started
+from agentrl.rollout.fleet import make_engines, wait_until_started
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.store import Store
 from agentrl.types import Session, Status
 
 if TYPE_CHECKING:
     from agentrl.sessions.gateway.tls import Tls
-    from agentrl.sessions.gateway.workers import Shard
+    from agentrl.sessions.gateway.workers import SessionShard
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class ServeConfig(Section):
     """A file to which what is logged is added as JSON lines; None: warnings go to standard error alone."""
 
 
-def checked(config: ServeConfig) -> Path:
+def check_config(config: ServeConfig) -> Path:
     """Check the settings, before anything heavy is imported or started; returns the model's folder.
 
     Raises:
@@ -165,7 +165,7 @@ async def serve_config(
     *,
     admin_key: str | None = None,
     bound: socket.socket | None = None,
-    shard: Shard | None = None,
+    shard: SessionShard | None = None,
 ) -> None:
     """Serve in this process until cancelled, or until no engine is left.
 
@@ -191,7 +191,7 @@ async def serve_config(
         score = partial(_score, make_env) if config.rewards else None
         with _observed(config, admin_key), Store(Path(config.store)) as store:
             engine = make_engines(config.engine, config.fleet, WeightsConfig(), path)
-            starting = asyncio.ensure_future(started(engine))  # failures are in the engine's health
+            starting = asyncio.ensure_future(wait_until_started(engine))  # failures are in the engine's health
             try:
                 await serve(
                     engine,
@@ -226,4 +226,4 @@ async def _score(make_env: Callable[[], Env], session: Session) -> None:
     try:
         await give_rewards(make_env(), session)
     except AgentRLError as error:
-        session.status, session.error = Status.INFRA_ERROR, told(error)
+        session.status, session.error = Status.INFRA_ERROR, error_text(error)

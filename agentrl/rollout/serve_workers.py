@@ -24,7 +24,7 @@ from agentrl import cores
 from agentrl.errors import InfraError
 from agentrl.models.registry import model_folder
 from agentrl.overrides import validate
-from agentrl.rollout.serve_process import ServeConfig, checked, serve_config, tls_of, worker_ports
+from agentrl.rollout.serve_process import ServeConfig, check_config, serve_config, tls_of, worker_ports
 
 STOP_SECONDS = 20.0
 """Seconds within which a worker must stop; then it is killed."""
@@ -40,7 +40,7 @@ def serve_command(tree: dict[str, Any], out: Console) -> None:
         ConfigError: a setting is unknown, missing, or of the wrong type.
     """
     config = validate(tree, ServeConfig)
-    path = checked(config)
+    path = check_config(config)
 
     def announce(text: str) -> None:
         out.print(text, highlight=False, soft_wrap=True)
@@ -79,7 +79,7 @@ async def serve_workers(tree: dict[str, Any], config: ServeConfig, announce: Cal
         ports = [one.getsockname()[1] for one in bound]
         key = config.admin_key or made_up_key(config.host, announce)
         settings = {"tree": tree, "ports": ports, "admin_key": key}
-        workers = [Worker(number, one, settings, announce) for number, one in enumerate(bound)]
+        workers = [ServingProcess(number, one, settings, announce) for number, one in enumerate(bound)]
         tls = tls_of(config)
         front = Front(config.host, ports, lambda number: workers[number].running, Limits().body_bytes, tls)
         kept = [asyncio.ensure_future(worker.keep()) for worker in workers]
@@ -97,7 +97,7 @@ async def serve_workers(tree: dict[str, Any], config: ServeConfig, announce: Cal
             await front.aclose()
 
 
-class Worker:
+class ServingProcess:
     """One process that serves its share of the sessions.
 
     Args:
@@ -168,7 +168,7 @@ class Worker:
 
 async def _serve_share(given: dict[str, Any]) -> None:
     """A worker: serve until the process that started this one ends or closes the pipe."""
-    from agentrl.sessions.gateway.workers import Shard
+    from agentrl.sessions.gateway.workers import SessionShard
 
     config = validate(given["tree"], ServeConfig)
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -187,7 +187,7 @@ async def _serve_share(given: dict[str, Any]) -> None:
         lambda text: None,
         admin_key=given["admin_key"],
         bound=socket.socket(fileno=given["socket"]),
-        shard=Shard(given["number"], given["ports"]),
+        shard=SessionShard(given["number"], given["ports"]),
     )
 
 

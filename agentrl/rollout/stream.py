@@ -29,7 +29,7 @@ from agentrl.errors import InvalidInput
 from agentrl.rollout.buffer import Buffer, Gate, Order
 from agentrl.rollout.filters import PRIORITIES, make_measure
 from agentrl.rollout.groups import TRAIN, Ended, Rollouts, new_group, nothing
-from agentrl.rollout.outcomes import FAILED, REPLAYED, STALE, TRAINED, Outcome
+from agentrl.rollout.outcomes import FAILED, REPLAYED, STALE, TRAINED, GroupOutcome
 from agentrl.rollout.programs import Program
 from agentrl.rollout.seeds import derive
 from agentrl.rollout.tasks import Tasks
@@ -75,7 +75,7 @@ class Stream:
         self.group_size, self.gate, self.order, self.greedy = group_size, gate, order, greedy
         self.buffer = Buffer(priority=make_measure(PRIORITIES, rollouts.limits.priority))
         self.discarded: Counter[str] = Counter()
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[GroupOutcome] = []
         self._ended = ended
         self._next = 0
         self._again: dict[int, Group] = {}
@@ -150,15 +150,15 @@ class Stream:
             self.tasks.see(group.choice, group)
             self._leave(group, cause)
 
-    def replay(self, count: int) -> list[Group]:
+    def reuse(self, count: int) -> list[Group]:
         """Groups to train on a second time with the batch that was taken, at most `count`, in the order of numbers.
 
         They are chosen, by the seed and the step, from the groups that were trained on once and are at most
-        `rollout.replay_age` versions behind.
+        `rollout.reuse_age` versions behind.
         """
         limits, step = self.rollouts.limits, self.gate.published
         self._past |= self._replayed
-        young = [number for number in sorted(self._past) if step - self._past[number].step <= limits.replay_age]
+        young = [number for number in sorted(self._past) if step - self._past[number].step <= limits.reuse_age]
         generator = random.Random(derive(self.rollouts.seed, "replay", step))
         chosen = sorted(generator.sample(young, min(count, len(young))))
         self._replayed = {number: self._past.pop(number) for number in chosen}
@@ -168,7 +168,7 @@ class Stream:
         self._taken.pop(group.number, None)
         self.gate.open -= 1
         self.discarded[cause] += 1
-        self.outcomes.append(Outcome.of(group, cause))
+        self.outcomes.append(GroupOutcome.of(group, cause))
 
     def published(self, groups: Sequence[Group]) -> list[Group]:
         """A step on these groups has ended, and its version is published: as many other groups may begin.
@@ -179,22 +179,22 @@ class Stream:
             The groups that were trained on for the first time.
         """
         fresh = [group for group in groups if group.number not in self._replayed]
-        self.outcomes += [Outcome.of(group, TRAINED) for group in fresh]
-        self.outcomes += [Outcome.of(group, REPLAYED) for group in self._replayed.values()]
+        self.outcomes += [GroupOutcome.of(group, TRAINED) for group in fresh]
+        self.outcomes += [GroupOutcome.of(group, REPLAYED) for group in self._replayed.values()]
         self._replayed = {}
         for group in fresh:
-            if self.rollouts.limits.replay:
+            if self.rollouts.limits.reuse:
                 self._past[group.number] = group
             self.tasks.see(group.choice, group)
             self._taken.pop(group.number, None)
         self.gate.publish(idle=len(self.buffer.begun) == len(self.buffer.finished))
         self.gate.open -= len(fresh)
-        oldest = self.gate.published - self.rollouts.limits.replay_age
+        oldest = self.gate.published - self.rollouts.limits.reuse_age
         self._past = {number: group for number, group in self._past.items() if group.step >= oldest}
         self._discard_stale()
         return fresh
 
-    def take_outcomes(self) -> list[Outcome]:
+    def take_outcomes(self) -> list[GroupOutcome]:
         """How groups left the stream since the last call, in that order."""
         found, self.outcomes = self.outcomes, []
         return found
@@ -347,7 +347,7 @@ class Stream:
         self.gate.restore(state["step"], state["ahead"])
         self._next = state["next"]
         self.tasks.restore(state["sampler"])
-        self.outcomes = [Outcome.read(outcome) for outcome in state["outcomes"]]
+        self.outcomes = [GroupOutcome.read(outcome) for outcome in state["outcomes"]]
         for number, attempt, choice in state["begun"]:
             group = self._new(number, choice, attempt)
             stored = sorted(sessions(group.id), key=lambda s: s.sample) if group.id in state["finished"] else []

@@ -24,13 +24,13 @@ class ToolFaults:
     """What the sessions of a run tell of each other's tools."""
 
     def __init__(self) -> None:
-        self._playing: set[Attempts] = set()
+        self._playing: set[_Attempts] = set()
         self._alone = 0
 
     @contextmanager
-    def playing(self) -> Iterator[Attempts]:
+    def playing(self) -> Iterator[_Attempts]:
         """The block plays a session, all its attempts."""
-        attempts = Attempts(self)
+        attempts = _Attempts(self)
         self._playing.add(attempts)
         try:
             yield attempts
@@ -60,7 +60,7 @@ class ToolFaults:
                 attempts.settle()
 
 
-class Attempts:
+class _Attempts:
     """The attempts at one session.
 
     Attributes:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_state
-from agentrl.envs.episode import Middle
+from agentrl.envs.episode import ResumePoint
 from agentrl.envs.state import EnvState, EpisodeState
 from agentrl.errors import AgentRLError, InvalidInput, StateUnsupported
 from agentrl.sessions.codec import same_task
@@ -204,10 +204,10 @@ class Restored:
         """The node in which each agent's conversation ends; the turns after the state included."""
         return self.state.heads | {node.agent: node.id for node in session.nodes[self.state.nodes :]}
 
-    def middle(self, session: Session) -> Middle:
+    def middle(self, session: Session) -> ResumePoint:
         """Where the episode goes on."""
         state = self.state
-        return Middle(None, state.turn, state.agents, state.order, session.nodes[state.nodes :])
+        return ResumePoint(None, state.turn, state.agents, state.order, session.nodes[state.nodes :])
 
 
 async def restored(env: Env, state: EpisodeState) -> bool:

@@ -103,7 +103,7 @@ async def _attempts(
             attempts[-1] = replace(turn, finish_reason=FinishReason.LENGTH)
             break
         await asyncio.sleep(RESUME_DELAY)
-    turn = joined(attempts)
+    turn = join_attempts(attempts)
     if not turn.token_ids:
         raise EngineError(f"request {request_id!r}: the engine generated a turn without tokens")
     seconds = {"began": began_at, "generation": time.monotonic() - began, "first_token": (first or began) - began}
@@ -114,7 +114,7 @@ async def _attempts(
     yield replace(turn, timings=timings)
 
 
-def joined(attempts: Sequence[Turn]) -> Turn:
+def join_attempts(attempts: Sequence[Turn]) -> Turn:
     """The attempts at one turn as a single turn, with the last one's finish reason."""
     if len(attempts) == 1:
         return attempts[0]

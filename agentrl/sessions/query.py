@@ -55,7 +55,7 @@ class Without:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class SessionPage:
     """Some of the sessions that were found.
 
     Attributes:
@@ -69,7 +69,7 @@ class Page:
 
 def find(
     db: sqlite3.Connection, filters: Filters, sort: str | None, descending: bool, limit: int, after: str | None
-) -> Page:
+) -> SessionPage:
     """A page of sessions; see `Store.find`."""
     if not 1 <= limit <= 100_000:
         raise InvalidInput(f"limit={limit} must be between 1 and 100000")
@@ -91,7 +91,7 @@ def find(
             [*values, *names, *given, limit + 1 - len(rows)],
         ).fetchall()
     next_page = orjson.dumps(rows[limit - 1][-2:]).decode() if len(rows) > limit else None
-    return Page([summary_from(row[:-2]) for row in rows[:limit]], next_page)
+    return SessionPage([summary_from(row[:-2]) for row in rows[:limit]], next_page)
 
 
 def _page(where: str, expression: str, order: str) -> str:

@@ -29,7 +29,7 @@ SHOWN = 20
 
 
 @dataclass(slots=True)
-class Report:
+class SalvageReport:
     """The result of a check.
 
     Attributes:
@@ -59,7 +59,7 @@ class Report:
         return lines
 
 
-def check(path: Path, out: Path | None = None) -> Report:
+def check(path: Path, out: Path | None = None) -> SalvageReport:
     """Check a store without changing it.
 
     Args:
@@ -75,7 +75,7 @@ def check(path: Path, out: Path | None = None) -> Report:
         raise InvalidInput(f"{str(path)!r}: no such file; give a session store (sessions.db) or a run's folder")
     if out is not None and out.exists():
         raise InvalidInput(f"{str(out)!r} exists; salvage into a new file")
-    report = Report()
+    report = SalvageReport()
     with tempfile.TemporaryDirectory(prefix="agentrl-check-") as folder:
         copy = Path(folder) / "store.db"
         copy_files(path, copy)
@@ -96,7 +96,7 @@ def _save(sessions: Iterator[Session], out: Path) -> None:
             store.save(session)
 
 
-def _inspect(db: sqlite3.Connection, report: Report, count: CountFile) -> Iterator[Session]:
+def _inspect(db: sqlite3.Connection, report: SalvageReport, count: CountFile) -> Iterator[Session]:
     """The undamaged sessions, one by one; the report gets everything else."""
     faults = [row[0] for row in db.execute("PRAGMA integrity_check(3)")]
     report.faults += [f"SQLite reports: {fault}" for fault in faults if fault != "ok"]

@@ -31,7 +31,7 @@ _ESCAPED = re.compile(r'["\\\x00-\x1f\x7f]+')
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchHits:
     """Sessions in which a text was found.
 
     Attributes:
@@ -55,7 +55,7 @@ def search(
     limit: int = 100,
     after: str | None = None,
     seconds: float = 0.5,
-) -> Found:
+) -> SearchHits:
     """The sessions that fit the filters, in order, and have the text in a message, whatever the case of ASCII letters.
 
     Args:
@@ -65,7 +65,7 @@ def search(
         sort: a column.
         descending: from the largest value to the smallest.
         limit: ends the search once it has so many sessions; the last ones of a batch come besides.
-        after: `Found.next` of the search before this one.
+        after: `SearchHits.next` of the search before this one.
         seconds: ends it after so long; `next` goes on.
 
     Raises:
@@ -83,7 +83,7 @@ def search(
                 rows += [row for row in page.rows if row.id in holding]
                 searched, after = searched + len(page.rows), page.next
                 if after is None or len(rows) >= limit or time.monotonic() > until:
-                    return Found(rows, after, searched)
+                    return SearchHits(rows, after, searched)
     except sqlite3.Error as error:
         raise schema.failure(str(path), error) from error
 

@@ -24,7 +24,7 @@ from agentrl.sessions import digests, integrity, query, schema, summary
 from agentrl.sessions.codec import NODE_COLUMNS, digest, head_json, node_row, pack_ids, task_json
 from agentrl.sessions.incarnations import mark
 from agentrl.sessions.integrity import CountFile, Counts, checksum
-from agentrl.sessions.query import Filters, Page
+from agentrl.sessions.query import Filters, SessionPage
 from agentrl.sessions.schema import HEAD_COLUMNS, ROW_COLUMNS, read_session
 from agentrl.sessions.summary import Totals
 from agentrl.types import Node, Session, Status
@@ -220,7 +220,7 @@ class Store:
         descending: bool = False,
         limit: int = 100,
         after: str | None = None,
-    ) -> Page:
+    ) -> SessionPage:
         """A page of summaries; no session is read.
 
         Args:
@@ -228,7 +228,7 @@ class Store:
             sort: a column, or reward/NAME; sessions without a value come last. None sorts by when they began.
             descending: from the largest value to the smallest.
             limit: the longest page, up to 100,000 rows.
-            after: `Page.next` of the page before this one; the other arguments must be the same.
+            after: `SessionPage.next` of the page before this one; the other arguments must be the same.
 
         Raises:
             UnknownName: there is no such column.

@@ -230,7 +230,7 @@ def check(session: Session) -> None:
     8. A copy (`copy_of`) is of an earlier assistant node, and is not trained on. One with `copied_tokens` is a sibling
        of a sampled turn that has ended, and begins with that many of its tokens; all such copies of a turn have the
        same number.
-    9. Attachments are of known kinds and fit the path up to the node's end (`attachments.Kind.check`).
+    9. Attachments are of known kinds and fit the path up to the node's end (`attachments.AttachmentKind.check`).
 
     Raises:
         TreeError: the first violation, with the session and the node.

@@ -15,7 +15,7 @@ from agentrl.sessions import tree
 from agentrl.sessions.generation import generate, generate_turn
 from agentrl.sessions.renderers.base import RenderedMessage, Renderer, ToolSchema
 from agentrl.sessions.renderers.markers import REFUSES_TOOLS
-from agentrl.sessions.renderers.strip import Branch, strip_earlier_reasoning
+from agentrl.sessions.renderers.strip import StrippedBranch, strip_earlier_reasoning
 from agentrl.types import AGENT, MAIN, Arrival, Chunk, Engine, Message, Node, Sampling, Session, Turn
 
 
@@ -123,7 +123,7 @@ class TurnGenerator:
         parent: int | None,
         messages: Sequence[Message],
         before: Sequence[RenderedMessage] = (),
-    ) -> Branch | None:
+    ) -> StrippedBranch | None:
         """The branch that `messages` continue instead of the path to `parent`, where earlier reasoning is left out.
 
         Args:

@@ -21,7 +21,7 @@ from types import TracebackType
 from agentrl.errors import ToolError, ToolTimeout
 
 logger = logging.getLogger(__name__)
-_current: ContextVar[Call | None] = ContextVar("call", default=None)
+_current: ContextVar[_Call | None] = ContextVar("call", default=None)
 _told: set[tuple[str, str]] = set()
 
 
@@ -45,9 +45,9 @@ class Effects:
         """True while threads of the episode's calls are running."""
         return self._threads > 0
 
-    def call(self, name: str) -> Call:
+    def call(self, name: str) -> _Call:
         """A call, for as long as the block lasts."""
-        return Call(name, self, _current.get())
+        return _Call(name, self, _current.get())
 
     def apply(self, what: str, effect: Callable[[], None]) -> None:
         """Have an effect, unless the call that it belongs to is over.
@@ -74,10 +74,10 @@ class Effects:
             self._drop(call, what)
             raise ToolError(f"{what}: the call that asks for it is over")
 
-    def _counts(self, call: Call | None) -> bool:
+    def _counts(self, call: _Call | None) -> bool:
         return not self._cut_off if call is None else call.is_live
 
-    def _drop(self, call: Call | None, what: str) -> None:
+    def _drop(self, call: _Call | None, what: str) -> None:
         with self._lock:
             self.late += 1
         name = "a thread" if call is None else call.name
@@ -94,7 +94,7 @@ class Effects:
             logger.warning("%s was called by %r after that call was over: it is dropped", what, name)
 
 
-class Call:
+class _Call:
     """One call; its block is the time in which its effects count.
 
     Attributes:
@@ -103,17 +103,17 @@ class Call:
 
     __slots__ = ("_effects", "_outer", "_over", "_threads", "_token", "name")
 
-    def __init__(self, name: str, effects: Effects, outer: Call | None) -> None:
+    def __init__(self, name: str, effects: Effects, outer: _Call | None) -> None:
         self.name, self._effects, self._outer = name, effects, outer
         self._over, self._threads = False, 0
-        self._token: Token[Call | None] | None = None
+        self._token: Token[_Call | None] | None = None
 
     @property
     def is_live(self) -> bool:
         """True while neither this call is over, nor one that it is a part of."""
         return not self._over and (self._outer is None or self._outer.is_live)
 
-    def __enter__(self) -> Call:
+    def __enter__(self) -> _Call:
         self._token = _current.set(self)
         return self
 
@@ -142,6 +142,6 @@ class Call:
             self._effects._threads += change
 
 
-def current() -> Call | None:
+def current() -> _Call | None:
     """The call that this context belongs to."""
     return _current.get()

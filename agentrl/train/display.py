@@ -17,7 +17,7 @@ from rich.text import Text
 
 from agentrl import logs, watchdog
 from agentrl.config.secrets import scrub
-from agentrl.train.panel import Panel, Progress, step_line
+from agentrl.train.panel import Panel, TimedProgress, step_line
 from agentrl.untrusted import visible_text
 
 PLAIN_WIDTH = 79
@@ -41,8 +41,8 @@ class Display:
         self.console = console or Console()
         self.resume_hint: Callable[[], str] = lambda: "interrupted"
         self.request_stop: Callable[[], float] = lambda: 0.0
-        self._phase: Progress | None = None
-        self._part: Progress | None = None
+        self._phase: TimedProgress | None = None
+        self._part: TimedProgress | None = None
         self._curve: list[float] = []
         self._label = ""
         self._latest: Mapping[str, float] = {}
@@ -90,7 +90,7 @@ class Display:
 
     def phase(self, name: str, total: int, label: str, done: int = 0) -> None:
         """A new phase of `total` steps begins; `label` names the metric of its curve."""
-        self._phase = Progress(name, total, done)
+        self._phase = TimedProgress(name, total, done)
         self._curve, self._latest, self._label = [], {}, label
         if not self._live:
             self.say(f"== {name}: {total - done} steps")
@@ -118,7 +118,7 @@ class Display:
 
         Without a terminal a line is printed now and then, also while none of them ends.
         """
-        part = self._part = Progress(name, total, unit=unit, detail=detail)
+        part = self._part = TimedProgress(name, total, unit=unit, detail=detail)
         over = threading.Event()
 
         def report() -> None:

@@ -21,7 +21,7 @@ from typing import Annotated
 from pydantic import PositiveFloat, PositiveInt
 
 from agentrl import cluster, cores
-from agentrl.cluster import Address, Cluster, Node, Resources, Role, Worker, connect
+from agentrl.cluster import Address, Cluster, ClusterNode, Resources, Role, Worker, connect
 from agentrl.cluster.assignment import Assignment, Place
 from agentrl.cluster.gpus import queried
 from agentrl.cluster.open_ports import open_ports
@@ -122,7 +122,7 @@ class Probe(GatewayHost):
 
 
 @dataclass
-class Report:
+class DoctorReport:
     """What was found.
 
     Attributes:
@@ -151,7 +151,7 @@ class Report:
             yield "nothing stands in the way of a run"
 
 
-def examine(config: DoctorConfig) -> Report:
+def examine(config: DoctorConfig) -> DoctorReport:
     """Try all nodes of a cluster.
 
     Raises:
@@ -159,7 +159,7 @@ def examine(config: DoctorConfig) -> Report:
         MissingExtra: it needs Ray, which is not installed.
         InvalidInput: the folder can't be written.
     """
-    report = Report()
+    report = DoctorReport()
     with cluster.opened(config.cluster, None) as opened:
         nodes = opened.nodes()
         report.problems += [f"{node.name} does not answer" for node in nodes if not node.alive]
@@ -167,7 +167,7 @@ def examine(config: DoctorConfig) -> Report:
     return report
 
 
-async def _examine(opened: Cluster, nodes: Sequence[Node], config: DoctorConfig, report: Report) -> None:
+async def _examine(opened: Cluster, nodes: Sequence[ClusterNode], config: DoctorConfig, report: DoctorReport) -> None:
     if config.cluster.name == "ray":
         from agentrl.cluster.ray import RayCluster
 
@@ -214,7 +214,7 @@ async def _examine(opened: Cluster, nodes: Sequence[Node], config: DoctorConfig,
             report.problems.append(f"the image {image!r}: {brief(str(error))}")
 
 
-async def _compare_image(image: str, hosts: Mapping[str, Worker], config: DoctorConfig, report: Report) -> None:
+async def _compare_image(image: str, hosts: Mapping[str, Worker], config: DoctorConfig, report: DoctorReport) -> None:
     """Look an image up on all nodes with Docker; send it to those that lack it, if that is wanted."""
     calls = (worker.call("image_id", image, timeout=config.timeout) for worker in hosts.values())
     found: dict[str, str | None] = dict(zip(hosts, await asyncio.gather(*calls), strict=True))
@@ -241,7 +241,7 @@ async def _equipment(worker: Worker, file: Path, content: bytes, timeout: float)
     return found
 
 
-def _problems(node: Node, found: Equipment | BaseException, config: DoctorConfig) -> Iterator[str]:
+def _problems(node: ClusterNode, found: Equipment | BaseException, config: DoctorConfig) -> Iterator[str]:
     """What is wrong with a node, given what its probe answered or raised."""
     if isinstance(found, AgentRLError):
         yield f"{node.name}: {brief(str(found))}"

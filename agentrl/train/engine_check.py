@@ -42,7 +42,7 @@ MAX_SEGMENTS, MIN_SEGMENT = 8, 32
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class _Comparison:
     """An engine's difference from the trainer.
 
     Attributes:
@@ -131,12 +131,12 @@ async def compare_engine(
     return line + beyond
 
 
-def _compared(name: str, scored: list[float], own: list[float], tokens: int, bound: float) -> Comparison:
+def _compared(name: str, scored: list[float], own: list[float], tokens: int, bound: float) -> _Comparison:
     differences = [abs(a - b) for a, b in zip(scored, own, strict=True)]
     count = min(MAX_SEGMENTS, max(1, len(differences) // MIN_SEGMENT))
     size = -(-len(differences) // count)
     means = tuple(fmean(differences[start : start + size]) for start in range(0, len(differences), size))
-    return Comparison(name, means, max(differences), tokens, bound)
+    return _Comparison(name, means, max(differences), tokens, bound)
 
 
 def difference_bound(config: RunConfig, loaded: Loaded | None) -> float:

@@ -40,11 +40,11 @@ from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor, ScriptedActor
 from agentrl.envs.registry import factory
-from agentrl.envs.reward_workers import scored
+from agentrl.envs.reward_workers import open_reward_workers
 from agentrl.errors import ConfigError, missing_extra
 from agentrl.rollout.actors import sampling_of
 from agentrl.rollout.evaluation import SCRIPTED, held_out_split, play_held_out
-from agentrl.rollout.fleet import started
+from agentrl.rollout.fleet import wait_until_started
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.health import failures, finding, sessions_of
 from agentrl.rollout.partners import open_partners
@@ -208,7 +208,7 @@ async def loaded_policy(configs: Sequence[RunConfig], folder: Path, display: Dis
                     launch.playing(policy, own, make_env, store) as (rollouts, act),
                 ):
                     with display.part("starting the engine"):
-                        await asyncio.gather(*map(started, rollouts.engines))
+                        await asyncio.gather(*map(wait_until_started, rollouts.engines))
                     yield rollouts, act(own.rollout)
 
             yield rollouts_of
@@ -228,13 +228,13 @@ async def _without_tokens(
         config = config.model_copy(update={"policies": {}, "agents": {}})
     async with (
         with_tools(_factory(config), config.tools) as make_env,
-        scored(make_env, config) as (with_rewards, _),
+        open_reward_workers(make_env, config) as (with_rewards, _),
         open_partners(config, None, Path(store.path).parent) as partners,
     ):
         with Recorder(store) as recorder:
             policy, limits = Policy(NullRenderer()), config.rollout
             rollouts = Rollouts(with_rewards, policy, limits, config.seed, partners, config.env.name, recorder)
-            await asyncio.gather(*map(started, rollouts.engines))
+            await asyncio.gather(*map(wait_until_started, rollouts.engines))
             yield rollouts, actor
 
 

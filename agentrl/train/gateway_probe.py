@@ -18,7 +18,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from agentrl.cluster import Node, Resources, Worker
+from agentrl.cluster import ClusterNode, Resources, Worker
 from agentrl.cluster.inventory import reserved
 from agentrl.config import ClusterConfig, GatewayConfig
 from agentrl.errors import AgentRLError, ConfigError, InfraError, brief
@@ -209,7 +209,7 @@ class Links:
         return list(dict.fromkeys(host for _, host in self.pairs))
 
 
-def links_of(config: ClusterConfig, nodes: Sequence[Node], most: int) -> Links:
+def links_of(config: ClusterConfig, nodes: Sequence[ClusterNode], most: int) -> Links:
     """From where a run with these settings calls its gateways; at most `most` of the links between nodes.
 
     Raises:
@@ -231,7 +231,7 @@ def links_of(config: ClusterConfig, nodes: Sequence[Node], most: int) -> Links:
     return Links(pairs, apart=True)
 
 
-def _with_room(role: str, own: Resources, config: ClusterConfig, nodes: Sequence[Node]) -> list[str]:
+def _with_room(role: str, own: Resources, config: ClusterConfig, nodes: Sequence[ClusterNode]) -> list[str]:
     """The nodes that have what a worker of a role takes."""
     takes = reserved(role, own, config.resources)
     found = [

@@ -40,7 +40,7 @@ CLEANUP = 10.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Work(Generic[T]):
+class CancellableWork(Generic[T]):
     """A coroutine that other threads and signal handlers can cancel."""
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
@@ -83,9 +83,11 @@ def run(
         KeyboardInterrupt: it was interrupted; the work has ended.
     """
     if owns_process:
-        return _run_in_own_process(Work(work), on_interrupt, leave)
+        return _run_in_own_process(CancellableWork(work), on_interrupt, leave)
     try:
-        return _run_in_thread(Work(work), on_interrupt) if loop_is_running() else _run_here(work, on_interrupt)
+        return (
+            _run_in_thread(CancellableWork(work), on_interrupt) if loop_is_running() else _run_here(work, on_interrupt)
+        )
     finally:
         gc.collect()  # engine and trainer are in cycles: each call of a process that goes on would leave their tensors
 
@@ -98,7 +100,7 @@ def _run_here(work: Coroutine[Any, Any, T], on_interrupt: Callable[[], object]) 
         raise
 
 
-def _run_in_own_process(work: Work[T], on_interrupt: Callable[[], object], leave: Callable[[], float]) -> T:
+def _run_in_own_process(work: CancellableWork[T], on_interrupt: Callable[[], object], leave: Callable[[], float]) -> T:
     sent: list[int] = []
     said, over = threading.Event(), threading.Event()
     terminals = [number for number in (1, 2) if os.isatty(number)]
@@ -144,7 +146,7 @@ def _write_nowhere(numbers: list[int]) -> None:
         os.dup2(nowhere, number)
 
 
-def _run_in_thread(work: Work[T], on_interrupt: Callable[[], object]) -> T:
+def _run_in_thread(work: CancellableWork[T], on_interrupt: Callable[[], object]) -> T:
     ended: Future[T] = Future()
 
     def target() -> None:

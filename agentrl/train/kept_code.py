@@ -61,7 +61,7 @@ def changes(run: Path, settings: Mapping[str, Any]) -> Iterator[str]:
     index = _index(run)
     paths = set(map(_path, index))
     told: set[Path] = set()
-    for name in dict.fromkeys(_files(named(run, settings), there=False)):
+    for name in dict.fromkeys(_files(restore_names(run, settings), there=False)):
         if (known := index.get(name)) is None:
             continue
         copies = _copies(run, known)
@@ -101,7 +101,7 @@ def usable(run: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     return _mapped(settings, copied) if index else dict(settings)
 
 
-def named(run: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+def restore_names(run: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings in which a run's copies have the names that were given; the inverse of `usable`."""
     names = {str((run / FOLDER / known["file"]).resolve()): name for name, known in _index(run).items()}
 

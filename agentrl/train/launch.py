@@ -21,13 +21,13 @@ from agentrl.envs.added_tools import with_tools
 from agentrl.envs.base import Env
 from agentrl.envs.episode import Actor
 from agentrl.envs.registry import factory
-from agentrl.envs.reward_workers import scored
+from agentrl.envs.reward_workers import open_reward_workers
 from agentrl.errors import AgentError, AgentRLError, ConfigError, StoreError
 from agentrl.models.folders import pin
 from agentrl.rollout.actors import ModelActor, sampling_of
 from agentrl.rollout.environments import in_workers
 from agentrl.rollout.evaluation import held_out_split, held_out_tasks, play_held_out
-from agentrl.rollout.fleet import elastic, make_engines, started
+from agentrl.rollout.fleet import elastic, make_engines, wait_until_started
 from agentrl.rollout.gateway_workers import gateway_workers, served
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.partners import open_partners
@@ -124,7 +124,7 @@ async def _train(
                     )
                 loop.measure = lambda step: measure(f"after step {step}", step)
                 display.phase("reinforcement learning", config.steps, "reward", start)
-                with stoppable(loop, display), garbage.seldom():
+                with stoppable(loop, display), garbage.collect_less_often():
                     done = await loop.run(start)
                 after = await measure("after training", done)
         finally:
@@ -147,7 +147,7 @@ async def held_out(
         policy = rollouts.policy
         if config.eval.weights == "averaged":
             policy = await stack.enter_async_context(averaged_policy(policy, engine_settings(config)))
-            await started(policy.engine)
+            await wait_until_started(policy.engine)
         played, who = rollouts.limited(limits, apart=apart, policy=policy), act(limits)
         tasks = held_out_tasks(config, rollouts.make_env())  # once: a file may change while the run goes on
 
@@ -163,7 +163,7 @@ async def held_out(
         yield measure
 
 
-def shared(config: RunConfig, folder: Path) -> RunConfig:
+def share_weights_folder(config: RunConfig, folder: Path) -> RunConfig:
     """The configuration with weights in the run's folder where other machines read them."""
     weights = config.weights
     if config.cluster.name == "local" or getattr(weights, "dir", "") is not None:
@@ -269,7 +269,7 @@ async def player(
     `say`: tells lines about them.
     """
     folder = Path(store.path).parent
-    config = shared(config, folder)
+    config = share_weights_folder(config, folder)
     async with (
         loaded(config, [(config, make_env)], base, folder, splits, say) as policy,
         playing(policy, config, make_env, store, trains=trains) as made,
@@ -344,7 +344,7 @@ async def playing(
 
     async with (
         open_partners(config, loaded.base, Path(store.path).parent) as partners,
-        scored(make_env, config) as (with_rewards, rewards),
+        open_reward_workers(make_env, config) as (with_rewards, rewards),
         holding(config, store, trains=trains) as held,
     ):
         with Recorder(store) as recorder:

@@ -20,7 +20,7 @@ WEIGHT, PLUS, MINUS, VALUE, RETURN = range(5)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ForestPart:
     """Segments in depth-first order, their parents' places in it, and whether this part trains them."""
 
     segments: tuple[Segment, ...]
@@ -35,7 +35,7 @@ class Part:
 
 
 @dataclass
-class Columns:
+class _Columns:
     """What is written for each of a forest's `total` tokens, segment by segment.
 
     Attributes:
@@ -66,7 +66,7 @@ class Columns:
         self.node_id, self.session_id, self.agent_id = (np.zeros(self.total, dtype=np.int64) for _ in range(3))
         self.logp, self.sums = np.zeros(self.total, dtype=np.float64), np.zeros((5, self.total), dtype=np.float64)
 
-    def write(self, part: Part, offset: int, agents: Sequence[str]) -> int:
+    def write(self, part: ForestPart, offset: int, agents: Sequence[str]) -> int:
         """Write a part's segments from `offset` on; where the next part begins."""
         starts = offset + np.concatenate(([0], np.cumsum(part.lengths)))
         ends = _ends(part, starts)
@@ -93,7 +93,7 @@ class Columns:
 
 
 def build_forest(
-    parts: Sequence[Part],
+    parts: Sequence[ForestPart],
     stamps: Sequence[Stamp],
     sessions: tuple[str, ...],
     agents: tuple[str, ...],
@@ -110,7 +110,7 @@ def build_forest(
         merge: how several advantages at one token are combined.
         critic: whether there are values and returns.
     """
-    columns = Columns(sum(part.size for part in parts))
+    columns = _Columns(sum(part.size for part in parts))
     offset = 0
     for part in parts:
         offset = columns.write(part, offset, agents)
@@ -142,7 +142,7 @@ def build_forest(
     )
 
 
-def _ends(part: Part, starts: NDArray[np.int64]) -> list[int]:
+def _ends(part: ForestPart, starts: NDArray[np.int64]) -> list[int]:
     """Where the subtree of each segment ends."""
     ends = [int(end) for end in starts[1:]]
     for i in reversed(range(len(ends))):

@@ -20,7 +20,7 @@ import orjson
 
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.rollout.held import has_content
-from agentrl.rollout.outcomes import GENERATED_AGAIN, REPLAYED, TRAINED, Outcome
+from agentrl.rollout.outcomes import GENERATED_AGAIN, REPLAYED, TRAINED, GroupOutcome
 from agentrl.sessions.store import Store
 from agentrl.train.files import append, keep_lines
 from agentrl.train.resuming import step_of, whole_checkpoints
@@ -34,14 +34,14 @@ class Entry:
     """A line of the ledger: how a group left the stream, and in which step (from 1)."""
 
     step: int
-    outcome: Outcome
+    outcome: GroupOutcome
 
     def line(self) -> bytes:
         """The entry as a line of the file."""
         return orjson.dumps({"step": self.step, **asdict(self.outcome)}) + b"\n"
 
 
-def write(run: Path, step: int, outcomes: Iterable[Outcome]) -> None:
+def write(run: Path, step: int, outcomes: Iterable[GroupOutcome]) -> None:
     """Add a step's lines, and flush them to the disk."""
     append(run / NAME, b"".join(Entry(step, outcome).line() for outcome in outcomes))
 
@@ -56,7 +56,7 @@ def read(run: Path) -> list[Entry]:
     lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
     try:
         rows = [orjson.loads(line) for line in lines if line.endswith(b"\n")]
-        return [Entry(row["step"], Outcome.read(row)) for row in rows]
+        return [Entry(row["step"], GroupOutcome.read(row)) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} is damaged: {error}") from None
 
@@ -95,7 +95,7 @@ def faults(run: Path) -> Iterator[str]:
     yield from _changed(run, entries)
 
 
-def _faults_of_number(number: int, outcomes: list[Outcome]) -> Iterator[str]:
+def _faults_of_number(number: int, outcomes: list[GroupOutcome]) -> Iterator[str]:
     if [outcome.attempt for outcome in outcomes] != list(range(len(outcomes))):
         listed = ", ".join(f"{outcome.attempt} ({outcome.outcome})" for outcome in outcomes)
         yield f"group {number} has the attempts {listed}; they must be 0, 1, 2 …, each once"
@@ -109,7 +109,7 @@ def _gaps(checkpoint: Path, entries: list[Entry]) -> Iterator[str]:
     try:
         state = saved(checkpoint)["stream"]
         next_, begun = int(state["next"]), {number: attempt for number, attempt, _ in state["begun"]}
-        outcomes = [Outcome.read(outcome) for outcome in state["outcomes"]]
+        outcomes = [GroupOutcome.read(outcome) for outcome in state["outcomes"]]
     except (AgentRLError, OSError, ValueError, KeyError, TypeError) as error:
         yield f"{checkpoint.name}: its state can't be read: {error}"
         return

@@ -20,9 +20,9 @@ from agentrl.config import RunConfig
 from agentrl.errors import AgentRLError, ConfigError, EngineError, NoSignal, brief
 from agentrl.rollout.filters import FILTERS, make_measure
 from agentrl.rollout.fleet.reference import ReferenceEngine
-from agentrl.rollout.health import Health, sampling_notes, sessions_of, with_retries
+from agentrl.rollout.health import HealthMonitor, sampling_notes, sessions_of, with_retries
 from agentrl.rollout.held import calls_of, sizes_of
-from agentrl.rollout.outcomes import Outcome
+from agentrl.rollout.outcomes import GroupOutcome
 from agentrl.rollout.past import PastVersions
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.stats import Evaluation, idle, rollout_metrics
@@ -41,7 +41,7 @@ from agentrl.train.resuming import step_of
 from agentrl.train.run_folder import RunFolder
 from agentrl.train.selection import chooser, select
 from agentrl.train.state import RunState
-from agentrl.train.stopping import Stopped, unless
+from agentrl.train.stopping import Stopped, run_unless_stopped
 from agentrl.types import GREEDY, Engine, Group
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Loop:
     display: Display
     learner: Learner
     clock: Clock = field(default_factory=Clock)
-    health: Health = field(default_factory=Health)
+    health: HealthMonitor = field(default_factory=HealthMonitor)
     measure: Callable[[int], Awaitable[Evaluation]] | None = None
     stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     selected: dict[str, float] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Loop:
     async def take_step(self, step: int) -> dict[str, float]:
         """Take one step, and return its metrics; `step` counts from 0."""
         self.clock = Clock()
-        groups = await unless(self.stop_requested, self.generate(step))
+        groups = await run_unless_stopped(self.stop_requested, self.generate(step))
         await faults.async_point("groups.taken")
         trained = await self.recovering(step, partial(self.train, groups, step))
         await faults.async_point("step.published")
@@ -175,7 +175,7 @@ class Loop:
             most = self.config.rollout.max_replaced * count
             choose = chooser(self.algorithm, make_measure(FILTERS, self.config.rollout.filter))
             groups, self.selected = await select(choose, groups, self.stream.take, drop, most)
-            again = self.stream.replay(int(self.config.rollout.replay * count))
+            again = self.stream.reuse(int(self.config.rollout.reuse * count))
             self.selected["groups/replayed"] = float(len(again))
             members = (session for session in sessions_of(left_out) if session.phase != GREEDY)
             self.left_out = sum(sizes_of(session).sampled for session in members)
@@ -272,7 +272,9 @@ class Loop:
             EngineError: an engine has other weights.
         """
         bound = None if probed is None else self.probe_bound
-        found = await provenance.confirmed(self.engine, self.config, self.state.store.losses, probed, bound, reference)
+        found = await provenance.confirm_weights(
+            self.engine, self.config, self.state.store.losses, probed, bound, reference
+        )
         if wrong := found.undelivered:
             raise EngineError(f"{wrong} (weights.prove_every)")
         self.evidence.add(found)
@@ -332,7 +334,7 @@ class Loop:
         step: int,
         groups: Sequence[Group],
         metrics: dict[str, float],
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[GroupOutcome],
         digests: Mapping[str, str],
     ) -> dict[str, float]:
         """Log the numbers, show the progress; returns the numbers.
@@ -365,7 +367,7 @@ class Loop:
             self.display.warn(f"step {step}: {warning}")
         for warning in self.health.check(groups, signal=bool(row["pack/signal"])):
             self.display.warn(f"step {step}: {warning}")
-        if note := minibatches.told(row, self.config.algo):
+        if note := minibatches.describe_updates(row, self.config.algo):
             self.display.warn_once(note)
         for note in sampling_notes(sessions_of(groups), trained=True):
             self.display.warn_once(note)

@@ -174,7 +174,7 @@ def by_cause(rows: Sequence[Mapping[str, float]]) -> dict[Cause, float]:
     return {cause: found[cause] for cause in sorted(Cause, key=lambda cause: -found[cause]) if found[cause]}
 
 
-def told(rows: Sequence[Mapping[str, float]]) -> str:
+def describe_lost(rows: Sequence[Mapping[str, float]]) -> str:
     """How many of the sampled tokens were trained, and what took the others; '' where the rows don't say."""
     if not any(SAMPLED in row for row in rows):
         return ""
@@ -232,7 +232,7 @@ def ending(rows: Sequence[Mapping[str, float]], tops: Collection[float]) -> Endi
     last = rows[-1:]
     sampled = sum(row.get(SAMPLED, 0.0) for row in last)
     if sampled and sampled == sum(count for cause, count in by_cause(last).items() if cause in STRUCTURAL):
-        return Ending(f"no token of the step can be trained: {told(last)}: {advice(last)}")
+        return Ending(f"no token of the step can be trained: {describe_lost(last)}: {advice(last)}")
     streak = 0
     for row in reversed(rows):
         if row.get(TRAINED, row.get("pack/signal", 1.0)):
@@ -246,4 +246,4 @@ def ending(rows: Sequence[Mapping[str, float]], tops: Collection[float]) -> Endi
     if mean is not None and any(abs(mean - top) <= TOLERANCE for top in tops):
         return Ending(f"nothing left to learn: the mean reward of the last {streak} steps is {mean:g}", learned=True)
     reward = "" if mean is None else f", at a mean reward of {mean:g}"
-    return Ending(f"no token was trained for {streak} steps in a row{reward}: {told(spell)}: {advice(spell)}")
+    return Ending(f"no token was trained for {streak} steps in a row{reward}: {describe_lost(spell)}: {advice(spell)}")

@@ -73,7 +73,7 @@ def updates_of(
     return {name: tuple(members) for name, members in found.items()}
 
 
-def told(metrics: Mapping[str, float], config: AlgoConfig) -> str:
+def describe_updates(metrics: Mapping[str, float], config: AlgoConfig) -> str:
     """A sentence where a step made fewer updates than the settings ask for; '' where it did not, or made none."""
     made = metrics.get("minibatches", 0.0)
     if not 0 < made < config.minibatches:

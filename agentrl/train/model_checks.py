@@ -90,6 +90,6 @@ def require_recording(config: RunConfig, engine: Engine) -> None:
     replays = TRAINERS.find(config.trainer.name).replays_experts(config.trainer)
     if replays and routed_experts.NAME not in engine.capabilities.attachments:
         raise ConfigError(
-            f"trainer.moe.replay=rollout: engine={config.engine.name} does not record routed experts "
-            "(capabilities.attachments); use trainer.moe.replay=forward, or engine=local, sglang or vllm"
+            f"trainer.moe.routing_replay=rollout: engine={config.engine.name} does not record routed experts "
+            "(capabilities.attachments); use trainer.moe.routing_replay=forward, or engine=local, sglang or vllm"
         )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from agentrl.errors import InvalidInput
 from agentrl.train.credit import Credit, NodeKey, SequenceKind, passed_to_helpers
 from agentrl.train.forest import Forest, Membership
-from agentrl.train.layout import Merge, Part, build_forest
+from agentrl.train.layout import ForestPart, Merge, build_forest
 from agentrl.train.minibatches import updates_of
 from agentrl.train.recorded_experts import experts_by_node, experts_of_segments
 from agentrl.train.sequences import SequenceIndex, Sequences
@@ -111,7 +111,7 @@ def pack_with_spans(
     if len({s.id for s in sessions}) < len(sessions):
         raise InvalidInput("session ids must be unique within a batch")
     stamps = Stamps(view)
-    parts: dict[tuple[Membership, ...], list[Part]] = {}
+    parts: dict[tuple[Membership, ...], list[ForestPart]] = {}
     for group, members in _by_group(groups).items():
         own = parts.setdefault((updates or {}).get(group, ()), [])
         own += _split(merge_sessions(members, credit, stamps), token_budget)
@@ -133,7 +133,7 @@ def pack_with_spans(
         yield forest, _node_spans(bin_, names)
 
 
-def _trained(parts: Sequence[Part]) -> Iterator[tuple[Segment, int, int]]:
+def _trained(parts: Sequence[ForestPart]) -> Iterator[tuple[Segment, int, int]]:
     """The segments that a forest trains, their lengths, and where they begin in it."""
     at = 0
     for part in parts:
@@ -143,7 +143,7 @@ def _trained(parts: Sequence[Part]) -> Iterator[tuple[Segment, int, int]]:
             at += length
 
 
-def _node_spans(parts: Sequence[Part], sessions: Sequence[str]) -> Iterator[NodeSpan]:
+def _node_spans(parts: Sequence[ForestPart], sessions: Sequence[str]) -> Iterator[NodeSpan]:
     for segment, length, at in _trained(parts):
         for owner in segment.owners:
             if owner.shares:
@@ -176,7 +176,7 @@ def _by_group(groups: Sequence[Group]) -> dict[str, list[tuple[int, Session]]]:
     return members
 
 
-def _split(root: Segment, budget: int) -> list[Part]:
+def _split(root: Segment, budget: int) -> list[ForestPart]:
     """The tree in depth-first order, trimmed, as parts that fit the budget wherever paths allow it."""
     segments: list[Segment] = []
     parents: list[int] = []
@@ -219,10 +219,10 @@ def _path(at: int, parents: Sequence[int]) -> list[int]:
 
 def _part(
     chosen: set[int], seen: set[int], segments: Sequence[Segment], lengths: Sequence[int], parents: Sequence[int]
-) -> Part:
+) -> ForestPart:
     order = sorted(chosen)
     place = {-1: -1} | {segment: i for i, segment in enumerate(order)}
-    return Part(
+    return ForestPart(
         tuple(segments[i] for i in order),
         tuple(lengths[i] for i in order),
         tuple(place[parents[i]] for i in order),
@@ -230,12 +230,12 @@ def _part(
     )
 
 
-def _fill(parts: Sequence[Part], budget: int, seed: int) -> list[list[Part]]:
+def _fill(parts: Sequence[ForestPart], budget: int, seed: int) -> list[list[ForestPart]]:
     """First fit, largest first."""
     order = list(parts)
     random.Random(seed).shuffle(order)
     order.sort(key=lambda part: part.size, reverse=True)
-    bins: list[list[Part]] = []
+    bins: list[list[ForestPart]] = []
     free: list[int] = []
     for part in order:
         size = part.size

@@ -40,7 +40,7 @@ INVALID_NUMBERS = {INVALID_REWARDS: "invalid rewards", INVALID_VIEWS: "invalid v
 
 
 @dataclass
-class Progress:
+class TimedProgress:
     """How many of a total are done, and since when."""
 
     name: str
@@ -82,7 +82,7 @@ class Panel:
         title: stands in the border.
     """
 
-    bars: Sequence[Progress]
+    bars: Sequence[TimedProgress]
     detail: str = ""
     label: str = ""
     curve: Sequence[float] = ()
@@ -109,7 +109,7 @@ def _line(text: Text) -> Text:
     return text
 
 
-def _bars(bars: Sequence[Progress]) -> Table:
+def _bars(bars: Sequence[TimedProgress]) -> Table:
     table = Table.grid(expand=True, padding=(0, 1))
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=3)
     table.add_column(ratio=2)
@@ -119,7 +119,7 @@ def _bars(bars: Sequence[Progress]) -> Table:
     return table
 
 
-def step_line(progress: Progress, label: str, value: float, row: Mapping[str, float], width: int) -> str:
+def step_line(progress: TimedProgress, label: str, value: float, row: Mapping[str, float], width: int) -> str:
     """A step in one line, with as many of its metrics as fit."""
     left, found = progress.left(), cells(row)
     head = f"{progress.done:>5}/{progress.total}  {label} {value:.4f}"

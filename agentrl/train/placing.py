@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.cluster import Cluster, Node, Resources
+from agentrl.cluster import Cluster, ClusterNode, Resources
 from agentrl.cluster.inventory import on_gpus, reserved
 from agentrl.cluster.placement import Demand, Layout, Wanted, place
 from agentrl.config import FleetConfig, RunConfig
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Asked:
+class _Demand:
     """What a run asks for.
 
     Attributes:
@@ -66,7 +66,7 @@ class Asked:
         return Demand(role, self.units[role], unit.gpus, unit.cpus, custom=unit.custom)
 
 
-def split_of(config: RunConfig, model: Any, nodes: Sequence[Node]) -> Split:
+def split_of(config: RunConfig, model: Any, nodes: Sequence[ClusterNode]) -> Split:
     """How the trainer's ranks share the model.
 
     Args:
@@ -81,7 +81,7 @@ def split_of(config: RunConfig, model: Any, nodes: Sequence[Node]) -> Split:
     return TRAINERS.find(config.trainer.name).split(config.trainer, model, here)
 
 
-def asked(config: RunConfig, split: Split, nodes: Sequence[Node]) -> Asked:
+def run_demand(config: RunConfig, split: Split, nodes: Sequence[ClusterNode]) -> _Demand:
     """What a run asks of nodes; engines that run already (`fleet.urls`, `engine.url`) ask for nothing."""
     engine, trainer = config.engine, config.trainer
     attached = config.fleet.urls or getattr(engine, "url", None)
@@ -103,7 +103,7 @@ def asked(config: RunConfig, split: Split, nodes: Sequence[Node]) -> Asked:
         "rewards": config.cluster.rewards,
         "gateway": config.cluster.gateways,
     }
-    return Asked(
+    return _Demand(
         {role: reserved(role, resources, config.cluster.resources) for role, resources in own.items()},
         units,
         {"trainer": split.tensor, "engine": 1, "environments": 1, "rewards": 1, "gateway": 1},
@@ -138,7 +138,7 @@ def reserve(cluster: Cluster, config: RunConfig, model: Path) -> None:
 
     assert isinstance(cluster, RayCluster)
     nodes = [node for node in cluster.nodes() if node.alive]
-    run = asked(config, split_of(config, model_settings(model), nodes), nodes)
+    run = run_demand(config, split_of(config, model_settings(model), nodes), nodes)
     try:
         assignment = place(nodes, run.wanted())
     except ConfigError as error:

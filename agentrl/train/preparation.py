@@ -20,7 +20,7 @@ from agentrl.envs.episode import Actor
 from agentrl.rollout.actors import ModelActor
 from agentrl.rollout.buffer import Gate
 from agentrl.rollout.environments import InWorkers
-from agentrl.rollout.fleet import divided, started
+from agentrl.rollout.fleet import divided, wait_until_started
 from agentrl.rollout.fleet.reference import ReferenceEngine
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.past import PastVersions
@@ -111,18 +111,18 @@ async def prepare(
     if folder.checkpoint:
         await loop.recovering(step_of(folder.checkpoint), loop.restore_trainer)
     else:
-        folder.go_on()
+        folder.restore()
         recording.write_start(config, folder, loop.trainer, display, start)
         await _imitate(config, rollouts, make_env, base, loop)
     await leave(loop.trainer, loop.engine)
     with display.part("starting the engine"):
-        await asyncio.gather(*map(started, rollouts.engines))
+        await asyncio.gather(*map(wait_until_started, rollouts.engines))
     if folder.checkpoint:
         start = await recorded_steps.resume(loop, config)
-        folder.go_on(start)
+        folder.restore(start)
         recording.write_start(config, folder, loop.trainer, display, start)
         display.say(f"resuming {folder.path} after step {start}")
-    loop.evidence = provenance.Evidence(provenance.known(folder.path))
+    loop.evidence = provenance.Evidence(provenance.read_published(folder.path))
     await loop.recovering(start, loop.publish)
     loop.write_published(start)
 

@@ -210,7 +210,7 @@ def forest_hash(forests: Sequence[Forest]) -> str:
     return digest.hexdigest()
 
 
-async def confirmed(
+async def confirm_weights(
     engine: Engine,
     config: RunConfig,
     losses: Sequence[int],
@@ -275,7 +275,7 @@ def read(run: Path) -> Iterator[tuple[int, Published | Trained]]:
             yield step, found
 
 
-def known(run: Path) -> dict[tuple[int, int], Published]:
+def read_published(run: Path) -> dict[tuple[int, int], Published]:
     """The weights that a run's engines had so far, by version and incarnation."""
     return {(each.version, each.incarnation): each for _, each in read(run) if isinstance(each, Published)}
 

@@ -20,7 +20,7 @@ import orjson
 
 from agentrl.config import RunConfig
 from agentrl.rollout.held import has_content
-from agentrl.rollout.outcomes import REPLAYED, TRAINED, Outcome
+from agentrl.rollout.outcomes import REPLAYED, TRAINED, GroupOutcome
 from agentrl.sessions.query import Between
 from agentrl.sessions.store import Store
 from agentrl.train import ledger
@@ -49,7 +49,7 @@ class RecordedSteps:
 
     last: int
     state: Mapping[str, Any]
-    outcomes: Mapping[int, list[Outcome]]
+    outcomes: Mapping[int, list[GroupOutcome]]
     rows: Mapping[int, Mapping[str, float]]
 
     def groups(self, step: int, store: Store) -> list[Group] | None:
@@ -78,7 +78,7 @@ def read(folder: RunFolder, start: int) -> RecordedSteps | None:
     last, rows = state["step"], {int(row["step"]): row for row in folder.metrics()}
     if last <= start or not rows.keys() >= set(range(start + 1, last + 1)):
         return None
-    outcomes: dict[int, list[Outcome]] = {}
+    outcomes: dict[int, list[GroupOutcome]] = {}
     for entry in ledger.read(folder.path):
         if entry.outcome.outcome in (TRAINED, REPLAYED):
             outcomes.setdefault(entry.step, []).append(entry.outcome)

@@ -21,10 +21,10 @@ import orjson
 from agentrl import __version__, cores
 from agentrl.config import RunConfig
 from agentrl.envs import identity
-from agentrl.errors import ConfigError, Departed
+from agentrl.errors import ConfigError, Diverged
 from agentrl.rollout.fleet import divided
 from agentrl.rollout.fleet.fleet import Fleet
-from agentrl.rollout.outcomes import TRAINED, Outcome
+from agentrl.rollout.outcomes import TRAINED, GroupOutcome
 from agentrl.rollout.rerun_engine import Recording
 from agentrl.sessions.store import Store
 from agentrl.train import kept_code, ledger, manifest, resuming
@@ -53,10 +53,8 @@ def settings(run: Path) -> dict[str, Any]:
     steps = max((entry.step for entry in ledger.read(run)), default=0)
     if steps < saved["steps"]:
         raise ConfigError(f"rerun={str(run)!r}: the run has {steps} of its {saved['steps']} steps; resume it first")
-    if saved["rollout"].get("replay"):
-        raise ConfigError(
-            f"rerun={str(run)!r}: rollout.replay={saved['rollout']['replay']:g}: replayed groups can't be rerun"
-        )
+    if reuse := saved["rollout"].get("reuse", saved["rollout"].get("replay")):  # `replay`: of a run before decision 393
+        raise ConfigError(f"rerun={str(run)!r}: rollout.reuse={reuse:g}: groups that are used again can't be rerun")
     if saved["weights"]["mode"] == "in_place":
         raise ConfigError(
             f"rerun={str(run)!r}: weights.mode=in_place keeps keys and values of older weights, whose versions are not "
@@ -84,7 +82,7 @@ def load(config: RunConfig, engine: Engine) -> Recording:
             "(capabilities.deterministic), so a rerun would prove nothing"
         )
     run = Path(config.rerun)
-    trained: dict[int, list[Outcome]] = defaultdict(list)
+    trained: dict[int, list[GroupOutcome]] = defaultdict(list)
     for entry in ledger.read(run):
         if entry.outcome.outcome == TRAINED:
             trained[entry.step].append(entry.outcome)
@@ -155,7 +153,7 @@ def compare_weights(run: Path, rerun: Path) -> str:
         A line that says what was compared.
 
     Raises:
-        Departed: they differ.
+        Diverged: they differ.
     """
     newest, own = resuming.whole_checkpoints(run)[-1:], resuming.whole_checkpoints(rerun)[-1:]
     if not newest or not own or newest[0].name != own[0].name:
@@ -163,7 +161,7 @@ def compare_weights(run: Path, rerun: Path) -> str:
     files = sorted(path.name for path in own[0].glob("*.safetensors"))
     for name in files:
         if not (newest[0] / name).exists() or manifest.digest(newest[0] / name) != manifest.digest(own[0] / name):
-            raise Departed(f"{own[0] / name}: other weights than in {newest[0]}, at the same tokens and metrics")
+            raise Diverged(f"{own[0] / name}: other weights than in {newest[0]}, at the same tokens and metrics")
     return f"the rerun equals {run}: tokens, log-probabilities, metrics, and the weights of {own[0].name}"
 
 
@@ -178,7 +176,7 @@ def _row_check(run: Path) -> Any:
         left_out = BY_TIME if EVALUATED in recorded.keys() & row.keys() else (*BY_TIME, "eval/")
         for name in sorted(recorded.keys() | row.keys()):
             if not name.startswith(left_out) and recorded.get(name) != row.get(name):
-                raise Departed(
+                raise Diverged(
                     f"step {row['step']:g}, {name}: the recording has {recorded.get(name)}, the rerun {row.get(name)}"
                 )
 

@@ -70,7 +70,7 @@ def check(run: Path, start: int, done: int, losses: str, say: Callable[[str], ob
         lost = [group for group in trained if group not in kept]
         if lost:
             say(f"warning: {SESSIONS} lacks the sessions of {len(lost)} trained groups, the first {lost[0]}")
-    known = max((incarnation for _, incarnation in provenance.known(run)), default=0)
+    known = max((incarnation for _, incarnation in provenance.read_published(run)), default=0)
     if known and not (run / losses).exists():
         raise ConfigError(
             f"resume={run}: {losses} is gone, which says where weights were lost: a version would no longer name "

@@ -266,7 +266,7 @@ class Uploads:
         self.storage.prune([*before, step][-self._keep :])
 
 
-def downloaded(settings: Mapping[str, Any]) -> dict[str, Any]:
+def download_resumed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """A resumed run's settings, with the folder that its `resume=URL` was downloaded to.
 
     Raises:

@@ -33,7 +33,7 @@ class TrainResult:
     @property
     def tokens(self) -> str:
         """How many of the sampled tokens were trained, and what took the others."""
-        return lost_tokens.told(self.metrics)
+        return lost_tokens.describe_lost(self.metrics)
 
     @property
     def checkpoint(self) -> Path:

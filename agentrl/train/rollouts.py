@@ -32,7 +32,7 @@ from agentrl.envs.registry import factory
 from agentrl.errors import ConfigError, InvalidInput, missing_extra
 from agentrl.overrides import spread
 from agentrl.rollout.filters import FILTERS, make_measure
-from agentrl.rollout.fleet import started
+from agentrl.rollout.fleet import wait_until_started
 from agentrl.rollout.health import sampling_notes, sessions_of, with_retries
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.stream import Stream
@@ -73,8 +73,8 @@ def rollouts(env: str | type[Env] | None = None, /, *, display: Display | None =
         raise ConfigError(f"policies.{past}={PAST} is for agentrl.train, which keeps versions of what it trains")
     if config.cluster.sessions:
         raise ConfigError("cluster.sessions=true is for agentrl.train: a script gets sessions whole")
-    if again := config.rollout.replay:
-        raise ConfigError(f"rollout.replay={again:g} is for agentrl.train; a script repeats groups itself")
+    if again := config.rollout.reuse:
+        raise ConfigError(f"rollout.reuse={again:g} is for agentrl.train; a script repeats groups itself")
     return RolloutRun(config, display or Display(Console(stderr=True)))
 
 
@@ -140,7 +140,7 @@ class RolloutRun:
         made, act = await stack.enter_async_context(player)
         self.policy = made.policy
         for engine in made.engines:
-            await started(engine)
+            await wait_until_started(engine)
         stream = preparation.make_stream(config, made, make_env, act(config.rollout))
         self.stream = await stack.enter_async_context(stream)
 

@@ -47,7 +47,7 @@ from agentrl.config import PAST, RunConfig
 from agentrl.config.secrets import public
 from agentrl.envs.identity import Identities
 from agentrl.errors import AgentRLError, Blame, ConfigError, StoreError
-from agentrl.rollout.outcomes import Outcome
+from agentrl.rollout.outcomes import GroupOutcome
 from agentrl.train import kept_code, ledger, manifest, provenance, ratings, records, resuming, seals, trainer_logprobs
 from agentrl.train.data_identity import STARTS
 from agentrl.train.files import append, keep_lines, remove, write_atomically
@@ -55,7 +55,7 @@ from agentrl.train.lock import RunLock
 from agentrl.train.resuming import step_of
 from agentrl.train.seals import METRICS, SETTINGS, Seals, digest
 from agentrl.train.trackers import TRACKERS, Trackers
-from agentrl.train.trackers.base import About
+from agentrl.train.trackers.base import TrackedRun
 from agentrl.train.trackers.tensorboard import TensorBoard
 from agentrl.train.warmstart import saved_steps
 
@@ -116,7 +116,7 @@ class RunFolder:
             raise ConfigError(f"run_dir={str(path)!r} is a file; a run needs a folder") from None
         except OSError as error:
             raise ConfigError(f"run_dir={str(path)!r}: can't make that folder: {error.strerror}") from None
-        self.trackers = Trackers(About(path), {"tensorboard": TensorBoard})
+        self.trackers = Trackers(TrackedRun(path), {"tensorboard": TensorBoard})
         self._lock: RunLock | None = None
 
     @classmethod
@@ -188,7 +188,7 @@ class RunFolder:
             raise
         return folder
 
-    def go_on(self, start: int = 0) -> None:
+    def restore(self, start: int = 0) -> None:
         """Once all is loaded: restore the folder's state after the step `start`."""
         self.drop_after(start)
         if self.checkpoint is None or start == step_of(self.checkpoint):
@@ -238,7 +238,7 @@ class RunFolder:
 
     def settings(self, config: RunConfig) -> dict[str, Any]:
         """Settings as they are recorded: without secrets; copies of the files that they name are kept."""
-        settings = kept_code.named(self.path, public(config))
+        settings = kept_code.restore_names(self.path, public(config))
         kept_code.keep(self.path, settings)
         return settings
 
@@ -252,7 +252,7 @@ class RunFolder:
         self,
         step: int,
         metrics: Mapping[str, float],
-        outcomes: Iterable[Outcome] = (),
+        outcomes: Iterable[GroupOutcome] = (),
         sessions: Mapping[str, str] | None = None,
         stream: bytes = b"",
     ) -> None:
@@ -282,7 +282,7 @@ class RunFolder:
         """Pass metrics on to the back ends that the settings name; `warn` displays what goes wrong with one."""
         settings = resuming.flat(public(config))
         kinds = {name: TRACKERS.find(name) for name in config.metrics}
-        about = About(self.path, config.metrics_project, settings, config.metrics_address)
+        about = TrackedRun(self.path, config.metrics_project, settings, config.metrics_address)
         self.trackers = Trackers(about, kinds, warn)
 
     def metrics(self) -> list[Metrics]:

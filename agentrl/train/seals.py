@@ -42,7 +42,7 @@ Moment = Literal["begun", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class _Start:
     """A process began to train.
 
     Attributes:
@@ -90,7 +90,7 @@ class Seal:
     step: int
     before: str
     lines: Lines = field(default_factory=dict)
-    start: Start | None = None
+    start: _Start | None = None
     checkpoint: Checkpoint | None = None
     evaluation: Moment | None = None
     sessions: Mapping[str, str] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Seal:
         return cls(
             **row,
             lines=lines,
-            start=Start(**start) if start else None,
+            start=_Start(**start) if start else None,
             checkpoint=Checkpoint(**checkpoint) if checkpoint else None,
         )
 
@@ -169,7 +169,7 @@ class Seals:
             known, (model, _) = self._load(), manifest.digests(self.run / "model")
             late = {name: trainer for name, trainer in self._trainers() if name in known.unfinished}
             replaced = model != known.model and model == self._replaced
-            start = Start(digest(settings), model, losses, anew, replaced, late)
+            start = _Start(digest(settings), model, losses, anew, replaced, late)
             known.unfinished -= late.keys()
             self._write(Seal(step, known.last, self._grown({STARTS: line}), start=start))
             known.model = model

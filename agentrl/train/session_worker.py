@@ -25,7 +25,7 @@ import orjson
 
 from agentrl import cluster, faults, tracing
 from agentrl.cluster import Role
-from agentrl.cluster.pool import Pool
+from agentrl.cluster.pool import WorkerPool
 from agentrl.config import RunConfig
 from agentrl.errors import AgentRLError, InfraError, StoreError, TrainerError, WorkerLost
 from agentrl.rollout.distant_recorder import ATTEMPTS, STORE_SECONDS
@@ -35,7 +35,7 @@ from agentrl.sessions.recorder import Recorder
 from agentrl.sessions.store import Store
 from agentrl.train import provenance
 from agentrl.train.algorithms import make_algorithm
-from agentrl.train.backends import Leasable, TrainerAccess
+from agentrl.train.backends import ShareableTrainer, TrainerAccess
 from agentrl.train.colocated import computing
 from agentrl.train.files import append, write_atomically
 from agentrl.train.learning import Batch, Learning, Part, digests
@@ -56,7 +56,7 @@ ChosenGroups = Sequence[tuple[Group, Sequence[tuple[str, bytes]]]]
 
 
 @dataclass(frozen=True)
-class Request:
+class LearnRequest:
     """A step's batch, without its sessions.
 
     Attributes:
@@ -75,7 +75,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnReply:
     """What became of a batch: metrics, the algorithm's state, the trainer's version, and the seconds of each phase."""
 
     metrics: dict[str, float]
@@ -119,7 +119,7 @@ class SessionRole:
             return found
         return []
 
-    async def learn(self, request: Request) -> Learned | AgentRLError:
+    async def learn(self, request: LearnRequest) -> LearnReply | AgentRLError:
         """Train on a batch; see `Learner.learn`.
 
         Returns:
@@ -131,7 +131,7 @@ class SessionRole:
         except AgentRLError as error:
             return died(error) or error  # causes are not sent
 
-    async def _learn(self, request: Request) -> Learned:
+    async def _learn(self, request: LearnRequest) -> LearnReply:
         algorithm = make_algorithm(self._learning.config.algo)
         algorithm.load_snapshot(request.algorithm)
         kept = {name: self._kept.take(name) for _, ids in request.groups for name, _ in ids}
@@ -141,9 +141,9 @@ class SessionRole:
             batch = Batch(groups, request.step, trainer, algorithm, evidence)
             metrics = await self._learning.learn(batch)
             write_atomically(self._folder / PENDING, provenance.lines(request.step + 1, evidence.take()))
-            return Learned(metrics, algorithm.snapshot(), trainer.version, batch.clock.phases)
+            return LearnReply(metrics, algorithm.snapshot(), trainer.version, batch.clock.phases)
 
-    def _read(self, request: Request, kept: Mapping[str, Session | None]) -> list[Group]:
+    def _read(self, request: LearnRequest, kept: Mapping[str, Session | None]) -> list[Group]:
         return read_groups(self._store, request.groups, kept)
 
     def record(self) -> None:
@@ -240,7 +240,7 @@ def _unseen(name: str) -> Iterator[None]:
 async def holding(config: RunConfig, store: Store, *, trains: bool) -> AsyncIterator[Holding | None]:
     """The process that holds a run's sessions, where the run `trains` and has one (`cluster.sessions`).
 
-    It is about to start (`Pool.start`).
+    It is about to start (`WorkerPool.start`).
 
     Raises:
         InfraError: it was lost too often.
@@ -251,7 +251,7 @@ async def holding(config: RunConfig, store: Store, *, trains: bool) -> AsyncIter
         return
     arguments = (config, Path(store.path).parent.absolute(), tracing.destination())
     role = Role("sessions", f"{__name__}:SessionRole", arguments, threads=1, here=True)
-    pool = Pool(role, 1, limits.start_timeout, limits.max_restarts)
+    pool = WorkerPool(role, 1, limits.start_timeout, limits.max_restarts)
     try:
         async with cluster.while_not_lost(pool.none_left):
             yield Holding(pool, store)
@@ -260,7 +260,7 @@ async def holding(config: RunConfig, store: Store, *, trains: bool) -> AsyncIter
             await pool.close()
 
 
-def raised(found: Learned | AgentRLError) -> Learned:
+def reply_or_raise(found: LearnReply | AgentRLError) -> LearnReply:
     """What became of a batch; an error is raised."""
     if isinstance(found, AgentRLError):
         raise found
@@ -283,7 +283,7 @@ class DistantLearning:
 
     config: RunConfig
     folder: Path
-    workers: Pool
+    workers: WorkerPool
     engine: Engine
     part: Part
 
@@ -294,16 +294,16 @@ class DistantLearning:
             TrainerError: the trainer died, or the session worker, while a step was under way.
         """
         trainer = batch.trainer
-        if not isinstance(trainer, Leasable) or (access := trainer.access()) is None:
+        if not isinstance(trainer, ShareableTrainer) or (access := trainer.access()) is None:
             return await self._learn_here(batch)
         known = batch.evidence.known if self.config.require_provenance else {}
-        request = Request(chosen(batch.groups), batch.step, access, batch.algorithm.snapshot(), known)
+        request = LearnRequest(chosen(batch.groups), batch.step, access, batch.algorithm.snapshot(), known)
         with self.part("optimizer step"):
             await faults.async_point("trainer.step")
             async with computing(trainer, self.engine):
                 try:
                     with trainer.leased():
-                        learned = raised(await self.workers.call("learn", request, timeout=None))
+                        learned = reply_or_raise(await self.workers.call("learn", request, timeout=None))
                 except WorkerLost as error:
                     raise TrainerError(f"the session worker was lost, and with it what it trained: {error}") from error
         batch.algorithm.load_snapshot(learned.algorithm)

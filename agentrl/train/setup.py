@@ -51,10 +51,10 @@ def complete(tree: Mapping[str, Any]) -> RunConfig:
     """
     if tree.get("resume"):
         from agentrl.train import kept_code
-        from agentrl.train.remote_copy import downloaded
+        from agentrl.train.remote_copy import download_resumed
         from agentrl.train.resuming import read_settings
 
-        tree = downloaded(tree)
+        tree = download_resumed(tree)
         saved = kept_code.usable(run := Path(tree["resume"]), read_settings(run, "resume"))
         if again := tree.get("rerun") or saved.get("rerun"):
             raise ConfigError(f"resume={tree['resume']}: a rerun can't be resumed; begin it again: rerun={again}")

@@ -15,7 +15,7 @@ class Stopped(AgentRLError):
     """The run was asked to stop, and has saved a checkpoint."""
 
 
-async def unless(stop_requested: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+async def run_unless_stopped(stop_requested: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
     """The work's result.
 
     Raises:

@@ -40,7 +40,7 @@ Keys = NDArray[np.int64]
 
 
 @dataclass(slots=True, eq=False)
-class Owner:
+class _Owner:
     """A session's node that holds a segment's tokens, from `start` of the node's own on."""
 
     session: int
@@ -54,7 +54,7 @@ class Segment:
     """A run of tokens without a branch, and who owns them; children by their first key, in order of arrival."""
 
     key: Keys
-    owners: list[Owner]
+    owners: list[_Owner]
     children: dict[int, Segment] = field(default_factory=dict)
 
     @property
@@ -126,31 +126,33 @@ def merge_sessions(sessions: Sequence[tuple[int, Session]], credit: Credit, stam
                 key[: node.copied_tokens] = stamps.keys(turn, bool(shares[turn.id]), ends.get(turn.id))[
                     : node.copied_tokens
                 ]
-            at[node.id] = _insert(at[node.parent], key, Owner(index, node, shares[node.id], 0))
+            at[node.id] = _insert(at[node.parent], key, _Owner(index, node, shares[node.id], 0))
     return root
 
 
-def _insert(cursor: Segment, key: Keys, owner: Owner) -> Segment:
+def _insert(cursor: Segment, key: Keys, owner: _Owner) -> Segment:
     """Insert `key` below `cursor`, splitting segments where needed; returns the segment that it ends with."""
     start = 0
     while key.size:
         child = cursor.children.get(int(key[0]))
         if child is None:
-            child = cursor.children[int(key[0])] = Segment(key, [Owner(owner.session, owner.node, owner.shares, start)])
+            child = cursor.children[int(key[0])] = Segment(
+                key, [_Owner(owner.session, owner.node, owner.shares, start)]
+            )
             return child
         n = min(key.size, child.key.size)
         differs = np.flatnonzero(child.key[:n] != key[:n])
         n = int(differs[0]) if differs.size else n
         if n < child.key.size:
             child = _split(cursor, child, n)
-        child.owners.append(Owner(owner.session, owner.node, owner.shares, start))
+        child.owners.append(_Owner(owner.session, owner.node, owner.shares, start))
         cursor, key, start = child, key[n:], start + n
     return cursor
 
 
 def _split(parent: Segment, segment: Segment, n: int) -> Segment:
     """Cut a segment's first `n` tokens off into a new parent of it. The tail stays the object that others hold."""
-    head = Segment(segment.key[:n], [Owner(o.session, o.node, o.shares, o.start) for o in segment.owners])
+    head = Segment(segment.key[:n], [_Owner(o.session, o.node, o.shares, o.start) for o in segment.owners])
     parent.children[int(head.key[0])] = head
     segment.key = segment.key[n:]
     for o in segment.owners:

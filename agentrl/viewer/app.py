@@ -32,7 +32,7 @@ from agentrl.viewer.distribution import distribution
 from agentrl.viewer.facets import facets
 from agentrl.viewer.filters import filters_of
 from agentrl.viewer.guard import Guard
-from agentrl.viewer.notes import RUN, Change, Note
+from agentrl.viewer.notes import RUN, NoteChange, TaggedNote
 from agentrl.viewer.replay_process import ReplayRequest, Replays
 from agentrl.viewer.replayed import Replayed
 from agentrl.viewer.runs import Run, Runs
@@ -173,7 +173,7 @@ class Viewer:
         job = self._replays and self._replays.of(run.path, found.session.id)
         refused = "the viewer only reads" if self._replays is None else conversations.no_replay(run, found.session)
         replays = {"refused": refused, "job": job, "done": found.replays, "values": replayed.values(found.replays)}
-        note = run.notes.of([found.session.id]).get(found.session.id, Note())
+        note = run.notes.of([found.session.id]).get(found.session.id, TaggedNote())
         return {
             **conversations.head(found),
             "replay": replays,
@@ -218,10 +218,10 @@ class Viewer:
         return {}
 
     def note(self, request: Request, given: dict[str, Any]) -> Any:
-        """Change the note of a session (`id`), or of the run; what is given is a `Change`."""
+        """Change the note of a session (`id`), or of the run; what is given is a `NoteChange`."""
         run, id_ = self._run(request), request.query_params.get("id")
         name = RUN if id_ is None else self._session(request).session.id
-        return run.notes.put(name, validate(given, Change)).json()
+        return run.notes.put(name, validate(given, NoteChange)).json()
 
     # ------------------------------------------------------------------------------------- lookups
 
@@ -251,7 +251,8 @@ def _rows(run: Run, summaries: list[Summary]) -> list[dict[str, Any]]:
     """A page of sessions with their notes, and the edits of their scores."""
     notes, edits = run.notes.of([summary.id for summary in summaries]), run.edits()
     return [
-        {**asdict(row), "note": notes.get(row.id, Note()).json(), "edits": edits.get(row.id, [])} for row in summaries
+        {**asdict(row), "note": notes.get(row.id, TaggedNote()).json(), "edits": edits.get(row.id, [])}
+        for row in summaries
     ]
 
 

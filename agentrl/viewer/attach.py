@@ -11,9 +11,9 @@ from rich.live import Live
 from agentrl.cluster.liveness import silences
 from agentrl.errors import AgentRLError
 from agentrl.train.display import PLAIN_WIDTH
-from agentrl.train.panel import Panel, Progress, clock, step_line
+from agentrl.train.panel import Panel, TimedProgress, clock, step_line
 from agentrl.untrusted import visible_text
-from agentrl.viewer.runs import Run, State
+from agentrl.viewer.runs import Run, RunStatus
 from agentrl.viewer.series import Row
 
 INTERVAL = 2.0
@@ -28,7 +28,7 @@ def attach(run: Run, out: Console, interval: float = INTERVAL) -> None:
             out.print(line, markup=False, highlight=False, soft_wrap=True)
         return
     with Live(panel(run), console=out, auto_refresh=False) as live:
-        while run.summary()["state"] is State.RUNNING:
+        while run.summary()["state"] is RunStatus.RUNNING:
             time.sleep(interval)
             live.update(panel(run), refresh=True)
 
@@ -41,7 +41,7 @@ def lines(run: Run, interval: float = INTERVAL) -> Iterator[str]:
         for row in map(_numbers, rows[max(seen, 0) :]):
             yield step_line(_progress(run, int(row["step"])), LABEL, row.get("reward/mean", 0.0), row, PLAIN_WIDTH)
         seen = len(rows)
-        if state is not State.RUNNING:
+        if state is not RunStatus.RUNNING:
             yield visible_text(f"{_title(run)}; {_detail(run)}", keep="")
             return
         time.sleep(interval)
@@ -61,11 +61,11 @@ def _numbers(row: Row) -> dict[str, float]:
     return {name: value for name, value in row.items() if isinstance(value, int | float)}
 
 
-def _progress(run: Run, done: int) -> Progress:
+def _progress(run: Run, done: int) -> TimedProgress:
     """The steps done; the time is what they took."""
     summary = run.summary()
     spent = sum(row.get("time/step", 0.0) for row in run.metrics.rows()[:done])
-    bar = Progress(summary["kind"], summary["steps"] or 0, began=time.monotonic() - spent)
+    bar = TimedProgress(summary["kind"], summary["steps"] or 0, began=time.monotonic() - spent)
     bar.done = done
     return bar
 
@@ -84,6 +84,6 @@ def _detail(run: Run) -> str:
         ended = {}
     said = ", ".join(f"{count:,} {status}" for status, count in sorted(ended.items(), key=lambda item: -item[1]))
     written = f"written {clock(max(time.time() - run.updated(), 0.0))} ago"
-    running = run.summary()["state"] is State.RUNNING
+    running = run.summary()["state"] is RunStatus.RUNNING
     silent = [visible_text(each, keep="") for each in silences(run.path / "logs") if running]
     return "; ".join(filter(None, (*silent, f"sessions: {said}" if said else "", written)))

@@ -28,7 +28,7 @@ CURVE = 60
 
 
 @dataclass(frozen=True, slots=True)
-class TaskScores:
+class TaskDifference:
     """The mean scores that two runs have on a task, over `sessions` each."""
 
     task: str
@@ -77,7 +77,7 @@ def last_evaluations(runs: Sequence[Run]) -> list[int | None] | None:
     return [max((step for step in steps if step is not None), default=None) for steps in found]
 
 
-def tasks(a: Run, b: Run) -> tuple[str, list[TaskScores]]:
+def tasks(a: Run, b: Run) -> tuple[str, list[TaskDifference]]:
     """The tasks of both runs whose mean score differs, the largest change first, and which sessions are compared.
 
     Those are the ones of the runs' last evaluations, or all that were trained on where one has no evaluation.
@@ -89,7 +89,7 @@ def tasks(a: Run, b: Run) -> tuple[str, list[TaskScores]]:
     chosen: list[Filters] = [{"phase": "train"}] * 2 if steps is None else [{"phase": "eval", "step": s} for s in steps]
     first, second = (run.store().mean_scores("task", wanted) for run, wanted in zip((a, b), chosen, strict=True))
     found = [
-        TaskScores(task, (score, second[task][0]), (count, second[task][1]))
+        TaskDifference(task, (score, second[task][0]), (count, second[task][1]))
         for task, (score, count) in first.items()
         if task in second and score != second[task][0]
     ]

@@ -10,7 +10,7 @@ from agentrl.sessions.summary import Summary
 from agentrl.train.panel import short
 from agentrl.types import Node, Status
 from agentrl.untrusted import visible_text
-from agentrl.viewer.runs import Run, State
+from agentrl.viewer.runs import Run, RunStatus
 
 INTERVAL = 1.0
 """Seconds between two looks at the store."""
@@ -35,7 +35,7 @@ def follow(run: Run, wanted: Filters, interval: float = INTERVAL) -> Iterator[st
     while True:
         state = run.summary()["state"]
         yield from follower.look()
-        if state is not State.RUNNING:
+        if state is not RunStatus.RUNNING:
             yield f"{run.name}: {state}"
             return
         time.sleep(interval)

@@ -141,7 +141,7 @@ def lost(rows: Sequence[Row], settings: dict[str, Any]) -> Iterator[Alarm]:
         yield Alarm(
             Level.ALARM if share == 1 else Level.WARNING,
             "Sampled tokens are not trained",
-            f"In {_span(rows)} {lost_tokens.told(window)}.",
+            f"In {_span(rows)} {lost_tokens.describe_lost(window)}.",
             f"Most: {lost_tokens.advice(window)}.",
             next(iter(causes)).metric,
             _steps(rows),

@@ -35,7 +35,7 @@ CREATE INDEX IF NOT EXISTS tags_by_session ON tags (session);
 Tag = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
 
 
-class Change(Section):
+class NoteChange(Section):
     """A note as a page sends it."""
 
     text: str = Field(default="", max_length=10_000)
@@ -45,7 +45,7 @@ class Change(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class TaggedNote:
     """A note with its tags, in alphabetical order; `version` counts its changes."""
 
     text: str = ""
@@ -67,7 +67,7 @@ class Notes:
     def __init__(self, run: Path) -> None:
         self.path = run / STORE
 
-    def of(self, sessions: Sequence[str]) -> dict[str, Note]:
+    def of(self, sessions: Sequence[str]) -> dict[str, TaggedNote]:
         """The notes of those sessions that have one; `RUN` is the run's.
 
         Raises:
@@ -81,11 +81,11 @@ class Notes:
             for session, tag in db.execute(f"SELECT session, tag FROM tags WHERE session IN ({marks})", sessions):
                 tags.setdefault(session, []).append(tag)
             rows = db.execute(f"SELECT session, text, version FROM notes WHERE session IN ({marks})", sessions)
-            return {session: Note(text, tuple(tags.get(session, ())), version) for session, text, version in rows}
+            return {session: TaggedNote(text, tuple(tags.get(session, ())), version) for session, text, version in rows}
 
-    def one(self, session: str = RUN) -> Note:
+    def one(self, session: str = RUN) -> TaggedNote:
         """The note of a session, or of the run; an empty one where there is none."""
-        return self.of([session]).get(session, Note())
+        return self.of([session]).get(session, TaggedNote())
 
     def tagged(self, tags: Sequence[str]) -> list[str]:
         """The sessions that have one of the tags."""
@@ -99,7 +99,7 @@ class Notes:
             select = "SELECT tag, count(*) FROM tags WHERE session != ? GROUP BY tag"
             return {} if db is None else dict(db.execute(select, (RUN,)).fetchall())
 
-    def put(self, session: str, change: Change) -> Note:
+    def put(self, session: str, change: NoteChange) -> TaggedNote:
         """Change a note.
 
         Raises:
@@ -107,7 +107,7 @@ class Notes:
             StoreError: writing failed.
         """
         tags = sorted({safe_text(tag) for tag in change.tags})
-        note = Note(safe_text(change.text), tuple(tags), change.version + 1)
+        note = TaggedNote(safe_text(change.text), tuple(tags), change.version + 1)
         with self._errors(), closing(sqlite3.connect(self.path, WAIT, isolation_level=None)) as db:
             db.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA.split(";"):

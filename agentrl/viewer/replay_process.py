@@ -57,7 +57,7 @@ class ReplayRequest(Section):
 
 
 @dataclass
-class Job:
+class _Job:
     """A replay under way, or the last one.
 
     Attributes:
@@ -93,7 +93,7 @@ class Replays:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._job: Job | None = None
+        self._job: _Job | None = None
         self._watcher: threading.Thread | None = None
 
     def start(self, run: Path, session: str, request: ReplayRequest) -> None:
@@ -125,7 +125,7 @@ class Replays:
                 env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"},
                 start_new_session=True,  # Ctrl-C in the viewer's terminal is the viewer's, which ends the replay itself
             )
-            self._job = job = Job((run, session), request, process)
+            self._job = job = _Job((run, session), request, process)
             self._watcher = threading.Thread(target=_watch, args=(job,), daemon=True)
             self._watcher.start()
 
@@ -147,14 +147,14 @@ class Replays:
             self._watcher.join(GRACE + 10)
 
 
-def _read(job: Job) -> None:
+def _read(job: _Job) -> None:
     assert job.process.stdout is not None
     with job.process.stdout as output:
         for line in iter(lambda: output.readline(LINE), ""):
             job.lines.append(visible_text(line.rstrip(), keep=""))
 
 
-def _watch(job: Job) -> None:
+def _watch(job: _Job) -> None:
     """Wait for the replay's end, its deadline or its cancellation."""
     until, process = job.began + 60 * job.request.minutes, job.process
     reader = threading.Thread(target=_read, args=(job,), daemon=True)

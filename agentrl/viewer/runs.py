@@ -29,7 +29,7 @@ from agentrl.rollout.stats import score_caution
 from agentrl.sessions.store import Store
 from agentrl.train import data_identity, lock
 from agentrl.train.resuming import flat
-from agentrl.viewer.notes import Note, Notes
+from agentrl.viewer.notes import Notes, TaggedNote
 from agentrl.viewer.origins import Origins
 from agentrl.viewer.series import MetricsFile, number, thinned
 
@@ -39,7 +39,7 @@ SPARK = 60
 """The number of a sparkline's points."""
 
 
-class State(StrEnum):
+class RunStatus(StrEnum):
     """The state of a run."""
 
     RUNNING = "running"
@@ -49,7 +49,7 @@ class State(StrEnum):
     NEWER = "newer"  # a later agentrl wrote it, in a format that this one can't read
 
 
-class Kind(StrEnum):
+class FolderKind(StrEnum):
     """The kind of a folder's content."""
 
     TRAINING = "training"
@@ -127,7 +127,7 @@ class Run:
         settings, rows = self.settings(), self.metrics.rows()
         last = rows[-1] if rows else {}
         kind, evaluation = self.kind(), self.evaluation() or {}
-        trains = kind is Kind.TRAINING
+        trains = kind is FolderKind.TRAINING
         steps = settings.get("steps") if trains else None
         done = int(last.get("step", 0))
         rewards = [row.get("reward/mean") for row in rows]
@@ -136,7 +136,7 @@ class Run:
         return {
             "name": self.name,
             "kind": kind,
-            "state": self.state(done, steps, bool(evaluation) or kind is Kind.PLAY),
+            "state": self.state(done, steps, bool(evaluation) or kind is FolderKind.PLAY),
             "done": done,
             "steps": steps,
             "environment": settings.get("env.name"),
@@ -152,31 +152,44 @@ class Run:
         }
 
     def _unreadable(self, why: str) -> dict[str, Any]:
-        known = {"name": self.name, "kind": Kind.TRAINING, "state": State.NEWER, "done": 0, "environment": why}
+        known = {
+            "name": self.name,
+            "kind": FolderKind.TRAINING,
+            "state": RunStatus.NEWER,
+            "done": 0,
+            "environment": why,
+        }
         missing = dict.fromkeys(("steps", "model", "algorithm", "engine", "reward", "left"))
-        return {**known, **missing, "spark": [], "updated": self.updated(), "sessions": False, "note": Note().json()}
+        return {
+            **known,
+            **missing,
+            "spark": [],
+            "updated": self.updated(),
+            "sessions": False,
+            "note": TaggedNote().json(),
+        }
 
-    def kind(self) -> Kind:
+    def kind(self) -> FolderKind:
         """Return the kind of the folder's content; an evaluation that has not ended is known by its sessions."""
         if self.settings().get("played"):
-            return Kind.PLAY
+            return FolderKind.PLAY
         if self.evaluation() is not None:
-            return Kind.EVALUATION
+            return FolderKind.EVALUATION
         if self.metrics.rows() or (self.path / "model").exists() or not self.database.exists():
-            return Kind.TRAINING
+            return FolderKind.TRAINING
         with contextlib.suppress(AgentRLError):
             if not self._evaluates and "eval" in self.store().counts("phase"):
                 self._evaluates = True
-        return Kind.EVALUATION if self._evaluates else Kind.TRAINING
+        return FolderKind.EVALUATION if self._evaluates else FolderKind.TRAINING
 
-    def state(self, done: int, steps: Any, evaluated: bool) -> State:
+    def state(self, done: int, steps: Any, evaluated: bool) -> RunStatus:
         """Return the run's state after `done` of `steps`."""
         holder = lock.holder(self.path)
         if holder is not None and holder.alive:
-            return State.RUNNING
+            return RunStatus.RUNNING
         if evaluated or (isinstance(steps, int) and done >= steps):
-            return State.FINISHED
-        return State.STOPPED if holder is None else State.KILLED
+            return RunStatus.FINISHED
+        return RunStatus.STOPPED if holder is None else RunStatus.KILLED
 
     def evaluation(self) -> dict[str, Any] | None:
         """Return an evaluation's results, with the scores that people edited; None for a training run."""

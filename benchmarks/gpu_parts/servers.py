@@ -17,7 +17,7 @@ import torch
 
 from agentrl.config import EngineConfig, FleetConfig, WeightsConfig
 from agentrl.rollout.engines import make_engine
-from agentrl.rollout.engines.contract import CHECKS, Subject
+from agentrl.rollout.engines.contract import CHECKS, EngineSubject
 from agentrl.rollout.engines.server_settings import ServerConfig
 from agentrl.rollout.fleet import asleep, make_engines
 from agentrl.rollout.weights.buckets import Weights
@@ -99,7 +99,7 @@ async def measure(report: Report, path: Path, config: EngineConfig) -> tuple[flo
         best = max([await rate(engine, number) for number in range(1, 4)])
         report.add(f"{config.name}: share of prefix tokens from the cache", await cached_share(engine))
         if engine.capabilities.deterministic:
-            await CHECKS["other_requests_change_nothing"](Subject(engine))
+            await CHECKS["other_requests_change_nothing"](EngineSubject(engine))
             report.add(f"{config.name}: 50 mixed conversations in three orders", "bit-equal", "bit-equal", True)
         return best, await random_sessions(engine, SESSIONS)
     finally:

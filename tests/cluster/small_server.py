@@ -37,7 +37,7 @@ if __name__ == "__main__":
     print("serving", flush=True)
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 else:
-    from agentrl.cluster.server import Server, free_port
+    from agentrl.cluster.server import ServerProcess, free_port
     from agentrl.rollout.engines.plugin import ServerPlugin
     from agentrl.rollout.engines.sglang import SGLangEngine
 
@@ -46,7 +46,7 @@ else:
 
         def _launch(self) -> str:
             port = free_port()
-            self.server = Server("small", [sys.executable, __file__, str(port)], log=Path(str(self.config.log)))
+            self.server = ServerProcess("small", [sys.executable, __file__, str(port)], log=Path(str(self.config.log)))
             return f"http://127.0.0.1:{port}"
 
     ENGINE = ServerPlugin(SmallEngine, ("sglang",), SGLangEngine.supported, sleep_option="enable_memory_saver")

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.config import ClusterConfig, GatewayConfig
 from agentrl.errors import InvalidInput
-from agentrl.train.doctor import MOST_PAIRS, DoctorConfig, Equipment, Probe, Report, _pairs, examine
+from agentrl.train.doctor import MOST_PAIRS, DoctorConfig, DoctorReport, Equipment, Probe, _pairs, examine
 from tests.cluster.test_programs import certificate
 from tests.tools.sandbox.conftest import TINY, docker
 
@@ -56,13 +56,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_a_report_names_each_problem_or_says_that_there_is_none() -> None:
     equipment = Equipment(8, 64 << 30, ["H100, 80 GiB"] * 2, docker=False, free=None)
-    report = Report({"a": equipment}, {("a", "b"): 1.5e9}, ["b does not answer"])
+    report = DoctorReport({"a": equipment}, {("a", "b"): 1.5e9}, ["b does not answer"])
     assert list(report.lines()) == [
         "a: 8 CPUs, 64 GiB, 2 x H100, 80 GiB; no Docker; does not see the folder",
         "a -> b: 1.5 GB/s",
         "problem: b does not answer",
     ]
-    assert list(Report().lines()) == ["nothing stands in the way of a run"]
+    assert list(DoctorReport().lines()) == ["nothing stands in the way of a run"]
 
 
 def test_links_between_many_nodes_are_measured_from_each_to_the_next() -> None:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.cluster import Resources, Role, elastic, opened
-from agentrl.cluster.base import Node
-from agentrl.cluster.pool import Pool
+from agentrl.cluster.base import ClusterNode
+from agentrl.cluster.pool import WorkerPool
 from agentrl.config import ClusterConfig
 from agentrl.types import Session, Status, Task
 from tests.cluster.conftest import add_node, remove_node
@@ -38,7 +38,7 @@ def test_a_run_has_between_its_first_number_and_the_most_and_no_node_gets_more_t
 
 
 def test_nodes_that_died_or_are_drained_take_no_new_workers() -> None:
-    here = Node("a", 1, 0)
+    here = ClusterNode("a", 1, 0)
     nodes = [here, replace(here, name="b", alive=False), replace(here, name="c", draining=True)]
     assert elastic.usable(nodes) == 1
     assert elastic.drained(nodes) == {"c"}
@@ -67,7 +67,7 @@ async def test_workers_come_with_a_node_and_end_their_sessions_before_they_leave
     first = add(resources={"spot": 3})  # in the main thread: Ray sets handlers of signals
     second = None
     with opened(ClusterConfig(name="ray", address=ray_nodes.address), None):
-        workers = Pool(PLAYING, 3, LONG, 0, most=4)  # a node each, of those that the fixture and the test began
+        workers = WorkerPool(PLAYING, 3, LONG, 0, most=4)  # a node each, of those that the fixture and the test began
         try:
             await workers.start()
             assert len(set(workers.nodes)) == 1

@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.cluster import Address, Role, connect, opened
 from agentrl.cluster.calls import Listener
-from agentrl.cluster.listening import Connections
+from agentrl.cluster.listening import ConnectionListener
 from agentrl.config import ClusterConfig
 from agentrl.errors import InfraError
 
@@ -52,7 +52,7 @@ async def overheard(address: Address) -> AsyncIterator[tuple[Address, bytearray]
         answers, worker = await asyncio.open_connection(address.host, address.port)
         await asyncio.gather(relay(reader, worker), relay(answers, writer))
 
-    relays = Connections(serve)
+    relays = ConnectionListener(serve)
     try:
         yield replace(address, port=await relays.listen("127.0.0.1")), heard
     finally:

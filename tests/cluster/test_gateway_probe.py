@@ -90,7 +90,7 @@ class Node:
 
 async def problems(*nodes: Any, **settings: Any) -> list[str]:
     workers: Any = {node.name: node for node in nodes}
-    there = [cluster.Node(node.name, 4.0, 0, {f"only-{node.name}": 1.0}) for node in nodes]
+    there = [cluster.ClusterNode(node.name, 4.0, 0, {f"only-{node.name}": 1.0}) for node in nodes]
     links = links_of(ClusterConfig.model_validate({"name": "ray", **settings}), there, 8)
     return await problems_of_gateways(workers, links, GatewayConfig(), {}, "", 1.0)
 
@@ -129,7 +129,7 @@ async def test_gateway_workers_are_tried_on_their_nodes_and_from_those_of_the_pr
 
 
 def test_of_many_nodes_each_has_a_link_at_least() -> None:
-    nodes = [cluster.Node(f"n{number}", 4.0, 0) for number in range(20)]
+    nodes = [cluster.ClusterNode(f"n{number}", 4.0, 0) for number in range(20)]
     links = links_of(ClusterConfig(gateways=1, environments=1), nodes, 8)
     assert {caller for caller, _ in links.pairs} == {host for _, host in links.pairs} == {node.name for node in nodes}
 

@@ -16,11 +16,11 @@ import pytest
 
 from agentrl.cluster import Address, Connection, Worker, connect, opened
 from agentrl.cluster.calls import Listener
-from agentrl.cluster.pool import Pool
+from agentrl.cluster.pool import WorkerPool
 from agentrl.cluster.shared_pool import DistantPool, shared_pool
 from agentrl.config import RunConfig
 from agentrl.envs.base import Env
-from agentrl.errors import ConfigError, Departed, InfraError, InvalidInput
+from agentrl.errors import ConfigError, Diverged, InfraError, InvalidInput
 from agentrl.overrides import typed, validate
 from agentrl.rollout import gateway_workers, gateways
 from agentrl.rollout.agents import load_agent
@@ -95,7 +95,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @asynccontextmanager
 async def serving(
     engine: Engine, folder: Path, agent: str, caller: str = "driver", **settings: Any
-) -> AsyncIterator[tuple[ServedProgram, Pool | None]]:
+) -> AsyncIterator[tuple[ServedProgram, WorkerPool | None]]:
     """A program, and the gateway workers that it uses, called by the run's process or by one that calls its pool."""
     run = {"env": "calculator", "agent": agent, "model": {"renderer": "chatml"}, "rollout": LIMITS, "cluster": settings}
     config = RunConfig.model_validate(run)
@@ -183,7 +183,7 @@ async def test_a_workers_death_ends_its_programs_at_once_as_infrastructure_error
         await left(pool)
 
 
-async def left(pool: Pool) -> None:
+async def left(pool: WorkerPool) -> None:
     await soon(lambda: not any(pool._under_way.values()), "sessions that have ended still count")
 
 
@@ -228,7 +228,7 @@ async def test_a_worker_that_stops_amid_a_session_is_ended_when_the_programs_tim
         assert (await play(program, "s~1", how="final")).reward == 0.75  # by another one
 
 
-def stop(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def stop(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop the only worker's process, and let calls of it have two seconds."""
     (worker,) = pool._under_way
     monkeypatch.setattr(gateway_workers, "CALL_SECONDS", 2.0)
@@ -294,7 +294,7 @@ async def test_a_recorded_request_that_does_not_come_is_told_to_whoever_runs_the
         idle = ServedProgram("idle", before, gateway=DistantGateway(workers), user_agent=load_agent("sleep 3600"))
         waits = ServedProgram("waits", before, gateway=DistantGateway(workers), user_agent=load_agent(late))
         assert (await play(idle, "idle", 3.0)).status is Status.TRUNCATED  # nothing waits for a request
-        with pytest.raises(Departed, match=r"session s, turn \d+: the program did not request it within 0\.5 s"):
+        with pytest.raises(Diverged, match=r"session s, turn \d+: the program did not request it within 0\.5 s"):
             await play(waits, "waits")
         await asyncio.to_thread(connection.close)
     await role.close()

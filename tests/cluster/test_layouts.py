@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.overrides import validate
 from agentrl.rollout.fleet import make_engines
 from agentrl.rollout.fleet.fleet import Fleet
-from agentrl.rollout.fleet.member import State
+from agentrl.rollout.fleet.member import MemberState
 from agentrl.train.placing import reserve
 from agentrl.train.plan.dry_run import described
 from agentrl.train.plan.step import Rates
@@ -91,7 +91,7 @@ async def test_a_colocated_engine_is_on_the_trainers_gpus_and_sleeps_while_the_o
         first = {member.start for member in fleet.engines.values()}
         for process in before:
             os.kill(process, signal.SIGKILL)
-        await until(lambda: all(m.start not in first and m.state is State.READY for m in fleet.engines.values()))
+        await until(lambda: all(m.start not in first and m.state is MemberState.READY for m in fleet.engines.values()))
         after = await servers(fleet)
         assert list(map(seen, after)) == [colocated, apart]
 
@@ -100,7 +100,7 @@ async def test_a_colocated_engine_is_on_the_trainers_gpus_and_sleeps_while_the_o
         await fleet.wake()
         assert await generated(fleet) == after[1]
         await fleet.publish([("weight", torch.zeros(1))], 1)
-        assert set(fleet._roster.in_state(State.READY)) == set(fleet.engines)
+        assert set(fleet._roster.in_state(MemberState.READY)) == set(fleet.engines)
         await fleet.close()
         rank.shutdown()
     taking_turns = ["/release_memory_occupation", "/resume_memory_occupation"]

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.cluster import connect
 from agentrl.cluster.calls import Listener
-from agentrl.cluster.listening import Connections
+from agentrl.cluster.listening import ConnectionListener
 from agentrl.errors import InfraError
 from tests.cluster.roles import Counter
 
@@ -23,7 +23,7 @@ async def test_closing_ends_open_connections_without_a_word() -> None:
         begun.set()
         await reader.readexactly(9)
 
-    connections = Connections(serve)
+    connections = ConnectionListener(serve)
     reader, writer = await asyncio.open_connection("127.0.0.1", await connections.listen("127.0.0.1"))
     await asyncio.wait_for(begun.wait(), 60)
     await connections.close()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.cluster import Node
+from agentrl.cluster import ClusterNode
 from agentrl.cluster.nodes import node_name
 from agentrl.cluster.placement import LAYOUTS, Assignment, Demand, Wanted, fitted, place
 from agentrl.cluster.refusal import nearest
@@ -20,9 +20,9 @@ COUNTS = st.integers(0, 3)
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> list[Node]:
+def clusters(draw: st.DrawFn) -> list[ClusterNode]:
     return [
-        Node(
+        ClusterNode(
             f"node-{i}",
             draw(st.sampled_from([0.0, 1.0, 2.5, 4.0])),
             draw(st.integers(0, 5)),
@@ -60,7 +60,7 @@ def wishes(draw: st.DrawFn) -> Wanted:
     return Wanted(trainer, engines, others, layout)
 
 
-def exists(nodes: list[Node], wanted: Wanted) -> bool:
+def exists(nodes: list[ClusterNode], wanted: Wanted) -> bool:
     """Whether any way of giving each unit a node keeps all limits, tried one by one."""
     nodes = [node for node in nodes if node.alive]
     units = [(demand, False) for demand in wanted.demands for _ in range(demand.count)]
@@ -68,7 +68,7 @@ def exists(nodes: list[Node], wanted: Wanted) -> bool:
     for i in engines[: wanted.shared]:
         units[i] = (wanted.engines, True)
 
-    def fits(node: Node, here: list[tuple[Demand, bool]]) -> bool:
+    def fits(node: ClusterNode, here: list[tuple[Demand, bool]]) -> bool:
         own = sum(demand.gpus for demand, shared in here if not shared)
         on_trainer = sum(demand.gpus for demand, shared in here if shared)
         trained = sum(demand.gpus for demand, _ in here if demand.role == "trainer")
@@ -88,7 +88,7 @@ def exists(nodes: list[Node], wanted: Wanted) -> bool:
     return False
 
 
-def check(nodes: list[Node], wanted: Wanted, found: Assignment) -> None:
+def check(nodes: list[ClusterNode], wanted: Wanted, found: Assignment) -> None:
     """All units have a place, no device has two, and each is on a node that has what it takes."""
     by_name = {node.name: node for node in nodes if node.alive}
     assert Counter(place.role for place in found.places) == Counter(
@@ -115,7 +115,7 @@ def check(nodes: list[Node], wanted: Wanted, found: Assignment) -> None:
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(clusters(), wishes())
-def test_what_is_feasible_is_placed_and_nothing_else(nodes: list[Node], wanted: Wanted) -> None:
+def test_what_is_feasible_is_placed_and_nothing_else(nodes: list[ClusterNode], wanted: Wanted) -> None:
     units = sum(demand.count for demand in wanted.demands)
     if len(nodes) ** units > 3**8:
         wanted = replace(wanted, others=())
@@ -133,7 +133,7 @@ def test_what_is_feasible_is_placed_and_nothing_else(nodes: list[Node], wanted: 
 def test_larger_clusters_keep_the_same_limits(
     nodes: int, groups: int, engines: int, workers: int, tensor: int, each: int, colocated: bool
 ) -> None:
-    cluster = [Node(f"node-{i}", 16.0, 8) for i in range(nodes)]
+    cluster = [ClusterNode(f"node-{i}", 16.0, 8) for i in range(nodes)]
     layout = "colocated" if colocated else "disaggregated"
     others = (Demand("environments", workers, cpus=1.0),)
     wanted = Wanted(Demand("trainer", groups, tensor), Demand("engine", engines, each), others, layout)
@@ -152,7 +152,7 @@ def test_larger_clusters_keep_the_same_limits(
 
 
 def test_roles_of_several_units_are_spread_and_the_trainer_is_kept_together() -> None:
-    nodes = [Node(f"node-{i}", 8.0, 8) for i in range(4)]
+    nodes = [ClusterNode(f"node-{i}", 8.0, 8) for i in range(4)]
     found = place(nodes, Wanted(Demand("trainer", 4, 4), Demand("engine", 8, 2), (Demand("environments", 8, cpus=1),)))
     assert {each.node for each in found.of("trainer")} == {"node-0", "node-1"}
     assert Counter(each.node for each in found.of("environments")) == dict.fromkeys((n.name for n in nodes), 2)
@@ -163,13 +163,13 @@ def test_nodes_of_one_machine_have_names_of_their_own_and_one_name_hides_no_plac
     first, second = (node_name("10.0.0.7", f"{'f' * 51}{number:05d}") for number in (0, 1))
     assert first != second
     wanted = Wanted(trainer(0), engines(0), (workers(3),))
-    assert place([Node("a", 3.0, 0), Node("a", 2.0, 0)], wanted).counts() == {"environments": 3}
+    assert place([ClusterNode("a", 3.0, 0), ClusterNode("a", 2.0, 0)], wanted).counts() == {"environments": 3}
 
 
-SMALL = [Node("a", 8.0, 4), Node("b", 8.0, 4)]
+SMALL = [ClusterNode("a", 8.0, 4), ClusterNode("b", 8.0, 4)]
 MEMORY = [replace(node, gpu_memory=80.0) for node in SMALL]
-CPUS = [Node("a", 4.0, 0), Node("b", 4.0, 0, {"sandbox": 2.0})]
-DEAD = [Node("a", 8.0, 4), Node("b", 8.0, 4, alive=False)]
+CPUS = [ClusterNode("a", 4.0, 0), ClusterNode("b", 4.0, 0, {"sandbox": 2.0})]
+DEAD = [ClusterNode("a", 8.0, 4), ClusterNode("b", 8.0, 4, alive=False)]
 
 
 def trainer(ranks: int, tensor: int = 1, **more: float) -> Demand:
@@ -185,7 +185,7 @@ def workers(count: int, cpus: float = 1.0, sandbox: float = 0.0) -> Demand:
 
 
 APART, SHARED = "disaggregated", "colocated"
-WRONG: list[tuple[list[Node], Wanted, str, str]] = [
+WRONG: list[tuple[list[ClusterNode], Wanted, str, str]] = [
     (SMALL, Wanted(trainer(8), engines(1)), "9 GPUs in all, and there are 8", "layout=colocated"),
     (SMALL, Wanted(trainer(8), engines(2)), "10 GPUs in all", "2 colocated engines|layout=colocated"),
     (SMALL, Wanted(trainer(4), engines(5)), "9 GPUs in all", "fleet.engines=4"),
@@ -223,7 +223,7 @@ WRONG: list[tuple[list[Node], Wanted, str, str]] = [
 
 @pytest.mark.parametrize(("nodes", "wanted", "reason", "fits"), WRONG)
 def test_an_impossible_layout_is_refused_with_what_is_asked_what_is_there_and_what_would_fit(
-    nodes: list[Node], wanted: Wanted, reason: str, fits: str
+    nodes: list[ClusterNode], wanted: Wanted, reason: str, fits: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"Asked: .*There: .*Why: .*(?:{reason}).*What would fit: .*(?:{fits})"):
         place(nodes, wanted)
@@ -235,7 +235,7 @@ def test_thirty_layouts_are_refused() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(clusters(), wishes())
-def test_where_one_of_each_fits_a_refusal_has_a_proposal(nodes: list[Node], wanted: Wanted) -> None:
+def test_where_one_of_each_fits_a_refusal_has_a_proposal(nodes: list[ClusterNode], wanted: Wanted) -> None:
     alive = [node for node in nodes if node.alive]
     if fitted(alive, wanted) is None and not wanted.shared:
         one = replace(

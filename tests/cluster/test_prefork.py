@@ -18,7 +18,7 @@ import pytest
 
 from agentrl import cores
 from agentrl.cluster import Role, Worker, prefork
-from agentrl.cluster.forking import Start
+from agentrl.cluster.forking import ForkRequest
 from agentrl.cluster.local import LocalCluster
 from tests.cluster.test_server import until
 from tests.conftest import need
@@ -88,7 +88,7 @@ class Rank:
     def __init__(self, **environment: str) -> None:
         self.socket, theirs = socket.socketpair()
         whole = {**os.environ, cores.VARIABLE: "1", "OF_THIS_TEST": "a", **environment}
-        start = Start("rank", [], whole, os.getcwd(), "tests.cluster.roles:rank", guarded=False, apart=APART)
+        start = ForkRequest("rank", [], whole, os.getcwd(), "tests.cluster.roles:rank", guarded=False, apart=APART)
         with theirs, open(os.devnull, "w") as output, open("/dev/full", "w") as errors:
             found = prefork.start(start, output.fileno(), errors.fileno(), theirs.fileno())
         assert found is not None

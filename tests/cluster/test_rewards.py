@@ -17,7 +17,7 @@ from agentrl.config import RunConfig
 from agentrl.envs import reward_workers
 from agentrl.envs.base import Env
 from agentrl.envs.results import give_rewards
-from agentrl.envs.reward_workers import RewardWorkers, scored, scored_in_worker
+from agentrl.envs.reward_workers import RewardWorkers, open_reward_workers, scored_in_worker
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EnvError, InfraError
 from agentrl.overrides import typed, validate
 from agentrl.sessions.store import Store
@@ -54,7 +54,7 @@ async def computing(
     settings = {"rewards": 2} | settings
     config = RunConfig.model_validate({"env": "calculator", "cluster": settings, "rewards": added})
     with opened(config.cluster, None):
-        async with scored(Env, config) as (own, workers):
+        async with open_reward_workers(Env, config) as (own, workers):
             assert workers is not None
             if caller == "driver":
                 yield by_name(own), workers
@@ -70,7 +70,7 @@ def by_name(make_env: Callable[[], Env]) -> dict[str, Score]:
 async def here(rewards: dict[str, Any]) -> dict[str, Score]:
     """The same rewards in this process."""
     config = RunConfig.model_validate({"env": "calculator", "rewards": rewards})
-    async with scored(Env, config) as (make_env, none):
+    async with open_reward_workers(Env, config) as (make_env, none):
         assert none is None
         return by_name(make_env)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cluster.server import Server, free_port
+from agentrl.cluster.server import ServerProcess, free_port
 from agentrl.errors import EngineError
 
 PATIENCE = 60.0
@@ -53,7 +53,7 @@ def never() -> Callable[[], asyncio.Future[bool]]:
 @pytest.mark.slow
 async def test_a_server_that_dies_says_why() -> None:
     code = "import sys; print('loading'); sys.exit('no such model: the reason')"
-    server = Server("thing", [sys.executable, "-c", code])
+    server = ServerProcess("thing", [sys.executable, "-c", code])
     with pytest.raises(EngineError, match="exit status 1") as caught:
         await server.wait_ready(never(), PATIENCE)
     assert "no such model: the reason" in str(caught.value)
@@ -64,7 +64,7 @@ async def test_a_server_that_dies_says_why() -> None:
 @pytest.mark.slow
 async def test_a_server_that_is_killed_says_so() -> None:
     code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    server = Server("thing", [sys.executable, "-c", code])
+    server = ServerProcess("thing", [sys.executable, "-c", code])
     with pytest.raises(EngineError, match="exit status 137"):
         await server.wait_ready(never(), PATIENCE)
     await server.close()
@@ -73,7 +73,7 @@ async def test_a_server_that_is_killed_says_so() -> None:
 @pytest.mark.slow
 async def test_a_server_that_never_gets_ready_is_given_up_with_its_log() -> None:
     code = "import time; print('still loading', flush=True); time.sleep(600)"
-    server = Server("thing", [sys.executable, "-c", code])
+    server = ServerProcess("thing", [sys.executable, "-c", code])
     until(lambda: "still loading" in server.tail(), "the server did not start")
     with pytest.raises(EngineError, match="start_timeout") as caught:
         await server.wait_ready(never(), 0.01)
@@ -83,7 +83,7 @@ async def test_a_server_that_never_gets_ready_is_given_up_with_its_log() -> None
 
 @pytest.mark.slow
 async def test_a_command_that_does_not_exist_is_reported() -> None:
-    server = Server("thing", ["/no/such/interpreter"])
+    server = ServerProcess("thing", ["/no/such/interpreter"])
     with pytest.raises(EngineError, match="no/such/interpreter"):
         await server.wait_ready(never(), PATIENCE)
     await server.close()
@@ -91,7 +91,7 @@ async def test_a_command_that_does_not_exist_is_reported() -> None:
 
 @pytest.mark.slow
 async def test_closing_ends_what_the_server_started_and_may_be_repeated(tmp_path: Path) -> None:
-    server = Server("thing", [sys.executable, "-c", CHILD], log=tmp_path / "log")
+    server = ServerProcess("thing", [sys.executable, "-c", CHILD], log=tmp_path / "log")
     child = child_of(tmp_path / "log")
     await server.close()
     await server.close()
@@ -102,7 +102,7 @@ async def test_closing_ends_what_the_server_started_and_may_be_repeated(tmp_path
 @pytest.mark.slow
 def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + CHILD
-    server = Server("thing", [sys.executable, "-c", code], log=tmp_path / "log")
+    server = ServerProcess("thing", [sys.executable, "-c", code], log=tmp_path / "log")
     child = child_of(tmp_path / "log")
     server.kill()
     until(lambda: not alive(child), "the server's child outlives it")
@@ -115,8 +115,8 @@ def test_nothing_outlives_an_owner_that_is_killed(how: signal.Signals, tmp_path:
     code = f"""
         import time
         from pathlib import Path
-        from agentrl.cluster.server import Server
-        server = Server("thing", [{sys.executable!r}, "-c", {CHILD!r}], log=Path({str(tmp_path / "log")!r}))
+        from agentrl.cluster.server import ServerProcess
+        server = ServerProcess("thing", [{sys.executable!r}, "-c", {CHILD!r}], log=Path({str(tmp_path / "log")!r}))
         print(server.pid, flush=True)
         time.sleep(600)
     """
@@ -133,7 +133,7 @@ def test_nothing_outlives_an_owner_that_is_killed(how: signal.Signals, tmp_path:
 
 @pytest.mark.slow
 def test_neither_a_server_nor_what_it_started_outlives_its_guard(tmp_path: Path) -> None:
-    server = Server("thing", [sys.executable, "-c", CHILD], log=tmp_path / "log")
+    server = ServerProcess("thing", [sys.executable, "-c", CHILD], log=tmp_path / "log")
     child = child_of(tmp_path / "log")
     parent = int(Path(f"/proc/{child}/stat").read_text().split()[3])
     os.kill(server.pid, signal.SIGKILL)

@@ -76,7 +76,7 @@ def critic(folder: Path) -> dict[str, Any]:
 def penalty(folder: Path) -> dict[str, Any]:
     """A KL penalty as a reward, groups that are trained on twice, and a filter that reads messages."""
     (folder / "filters.py").write_text(FILTER)
-    rollout = {"groups_per_step": 2, "group_size": 4, "replay": 0.5, "filter": f"{folder / 'filters.py'}:spoken"}
+    rollout = {"groups_per_step": 2, "group_size": 4, "reuse": 0.5, "filter": f"{folder / 'filters.py'}:spoken"}
     return {"algo": {"kl_coef": 0.01, "kl_as": "reward"}, "rollout": rollout, "steps": 3}
 
 

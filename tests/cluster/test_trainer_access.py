@@ -18,7 +18,7 @@ from agentrl.cluster import Cluster, Role, Worker
 from agentrl.config import AlgoConfig, ClusterConfig, TrainerConfig
 from agentrl.errors import InfraError, InvalidInput, TrainerError, TrainerTimeout
 from agentrl.train.algorithms.ppo import PpoConfig
-from agentrl.train.backends import Leasable, make_trainer
+from agentrl.train.backends import ShareableTrainer, make_trainer
 from agentrl.train.backends.fsdp.settings import FsdpConfig
 from agentrl.train.backends.ranks import placed
 from agentrl.train.backends.torch_settings import TorchConfig
@@ -63,9 +63,9 @@ def processes(trainer: Any) -> list[Worker]:
 
 
 class Elsewhere:
-    """A process that computes with a trainer of this one: what `Leasable` describes."""
+    """A process that computes with a trainer of this one: what `ShareableTrainer` describes."""
 
-    def __init__(self, trainer: Leasable, **changed: Any) -> None:
+    def __init__(self, trainer: ShareableTrainer, **changed: Any) -> None:
         self.trainer = trainer
         access: Any = replace(cast(Any, trainer.access()), **changed)
         self.worker = cluster.current().spawn(
@@ -236,7 +236,7 @@ def test_a_trainer_that_died_before_another_process_connects_is_a_trainers_error
 
 def test_only_trainers_on_a_cluster_are_reached_by_other_processes(model: Path) -> None:
     with closing(make_trainer(model, TORCH, AlgoConfig())) as inside:
-        assert not isinstance(inside, Leasable)
+        assert not isinstance(inside, ShareableTrainer)
     with closing(make_trainer(model, FSDP.model_copy(update={"ranks": 1}), AlgoConfig())) as over_pipes:
-        assert isinstance(over_pipes, Leasable)
+        assert isinstance(over_pipes, ShareableTrainer)
         assert over_pipes.access() is None

@@ -6,17 +6,17 @@ import re
 
 import pytest
 
-from agentrl.cluster import Node
+from agentrl.cluster import ClusterNode
 from agentrl.cluster.placement import place
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.overrides import parse_words, validate
-from agentrl.train.placing import asked, split_of
+from agentrl.train.placing import run_demand, split_of
 from agentrl.train.plan.shapes import KNOWN
 from agentrl.train.setup import complete
 
-GPUS = [Node("a", 8.0, 4), Node("b", 8.0, 4)]
-CPUS = [Node("a", 4.0, 0), Node("b", 4.0, 0, {"sandbox": 2.0})]
+GPUS = [ClusterNode("a", 8.0, 4), ClusterNode("b", 8.0, 4)]
+CPUS = [ClusterNode("a", 4.0, 0), ClusterNode("b", 4.0, 0, {"sandbox": 2.0})]
 SGLANG = "engine=sglang engine.device=cuda "
 TRAINER = "trainer=fsdp trainer.device=cuda trainer.ranks="
 FSDP = f"{SGLANG}{TRAINER}"
@@ -28,7 +28,7 @@ GATEWAYS = "agent=solve cluster.gateways="
 SANDBOX = f"{OF}environments.custom.sandbox="
 PARALLEL = "trainer.tensor_parallel="
 
-WRONG: list[tuple[list[Node], str, str, str]] = [
+WRONG: list[tuple[list[ClusterNode], str, str, str]] = [
     # what is given; what is said to be asked, and not there; what is said to fit
     (GPUS, f"{FSDP}8", "9 GPUs in all, and there are 8", "fleet.colocated=true"),
     (GPUS, f"{FSDP}4 fleet.engines=5", "engine: 5 x (1 GPU)", "fleet.engines=4"),
@@ -82,16 +82,16 @@ WRONG: list[tuple[list[Node], str, str, str]] = [
 ]  # fmt: skip
 
 
-def planned(nodes: list[Node], words: str) -> None:
+def planned(nodes: list[ClusterNode], words: str) -> None:
     """Place what settings ask for, as a run does before it starts anything, with a model of 32 heads."""
     config = complete(parse_words(["env=calculator", "model=tiny", "cluster=ray", *words.split()]))
-    place(nodes, asked(config, split_of(config, KNOWN["qwen3-8b"], nodes), nodes).wanted())
+    place(nodes, run_demand(config, split_of(config, KNOWN["qwen3-8b"], nodes), nodes).wanted())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "words", "why", "fits"), WRONG)
 def test_settings_that_no_cluster_of_these_nodes_can_have_are_refused_with_what_would_fit(
-    nodes: list[Node], words: str, why: str, fits: str
+    nodes: list[ClusterNode], words: str, why: str, fits: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"{re.escape(why)}.*{re.escape(fits)}") as refused:
         planned(nodes, words)

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.envs import calls, make
-from agentrl.envs.castle import CROWN, SOLUTION, Castle, Room, World, build, solution_length
+from agentrl.envs.castle import CROWN, SOLUTION, Castle, CastleWorld, Room, build, solution_length
 from agentrl.envs.episode import play
 from agentrl.errors import ConfigError
 from agentrl.types import Status
 
 
-def reachable(world: World, keys: frozenset[str]) -> set[Room]:
+def reachable(world: CastleWorld, keys: frozenset[str]) -> set[Room]:
     """Rooms that can be entered with these keys, by flooding."""
     found, frontier = {world.here}, [world.here]
     while frontier:
@@ -28,7 +28,7 @@ def reachable(world: World, keys: frozenset[str]) -> set[Room]:
     return found
 
 
-def winnable(world: World) -> bool:
+def winnable(world: CastleWorld) -> bool:
     """Whether picking up all that can be reached, again and again, reaches the crown."""
     keys: frozenset[str] = frozenset()
     while True:

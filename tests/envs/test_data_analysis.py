@@ -14,7 +14,7 @@ from agentrl.envs import make
 from agentrl.envs.check import check_env
 from agentrl.envs.data_analysis.env import same
 from agentrl.envs.data_analysis.questions import LEVELS
-from agentrl.envs.data_analysis.shop import Shop, shop_of
+from agentrl.envs.data_analysis.shop import ShopDatabase, shop_of
 from agentrl.envs.data_analysis.sql import MAX_QUERY, MAX_ROWS, run_query
 from agentrl.envs.episode import play
 from agentrl.errors import ConfigError, ToolError
@@ -23,7 +23,7 @@ from agentrl.types import Status
 SHOP = shop_of(0, 0)
 
 
-def tables(shop: Shop) -> dict[str, list[dict[str, Any]]]:
+def tables(shop: ShopDatabase) -> dict[str, list[dict[str, Any]]]:
     """Every row, read without the environment's queries."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.deserialize(shop.database)
@@ -32,7 +32,7 @@ def tables(shop: Shop) -> dict[str, list[dict[str, Any]]]:
         return {name: [dict(row) for row in connection.execute(f"SELECT * FROM {name}")] for name in names}
 
 
-def counted(words: str, shop: Shop) -> Any:
+def counted(words: str, shop: ShopDatabase) -> Any:
     """The answer of some kinds of questions, in plain Python; None for the others."""
     data = tables(shop)
     product = {row["id"]: row for row in data["products"]}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import agentrl
-from agentrl.envs import Credit, Fixture, calls
+from agentrl.envs import Fixture, FixtureCredit, calls
 from agentrl.envs.base import Env
 from agentrl.envs.check.fixtures import problem, saying
 from agentrl.envs.episode import play
@@ -57,7 +57,7 @@ class Stepped(Env):
         return StepResult([Message(role="user", content="Go on.")], reward=float(going), terminated=not going)
 
 
-def words(env: Env, said: Any, credit: Credit | float) -> str:
+def words(env: Env, said: Any, credit: FixtureCredit | float) -> str:
     fixture = Fixture({}, said, credit)
     session = asyncio.run(play(type(env)(), Task(id="one"), saying(fixture.messages)))
     return problem(fixture, session, env)
@@ -66,28 +66,34 @@ def words(env: Env, said: Any, credit: Credit | float) -> str:
 @pytest.mark.parametrize(
     ("said", "credit"),
     [
-        ("plum, pear", Credit.FULL),
-        ("plum", Credit.PARTIAL),
-        ("PLUM, PEAR", Credit.PARTIAL),
+        ("plum, pear", FixtureCredit.FULL),
+        ("plum", FixtureCredit.PARTIAL),
+        ("PLUM, PEAR", FixtureCredit.PARTIAL),
         ("PLUM, PEAR", 0.9),
-        ("APPLE", Credit.NONE),
+        ("APPLE", FixtureCredit.NONE),
         ("plum", 0.5),
     ],
 )
-def test_an_answer_with_the_right_credit_is_no_finding_and_any_other_credit_is(said: str, credit: Credit | float):
+def test_an_answer_with_the_right_credit_is_no_finding_and_any_other_credit_is(
+    said: str, credit: FixtureCredit | float
+):
     env = Counted()
     assert words(env, said, credit) == ""
-    others = {Credit.FULL, Credit.PARTIAL, Credit.NONE, 0.3} - {credit}
-    wrong = [words(env, said, other) for other in others if not (isinstance(credit, float) and other is Credit.PARTIAL)]
+    others = {FixtureCredit.FULL, FixtureCredit.PARTIAL, FixtureCredit.NONE, 0.3} - {credit}
+    wrong = [
+        words(env, said, other)
+        for other in others
+        if not (isinstance(credit, float) and other is FixtureCredit.PARTIAL)
+    ]
     assert all("must get" in each for each in wrong)
 
 
 def test_step_rewards_are_held_against_the_declared_range():
     env = Stepped()
-    assert words(env, ["a", "b", "c"], Credit.FULL) == ""
-    assert words(env, ["a"], Credit.PARTIAL) == ""
-    assert words(env, [], Credit.NONE) == ""
-    assert "must get full credit and got 1 (of 0 to 3)" in words(env, ["a"], Credit.FULL)
+    assert words(env, ["a", "b", "c"], FixtureCredit.FULL) == ""
+    assert words(env, ["a"], FixtureCredit.PARTIAL) == ""
+    assert words(env, [], FixtureCredit.NONE) == ""
+    assert "must get full credit and got 1 (of 0 to 3)" in words(env, ["a"], FixtureCredit.FULL)
 
 
 @pytest.mark.parametrize(("name", "options"), BUILT_IN, ids=str)
@@ -98,7 +104,7 @@ def test_the_fixtures_of_built_in_environments_get_their_credit(name: str, optio
         options = {"path": str(file), **options}
     make = factory(name, **options)
     played = list(calls.fixtures(make()))
-    assert {fixture.credit for _, fixture in played} >= {Credit.FULL, Credit.NONE}
+    assert {fixture.credit for _, fixture in played} >= {FixtureCredit.FULL, FixtureCredit.NONE}
     for task, fixture in played:
         session = asyncio.run(play(make(), task, saying(fixture.messages)))
         assert problem(fixture, session, make()) == "", fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs.adapters.loops import Ask, Loop
+from agentrl.envs.adapters.loops import Ask, EpisodeLoop
 from agentrl.errors import EnvError
 from agentrl.types import FunctionCall, Message, StepResult, ToolCall
 
@@ -34,7 +34,7 @@ async def asks_twice(ask: Ask) -> str:
 
 
 async def test_a_loop_is_played_turn_by_turn_to_what_it_returns() -> None:
-    loop = Loop(echo, [], "echo")
+    loop = EpisodeLoop(echo, [], "echo")
     assert [message.text for message in await loop.begin() or ()] == ["first"]
     following = await loop.answer(Message(role="assistant", content="one"))
     assert following == StepResult([Message(role="user", content="second")])
@@ -43,7 +43,7 @@ async def test_a_loop_is_played_turn_by_turn_to_what_it_returns() -> None:
 
 
 async def test_a_request_that_changes_the_conversation_begins_a_new_path() -> None:
-    loop = Loop(forgetful, [], "forgetful")
+    loop = EpisodeLoop(forgetful, [], "forgetful")
     await loop.begin()
     following = await loop.answer(Message(role="assistant", content="one"))
     assert following is not None
@@ -54,7 +54,7 @@ async def test_a_request_that_changes_the_conversation_begins_a_new_path() -> No
 
 
 async def test_requests_at_once_are_answered_one_after_another() -> None:
-    loop = Loop(asks_twice, [], "twice")
+    loop = EpisodeLoop(asks_twice, [], "twice")
     assert [message.text for message in await loop.begin() or ()] == ["left"]
     following = await loop.answer(Message(role="assistant", content="1"))
     assert following == StepResult([Message(role="user", content="right")], fresh=True)
@@ -63,7 +63,7 @@ async def test_requests_at_once_are_answered_one_after_another() -> None:
 
 
 async def refusal() -> str:
-    loop = Loop(offers_more, ["add"], "generous")
+    loop = EpisodeLoop(offers_more, ["add"], "generous")
     try:
         await loop.begin()
     except EnvError as error:
@@ -87,7 +87,7 @@ async def test_a_loop_that_was_refused_is_named_once_and_printed_by_nobody_else(
 async def test_arguments_that_nest_too_deeply_are_no_fault_of_the_loop() -> None:
     """They are the model's: the error of the decoder was taken for one of the environment's code, and ended the run."""
     call = ToolCall(id="c", function=FunctionCall(name="add", arguments="[" * 5000))
-    loop = Loop(echo, [], "echo")
+    loop = EpisodeLoop(echo, [], "echo")
     await loop.begin()
     assert await loop.answer(Message(role="assistant", content="", tool_calls=[call])) is not None
     await loop.close()
@@ -103,7 +103,7 @@ async def test_a_loop_that_no_longer_waits_for_the_turn_goes_on_as_it_likes(asks
         asking.cancel()
         return (await ask([Message(role="user", content="now?")], [])).text if asks_again else "too slow"
 
-    loop = Loop(hasty, [], "hasty")
+    loop = EpisodeLoop(hasty, [], "hasty")
     await loop.begin()
     too_slow.set()
     async with asyncio.timeout(5):
@@ -116,7 +116,7 @@ async def test_a_loop_that_no_longer_waits_for_the_turn_goes_on_as_it_likes(asks
 
 
 async def test_a_loop_that_is_cut_off_gets_the_error_for_each_request() -> None:
-    loop = Loop(asks_twice, [], "twice")
+    loop = EpisodeLoop(asks_twice, [], "twice")
     await loop.begin()
     async with asyncio.timeout(5):
         with pytest.raises(EnvError, match="cut off"):
@@ -137,7 +137,7 @@ async def test_a_loop_that_ignores_its_end_gets_no_further_turn() -> None:
             except EnvError as error:
                 errors.append(str(error))
 
-    loop = Loop(stubborn, [], "stubborn")
+    loop = EpisodeLoop(stubborn, [], "stubborn")
     await loop.begin()
     await loop.close()
     assert errors == ["stubborn asks its model after the episode's end"]

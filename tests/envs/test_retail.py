@@ -21,7 +21,7 @@ from agentrl.envs.retail.data import Database
 from agentrl.envs.retail.expert import WRITES
 from agentrl.envs.retail.generate import LEVELS, made_tasks, made_world
 from agentrl.envs.retail.records import folded
-from agentrl.envs.retail.store import TOOLS, Store
+from agentrl.envs.retail.store import TOOLS, RetailStore
 from agentrl.errors import ConfigError, ToolError
 from agentrl.types import FunctionCall, Message, Status, Task, ToolCall
 
@@ -31,7 +31,7 @@ SAMPLE = list(islice(made_tasks("train", None, 0), 60))
 
 def verdict(task: Task, actions: Sequence[dict[str, Any]]) -> bool:
     """Whether the database after these actions is the one that the task asks for."""
-    done, reference = Store(DATABASE), Store(DATABASE)
+    done, reference = RetailStore(DATABASE), RetailStore(DATABASE)
     done.apply(actions)
     reference.apply(task["actions"])
     return done.same_as(reference)
@@ -112,7 +112,7 @@ def test_a_refused_call_changes_nothing_and_no_call_changes_the_shared_database(
     if given and data.draw(st.booleans()):
         key = data.draw(st.sampled_from(sorted(given)))
         given[key] = data.draw(argument(schemas[key]))
-    store = Store(DATABASE)
+    store = RetailStore(DATABASE)
     try:
         getattr(store, action["name"])(**given)
     except ToolError:
@@ -137,7 +137,7 @@ def test_a_gift_card_pays_and_is_refunded_at_once_and_must_cover_what_it_pays():
         "payment_history": [paid],
     }
     user = {"user_id": "u", "payment_methods": {"gift_card_1": gift, "card_1": card}}
-    store = Store(Database({"p": {"variants": variants}}, {"u": user}, {"o": order}))
+    store = RetailStore(Database({"p": {"variants": variants}}, {"u": user}, {"o": order}))
     for wrong in (["d", "b"], ["c", "b"], ["b"], ["a", "b"], ["x", "b"]):
         with pytest.raises(ToolError):
             store.modify_pending_order_items("o", ["a", "a"], wrong, "gift_card_1")
@@ -158,7 +158,7 @@ def test_items_that_are_modified_together_keep_their_own_price_in_whatever_order
     order = {"order_id": "o", "user_id": "u", "items": items, "status": "pending", "payment_history": []}
     user = {"user_id": "u", "payment_methods": {"m": {"source": "paypal", "id": "m"}}}
     database = Database({"p": {"variants": variants}}, {"u": user}, {"o": order})
-    one, other = Store(database), Store(database)
+    one, other = RetailStore(database), RetailStore(database)
     one.modify_pending_order_items("o", ["a", "b"], ["c", "d"], "m")
     other.modify_pending_order_items("o", ["b", "a"], ["d", "c"], "m")
     assert one.same_as(other)

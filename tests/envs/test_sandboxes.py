@@ -98,7 +98,7 @@ def test_a_wrong_choice_is_named_with_what_is_allowed() -> None:
 
 async def test_a_sandbox_goes_back_to_the_pool_that_it_came_from(made: list[Any]) -> None:
     """Another run of the process had set `sandbox.reuse` meanwhile, and its pool got the sandbox."""
-    lease = sandboxes.Lease("docker", SandboxSpec())
+    lease = sandboxes.SandboxLease("docker", SandboxSpec())
     await lease.get()
     supplier = sandboxes.supplier("docker")
     sandboxes.configure(SandboxConfig(reuse="never"))

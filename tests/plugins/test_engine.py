@@ -18,7 +18,7 @@ from agentrl.models.tokenizers import load_tokenizer
 from agentrl.overrides import typed, validate
 from agentrl.rollout.engines import check_engine as check_settings
 from agentrl.rollout.engines import make_engine
-from agentrl.rollout.engines.contract import CHECKS, Subject
+from agentrl.rollout.engines.contract import CHECKS, EngineSubject
 from agentrl.sessions.store import Store
 from tests.plugins.completions_server import completions_server
 
@@ -46,7 +46,7 @@ async def test_it_keeps_the_engines_contract(folder: Path) -> None:
         config = validate(
             typed(["env=calculator", f"engine={NAME}", f"engine.url={url}", "engine.device=cpu"]), RunConfig
         )
-        subject = Subject(make_engine(config.engine, folder), load_tokenizer(folder))
+        subject = EngineSubject(make_engine(config.engine, folder), load_tokenizer(folder))
         for name in PROMISES:
             await CHECKS[name](subject)
 

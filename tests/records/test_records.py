@@ -27,7 +27,7 @@ from agentrl.train.remote_copy import fetch
 from agentrl.train.resuming import read_settings, whole_checkpoints
 from agentrl.train.verify import verify
 from agentrl.viewer.app import create_app
-from agentrl.viewer.notes import Change, Notes
+from agentrl.viewer.notes import NoteChange, Notes
 from tests.records import digits  # noqa: F401  (registers the environment of the recorded runs)
 
 HERE = Path(__file__).parent
@@ -157,7 +157,7 @@ def store(folder: Path) -> None:
 
 
 def notes(folder: Path) -> None:
-    Notes(folder).put("", Change(text="a note"))
+    Notes(folder).put("", NoteChange(text="a note"))
     newer_database(folder / "notes.db")
 
 
@@ -203,7 +203,7 @@ READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], object]]] = {
     "a store that is listed": (store, command("sessions", "{}")),
     "a store that is checked": (store, command("sessions", "{}", "--check")),
     "notes that are read": (notes, lambda folder: Notes(folder).one()),
-    "notes that are written": (notes, lambda folder: Notes(folder).put("", Change(text="b", version=1))),
+    "notes that are written": (notes, lambda folder: Notes(folder).put("", NoteChange(text="b", version=1))),
     "log-probabilities that are read": (logprobs, lambda folder: trainer_logprobs.last_of(folder, "s", 1)),
     "log-probabilities that are dropped": (logprobs, lambda folder: trainer_logprobs.drop_after(folder, 0)),
 }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agentrl.tools.sandbox.archive import Limits
+from agentrl.tools.sandbox.archive import ArchiveLimits
 from tests.redteam.attack import Attack
 
-LIMITS = Limits(total_bytes=1_000_000, file_bytes=500_000, entries=200)
+LIMITS = ArchiveLimits(total_bytes=1_000_000, file_bytes=500_000, entries=200)
 MAKER = """
 import io, tarfile
 tar = tarfile.open("/work/evil.tar", "w", format=tarfile.GNU_FORMAT)

@@ -14,7 +14,7 @@ import pytest
 from agentrl.config import RolloutConfig
 from agentrl.envs.base import Env, reward
 from agentrl.envs.episode import ScriptedActor
-from agentrl.envs.sandboxes import Lease, close_all, supplier
+from agentrl.envs.sandboxes import SandboxLease, close_all, supplier
 from agentrl.rollout.groups import Rollouts
 from agentrl.rollout.policies import Policy
 from agentrl.sessions.renderers.null import NullRenderer
@@ -47,7 +47,7 @@ class Work(Env):
     under_way = 0
 
     def __init__(self, spec: SandboxSpec, middle: asyncio.Event) -> None:
-        self.lease, self.middle, self.done = Lease("docker", spec), middle, 0
+        self.lease, self.middle, self.done = SandboxLease("docker", spec), middle, 0
 
     def tasks(self, split: str = "train") -> Iterable[Task]:
         return [Task(id=f"work-{number}") for number in range(SESSIONS)]

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from agentrl.errors import Blame, ConfigError, RetrievalError
-from agentrl.retrieval import Client, Service, build, open_index
+from agentrl.retrieval import RetrievalClient, Service, build, open_index
 from agentrl.retrieval.batches import Batches
 from agentrl.retrieval.corpus import Passage
 from agentrl.retrieval.server import App
@@ -121,7 +121,7 @@ async def test_a_request_that_waits_too_long_gets_503() -> None:
 
 @pytest.mark.slow
 async def test_a_server_that_is_killed_is_started_again_at_the_same_address(running: Service) -> None:
-    client = Client(running.url, timeout=60)
+    client = RetrievalClient(running.url, timeout=60)
     assert (await client.search(["Danube"], 3))[0][0].id == "p0"
     first = running.pid
     os.kill(first, signal.SIGKILL)
@@ -202,14 +202,14 @@ async def test_a_server_that_answers_nonsense_or_nothing_is_the_infrastructures_
     async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(RetrievalError, match="retrieval server") as error:
-            await Client(f"http://127.0.0.1:{port}", timeout=0.2).search(["a"], 3)
+            await RetrievalClient(f"http://127.0.0.1:{port}", timeout=0.2).search(["a"], 3)
     assert error.value.blame is Blame.INFRA
 
 
 @pytest.mark.slow
 async def test_a_server_that_is_down_is_the_infrastructures_fault() -> None:
     with pytest.raises(RetrievalError, match="ConnectError"):
-        await Client("http://127.0.0.1:9/retrieve", timeout=20).search(["a"], 3)
+        await RetrievalClient("http://127.0.0.1:9/retrieve", timeout=20).search(["a"], 3)
 
 
 async def test_no_more_searches_run_at_the_same_time_than_may_and_none_is_forgotten() -> None:
@@ -261,7 +261,7 @@ def echoes(requests: list[list[str]]) -> Handler:
 async def test_concurrent_searches_share_a_request_and_a_query_that_is_refused_fails_alone() -> None:
     requests: list[list[str]] = []
     async with await asyncio.start_server(echoes(requests), "127.0.0.1", 0) as server:
-        client = Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", timeout=60)
+        client = RetrievalClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", timeout=60)
         found = await asyncio.gather(*(client.search([f"q{number}"], 1) for number in range(50)))
         assert [hits[0][0].contents for hits in found] == [f"q{number}" for number in range(50)]
         assert len(requests) <= 2
@@ -281,5 +281,5 @@ async def test_concurrent_searches_share_a_request_and_a_query_that_is_refused_f
 async def test_of_a_server_that_gives_more_than_it_was_asked_for_the_best_are_taken() -> None:
     content = b'{"result": [[{"document": {"contents": "a"}, "score": null}, {"document": {"contents": "b"}}]]}'
     async with await asyncio.start_server(responds(content), "127.0.0.1", 0) as server:
-        [hits] = await Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}").search(["x"], 1)
+        [hits] = await RetrievalClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}").search(["x"], 1)
     assert hits == [Passage("", "a", None)]

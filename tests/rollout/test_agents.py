@@ -16,7 +16,7 @@ import pytest
 from agentrl.config import RolloutConfig
 from agentrl.envs.calculator import Calculator
 from agentrl.errors import AgentError, AgentRLError, Blame, ConfigError, EngineError
-from agentrl.rollout.agents import Address, CommandAgent, FunctionAgent, load_agent, play
+from agentrl.rollout.agents import CommandAgent, FunctionAgent, SessionUrls, load_agent, play
 from agentrl.rollout.gateways import LocalGateway
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.programs import serving
@@ -145,7 +145,7 @@ async def test_a_command_that_hangs_is_ended_with_all_its_children(tmp_path: Pat
         "time.sleep(60)\n"
     )
     agent = CommandAgent([sys.executable, str(program)])
-    running = asyncio.create_task(agent.run(Task(id="t"), Address("", "", "")))
+    running = asyncio.create_task(agent.run(Task(id="t"), SessionUrls("", "", "")))
     began = time.monotonic()
     while not (tmp_path / "pids").exists() or not (tmp_path / "pids").read_text():
         await asyncio.sleep(0.02)
@@ -161,9 +161,9 @@ async def test_a_command_that_hangs_is_ended_with_all_its_children(tmp_path: Pat
 
 OWNER = """
 import asyncio, sys
-from agentrl.rollout.agents import Address, CommandAgent
+from agentrl.rollout.agents import CommandAgent, SessionUrls
 from agentrl.types import Task
-asyncio.run(CommandAgent(sys.argv[1:]).run(Task(id="t"), Address("", "", "")))
+asyncio.run(CommandAgent(sys.argv[1:]).run(Task(id="t"), SessionUrls("", "", "")))
 """
 
 
@@ -241,7 +241,7 @@ async def test_an_agents_own_error_keeps_its_cause() -> None:
         raise ValueError("bad")
 
     with pytest.raises(AgentError, match="ValueError: bad"):
-        await FunctionAgent(agent).run(Task(id="t"), Address("http://127.0.0.1:1", "", "k"))
+        await FunctionAgent(agent).run(Task(id="t"), SessionUrls("http://127.0.0.1:1", "", "k"))
 
 
 @pytest.mark.slow

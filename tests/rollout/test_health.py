@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.errors import AgentError, InfraError, brief
 from agentrl.rollout import health
-from agentrl.rollout.health import Health, failures, finding, with_retries
+from agentrl.rollout.health import HealthMonitor, failures, finding, with_retries
 from agentrl.types import Group, Message, Node, Session, Status, Task
 
 TASK = Task(id="t")
@@ -86,7 +86,7 @@ async def test_a_batch_with_one_good_session_or_with_an_agents_failures_is_taken
 
 
 def test_steps_without_any_turn_end_a_run_with_the_first_error() -> None:
-    seen = Health()
+    seen = HealthMonitor()
     assert "KeyError" in seen.check(group(FAILED), signal=False)[0]
     seen.check(group(FAILED), signal=False)
     with pytest.raises(AgentError, match=r"3 steps in a row: .*KeyError"):
@@ -95,7 +95,7 @@ def test_steps_without_any_turn_end_a_run_with_the_first_error() -> None:
 
 
 def test_a_turn_in_between_begins_the_count_anew() -> None:
-    seen = Health()
+    seen = HealthMonitor()
     for _ in range(5):
         for one in (FAILED, FAILED, FINE):
             seen.check(group(one), signal=True)
@@ -103,7 +103,7 @@ def test_a_turn_in_between_begins_the_count_anew() -> None:
 
 
 def test_steps_without_a_signal_are_reported_at_intervals() -> None:
-    seen, told = Health(), {}
+    seen, told = HealthMonitor(), {}
     for step in range(1, 61):
         if said := seen.check(group(session(Status.COMPLETED), session(Status.COMPLETED)), signal=False):
             told[step] = said[0]

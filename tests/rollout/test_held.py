@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 
 from agentrl.rollout import held
-from agentrl.rollout.held import HeldSession, SessionHead, content_hash, digest_of, has_content, sizes_of, versions_of
-from agentrl.rollout.outcomes import Outcome
+from agentrl.rollout.held import SessionHead, SessionRef, content_hash, digest_of, has_content, sizes_of, versions_of
+from agentrl.rollout.outcomes import GroupOutcome
 from agentrl.rollout.stats import rollout_metrics
 from agentrl.sessions.store import Store
 from agentrl.types import Group, Session, Status, Task
@@ -41,10 +41,10 @@ def test_metrics_and_outcomes_of_heads_are_those_of_whole_sessions_and_nothing_i
     one: Session, other: Session
 ) -> None:
     one.status, one.reward, other.status = Status.COMPLETED, 0.5, Status.TRUNCATED
-    heads = [HeldSession.of(sent(each), each.task, never) for each in (one, other)]
+    heads = [SessionRef.of(sent(each), each.task, never) for each in (one, other)]
     whole = [one, other]
     assert rollout_metrics([group_of(heads)]) == rollout_metrics([group_of(whole)])  # type: ignore[arg-type]
-    assert Outcome.of(group_of(heads), "trained") == Outcome.of(group_of(whole), "trained")  # type: ignore[arg-type]
+    assert GroupOutcome.of(group_of(heads), "trained") == GroupOutcome.of(group_of(whole), "trained")  # type: ignore[arg-type]
     for head, session in zip(heads, whole, strict=True):
         assert (head.turns, head.score) == (session.turns, session.score)
         assert (sizes_of(head), versions_of(head)) == (sizes_of(session), versions_of(session))
@@ -55,12 +55,12 @@ def test_metrics_and_outcomes_of_heads_are_those_of_whole_sessions_and_nothing_i
 def test_what_a_head_lacks_is_read_from_the_store_and_a_copy_is_whole(session: Session) -> None:
     with Store(":memory:") as store:
         store.save(session)
-        head = HeldSession.of(sent(session), session.task, store.load)
+        head = SessionRef.of(sent(session), session.task, store.load)
         stored = store.load(session.id)
         assert [getattr(head, field.name) for field in fields(head)] == [
             getattr(stored, field.name) for field in fields(stored)
         ]
-        head = HeldSession.of(sent(session), session.task, store.load)
+        head = SessionRef.of(sent(session), session.task, store.load)
         assert pickle.loads(pickle.dumps(head)) == stored
         changed = replace(head, reward=7.0)
         assert changed.score == replace(stored, reward=7.0).score
@@ -98,6 +98,6 @@ def test_the_hash_of_an_older_run_is_known_again(session: Session) -> None:
 def test_a_session_that_the_store_lost_is_named(tmp_path: Path) -> None:
     session = Session("s", Task(id="t"), status=Status.COMPLETED)
     with Store(tmp_path / "sessions.db") as store:
-        head = HeldSession.of(sent(session), session.task, store.load)
+        head = SessionRef.of(sent(session), session.task, store.load)
         with pytest.raises(Exception, match="session_id='s' is not in the store"):
             _ = head.nodes

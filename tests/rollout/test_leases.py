@@ -22,7 +22,7 @@ from agentrl.rollout.engine_access import EngineAccess
 from agentrl.rollout.engines.process_engine import ProcessEngine
 from agentrl.rollout.engines.server_settings import ServerConfig
 from agentrl.rollout.fleet.fleet import Fleet
-from agentrl.rollout.fleet.member import State
+from agentrl.rollout.fleet.member import MemberState
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.weights import make_publisher
 from agentrl.rollout.weights.snapshot import read_snapshot
@@ -238,7 +238,7 @@ async def test_where_an_engine_dies_or_hangs_its_turns_go_on_by_another_with_the
             turns.append(turn)
         assert {len(turn.engines) for turn in turns} == {1, 2}
         assert found.fleet.lost == 1
-        await until(lambda: first.state is State.READY)
+        await until(lambda: first.state is MemberState.READY)
         assert first.engine is not victim
         new = await asyncio.gather(*found.turns(4, 99, "new"))
         assert {name for one in new for name in one.engines} == {"engine-0", "engine-1"}
@@ -341,7 +341,7 @@ async def test_while_a_colocated_engine_sleeps_the_others_take_its_requests(fold
         assert (await found.turn("s/0", PROMPT, Sampling(max_new_tokens=9))).engines == ("engine-1",)
         await found.fleet.wake()
         await found.fleet.publish(list(read_snapshot(folder)), 6)
-        assert first.state is State.READY
+        assert first.state is MemberState.READY
 
 
 async def test_an_engine_that_is_drained_finishes_the_turns_that_it_was_leased_for(folder: Path) -> None:
@@ -420,7 +420,7 @@ async def test_an_engine_that_is_added_takes_sessions_from_the_others_between_tw
     async with setting(folder, "process", 1, TIMES.model_copy(update={"max_imbalance": 2})) as found:
         await found.between_turns(8)
         added = await found.fleet.add(lambda: make("process", folder))
-        await until(lambda: found.fleet.engines[added].state is State.READY and not found.open)
+        await until(lambda: found.fleet.engines[added].state is MemberState.READY and not found.open)
         await found.between_turns(8)
         first, second = (len(member.open) for member in found.fleet.engines.values())
         assert abs(first - second) <= 2

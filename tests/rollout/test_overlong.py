@@ -14,7 +14,7 @@ from agentrl.envs.base import Env
 from agentrl.errors import ConfigError
 from agentrl.rollout.actors import ModelActor
 from agentrl.rollout.groups import Rollouts
-from agentrl.rollout.health import Health, overlong
+from agentrl.rollout.health import HealthMonitor, overlong
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.programs import serving
 from agentrl.rollout.stats import evaluate_groups
@@ -68,7 +68,7 @@ async def test_a_prompt_without_room_has_no_reward_is_counted_and_does_not_count
     assert (result.mean, result.sessions, result.generated) == (0.5, 4, 6)
     assert result.metrics["count/overlong_prompts"] == pytest.approx(2 / 6) or result.metrics["count/overlong_prompts"]
     assert "the prompts of 2 of 6 sessions leave no room for a turn; these don't count" in overlong(sessions)
-    (warning,) = Health().check([Group("g", sessions[0].task, sessions)], signal=True)
+    (warning,) = HealthMonitor().check([Group("g", sessions[0].task, sessions)], signal=True)
     assert warning == overlong(sessions)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.config import EngineConfig, RolloutConfig
 from agentrl.envs.base import Env
-from agentrl.errors import Departed
+from agentrl.errors import Diverged
 from agentrl.rollout.engines.local import LocalEngine
 from agentrl.rollout.groups import TRAIN, Rollouts, new_group
 from agentrl.rollout.policies import Policy
@@ -143,7 +143,7 @@ async def test_a_program_that_asks_otherwise_than_the_recorded_one_is_named_by_s
     agent.write_text(AGENT.replace('WORDS = "more"', 'WORDS = "less"'))
     other = LocalEngine(folder, EngineConfig(max_batch=8, device="cpu"))
     try:
-        with pytest.raises(Departed, match=r"session train-0\.0-\d, turn \d+, its prompt's message \d+ \(user, hash"):
+        with pytest.raises(Diverged, match=r"session train-0\.0-\d, turn \d+, its prompt's message \d+ \(user, hash"):
             await played.again(other, recording, "departed")
     finally:
         await other.close()

@@ -19,7 +19,7 @@ from agentrl.errors import EnvError, InvalidInput
 from agentrl.rollout.buffer import Buffer, Gate, Order
 from agentrl.rollout.filters import FILTERS, PRIORITIES, make_measure
 from agentrl.rollout.groups import Rollouts, new_group
-from agentrl.rollout.outcomes import REPLAYED, STALE, TRAINED, Outcome
+from agentrl.rollout.outcomes import REPLAYED, STALE, TRAINED, GroupOutcome
 from agentrl.rollout.policies import Policy
 from agentrl.rollout.samplers import SAMPLERS, make_sampler
 from agentrl.rollout.stats import rollout_metrics
@@ -256,7 +256,7 @@ def test_each_group_that_leaves_the_stream_is_trained_within_the_bound_or_has_a_
     order: Order = data.draw(st.sampled_from(["number", "ready"]))
     oversample = data.draw(st.sampled_from([0.0, 0.7])) if order == "ready" else 0.0
 
-    async def play() -> list[Outcome]:
+    async def play() -> list[GroupOutcome]:
         async with stream(steps, per_step, staleness, order=order, oversample=oversample) as groups:
             for step in range(steps):
                 batch = await groups.take(per_step)
@@ -364,7 +364,7 @@ async def test_groups_are_replayed_once_while_they_are_young_and_a_resumed_run_r
 
     def replaying() -> Stream:
         groups = stream(steps=8, per_step=2, ended=keep)
-        limits = RolloutConfig(replay=0.5, replay_age=2)
+        limits = RolloutConfig(reuse=0.5, reuse_age=2)
         groups.rollouts = Rollouts(World, Policy(NullRenderer()), limits, seed=5)
         return groups
 
@@ -372,7 +372,7 @@ async def test_groups_are_replayed_once_while_they_are_young_and_a_resumed_run_r
         seen = []
         for step in range(first, last):
             batch = await groups.take(2)
-            again = groups.replay(1)
+            again = groups.reuse(1)
             assert groups.published([*again, *batch]) == batch
             assert groups.gate.open == 0
             seen += [(step, outcome.group, outcome.outcome) for outcome in groups.take_outcomes()]

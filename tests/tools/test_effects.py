@@ -20,7 +20,7 @@ from agentrl.envs.episode import play
 from agentrl.errors import StateUnsupported, ToolError
 from agentrl.tools.sandbox import SandboxDied, SandboxSpec
 from agentrl.tools.sandbox.local import create_subprocess
-from agentrl.tools.sandbox.pool import Pool
+from agentrl.tools.sandbox.pool import SandboxPool
 from agentrl.types import Message, Session, Status, Task
 
 TASK = Task(id="t")
@@ -215,7 +215,7 @@ async def test_a_planned_late_tool_is_told_to_the_model_at_once_and_goes_on(tmp_
 @pytest.mark.slow
 async def test_a_sandbox_that_was_given_back_obeys_no_late_call() -> None:
     """It was emptied and given to the next episode, whose files a call of the episode before could read and change."""
-    pool, spec = Pool(create_subprocess, total=1, recycle=True), SandboxSpec()
+    pool, spec = SandboxPool(create_subprocess, total=1, recycle=True), SandboxSpec()
     try:
         first = await pool.acquire(spec)
         await first.write("mine", "1")

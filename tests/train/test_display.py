@@ -13,7 +13,7 @@ from rich.console import Console
 
 from agentrl.train import display as module
 from agentrl.train.display import Display
-from agentrl.train.panel import Progress, clock, short
+from agentrl.train.panel import TimedProgress, clock, short
 from agentrl.train.pictures import learning_curve
 
 METRICS = {
@@ -148,7 +148,7 @@ def test_what_others_wrote_is_text_and_neither_markup_nor_escapes() -> None:
 
 
 def test_time_left_goes_by_what_was_done_since_it_began() -> None:
-    count = Progress("steps", total=100, done=40)
+    count = TimedProgress("steps", total=100, done=40)
     assert count.left() == ""
     count.began -= 100
     count.done = 50

@@ -54,7 +54,7 @@ def test_the_modules_and_packages_that_a_file_imports_are_copied_and_used_where_
     moved = run.rename(tmp_path / "moved")
     found = kept_code.usable(moved, SETTINGS)
     assert made(found) == (1, 2)
-    assert kept_code.named(moved, found) == SETTINGS
+    assert kept_code.restore_names(moved, found) == SETTINGS
     assert kept_code.has(moved, "own.py", digest)
 
 

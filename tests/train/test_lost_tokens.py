@@ -17,8 +17,8 @@ from agentrl.rollout.held import sampled_tokens
 from agentrl.train import lost_tokens
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.display import Display
-from agentrl.train.lost_tokens import SAMPLED, STRUCTURAL, TRAINED, Cause, account, by_cause, ending, told
-from agentrl.train.panel import Progress, step_line
+from agentrl.train.lost_tokens import SAMPLED, STRUCTURAL, TRAINED, Cause, account, by_cause, describe_lost, ending
+from agentrl.train.panel import TimedProgress, step_line
 from agentrl.train.result import TrainResult
 from agentrl.types import GREEDY, Group, Message, Sampling, Session, Status, StepResult, Task
 from tests.train.trees import linear_session, random_session
@@ -173,13 +173,13 @@ def test_the_top_of_the_range_is_what_rewards_and_step_rewards_declare() -> None
 def test_rows_of_a_run_without_these_counts_are_counted_by_their_advantages() -> None:
     assert ending([{"pack/signal": 0.0}] * 20, {1.0})
     assert ending([{"pack/signal": 0.0}] * 19 + [{"pack/signal": 1.0}], {1.0}) is None
-    assert told([{"pack/signal": 0.0}]) == ""
+    assert describe_lost([{"pack/signal": 0.0}]) == ""
 
 
 def test_the_step_line_says_what_was_lost_with_counts() -> None:
-    line = step_line(Progress("rl", 30, 3), "reward", 0.5, row(100, flat=1500, truncated=20), 79)
+    line = step_line(TimedProgress("rl", 30, 3), "reward", 0.5, row(100, flat=1500, truncated=20), 79)
     assert "lost 1.52k of 1.62k tokens: flat 1.5k  truncated 20" in line
-    assert "lost" not in step_line(Progress("rl", 30, 3), "reward", 0.5, row(100), 79)
+    assert "lost" not in step_line(TimedProgress("rl", 30, 3), "reward", 0.5, row(100), 79)
 
 
 class Plain(agentrl.Env):

@@ -21,14 +21,14 @@ from agentrl.overrides import validate
 from agentrl.train.algorithms import ALGORITHMS, algorithm_settings, make_algorithm
 from agentrl.train.algorithms.table import built_in
 from agentrl.train.backends import TRAINERS, check_trainer
-from agentrl.train.backends.plugin import FactoryPlugin
+from agentrl.train.backends.plugin import TrainerFactoryPlugin
 from agentrl.train.backends.ranks.balance import Division
 from agentrl.train.backends.ranks.balance import updates_of as places_of
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.backends.torch_settings import TorchConfig
 from agentrl.train.credit import Credit, NodeKey, Pair
 from agentrl.train.forest import Forest, sequence_count
-from agentrl.train.minibatches import told, updates_of
+from agentrl.train.minibatches import describe_updates, updates_of
 from agentrl.train.packing import pack_credited
 from agentrl.train.pairs import pair_credit, sequence_keys
 from agentrl.train.provenance import forest_hash
@@ -284,12 +284,12 @@ def test_a_step_without_trained_tokens_makes_no_update_and_fewer_groups_make_few
             session.reward = 1.0
     trainer, [row] = learn(tiny_llama, algo, flat)
     assert (row["minibatches"], row["grad_norm"], trainer.version) == (0, 0, 1)
-    assert not told(row, algo)
+    assert not describe_updates(row, algo)
     flat[1].sessions[0].reward = flat[2].sessions[0].reward = 0.0
     _, [row] = learn(tiny_llama, algo, flat)
     assert row["minibatches"] == 2
-    assert "fewer groups of a step than algo.minibatches=4" in told(row, algo)
-    assert not told(row, grpo())
+    assert "fewer groups of a step than algo.minibatches=4" in describe_updates(row, algo)
+    assert not describe_updates(row, grpo())
 
 
 @pytest.mark.parametrize("trunk", ["policy", "own"])
@@ -331,7 +331,7 @@ def test_settings_that_no_step_can_have_are_refused_before_a_run() -> None:
         validate(tree, RunConfig)
     with pytest.raises(ConfigError, match=r"algo\.minibatches"):
         validate(tree | {"algo": {"name": "grpo", "minibatches": 0}}, RunConfig)
-    assert not FactoryPlugin(OneUpdate).takes_minibatches  # type: ignore[arg-type]
+    assert not TrainerFactoryPlugin(OneUpdate).takes_minibatches  # type: ignore[arg-type]
     assert all(TRAINERS.find(name).takes_minibatches for name in ("torch", "fsdp", "megatron"))
     own = type(TRAINERS.find("torch").settings())(name=f"{__name__}:OneUpdate")
     check_trainer(own, grpo())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli import main
-from agentrl.cluster import Node
+from agentrl.cluster import ClusterNode
 from agentrl.config import AlgoConfig, FleetConfig
 from agentrl.errors import ConfigError, InvalidInput
 from agentrl.models import tiny
@@ -266,7 +266,7 @@ def test_a_critic_with_a_trunk_of_its_own_takes_as_much_as_the_policy_that_learn
 
 
 def test_a_dry_run_places_reward_workers_on_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = [Node("a", 8.0, 1), Node("b", 8.0, 3)]
+    nodes = [ClusterNode("a", 8.0, 1), ClusterNode("b", 8.0, 3)]
     monkeypatch.setattr(dry_run, "nodes_of", lambda config: nodes)
     cluster = {"name": "ray", "rewards": 2, "resources": {"rewards": {"gpus": 1}}}
     run = {"env": "calculator", "dry_run": True, "rewards": {"service": PLUGIN}, "cluster": cluster}
@@ -280,7 +280,7 @@ def test_a_dry_run_places_reward_workers_on_gpus_of_their_own(monkeypatch: pytes
 
 
 def test_a_dry_run_says_where_gateways_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = [Node("a", 8.0, 0, {"sandbox": 8.0}), Node("b", 8.0, 0, {"front": 2.0})]
+    nodes = [ClusterNode("a", 8.0, 0, {"sandbox": 8.0}), ClusterNode("b", 8.0, 0, {"front": 2.0})]
     monkeypatch.setattr(dry_run, "nodes_of", lambda config: nodes)
     resources = {"gateway": {"custom": {"front": 1}}, "environments": {"custom": {"sandbox": 1}}}
     cluster = {"name": "ray", "environments": 1, "resources": resources}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.cluster.assignment import Assignment, Place
-from agentrl.cluster.base import Node
+from agentrl.cluster.base import ClusterNode
 from agentrl.cluster.gpus import MEMORY, installed, memory_of, queried
 from agentrl.errors import ConfigError
 from agentrl.train.plan.devices import Devices, devices_of, too_full
@@ -90,7 +90,7 @@ def test_more_gpus_than_this_machine_has_are_refused(gpus: Path) -> None:
 
 
 def test_devices_with_the_same_on_them_are_one_line_and_colocated_engines_are_told() -> None:
-    nodes = [Node("a", 8, 4, gpu_memory=80.0), Node("b", 8, 2)]
+    nodes = [ClusterNode("a", 8, 4, gpu_memory=80.0), ClusterNode("b", 8, 2)]
     places = [Place("trainer", 0, "a", (0, 1)), Place("engine", 0, "a", (0, 1), colocated=True)]
     places += [Place("engine", 1, "a", (2,)), Place("engine", 2, "b", (0, 1)), Place("environments", 0, "b")]
     assert devices_of(Assignment(tuple(places)), nodes, here=GIB) == [

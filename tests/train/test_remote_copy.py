@@ -167,6 +167,6 @@ def test_what_can_not_be_downloaded_is_refused_and_leaves_no_folder(run: Path, u
 def test_a_folder_is_named_as_the_url_is(monkeypatch: pytest.MonkeyPatch) -> None:
     fetched: list[Path] = []
     monkeypatch.setattr(remote_copy, "fetch", lambda url, run, say: fetched.append(run) or run)
-    settings = remote_copy.downloaded({"resume": "s3://bucket/runs/swe-1/", "steps": 5})
+    settings = remote_copy.download_resumed({"resume": "s3://bucket/runs/swe-1/", "steps": 5})
     assert settings == {"resume": "runs/swe-1", "steps": 5}
-    assert remote_copy.downloaded({"resume": "runs/swe-1"}) == {"resume": "runs/swe-1"}
+    assert remote_copy.download_resumed({"resume": "runs/swe-1"}) == {"resume": "runs/swe-1"}

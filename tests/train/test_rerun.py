@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 import agentrl
-from agentrl.errors import ConfigError, Departed
+from agentrl.errors import ConfigError, Diverged
 from agentrl.rollout.departures import answer_hash, compare, same, same_prompt
 from agentrl.rollout.groups import TRAIN
 from agentrl.rollout.outcomes import TRAINED
@@ -77,7 +77,7 @@ def test_an_asynchronous_run_is_run_again_bit_for_bit_and_a_departure_is_named(t
     node = next(node for node in session.nodes if node.sampled)
     first = node.versions[0].start
     change_token(run / "sessions.db", session.id, node.id, first)
-    with pytest.raises(Departed, match=rf"session {session.id}, turn {node.id}, token 0"):
+    with pytest.raises(Diverged, match=rf"session {session.id}, turn {node.id}, token 0"):
         train(rerun=str(run), run_dir=str(tmp_path / "departed"), rerun_answers="recorded")
 
 
@@ -95,7 +95,7 @@ def test_a_session_that_differs_is_named_with_the_turn_and_the_token() -> None:
     place = next(node.id for node in other.nodes if any(node.trainable))
     other.nodes[place].token_ids[-1] += 1
     at = len(other.nodes[place].token_ids) - 1
-    with pytest.raises(Departed, match=rf"session a, .* {place}, token {at}: the recording has 31, the rerun 32"):
+    with pytest.raises(Diverged, match=rf"session a, .* {place}, token {at}: the recording has 31, the rerun 32"):
         compare(one, other)
 
 
@@ -109,12 +109,12 @@ def test_an_environment_that_answers_otherwise_is_named_by_the_message_and_its_h
     answer = path[-1]
     prompt[-1] += 1
     told = rf"session a, turn {turn.id}, its prompt's message {answer.id} \({answer.message.role}, hash"
-    with pytest.raises(Departed, match=rf"{told} {answer_hash(answer)}\), token {len(answer.token_ids) - 1}: "):
+    with pytest.raises(Diverged, match=rf"{told} {answer_hash(answer)}\), token {len(answer.token_ids) - 1}: "):
         same_prompt(session, turn, prompt)
 
 
 def test_a_longer_answer_than_the_recorded_one_is_a_departure() -> None:
-    with pytest.raises(Departed, match=r"here, token 12: the recording has none, the rerun 3"):
+    with pytest.raises(Diverged, match=r"here, token 12: the recording has none, the rerun 3"):
         same("here", [1, 2], [1, 2, 3], start=10)
 
 

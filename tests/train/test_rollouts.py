@@ -137,8 +137,8 @@ async def test_a_filter_of_ones_own_has_groups_replaced_and_its_errors_name_the_
 
 
 def test_settings_that_only_train_uses_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.replay=0\.5 is for agentrl\.train"):
-        agentrl.rollouts("calculator", rollout={"replay": 0.5})
-    check_training(configure("calculator", {"rollout.replay": 0.5}))
+    with pytest.raises(ConfigError, match=r"rollout\.reuse=0\.5 is for agentrl\.train"):
+        agentrl.rollouts("calculator", rollout={"reuse": 0.5})
+    check_training(configure("calculator", {"rollout.reuse": 0.5}))
     with pytest.raises(ConfigError, match=r"warm_start is for agentrl\.train"):
         agentrl.rollouts("calculator", warm_start={"steps": 3})

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl.cli import main
-from agentrl.cluster.server import Server
+from agentrl.cluster.server import ServerProcess
 from agentrl.config import RunConfig
 from agentrl.config.secrets import HIDDEN, hidden, is_secret, without_secrets
 from agentrl.errors import ConfigError, EngineError
@@ -106,7 +106,7 @@ def test_an_error_about_a_secret_setting_does_not_quote_it(word: str) -> None:
 @pytest.mark.slow
 def test_a_server_that_dies_is_quoted_without_its_key(tmp_path: Path) -> None:
     script = "import sys; print('args:', sys.argv); raise SystemExit(3)"
-    server = Server("engine", [sys.executable, "-c", script, "--api-key", PLANTED], log=tmp_path / "log")
+    server = ServerProcess("engine", [sys.executable, "-c", script, "--api-key", PLANTED], log=tmp_path / "log")
     server.wait(60)
     error = server.exit_error()
     server.end()

@@ -15,7 +15,7 @@ from agentrl.rollout.held import digest_of
 from agentrl.sessions.store import Store
 from agentrl.train import provenance
 from agentrl.train.run_folder import LOSSES
-from agentrl.train.session_worker import PENDING, KeptSessions, Request, SessionRole
+from agentrl.train.session_worker import PENDING, KeptSessions, LearnRequest, SessionRole
 from agentrl.types import FinishReason, Group, Message, Node, Sampling, Session, Status, Task, VersionSpan
 
 
@@ -39,7 +39,7 @@ def session(name: str = "train-0.0-0", tokens: int = 4) -> Session:
 def read(role: SessionRole, wanted: Session) -> list[Session]:
     """What a request for a session is trained on."""
     groups = [(Group("train-0.0", wanted.task), [(wanted.id, digest_of(wanted))])]
-    request = Request(groups, 0, None, {})  # type: ignore[arg-type]
+    request = LearnRequest(groups, 0, None, {})  # type: ignore[arg-type]
     [group] = role._read(request, {wanted.id: role._kept.take(wanted.id)})
     return group.sessions
 

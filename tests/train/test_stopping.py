@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agentrl.train.stopping import Stopped, unless
+from agentrl.train.stopping import Stopped, run_unless_stopped
 
 
 async def test_work_does_not_begin_once_the_run_was_asked_to_stop() -> None:
@@ -18,7 +18,7 @@ async def test_work_does_not_begin_once_the_run_was_asked_to_stop() -> None:
         begun.append("work")
 
     with pytest.raises(Stopped):
-        await unless(stop, at_once())
+        await run_unless_stopped(stop, at_once())
     assert not begun
 
 
@@ -30,7 +30,7 @@ async def test_work_that_ends_while_the_run_is_asked_to_stop_is_kept_and_other_w
         stop.set()
         return "a batch"
 
-    assert await unless(stop, with_the_signal()) == "a batch"
+    assert await run_unless_stopped(stop, with_the_signal()) == "a batch"
     stop.clear()
 
     async def endless() -> None:
@@ -41,5 +41,5 @@ async def test_work_that_ends_while_the_run_is_asked_to_stop_is_kept_and_other_w
             cancelled.set()
 
     with pytest.raises(Stopped):
-        await unless(stop, endless())
+        await run_unless_stopped(stop, endless())
     assert cancelled.is_set()

@@ -211,7 +211,7 @@ def test_files_of_one_name_from_several_folders_and_in_any_setting_are_kept_apar
     for text, name in ((found["env"]["one"]["name"], names[0]), (found["metrics"][0], names[1])):
         assert Path(text.rpartition(":")[0]).read_text() == f"# {name}"
     assert (found["agent"], found["note"]) == (settings["agent"], settings["note"])
-    assert kept_code.named(run, found) == settings
+    assert kept_code.restore_names(run, found) == settings
 
 
 def test_an_evaluation_by_an_api_at_a_dead_address_ends_before_any_session(here: Path) -> None:

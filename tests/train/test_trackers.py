@@ -21,7 +21,7 @@ from agentrl.overrides import typed, validate
 from agentrl.train.preflight import check_training
 from agentrl.train.run_folder import RunFolder
 from agentrl.train.trackers import TRACKERS, Tracker, Trackers, worker
-from agentrl.train.trackers.base import About
+from agentrl.train.trackers.base import TrackedRun
 from tests.train.test_run_folder import scalars
 
 CONFIG = validate(typed(["env=calculator", "env.api_key=sk-planted", "metrics=[tensorboard]"]), RunConfig)
@@ -34,7 +34,7 @@ class Kept(Tracker):
     rows: list[tuple[int, dict[str, float]]]
     made: list[Kept]
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: TrackedRun) -> None:
         self.about, self.rows, self.closed = about, [], False
         self.made.append(self)
 
@@ -62,7 +62,7 @@ def steps(kind: type[Kept]) -> list[list[int]]:
 
 def test_several_back_ends_get_each_row_once_and_in_order_and_are_closed(tmp_path: Path) -> None:
     first, second = kinds(), kinds()
-    trackers = Trackers(About(tmp_path), {"first": first, "second": second}, pytest.fail)
+    trackers = Trackers(TrackedRun(tmp_path), {"first": first, "second": second}, pytest.fail)
     for end in range(1, len(ROWS) + 1):
         write_rows(tmp_path, ROWS[:end])
         trackers.pass_on()
@@ -80,7 +80,7 @@ def test_a_back_end_that_fails_gives_one_warning_and_the_others_get_everything(b
 
     said: list[str] = []
     good, bad = kinds(), kinds(**{broken: fail})
-    trackers = Trackers(About(tmp_path), {"good": good, "bad": bad}, said.append)
+    trackers = Trackers(TrackedRun(tmp_path), {"good": good, "bad": bad}, said.append)
     for end in range(1, len(ROWS) + 1):
         write_rows(tmp_path, ROWS[:end])
         trackers.pass_on()
@@ -102,7 +102,7 @@ def test_a_back_end_that_hangs_delays_nothing_and_gets_the_rest_when_the_run_is_
         self.rows.append((step, dict(numbers)))
 
     kind = kinds(log=log)
-    trackers = Trackers(About(tmp_path), {"slow": kind}, said.append)
+    trackers = Trackers(TrackedRun(tmp_path), {"slow": kind}, said.append)
     write_rows(tmp_path)
     trackers.pass_on()
     (thread,) = trackers._workers
@@ -128,7 +128,7 @@ def test_what_fails_for_a_while_comes_later_and_what_always_fails_is_left_out(tm
         self.rows.append((step, dict(numbers)))
 
     kind = kinds(log=log)
-    trackers = Trackers(About(tmp_path), {"far": kind}, said.append)
+    trackers = Trackers(TrackedRun(tmp_path), {"far": kind}, said.append)
     write_rows(tmp_path, ROWS[:2])
     trackers.pass_on()
     trackers.close()
@@ -145,7 +145,7 @@ def test_what_fails_for_a_while_comes_later_and_what_always_fails_is_left_out(tm
 class OwnFile(Tracker):
     """Knows by itself which step it has; what it was handed since its last flush is lost in a kill, as in a buffer."""
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: TrackedRun) -> None:
         self.path, self.buffer = about.folder / "own.txt", list[int]()
 
     def last(self) -> int:
@@ -165,12 +165,12 @@ class OwnFile(Tracker):
 @pytest.mark.parametrize("after", range(6))
 def test_what_a_killed_process_had_not_written_is_passed_on_by_the_next(after: int, tmp_path: Path) -> None:
     write_rows(tmp_path, ROWS[:after])
-    killed = OwnFile(About(tmp_path))
+    killed = OwnFile(TrackedRun(tmp_path))
     for row in ROWS[:after]:
         killed.log(int(row["step"]), row)
     del killed  # with what is in its buffer
     write_rows(tmp_path)
-    trackers = Trackers(About(tmp_path), {"own": OwnFile}, pytest.fail)
+    trackers = Trackers(TrackedRun(tmp_path), {"own": OwnFile}, pytest.fail)
     trackers.start_again()
     trackers.close()
     assert (tmp_path / "own.txt").read_text().split() == ["1", "2", "3", "4", "5"]
@@ -179,7 +179,7 @@ def test_what_a_killed_process_had_not_written_is_passed_on_by_the_next(after: i
 def test_a_package_that_is_missing_is_named_with_what_brings_it_and_the_run_goes_on(tmp_path: Path) -> None:
     said: list[str] = []
     missing, good = kinds(package="no_such_package", extra="wandb"), kinds()
-    trackers = Trackers(About(tmp_path), {"missing": missing, "good": good}, said.append)
+    trackers = Trackers(TrackedRun(tmp_path), {"missing": missing, "good": good}, said.append)
     write_rows(tmp_path, ROWS[:1])
     trackers.pass_on()
     trackers.close()
@@ -204,14 +204,14 @@ def test_a_back_end_may_be_named_alone_or_none() -> None:
 def test_a_resumed_run_hands_steps_again_only_to_a_back_end_that_begins_from_nothing(tmp_path: Path) -> None:
     lost, kept = kinds(rewritten=True), kinds()
     folder = RunFolder(tmp_path)
-    folder.trackers = Trackers(About(tmp_path), {"lost": lost, "kept": kept}, pytest.fail)
+    folder.trackers = Trackers(TrackedRun(tmp_path), {"lost": lost, "kept": kept}, pytest.fail)
     for row in ROWS:
         folder.log(int(row["step"]), {"reward/mean": row["reward/mean"]})
     folder.drop_after(3)
     folder.log(4, {"reward/mean": 9.0})
     folder.close()
     folder = RunFolder(tmp_path)
-    folder.trackers = Trackers(About(tmp_path), {"lost": lost, "kept": kept}, pytest.fail)
+    folder.trackers = Trackers(TrackedRun(tmp_path), {"lost": lost, "kept": kept}, pytest.fail)
     folder.drop_after(4)
     for step in (5, 6):
         folder.log(step, {"reward/mean": 9.0})
@@ -242,9 +242,9 @@ def write(name: str, folder: Path, killed_after: int = 3, **environment: str) ->
     """
     script = (
         "import json, os, sys, time; from pathlib import Path\n"
-        "from agentrl.train.trackers import TRACKERS, Trackers; from agentrl.train.trackers.base import About\n"
+        "from agentrl.train.trackers import TRACKERS, Trackers; from agentrl.train.trackers.base import TrackedRun\n"
         "name, folder, first, last, killed = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:])\n"
-        "about, said = About(folder, 'planted-project', {'algo.lr': 0.5, 'env.name': 'calculator'}), []\n"
+        "about, said = TrackedRun(folder, 'planted-project', {'algo.lr': 0.5, 'env.name': 'calculator'}), []\n"
         "trackers = Trackers(about, {name: TRACKERS.find(name)}, said.append)\n"
         "with open(folder / 'metrics.jsonl', 'a') as file:\n"
         "    for step in range(first, last + 1):\n"

@@ -20,7 +20,7 @@ from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.listener import address, listening, served
 from agentrl.sessions.store import Store
 from agentrl.viewer.app import create_app
-from agentrl.viewer.notes import Change, Notes
+from agentrl.viewer.notes import NoteChange, Notes
 from agentrl.viewer.replay_process import Replays
 from tests.conftest import need
 from tests.suite.schedule import kept
@@ -35,7 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs of other learning rates; a session of the first has a note, tags and a replay."""
     folder = tmp_path_factory.mktemp("runs")
     first = write_run(folder / "first")
-    Notes(first).put("train-5.0-0", Change(text=HOSTILE, tags=("odd", HOSTILE[:40])))
+    Notes(first).put("train-5.0-0", NoteChange(text=HOSTILE, tags=("odd", HOSTILE[:40])))
     with Store(first / "sessions.db", read_only=True) as recorded, Store(first / "replays.db") as replays:
         session = recorded.load("train-5.0-0")
         replays.save(replayed(session, "@2.1", session.nodes[:3], HOSTILE, reward=0.5))

@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL import Image
 
-from agentrl.viewer.notes import RUN, Change, Notes
+from agentrl.viewer.notes import RUN, NoteChange, Notes
 from agentrl.viewer.replay_process import Replays
 from tests.viewer.conftest import viewing
 from tests.viewer.recorded import write_run
@@ -31,9 +31,9 @@ def write(folder: Path) -> None:
     train_run(folder / "doors")
     fast = write_run(folder / "calculator")
     write_run(folder / "calculator-slow", lr=4e-4, hostile=False)
-    Notes(fast).put(RUN, Change(text="the learning rate to keep", tags=("paper",)))
+    Notes(fast).put(RUN, NoteChange(text="the learning rate to keep", tags=("paper",)))
     for number in (20, 24):
-        Notes(fast).put(f"train-{number}.0-1", Change(text="answers before the story ends", tags=("hasty",)))
+        Notes(fast).put(f"train-{number}.0-1", NoteChange(text="answers before the story ends", tags=("hasty",)))
 
 
 class Camera:

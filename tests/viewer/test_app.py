@@ -33,7 +33,7 @@ from agentrl.types.messages import as_messages
 from agentrl.viewer.app import create_app
 from agentrl.viewer.conversations import as_pytest
 from agentrl.viewer.guard import HEADERS
-from agentrl.viewer.runs import Runs, State
+from agentrl.viewer.runs import Runs, RunStatus
 from tests.viewer.recorded import HOSTILE, spoken, with_demonstrations, write_run
 
 
@@ -84,14 +84,14 @@ async def test_evaluations_and_played_sessions_are_listed_as_what_they_are_befor
 def test_a_run_is_running_while_its_process_is_and_killed_when_it_is_gone(tmp_path: Path) -> None:
     run = Runs(write_run(tmp_path / "run", steps=2, hostile=False)).get("run")
     lock = RunLock(run.path)
-    assert run.state(1, 9, False) is State.RUNNING
+    assert run.state(1, 9, False) is RunStatus.RUNNING
     lock.release()
-    assert run.state(1, 9, False) is State.STOPPED
+    assert run.state(1, 9, False) is RunStatus.STOPPED
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     holder = {"host": socket.gethostname(), "pid": ended.pid, "since": "2026-01-01T00:00:00"}
     (run.path / "run.lock").write_text(json.dumps(holder))
-    assert run.state(1, 9, False) is State.KILLED
+    assert run.state(1, 9, False) is RunStatus.KILLED
 
 
 async def test_curves_are_sent_from_a_row_on_and_anew_when_a_resumed_run_wrote_them_again(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.errors import InvalidInput, StoreError
 from agentrl.viewer.listing import Order, filters, matching
-from agentrl.viewer.notes import RUN, STORE, Change, Note, Notes
+from agentrl.viewer.notes import RUN, STORE, NoteChange, Notes, TaggedNote
 from agentrl.viewer.replay_process import Replays
 from tests.viewer.recorded import HOSTILE, write_run
 from tests.viewer.test_app import asked, client
@@ -106,9 +106,9 @@ def _append(run: Path, letter: str, times: int) -> int:
     """Append a letter so many times, reading the note again where it was changed meanwhile; how often that was."""
     told = 0
     while times:
-        note = Notes(run).of([RUN]).get(RUN, Note())
+        note = Notes(run).of([RUN]).get(RUN, TaggedNote())
         try:
-            Notes(run).put(RUN, Change(text=note.text + letter, version=note.version))
+            Notes(run).put(RUN, NoteChange(text=note.text + letter, version=note.version))
             times -= 1
         except InvalidInput:
             told += 1
@@ -122,5 +122,5 @@ def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path: Path) -> N
     with pytest.raises(StoreError, match=r"notes\.db"):
         Notes(tmp_path).of([RUN])
     with pytest.raises(StoreError, match=r"notes\.db"):
-        Notes(tmp_path).put(RUN, Change(text="x"))
+        Notes(tmp_path).put(RUN, NoteChange(text="x"))
     assert (tmp_path / STORE).read_bytes() == before

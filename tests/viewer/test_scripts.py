@@ -16,7 +16,7 @@ import yaml
 from agentrl.sessions import tree
 from agentrl.sessions.store import Store
 from agentrl.types import FunctionCall, Message, Session, Status, Task, ToolCall
-from agentrl.viewer.notes import RUN, Change, Notes
+from agentrl.viewer.notes import RUN, NoteChange, Notes
 from agentrl.viewer.replay_process import Replays
 from agentrl.viewer.report import report
 from agentrl.viewer.runs import run_at
@@ -88,13 +88,13 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
         known = {"env": {"name": name}, "model": {"name": name}, "algo": {"name": name}, "engine": {"name": name}}
         (run / "config.yaml").write_text(yaml.safe_dump(known | (settings if name == "all" else {})))
         (run / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
-        Notes(run).put(RUN, Change(text=name, tags=(name[:40],)))
+        Notes(run).put(RUN, NoteChange(text=name, tags=(name[:40],)))
     found = {"policy": TEXTS[1], "finding": TEXTS[2], "split": TEXTS[3], "errors": {TEXTS[4]: 1}, "sessions": 1}
     (folder / "all" / "result.json").write_bytes(orjson.dumps({**found, "tasks": 1, "seconds": 1.0, "mean": TEXTS[5]}))
     with Store(folder / "all" / "sessions.db") as store:
         for number, text in enumerate(TEXTS):
             store.save(session_of(number, text))
-            Notes(folder / "all").put(f"{number}{text}", Change(text=text, tags=(text[:40],)))
+            Notes(folder / "all").put(f"{number}{text}", NoteChange(text=text, tags=(text[:40],)))
     return folder
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from agentrl.sessions.store import Store
 from agentrl.train import trainer_logprobs
-from agentrl.train.trackers.base import About
+from agentrl.train.trackers.base import TrackedRun
 from agentrl.train.trackers.prometheus import Prometheus
 from agentrl.viewer.replay_process import Replays
 from tests.test_prometheus import asked, read
@@ -258,7 +258,7 @@ def test_the_recorded_log_probabilities_of_a_step_are_those_of_its_mismatch(fold
 
 
 def test_the_dashboard_asks_of_a_run_only_for_what_prometheus_scrapes_from_it(folder: Path) -> None:
-    tracker = Prometheus(About(folder / "doors"))
+    tracker = Prometheus(TrackedRun(folder / "doors"))
     row = orjson.loads((folder / "doors" / "metrics.jsonl").read_bytes().splitlines()[-1])
     tracker.log(row.pop("step"), row)
     scraped = read(httpx.get(f"http://127.0.0.1:{tracker.port}/metrics", timeout=60).text)

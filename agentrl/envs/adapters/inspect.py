@@ -37,7 +37,7 @@ Scores = dict[str, float | None]
 
 
 @dataclass(frozen=True)
-class Loaded:
+class _LoadedTask:
     """A task's evaluation, and the tools that its solver offers at the first turn of its first sample."""
 
     evaluation: Any
@@ -167,7 +167,7 @@ class Inspect(Env):
 
 
 @cache
-def _load(source: str, options: str, grader: str | None, isolated: bool, process: int) -> Loaded:
+def _load(source: str, options: str, grader: str | None, isolated: bool, process: int) -> _LoadedTask:
     """The task, by the library's own rules for names, and its evaluation, which is a process's own.
 
     Raises:
@@ -198,7 +198,7 @@ def _load(source: str, options: str, grader: str | None, isolated: bool, process
     roles = {} if grader is None else {"grader": grader}
     evaluation = library("agentrl.envs.adapters.inspect_runner", EXTRA).Evaluation(task, f"inspect:{source}", roles)
     with ThreadPoolExecutor(1) as thread:  # a loop of its own: this one may be running
-        return Loaded(evaluation, thread.submit(asyncio.run, _offered(evaluation)).result())
+        return _LoadedTask(evaluation, thread.submit(asyncio.run, _offered(evaluation)).result())
 
 
 async def _offered(evaluation: Any) -> tuple[ToolSchema, ...]:

@@ -37,12 +37,12 @@ POLICY = "agentrl/policy"
 START_SECONDS = 120.0
 """How long an evaluation may take until its first sample can be added."""
 _epochs = itertools.count(1)
-_episodes: dict[int, Episode] = {}
+_episodes: dict[int, _Episode] = {}
 """The episodes under way, by the epochs that their samples are; over all evaluations."""
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class _Request:
     """A request for a turn.
 
     Attributes:
@@ -56,7 +56,7 @@ class Request:
     answer: Future[ModelOutput] = field(default_factory=Future)
 
 
-class Episode:
+class _Episode:
     """A sample under way, as the episode sees it: requests one after another, then the sample with its scores."""
 
     def __init__(self) -> None:
@@ -64,10 +64,10 @@ class Episode:
         self.cut = False
         self.ended: EvalSample | None = None
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[Request | EvalSample | Exception] = asyncio.Queue()
-        self._asked: set[Request] = set()
+        self._events: asyncio.Queue[_Request | EvalSample | Exception] = asyncio.Queue()
+        self._asked: set[_Request] = set()
 
-    async def next(self) -> Request | EvalSample:
+    async def next(self) -> _Request | EvalSample:
         """The next request, or the sample at its end.
 
         Raises:
@@ -85,7 +85,7 @@ class Episode:
     async def end(self) -> EvalSample:
         """The sample at its end; its requests, from now on, are answered by a limit that was exceeded."""
         self.cut_off()
-        while isinstance(event := await self.next(), Request):
+        while isinstance(event := await self.next(), _Request):
             pass
         return event
 
@@ -98,7 +98,7 @@ class Episode:
 
     async def ask(self, messages: list[ChatMessage], tools: list[ToolInfo]) -> ModelOutput:
         """What the episode's agent writes; called in the evaluation's thread."""
-        request = Request(messages, tools)
+        request = _Request(messages, tools)
         self._asked.add(request)
         if self.cut:
             raise _limit()
@@ -108,13 +108,13 @@ class Episode:
         finally:
             self._asked.discard(request)
 
-    def tell(self, event: Request | EvalSample | Exception) -> None:
+    def tell(self, event: _Request | EvalSample | Exception) -> None:
         """Tell the episode something; from any thread."""
         with suppress(RuntimeError):  # its event loop is closed: nobody waits
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
 
-class Evaluation(SampleSource):  # type: ignore[misc]  # the library may not be there
+class _Evaluation(SampleSource):  # type: ignore[misc]  # the library may not be there
     """The evaluation of one task, which ends with the process.
 
     Args:
@@ -128,19 +128,19 @@ class Evaluation(SampleSource):  # type: ignore[misc]  # the library may not be 
         self._task, self._name, self._roles = task, name, dict(roles)
         self._added = asyncio.Event()
         self._context: Future[tuple[asyncio.AbstractEventLoop, contextvars.Context]] = Future()
-        self._running: set[Episode] = set()
+        self._running: set[_Episode] = set()
         self._failed: Exception | None = None
         self._logging = list(logging.getLogger().handlers), logging.getLogger().level
         threading.Thread(target=self._run, name=f"agentrl-{name}", daemon=True).start()
 
-    async def begin(self, place: int) -> Episode:
+    async def begin(self, place: int) -> _Episode:
         """Add a sample to the evaluation.
 
         Raises:
             EnvError: the evaluation has ended, or does not begin.
         """
         loop, context = await asyncio.wait_for(asyncio.wrap_future(self._context), START_SECONDS)
-        episode, sample = Episode(), self.samples[place].model_copy(deep=True)
+        episode, sample = _Episode(), self.samples[place].model_copy(deep=True)
         sample.id = place + 1 if sample.id is None else sample.id
         _episodes[episode.epoch] = episode
         self._running.add(episode)
@@ -211,7 +211,7 @@ class Evaluation(SampleSource):  # type: ignore[misc]  # the library may not be 
 
 
 @modelapi(name="agentrl")
-class Policy(ModelAPI):  # type: ignore[misc]
+class _Policy(ModelAPI):  # type: ignore[misc]
     """The evaluated model: the agent of the episode whose sample asks."""
 
     async def generate(

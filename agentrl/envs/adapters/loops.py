@@ -1,8 +1,8 @@
 """Episodes of libraries that run the loop themselves: they ask a model, and go on with what it wrote.
 
-The library's loop runs in an asyncio task of its own, and `Loop.ask` is its model: the call waits until the episode's
-agent has written the turn. So reset and step only hand messages over, and the agent may be any that there is: an
-engine, an expert, an API. What the agent is sent is what a request has beyond the one before it and its answer:
+The library's loop runs in an asyncio task of its own, and `EpisodeLoop.ask` is its model: the call waits until the
+episode's agent has written the turn. So reset and step only hand messages over, and the agent may be any that there is:
+an engine, an expert, an API. What the agent is sent is what a request has beyond the one before it and its answer:
 everything before that was sampled or tokenised already and is not rendered again. A request that does not go on in this
 way (a history that was cut, a question beside the conversation) begins a path of its own (`StepResult.fresh`); several
 at once are answered one after another.
@@ -33,7 +33,7 @@ class _Request:
         self.answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
 
-class Loop(Generic[R]):
+class EpisodeLoop(Generic[R]):
     """The loop of one episode.
 
     Args:

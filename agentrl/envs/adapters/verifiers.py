@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any
 
 from agentrl.envs.adapters import library
-from agentrl.envs.adapters.loops import Ask, Loop
+from agentrl.envs.adapters.loops import Ask, EpisodeLoop
 from agentrl.envs.base import Env, reward
 from agentrl.envs.splits import TaskList, divide
 from agentrl.errors import AgentRLError, ConfigError, EnvError, InfraError
@@ -50,7 +50,7 @@ class Verifiers(Env):
         self.max_turns = limit if limit > 0 else None
         for tool in self._env.tool_defs or ():
             self.tools.add(Tool(tool.name, tool.description, dict(tool.parameters), _never))
-        self._loop: Loop[Any] | None = None
+        self._loop: EpisodeLoop[Any] | None = None
 
     def tasks(self, split: str = "train") -> list[Task]:
         """The rows of its data set; where it has none for evaluation, the rule of `splits` holds some out."""
@@ -72,7 +72,7 @@ class Verifiers(Env):
         async def rollout(ask: Ask) -> Any:
             return await self._env.rollout(task.data, _client()(ask), self.source, {})
 
-        self._loop = Loop(rollout, self.tools.names, f"verifiers:{self.source}")
+        self._loop = EpisodeLoop(rollout, self.tools.names, f"verifiers:{self.source}")
         opening = await self._loop.begin()
         if opening is None:
             self._raise_infra(self._loop.result)

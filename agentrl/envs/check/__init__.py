@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl.envs.base import Env
-from agentrl.envs.check.child import Job
+from agentrl.envs.check.child import CheckJob
 from agentrl.envs.check.rules import Finding, Measured, Note, Scores
-from agentrl.envs.check.supervise import Progress, supervise
+from agentrl.envs.check.supervise import CheckProgress, supervise
 from agentrl.errors import InvalidInput
 
-__all__ = ["LIMIT", "Finding", "Measured", "Note", "Progress", "Scores", "check_env"]
+__all__ = ["LIMIT", "Finding", "Measured", "Note", "CheckProgress", "Scores", "check_env"]
 
 LIMIT = 60.0
 """Seconds that one call of a method may take, unless more are allowed."""
@@ -36,7 +36,7 @@ def check_env(
     seconds: float = SECONDS,
     options: dict[str, Any] | None = None,
     rewards: Mapping[str, Any] | None = None,
-    report: Callable[[Finding | Progress | Measured | Note | Scores], None] | None = None,
+    report: Callable[[Finding | CheckProgress | Measured | Note | Scores], None] | None = None,
     **kwargs: Any,
 ) -> list[Finding]:
     """Find violations of an environment's contract, in a process forked from this one.
@@ -69,7 +69,7 @@ def check_env(
             raise InvalidInput(f"{name} = {value!r}: must be positive")
     target = type(env) if isinstance(env, Env) else env
     found = []
-    job = Job(target, {**(options or {}), **kwargs}, tasks, seed, limit, rewards or {}, hostile, scored, seconds)
+    job = CheckJob(target, {**(options or {}), **kwargs}, tasks, seed, limit, rewards or {}, hostile, scored, seconds)
     for event in supervise(job):
         if report is not None:
             report(event)

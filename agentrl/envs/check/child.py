@@ -46,7 +46,7 @@ EXIT = "raise an ordinary exception: a whole run would end with it"
 
 
 @dataclass(frozen=True)
-class Job:
+class CheckJob:
     """What to check.
 
     Attributes:
@@ -77,7 +77,7 @@ def hang(label: str, limit: float, place: str) -> Finding:
     return Finding("hang", f"{label} has not returned after {limit:g} s{where}", HANG)
 
 
-def check_in_child(job: Job, send: Connection, shared: SharedLabel, folder: str) -> None:
+def check_in_child(job: CheckJob, send: Connection, shared: SharedLabel, folder: str) -> None:
     """Check, and send ("rule", whether it begins), ("finding", …), ("note", …), ("measured", …), ("done", None).
 
     Or it ends with ("stop", last finding) or ("raise", error).
@@ -129,7 +129,7 @@ def _set_up_process(folder: str) -> None:
     gc.freeze()
 
 
-def _factory(job: Job, monitor: Monitor) -> Callable[[], Env]:
+def _factory(job: CheckJob, monitor: Monitor) -> Callable[[], Env]:
     label = job.env if isinstance(job.env, str) else getattr(job.env, "__name__", "the environment")
     with monitor.watching(f"importing {label}"):
         build = adding(factory(job.env, **job.options), make_rewards(job.rewards))
@@ -144,7 +144,7 @@ def _factory(job: Job, monitor: Monitor) -> Callable[[], Env]:
     return make
 
 
-async def _check(job: Job, make: Callable[[], Env], send: Connection, monitor: Monitor) -> None:
+async def _check(job: CheckJob, make: Callable[[], Env], send: Connection, monitor: Monitor) -> None:
     monitor.install()
     monitor.traces.listen(asyncio.get_running_loop())
     work = asyncio.ensure_future(_try_rules(job, make, send, monitor))
@@ -168,7 +168,7 @@ async def _check(job: Job, make: Callable[[], Env], send: Connection, monitor: M
     _send(send, "done", None)
 
 
-async def _try_rules(job: Job, make: Callable[[], Env], send: Connection, monitor: Monitor) -> Finding | None:
+async def _try_rules(job: CheckJob, make: Callable[[], Env], send: Connection, monitor: Monitor) -> Finding | None:
     """Try them in order; returns what ends the check early."""
     subject = Subject(make, monitor, job.seed, job.hostile, name_of(job.env), job.options, job.scored, job.seconds)
     seen: set[str] = set()

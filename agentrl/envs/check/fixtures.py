@@ -9,7 +9,7 @@ from agentrl.envs import calls
 from agentrl.envs.base import Env, reward_methods
 from agentrl.envs.check.subject import Subject
 from agentrl.envs.episode import ScriptedPolicy, play
-from agentrl.envs.fixtures import Credit, Fixture
+from agentrl.envs.fixtures import Fixture, FixtureCredit
 from agentrl.errors import AgentRLError
 from agentrl.types import Message, Session
 
@@ -45,13 +45,13 @@ def problem(fixture: Fixture, session: Session, env: Env) -> str:
     score, credit = session.score, fixture.credit
     if score is None:
         return "got no reward; where an answer is worth nothing, return 0"
-    if not isinstance(credit, Credit):
+    if not isinstance(credit, FixtureCredit):
         return "" if abs(score - credit) <= TOLERANCE else f"must get {credit:g} and got {score:g}"
     least, most = _bounds(env, session)
     fits = {
-        Credit.FULL: score >= most - TOLERANCE,
-        Credit.PARTIAL: least + TOLERANCE < score < most - TOLERANCE,
-        Credit.NONE: score <= least + TOLERANCE,
+        FixtureCredit.FULL: score >= most - TOLERANCE,
+        FixtureCredit.PARTIAL: least + TOLERANCE < score < most - TOLERANCE,
+        FixtureCredit.NONE: score <= least + TOLERANCE,
     }
     return "" if fits[credit] else f"must get {credit} credit and got {score:g} (of {least:g} to {most:g})"
 

@@ -64,7 +64,7 @@ class SharedLabel:
 
 
 @dataclass
-class Call:
+class MethodCall:
     """One call of a method.
 
     Attributes:
@@ -87,7 +87,7 @@ class Call:
 
 
 @dataclass
-class Failure:
+class ToolException:
     """A tool's code raised."""
 
     tool: str
@@ -125,11 +125,11 @@ class Monitor(logging.Handler):
         super().__init__(logging.DEBUG)
         self.shared = shared
         self.context, self.tools = "", tuple[str, ...]()
-        self.calls: list[Call] = []
-        self.failures: list[Failure] = []
+        self.calls: list[MethodCall] = []
+        self.failures: list[ToolException] = []
         self.attributing = True
         self.drawn = False
-        self.open: list[Call] = []
+        self.open: list[MethodCall] = []
         self.fatal_call = ""
         self._stretch: tuple[float, float] | None = None
         self._not_counted_seconds = 0.0
@@ -139,7 +139,7 @@ class Monitor(logging.Handler):
         self.canary: Canary | None = None
         self.handled: list[Handled] | None = None
 
-    def take(self) -> tuple[list[Call], list[Failure]]:
+    def take(self) -> tuple[list[MethodCall], list[ToolException]]:
         """The calls and failures since the previous `take`."""
         taken = self.calls, self.failures
         self.calls, self.failures = [], []
@@ -161,7 +161,7 @@ class Monitor(logging.Handler):
         """Record what a tool raised."""
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and isinstance(record.args, tuple):
-            self.failures.append(Failure(str(record.args[0]), words(error), places.of_error(error)))
+            self.failures.append(ToolException(str(record.args[0]), words(error), places.of_error(error)))
 
     # ------------------------------------------------------------------ calls
 
@@ -197,7 +197,7 @@ class Monitor(logging.Handler):
             return
         if where.endswith(".step") and self.tools:
             where += f" (tool {', '.join(map(repr, self.tools))})"
-        call = Call(where, time.monotonic(), task)
+        call = MethodCall(where, time.monotonic(), task)
         before = _Process.now(self._log_handlers, drawn=self.drawn) if self.attributing else None
         self.open.append(call)
         self.shared.write(f"{where}{self.context}", call.began)
@@ -218,7 +218,7 @@ class Monitor(logging.Handler):
                 call.random, call.changed = before.compare(_Process.now(self._log_handlers, drawn=bool(before.random)))
             self.calls.append(call)
 
-    def overdue(self, limit: float) -> Call | None:
+    def overdue(self, limit: float) -> MethodCall | None:
         """A call that has been under way for longer than `limit` seconds."""
         return next((call for call in self.open if time.monotonic() - call.began > limit), None)
 

@@ -46,7 +46,7 @@ WHY = {
 
 
 @dataclass(frozen=True)
-class Row:
+class _Row:
     """What one agent got in each task."""
 
     agent: str
@@ -149,9 +149,9 @@ async def chance(subject: Subject) -> AsyncIterator[str]:
         yield f"chance = {declared:g} is declared, and the {rows[trivial.RANDOM]} in {len(subject.scored)} tasks"
 
 
-async def table(subject: Subject) -> dict[str, Row]:
+async def table(subject: Subject) -> dict[str, _Row]:
     """The scores by agent; empty where an episode failed."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, _Row] = {}
     agents = subject.env.agents
     for name in ((EXPERT,) if subject.expert else ()) + trivial.AGENTS:
         found = []
@@ -166,11 +166,11 @@ async def table(subject: Subject) -> dict[str, Row]:
             found.append(fmean(seats))
         if not found:
             return {}
-        rows[name] = Row(name, tuple(found))
+        rows[name] = _Row(name, tuple(found))
     return rows
 
 
-def _reaches(row: Row, target: Sequence[float], zero_sum: bool) -> bool:
+def _reaches(row: _Row, target: Sequence[float], zero_sum: bool) -> bool:
     differences = [own - wanted for own, wanted in zip(row.scores, target, strict=True)]
     margin = interval(differences)
     if zero_sum and row.agent in MOVING:
@@ -178,19 +178,19 @@ def _reaches(row: Row, target: Sequence[float], zero_sum: bool) -> bool:
     return fmean(differences) + margin >= -TOLERANCE
 
 
-def _half(row: Row, floor: float, expert: float, declared: bool) -> bool:
+def _half(row: _Row, floor: float, expert: float, declared: bool) -> bool:
     """Whether an agent gets half of the way; beyond a declared chance only what is sure counts."""
     return row.mean - (row.margin if declared else 0.0) >= floor + HALF * (expert - floor) - TOLERANCE
 
 
-def _fault(subject: Subject, rows: Sequence[Row], what: str) -> str:
+def _fault(subject: Subject, rows: Sequence[_Row], what: str) -> str:
     first = next(name for name in WHY if name in {row.agent for row in rows})
     words = ", ".join(map(str, rows))
     row = next(row for row in rows if row.agent == first)
     return f"{WHY[first]}: {words} reach {what} in {len(subject.scored)} tasks, as in {_examples(subject, row, 1)}"
 
 
-def _examples(subject: Subject, row: Row, number: int = EXAMPLES) -> str:
+def _examples(subject: Subject, row: _Row, number: int = EXAMPLES) -> str:
     best = sorted(range(len(row.scores)), key=lambda place: -row.scores[place])[:number]
     return ", ".join(f"task {subject.scored[place].id!r}" for place in best)
 

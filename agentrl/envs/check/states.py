@@ -57,7 +57,7 @@ async def forks(subject: Subject) -> AsyncIterator[str]:
         sibling, other = await calls.fork(env), await calls.fork(env)
 
         async def forked() -> Env:
-            played = Replay(sibling, Session(id="sibling", task=subject.tasks[0]))
+            played = _Replay(sibling, Session(id="sibling", task=subject.tasks[0]))
             try:
                 await played.step_all([(env.agents[0], Message(role="assistant", content=""))] * 2)
             finally:
@@ -72,7 +72,7 @@ async def forks(subject: Subject) -> AsyncIterator[str]:
 
 
 @dataclass
-class Replay:
+class _Replay:
     """An episode that is driven by recorded messages.
 
     Attributes:
@@ -119,7 +119,7 @@ class Replay:
         finally:
             await calls.close(self.env)
 
-    def difference(self, other: Replay) -> str:
+    def difference(self, other: _Replay) -> str:
         """How the other differs; '' where it does not."""
         for place, (one, two) in enumerate(zip(self.results, other.results, strict=False), 1):
             if one != two:
@@ -156,7 +156,7 @@ async def _interrupted_episodes(subject: Subject, take: Take, how: str) -> Async
 async def _interrupt(subject: Subject, episode: Episode, session: Session, take: Take, how: str) -> str:
     """How the original or its copy differs from the uninterrupted episode; '' where they don't."""
     rng = random.Random(f"{episode.task.id}/{episode.agent}/{subject.seed}")
-    whole, original = [Replay(subject.make(), Session("state", episode.task, seed=subject.seed)) for _ in range(2)]
+    whole, original = [_Replay(subject.make(), Session("state", episode.task, seed=subject.seed)) for _ in range(2)]
     try:
         await whole.begin()
         recorded = session.nodes[len(whole.session.nodes) :]
@@ -175,7 +175,7 @@ async def _interrupt(subject: Subject, episode: Episode, session: Session, take:
         await original.finish()
         if difference := whole.difference(original):
             return f"after turn {turns}: the original continued differently once it was {how}: {difference}"
-        other = Replay(await open_copy(), *played)
+        other = _Replay(await open_copy(), *played)
         try:
             await other.step_all(said[turns:])
             await other.finish()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.envs import calls
 from agentrl.envs.base import Env, has_expert
 from agentrl.envs.check.functions import empty_defaults
-from agentrl.envs.check.monitor import Call, Failure, Monitor, seed_generators
+from agentrl.envs.check.monitor import MethodCall, Monitor, ToolException, seed_generators
 from agentrl.envs.check.resources import SETTLE, Holdings, held, left_since
 from agentrl.envs.episode import ScriptedPolicy, expert_policy, noop_policy, play
 from agentrl.envs.samples import hostile_policy, random_policy, sampled_policy
@@ -65,8 +65,8 @@ class Episode:
     error: BaseException | None = None
     opening: list[Message] = field(default_factory=list)
     said: list[Message] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    calls: list[MethodCall] = field(default_factory=list)
+    failures: list[ToolException] = field(default_factory=list)
     left: Holdings = field(default_factory=dict)
     seconds: float = 0.0
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.envs.check import places
-from agentrl.envs.check.child import EXIT, POLL, STACKS, Job, check_in_child, hang
+from agentrl.envs.check.child import EXIT, POLL, STACKS, CheckJob, check_in_child, hang
 from agentrl.envs.check.monitor import SharedLabel
 from agentrl.envs.check.rules import Finding, Measured, Note, Scores
 from agentrl.envs.check.table import RULES
@@ -37,7 +37,7 @@ EXIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Progress:
+class CheckProgress:
     """What a check is doing.
 
     Attributes:
@@ -55,7 +55,7 @@ class Progress:
     done: bool = False
 
 
-def supervise(job: Job) -> Iterator[Finding | Progress | Measured | Note | Scores]:
+def supervise(job: CheckJob) -> Iterator[Finding | CheckProgress | Measured | Note | Scores]:
     """Check an environment in a process of its own; yields findings, progress and measurements as they come.
 
     Raises:
@@ -78,10 +78,10 @@ def supervise(job: Job) -> Iterator[Finding | Progress | Measured | Note | Score
 
 
 def _events(
-    job: Job, receive: Connection, shared: SharedLabel, process: BaseProcess, stacks: Path
-) -> Iterator[Finding | Progress | Measured | Note | Scores]:
+    job: CheckJob, receive: Connection, shared: SharedLabel, process: BaseProcess, stacks: Path
+) -> Iterator[Finding | CheckProgress | Measured | Note | Scores]:
     began, tried = time.monotonic(), 0
-    rule = Progress("make", "an instance can be made")
+    rule = CheckProgress("make", "an instance can be made")
     kind: str
     value: Any
     while True:
@@ -99,10 +99,10 @@ def _events(
             return
         if kind == "rule":
             if value:
-                rule = Progress(RULES[tried].name, RULES[tried].proves)
+                rule = CheckProgress(RULES[tried].name, RULES[tried].proves)
                 tried += 1
             else:
-                rule = Progress(rule.rule, rule.proves, done=True)
+                rule = CheckProgress(rule.rule, rule.proves, done=True)
             yield rule
         elif kind in ("finding", "note") or (kind == "measured" and value is not None):
             yield value
@@ -119,7 +119,7 @@ def _events(
             yield _stopped(Finding("time", words, fix), tried)
             return
         else:
-            yield Progress(rule.rule, rule.proves, label if since else "", taken)
+            yield CheckProgress(rule.rule, rule.proves, label if since else "", taken)
 
 
 def _stopped(finding: Finding, tried: int) -> Finding:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from agentrl.envs.base import Env, reward
 from agentrl.envs.code.problems import read_problems
 from agentrl.envs.code.reward import SECONDS, code_verdict
-from agentrl.envs.code.runners import SPEC, InSandbox, Remote, Runner
-from agentrl.envs.sandboxes import Lease, supplier
+from agentrl.envs.code.runners import SPEC, InSandbox, JudgeRunner, Remote
+from agentrl.envs.sandboxes import SandboxLease, supplier
 from agentrl.envs.splits import BUILT_IN_SHARE, SHARE, divide
 from agentrl.errors import ConfigError
 from agentrl.tools.sandbox import Sandbox
@@ -58,10 +58,10 @@ class Code(Env):
         if eval_path is not None and path is None:
             raise ConfigError(f"env.eval_path = {eval_path!r} without env.path: give both, or neither")
         self.path, self.eval_path, self.shown, self.partial, self.timeout = path, eval_path, shown, partial, timeout
-        self.runner: Runner = Remote(remote) if remote else InSandbox(sandbox, image)
+        self.runner: JudgeRunner = Remote(remote) if remote else InSandbox(sandbox, image)
         self.interactive, self.max_turns = tools, 8 if tools else 1
         self._task = Task(id="")
-        self._lease = Lease(sandbox, SPEC.model_copy(update={"image": image}))
+        self._lease = SandboxLease(sandbox, SPEC.model_copy(update={"image": image}))
         self._toolkit = Toolkit(["python"], timeout=CELL_SECONDS)
         for tool in self._toolkit.tools if tools else ():
             self.tools.add(tool)

@@ -77,7 +77,7 @@ def program() -> str:
     return "from __future__ import annotations\n" + "\n".join(lines)
 
 
-def written(job: Job) -> tuple[bytes, str]:
+def encode_job(job: Job) -> tuple[bytes, str]:
     """A job as the judge reads it, and its nonce."""
     nonce = secrets.token_hex(16)
     return json.dumps({"nonce": nonce, **asdict(job)}).encode(), nonce

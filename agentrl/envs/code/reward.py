@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from agentrl.envs.code.extract import extract
 from agentrl.envs.code.judging import MAX_CODE, Job, Verdict
-from agentrl.envs.code.runners import InSandbox, Remote, Runner, judge
+from agentrl.envs.code.runners import InSandbox, JudgeRunner, Remote, judge
 from agentrl.errors import InvalidInput
 
 SECONDS = 10.0
@@ -48,7 +48,7 @@ async def code_exec(
         EnvError: the tests are broken.
         InfraError: the sandbox or the service failed; never a reward.
     """
-    runner: Runner = Remote(remote) if remote else InSandbox(sandbox)
+    runner: JudgeRunner = Remote(remote) if remote else InSandbox(sandbox)
     verdict = await code_verdict(
         reply,
         tests,
@@ -72,7 +72,7 @@ async def code_verdict(
     trusted: str = "",
     partial: bool = False,
     timeout: float = SECONDS,
-    runner: Runner | None = None,
+    runner: JudgeRunner | None = None,
 ) -> Verdict:
     """Like `code_exec`, with details; `trusted` is code for the tests' module (`judging.Job`)."""
     if not timeout > 0:

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from agentrl.envs.code.inside.solution import BOOT
-from agentrl.envs.code.judging import CANARY, Job, Verdict, program, read, written
+from agentrl.envs.code.judging import CANARY, Job, Verdict, encode_job, program, read
 from agentrl.envs.sandboxes import supplier
 from agentrl.errors import ConfigError, DeadlineExceeded, SandboxError
 from agentrl.tools.sandbox import Outcome, Sandbox, SandboxMemory, SandboxSpec
@@ -44,10 +44,10 @@ ENDED = {
     Outcome.NOT_STARTED: "no process could be started",
 }
 
-_proven: set[Runner] = set()
+_proven: set[JudgeRunner] = set()
 
 
-class Runner(Protocol):
+class JudgeRunner(Protocol):
     """Runs the judge's program on a standard input. Equal runners are interchangeable."""
 
     async def run(self, stdin: bytes, timeout: float) -> tuple[str, str]:
@@ -61,7 +61,7 @@ class Runner(Protocol):
     def __hash__(self) -> int: ...
 
 
-async def judge(runner: Runner, job: Job, timeout: float) -> Verdict:
+async def judge(runner: JudgeRunner, job: Job, timeout: float) -> Verdict:
     """Judge a job.
 
     Args:
@@ -82,8 +82,8 @@ async def judge(runner: Runner, job: Job, timeout: float) -> Verdict:
     return await _judged(runner, job, timeout)
 
 
-async def _judged(runner: Runner, job: Job, timeout: float) -> Verdict:
-    stdin, nonce = written(job)
+async def _judged(runner: JudgeRunner, job: Job, timeout: float) -> Verdict:
+    stdin, nonce = encode_job(job)
     output, ended = await runner.run(stdin, timeout)
     return read(output, nonce, ended)
 
@@ -102,7 +102,7 @@ class InSandbox:
         return SPEC.model_copy(update={"image": self.image})
 
     async def run(self, stdin: bytes, timeout: float) -> tuple[str, str]:
-        """See `Runner.run`."""
+        """See `JudgeRunner.run`."""
         pool = supplier(self.backend)
         await pool.check(self.spec)
         said, _ = await pool.run(self.spec, partial(self._run, stdin, timeout))
@@ -134,7 +134,7 @@ class Remote:
         return f"Remote({self.url!r})"
 
     async def run(self, stdin: bytes, timeout: float) -> tuple[str, str]:
-        """See `Runner.run`."""
+        """See `JudgeRunner.run`."""
         source = f"import sys\nsys.argv = ['judge', {program()!r}, 'judge']\n{BOOT}\n"
         body = {
             "code": source,

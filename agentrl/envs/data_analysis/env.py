@@ -14,9 +14,9 @@ from itertools import count
 
 from agentrl.envs.base import Env, reward
 from agentrl.envs.data_analysis.questions import LEVELS, PAGE, question
-from agentrl.envs.data_analysis.shop import DATABASES, FILE, SCHEMA, Shop, shop_of
+from agentrl.envs.data_analysis.shop import DATABASES, FILE, SCHEMA, ShopDatabase, shop_of
 from agentrl.envs.data_analysis.sql import run_query
-from agentrl.envs.fixtures import Credit, Fixture
+from agentrl.envs.fixtures import Fixture, FixtureCredit
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools.calculator import calculator
 from agentrl.tools.tool import tool
@@ -97,7 +97,7 @@ class DataAnalysis(Env):
         return "\n".join(shown) + (f"\n({rest} more lines; read on at start={start + PAGE})" if rest else "")
 
     @property
-    def _shop(self) -> Shop:
+    def _shop(self) -> ShopDatabase:
         return shop_of(self.seed, self._task["database"])
 
     def state(self) -> None:
@@ -122,10 +122,10 @@ class DataAnalysis(Env):
         number = Task(id="number", data={**first.data, "answer": "1234.50"})
         name = Task(id="name", data={**first.data, "answer": "North"})
         for task, said in ((number, "Answer: 1234.5"), (number, "So:\nAnswer: $1,234.50."), (name, "Answer: north")):
-            yield Fixture(task, said, Credit.FULL)
+            yield Fixture(task, said, FixtureCredit.FULL)
         for task, said in ((number, "Answer: 1234.52"), (number, "1234.50\nThat is all."), (name, "North or South")):
-            yield Fixture(task, said, Credit.NONE)
-        yield Fixture(number, "", Credit.NONE, "silence")
+            yield Fixture(task, said, FixtureCredit.NONE)
+        yield Fixture(number, "", FixtureCredit.NONE, "silence")
 
     def expert(self, messages: Sequence[Message]) -> str | Message:
         """The reference calls, and the answer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from agentrl.envs.data_analysis.shop import CATEGORIES, REASONS, REGIONS, Shop
+from agentrl.envs.data_analysis.shop import CATEGORIES, REASONS, REGIONS, ShopDatabase
 from agentrl.envs.data_analysis.sql import cell, select
 
 LEVELS = (1, 2, 3)
@@ -16,7 +16,7 @@ Question = tuple[str, list[list[Any]], str | None]
 """The words, the calls that answer them (a tool and its arguments), and the answer; None where there is none."""
 
 
-def question(rng: random.Random, level: int, shop: Shop) -> dict[str, Any]:
+def question(rng: random.Random, level: int, shop: ShopDatabase) -> dict[str, Any]:
     """A question, the calls that answer it, and the answer; drawn again where the answer is empty or no single one."""
     while True:
         words, calls, answer = (_one_table, _joined, _combined)[level - 1](rng, shop)
@@ -24,7 +24,7 @@ def question(rng: random.Random, level: int, shop: Shop) -> dict[str, Any]:
             return {"question": words, "calls": [["schema", {}], *calls], "answer": answer}
 
 
-def _one_table(rng: random.Random, shop: Shop) -> Question:
+def _one_table(rng: random.Random, shop: ShopDatabase) -> Question:
     category, region, (when, within) = rng.choice(list(CATEGORIES)), rng.choice(REGIONS), _period(rng)
     quantity, price = rng.randint(2, 8), rng.randint(10, 90)
     return _asked(
@@ -56,7 +56,7 @@ def _one_table(rng: random.Random, shop: Shop) -> Question:
     )
 
 
-def _joined(rng: random.Random, shop: Shop) -> Question:
+def _joined(rng: random.Random, shop: ShopDatabase) -> Question:
     category, region, (when, within) = rng.choice(list(CATEGORIES)), rng.choice(REGIONS), _period(rng)
     return _asked(
         shop,
@@ -84,7 +84,7 @@ def _joined(rng: random.Random, shop: Shop) -> Question:
     )
 
 
-def _combined(rng: random.Random, shop: Shop) -> Question:
+def _combined(rng: random.Random, shop: ShopDatabase) -> Question:
     reason, category, (when, within) = rng.choice(REASONS), rng.choice(list(CATEGORIES)), _period(rng)
     sales = ", ".join(str(sale) for sale, why in shop.returned() if why == reason) or "0"
     pages = [["read_file", {"start": start}] for start in range(1, len(shop.lines) + 1, PAGE)]
@@ -123,7 +123,7 @@ def _period(rng: random.Random) -> tuple[str, str]:
     )
 
 
-def _asked(shop: Shop, words: str, query: str) -> Question:
+def _asked(shop: ShopDatabase, words: str, query: str) -> Question:
     _, rows = select(shop.database, query)
     value = rows[0][0] if rows else None
     return words, [["sql", {"query": query}]], None if value is None else cell(value)

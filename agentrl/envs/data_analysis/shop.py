@@ -26,7 +26,7 @@ NAMES = ("Adler", "Berg", "Costa", "Diaz", "Evans", "Ford", "Gruber", "Hill", "I
 REASONS = ("damaged", "late", "wrong size")
 
 
-class Shop:
+class ShopDatabase:
     """A database as bytes, and the lines of the file.
 
     Attributes:
@@ -64,9 +64,9 @@ class Shop:
 
 
 @lru_cache(maxsize=DATABASES)
-def shop_of(seed: int, number: int) -> Shop:
+def shop_of(seed: int, number: int) -> ShopDatabase:
     """The shop of a number; made once."""
-    return Shop(random.Random(f"data_analysis/{seed}/database/{number}"))
+    return ShopDatabase(random.Random(f"data_analysis/{seed}/database/{number}"))
 
 
 def _day(rng: random.Random) -> str:

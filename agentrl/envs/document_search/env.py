@@ -15,7 +15,7 @@ from typing import Any
 from agentrl.envs.base import Env, reward
 from agentrl.envs.data_analysis.env import same
 from agentrl.envs.document_search.document import Document
-from agentrl.envs.document_search.files import Questions, read_questions
+from agentrl.envs.document_search.files import DocumentQuestions, read_questions
 from agentrl.envs.document_search.generate import DOCUMENTS, SIZES, chronicle, question
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools.threads import run_in_thread
@@ -67,7 +67,7 @@ class DocumentSearch(Env):
         self.level, self.seed, self.compact = level, seed, compact
         self._history = self._done = 0
         self._summarising = False
-        self._files: Questions | None = None if path is None else read_questions(Path(path).expanduser())
+        self._files: DocumentQuestions | None = None if path is None else read_questions(Path(path).expanduser())
         self._task, self._document = Task(id=""), Document(())
 
     def tasks(self, split: str = "train") -> Iterable[Task]:

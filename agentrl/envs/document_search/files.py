@@ -19,7 +19,7 @@ FIELDS = ("document", "question", "answer")
 
 
 @dataclass(frozen=True)
-class Questions:
+class DocumentQuestions:
     """A folder's documents by file name, its tasks whose lines name a split, by it, and the others."""
 
     documents: dict[str, Document]
@@ -37,7 +37,7 @@ class Questions:
 
 
 @lru_cache(maxsize=8)
-def read_questions(folder: Path) -> Questions:
+def read_questions(folder: Path) -> DocumentQuestions:
     """Read a folder; a question's line may name its `split`.
 
     Raises:
@@ -66,7 +66,7 @@ def read_questions(folder: Path) -> Questions:
             (named[split] if split else others).append(Task(id=f"question-{number}", data=data))
     where, count = f"env.path = {str(folder)!r}", len(others) + sum(map(len, named.values()))
     note = described(where, count, "questions", {}, columns.difference(FIELDS, ["split"]))
-    return Questions(documents, named, others, where, note)
+    return DocumentQuestions(documents, named, others, where, note)
 
 
 def _row(line: str, where: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from agentrl.envs.retail.customer import MAX_READ, REFUSAL, Customer
 from agentrl.envs.retail.data import World, read_world
 from agentrl.envs.retail.expert import must_refuse, script
 from agentrl.envs.retail.generate import LEVELS, made_tasks, made_world
-from agentrl.envs.retail.store import TOOLS, Store
+from agentrl.envs.retail.store import TOOLS, RetailStore
 from agentrl.envs.splits import TaskList
 from agentrl.errors import ConfigError
 from agentrl.types import AGENT, Message, Session, Status, StepResult, Task
@@ -79,7 +79,7 @@ class Retail(Env):
             read_world(self.path)
         if customer == "policy":
             self.agents = (AGENT, CUSTOMER)
-        self._task, self._store, self._said, self._refused = Task(id=""), Store(), set[str](), False
+        self._task, self._store, self._said, self._refused = Task(id=""), RetailStore(), set[str](), False
         self._customer = Customer(dict.fromkeys(("reason", "known", "unknown", "instructions"), ""))
         for name in TOOLS:
             self.tools.add(getattr(self._store, name))
@@ -167,8 +167,8 @@ class Retail(Env):
         found = self._reference().found
         return not must_refuse(self._task) or (self._refused and found <= self._store.found)
 
-    def _reference(self) -> Store:
-        reference = Store(self._world.database)
+    def _reference(self) -> RetailStore:
+        reference = RetailStore(self._world.database)
         reference.apply(self._task["actions"])
         return reference
 

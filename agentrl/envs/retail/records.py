@@ -20,7 +20,7 @@ MAX_FIELD = 200
 """Characters of a line of an address."""
 
 
-class Records:
+class RetailRecords:
     """The database as one episode sees it.
 
     Attributes:
@@ -45,7 +45,7 @@ class Records:
         for kind, records in (changed or {}).items():
             self.changed[kind] = {key: dict(record) for key, record in records.items()}
 
-    def same_as(self, other: Records) -> bool:
+    def same_as(self, other: RetailRecords) -> bool:
         """Whether both have the same records; they must be of the same database."""
         return all(
             self.get(kind, key) == other.get(kind, key)

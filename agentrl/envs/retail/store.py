@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from agentrl.envs.retail.data import Record
-from agentrl.envs.retail.records import Records, address_of, check_items, difference_of, folded
+from agentrl.envs.retail.records import RetailRecords, address_of, check_items, difference_of, folded
 from agentrl.errors import ToolError
 from agentrl.tools.calculator import evaluate
 from agentrl.tools.schema import shown
@@ -18,7 +18,7 @@ from agentrl.tools.tool import mark_of, tool
 Reason = Literal["no longer needed", "ordered by mistake"]
 
 
-class Store(Records):
+class RetailStore(RetailRecords):
     """An episode's records with the agent's tools."""
 
     def apply(self, actions: Iterable[Mapping[str, Any]]) -> None:
@@ -294,5 +294,5 @@ class Store(Records):
         return "Transfer successful"
 
 
-TOOLS = tuple(name for name, member in vars(Store).items() if mark_of(member) is not None)
+TOOLS = tuple(name for name, member in vars(RetailStore).items() if mark_of(member) is not None)
 """The names of the tools."""

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from agentrl import prometheus
 from agentrl.envs.sandbox_server.config import SandboxServerConfig
-from agentrl.envs.sandbox_server.held import METHODS, Held
+from agentrl.envs.sandbox_server.held import METHODS, HeldSandbox
 from agentrl.envs.sandboxes import Supplier
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InvalidInput, SandboxError
 from agentrl.tools.sandbox import PathError, SandboxDied, SandboxSpec
@@ -39,7 +39,7 @@ class Opening(msgspec.Struct, forbid_unknown_fields=True):
     fork_of: str | None
 
 
-class Client:
+class _Client:
     """A process that has sandboxes here.
 
     Attributes:
@@ -50,7 +50,7 @@ class Client:
 
     def __init__(self) -> None:
         self.heard = time.monotonic()
-        self.sandboxes: dict[str, Held] = {}
+        self.sandboxes: dict[str, HeldSandbox] = {}
         self.closed: set[str] = set()
 
 
@@ -65,7 +65,7 @@ class SandboxServer:
     def __init__(self, config: SandboxServerConfig, key: str) -> None:
         self.config, self._authorization = config, f"Bearer {key}".encode()
         self.supplier = Supplier(config.sandbox, config.reuse != "never", config.sandboxes)
-        self.clients: dict[bytes, Client] = {}
+        self.clients: dict[bytes, _Client] = {}
         self.counts: Counter[str] = Counter()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
@@ -91,7 +91,7 @@ class SandboxServer:
         name, parts = headers.get(CLIENT.encode(), b""), scope["path"].split("/")[1:]
         if scope["method"] != "POST" or len(name) < 16 or (parts != ["alive"] and len(parts) != 3):
             return 404, b"see agentrl/tools/sandbox/remote_wire.py\n"
-        client = self.clients.setdefault(name, Client())
+        client = self.clients.setdefault(name, _Client())
         client.heard = time.monotonic()
         try:
             body = await self._body(headers, receive)
@@ -131,7 +131,7 @@ class SandboxServer:
         self.counts["bytes_received"] += len(body)
         return bytes(body)
 
-    async def _run(self, name: bytes, client: Client, id: str, method: str, body: bytes) -> Any:
+    async def _run(self, name: bytes, client: _Client, id: str, method: str, body: bytes) -> Any:
         if method == "create":
             return await self._create(name, client, id, msgspec.msgpack.decode(body, type=Opening))
         held = client.sandboxes.get(id)
@@ -148,7 +148,7 @@ class SandboxServer:
         function, arguments = METHODS[method]
         return await function(held, **msgspec.structs.asdict(msgspec.msgpack.decode(body, type=arguments)))
 
-    async def _create(self, name: bytes, client: Client, id: str, opening: Opening) -> Created:
+    async def _create(self, name: bytes, client: _Client, id: str, opening: Opening) -> Created:
         source = client.sandboxes.get(opening.fork_of) if opening.fork_of else None
         if id in client.sandboxes or (opening.fork_of and source is None):
             raise InvalidInput("the id is taken, or there is no sandbox to fork")
@@ -168,7 +168,7 @@ class SandboxServer:
         except BaseException:
             await asyncio.shield(self.supplier.release(sandbox))
             raise
-        client.sandboxes[id] = Held(sandbox, spec, self.config)
+        client.sandboxes[id] = HeldSandbox(sandbox, spec, self.config)
         return Created(sandbox.workdir, self.config.lease, self.config.request_bytes)
 
     def _check(self, spec: SandboxSpec) -> None:
@@ -181,7 +181,7 @@ class SandboxServer:
             if (getattr(spec, field) or 0) > most:
                 raise ConfigError(f"the sandbox server gives {field}={most:g} at most (its setting `largest`)")
 
-    async def _release(self, client: Client, id: str) -> None:
+    async def _release(self, client: _Client, id: str) -> None:
         if held := client.sandboxes.pop(id, None):
             logger.info("sandbox %s is given back: %d bytes in, %d out", held.sandbox.id, held.received, held.sent)
             await self.supplier.release(held.sandbox)

@@ -21,7 +21,7 @@ PROCESSES = 256
 """Background processes of a sandbox whose end was not asked for yet."""
 
 
-class Held:
+class HeldSandbox:
     """A client's sandbox. Its public coroutines are the methods that a client may call, with their arguments.
 
     Attributes:
@@ -144,7 +144,7 @@ def _arguments(method: Callable[..., Any]) -> type[msgspec.Struct]:
 
 METHODS = {
     name: (method, _arguments(method))
-    for name, method in vars(Held).items()
+    for name, method in vars(HeldSandbox).items()
     if inspect.iscoroutinefunction(method) and not name.startswith("_")
 }
 """What a client may call, and the arguments."""

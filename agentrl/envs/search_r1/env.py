@@ -21,7 +21,7 @@ from agentrl.envs.search_r1.data import FOLDER, folder_of, split_tasks
 from agentrl.envs.search_r1.prompts import INVALID, PROMPT, TOOLS_PROMPT
 from agentrl.envs.search_r1.published import SETS
 from agentrl.errors import ConfigError, ToolError
-from agentrl.retrieval import Client, Passage, service
+from agentrl.retrieval import Passage, RetrievalClient, service
 from agentrl.types import Message, Session, StepResult, Task
 
 EARLIER = 0.9
@@ -152,7 +152,7 @@ class SearchR1(Env):
     def _cut(self, passage: Passage) -> str:
         return passage.body if self.passage_words is None else " ".join(passage.body.split()[: self.passage_words])
 
-    def _client(self) -> Client:
+    def _client(self) -> RetrievalClient:
         url = self.retriever if "://" in self.retriever else service(folder_of(self.data) / self.retriever).url
         timeout = self.search_timeout  # a tool that runs past its own limit would be told to the model as its error
         return _client(url, min(timeout, EARLIER * self.tools.timeout) if self.form == "tools" else timeout)
@@ -270,12 +270,12 @@ class SearchR1(Env):
         return f"It says: {' '.join(before)} {right} {' '.join(after)}"
 
 
-_clients: dict[tuple[str, float], Client] = {}
+_clients: dict[tuple[str, float], RetrievalClient] = {}
 
 
-def _client(url: str, timeout: float) -> Client:
+def _client(url: str, timeout: float) -> RetrievalClient:
     """The process's client of an address: connections are kept between episodes."""
-    return _clients.setdefault((url, timeout), Client(url, timeout))
+    return _clients.setdefault((url, timeout), RetrievalClient(url, timeout))
 
 
 def _turns(session: Session) -> list[str]:

@@ -49,4 +49,4 @@ def _read(path: str | None, layout: str, options: dict[str, str], build: bool) -
 
 def _folder(tasks: list[SweTask], path: str, layout: str) -> tuple[list[SweTask], str]:
     note = described(f"env.path = {path!r}", len(tasks), "tasks", {layout: len(tasks)}, ())
-    return tasks, note + unread.told(Path(path).expanduser(), (task.id for task in tasks))
+    return tasks, note + unread.describe_unread(Path(path).expanduser(), (task.id for task in tasks))

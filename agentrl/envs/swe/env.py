@@ -20,11 +20,11 @@ from agentrl.envs.sandboxes import Supplier, supplier
 from agentrl.envs.swe import building
 from agentrl.envs.swe.changes import Changes
 from agentrl.envs.swe.choice import choose
-from agentrl.envs.swe.limits import Limits, Meter
+from agentrl.envs.swe.limits import EpisodeLimits, LimitMeter
 from agentrl.envs.swe.prebuilt import REWARD
 from agentrl.envs.swe.prompts import FORMAT_ERROR, commands, opening
 from agentrl.envs.swe.repair import TINY_RECIPE, Repair
-from agentrl.envs.swe.scoring import Verdict
+from agentrl.envs.swe.scoring import ScoringResult
 from agentrl.envs.swe.source import RepositorySource, source_of
 from agentrl.envs.swe.task import SweTask
 from agentrl.envs.swe.tools import Step, SweTools
@@ -94,13 +94,13 @@ class Swe(Env):
         options = tuple((key, value) for key, value in given.items() if value is not None)
         self._chosen = path, layout, options, difficulty
         self.bash_only = tools == "bash"
-        self.limits = Limits(steps, seconds, tokens, command_seconds, output_bytes)
+        self.limits = EpisodeLimits(steps, seconds, tokens, command_seconds, output_bytes)
         self.max_turns = steps
         offered = SweTools(self.limits, self.end, self.bash_only)
         self._toolkit = offered.toolkit
         for tool in offered.tools:
             self.tools.add(tool)
-        self._meter = Meter(self.limits)
+        self._meter = LimitMeter(self.limits)
         self._problem: SweTask | None = None
         self._opening: asyncio.Task[Sandbox] | None = None
         self._source: RepositorySource | None = None
@@ -164,7 +164,7 @@ class Swe(Env):
         await self._supplier.check(source.spec)
         await source.prove(self._supplier)
         await self._release_sandbox()
-        self._meter, self._plan, self.waited, self._used = Meter(self.limits), None, 0.0, False
+        self._meter, self._plan, self.waited, self._used = LimitMeter(self.limits), None, 0.0, False
         return source
 
     async def _ensure_image(self, problem: SweTask) -> None:
@@ -300,7 +300,7 @@ class Swe(Env):
         await self._release_sandbox()
         return changes
 
-    async def _judge(self, changes: Changes) -> Verdict:
+    async def _judge(self, changes: Changes) -> ScoringResult:
         source = self._source
         assert source is not None
         verdict, waited = await self._supplier.run(source.spec, lambda sandbox: source.judge(changes, sandbox))
@@ -312,7 +312,7 @@ class Swe(Env):
         await self._supplier.release_opened(opening)
 
 
-def reward_of(problem: SweTask, verdict: Verdict, partial: bool) -> float:
+def reward_of(problem: SweTask, verdict: ScoringResult, partial: bool) -> float:
     """The reward of a verdict; `partial`: the passed share of fail_to_pass times that of pass_to_pass.
 
     Of a task that writes its reward it is that, from 0 to 1, and without `partial` whether it is 1.

@@ -19,7 +19,7 @@ from fractions import Fraction
 from typing import Any
 
 from agentrl import patterns
-from agentrl.envs.swe.observe import Site
+from agentrl.envs.swe.observe import AssertionSite
 
 WIDEST = 1_000
 """Items of a set, a dictionary or a range that is shown where something is only looked for in it."""
@@ -147,7 +147,7 @@ def width(value: Any) -> int:
     return len(value) if isinstance(value, range) else 0
 
 
-def fits(site: Site, expected: Any, shown: Any) -> bool:
+def fits(site: AssertionSite, expected: Any, shown: Any) -> bool:
     """Whether what an assertion showed is what it is to show.
 
     Args:
@@ -161,7 +161,7 @@ def fits(site: Site, expected: Any, shown: Any) -> bool:
         return False
 
 
-def _fits(site: Site, expected: Any, shown: Any) -> bool:
+def _fits(site: AssertionSite, expected: Any, shown: Any) -> bool:
     kind, options = site.kind, site.options
     if kind == "truth":
         return isinstance(shown, bool) and shown is options["holds"]

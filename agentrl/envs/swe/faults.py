@@ -23,7 +23,7 @@ Edit = tuple[int, int, str]
 """A span of the source's UTF-8, and the text that takes its place."""
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     """What sort of mistake a fault is."""
 
     OPERATOR = "operator"
@@ -34,10 +34,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class SourceFault:
     """One edit: the bytes [start, end) of a source become `text`."""
 
-    kind: Kind
+    kind: FaultKind
     line: int
     start: int
     end: int
@@ -100,7 +100,7 @@ class _Source:
         return self.lines[first - 1], self.lines[last]
 
 
-def faults(source: str, kinds: Iterable[Kind] = tuple(Kind)) -> list[Fault]:
+def faults(source: str, kinds: Iterable[FaultKind] = tuple(FaultKind)) -> list[SourceFault]:
     """Every fault that can be planted in a source, in the order of their places.
 
     Raises:
@@ -108,10 +108,10 @@ def faults(source: str, kinds: Iterable[Kind] = tuple(Kind)) -> list[Fault]:
     """
     tree = ast.parse(source)
     at = _Source(source)
-    finders = {Kind.OPERATOR: _operators, Kind.BOUNDARY: _boundaries, Kind.ARGUMENT: _arguments}
-    finders |= {Kind.CASE: _cases, Kind.EXCEPTION: _exceptions}
+    finders = {FaultKind.OPERATOR: _operators, FaultKind.BOUNDARY: _boundaries, FaultKind.ARGUMENT: _arguments}
+    finders |= {FaultKind.CASE: _cases, FaultKind.EXCEPTION: _exceptions}
     found = {
-        Fault(kind, at.data.count(b"\n", 0, start) + 1, start, end, text)
+        SourceFault(kind, at.data.count(b"\n", 0, start) + 1, start, end, text)
         for kind in kinds
         for node in ast.walk(tree)
         for start, end, text in finders[kind](node, at)
@@ -120,7 +120,7 @@ def faults(source: str, kinds: Iterable[Kind] = tuple(Kind)) -> list[Fault]:
     return sorted((fault for fault in found if _differs(fault.plant(source), plain)), key=_order)
 
 
-def _order(fault: Fault) -> tuple[int, int, str, str]:
+def _order(fault: SourceFault) -> tuple[int, int, str, str]:
     return fault.start, fault.end, fault.kind.value, fault.text
 
 

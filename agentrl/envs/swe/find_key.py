@@ -20,10 +20,10 @@ from agentrl.envs.swe import key as keys
 from agentrl.envs.swe.changes import File, Tree
 from agentrl.envs.swe.expect import fits
 from agentrl.envs.swe.guess import MISSING, Open, can_fail, literals_of
-from agentrl.envs.swe.key import Expected, FileKey, Key, Row
+from agentrl.envs.swe.key import Expected, FileKey, Key, ReportRow
 from agentrl.envs.swe.observe import Rewritten, rewritten
 from agentrl.envs.swe.proof import solved_tree
-from agentrl.envs.swe.running import Run, Unfinished, run_tests
+from agentrl.envs.swe.running import SuiteResult, Unfinished, run_tests
 from agentrl.envs.swe.scoring import Exam, final_tree, judged
 from agentrl.envs.swe.task import SweTask
 from agentrl.errors import InvalidInput
@@ -36,7 +36,7 @@ LEAST_BITS = 7.0
 _found: dict[str, Key] = {}
 
 
-def known(task: SweTask) -> Key | None:
+def find_stored(task: SweTask) -> Key | None:
     """A task's key, where it was found before: by this process, or kept in the user's cache."""
     digest = fingerprint(task)
     if digest not in _found and (path := _path(digest)).is_file():
@@ -108,7 +108,7 @@ async def examine(task: SweTask, sandbox: Sandbox, *, python: str = "python3") -
     return Key(key.files, bits), complaints
 
 
-def guesses(task: SweTask, key: Key, broken: Run) -> list[Open]:
+def guesses(task: SweTask, key: Key, broken: SuiteResult) -> list[Open]:
     """What a patch that repairs nothing has to guess to get the task's tests passed."""
     found: list[Open] = []
     for path, file in key.files.items():
@@ -171,7 +171,7 @@ def _with(exam: Exam, tree: Tree, files: Mapping[str, Rewritten], recording: boo
     return final_tree(exam, dict(tree)) | {path: File(text.encode()) for path, text in texts.items()}
 
 
-def _hidden(rows: Sequence[Row], file: Rewritten) -> frozenset[int]:
+def _hidden(rows: Sequence[ReportRow], file: Rewritten) -> frozenset[int]:
     """Assertions that compare what has no value to be sent."""
     return frozenset(
         event[0]
@@ -181,7 +181,7 @@ def _hidden(rows: Sequence[Row], file: Rewritten) -> frozenset[int]:
     )
 
 
-def _file_key(file: Rewritten, rows: Sequence[Row]) -> FileKey:
+def _file_key(file: Rewritten, rows: Sequence[ReportRow]) -> FileKey:
     tests = [
         Expected(
             row.test,
@@ -193,15 +193,15 @@ def _file_key(file: Rewritten, rows: Sequence[Row]) -> FileKey:
     return FileKey(file.scoring, file.sites, tests)
 
 
-def paired(tests: Sequence[Expected], rows: Sequence[Row]) -> list[tuple[Expected, Row]]:
+def paired(tests: Sequence[Expected], rows: Sequence[ReportRow]) -> list[tuple[Expected, ReportRow]]:
     """Tests and their reports, matched by name and, where there are parameters, by order."""
-    shown: dict[str, list[Row]] = {}
+    shown: dict[str, list[ReportRow]] = {}
     for row in rows:
         shown.setdefault(row.test.partition("[")[0], []).append(row)
     return [(test, shown[name].pop(0)) for test in tests if shown.get(name := test.test.partition("[")[0])]
 
 
-def _complaints(task: SweTask, key: Key, recorded: Run, right: Run, broken: Run) -> list[str]:
+def _complaints(task: SweTask, key: Key, recorded: SuiteResult, right: SuiteResult, broken: SuiteResult) -> list[str]:
     recorded_rows = {f"{path}::{row.test}": row for path, rows in recorded.rows.items() for row in rows}
     said: list[str] = []
     for test in task.required:
@@ -225,6 +225,6 @@ def _complaints(task: SweTask, key: Key, recorded: Run, right: Run, broken: Run)
     return said
 
 
-def _tells(file: FileKey, row: Row) -> bool:
+def _tells(file: FileKey, row: ReportRow) -> bool:
     """Whether anything that a test shows could be wrong."""
     return any(can_fail(file.sites[event[0]], event[2] if len(event) > 2 else None) for event in row.events)

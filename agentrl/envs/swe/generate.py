@@ -22,7 +22,7 @@ from pathlib import Path
 
 from agentrl.envs.swe import harbor
 from agentrl.envs.swe.changes import File
-from agentrl.envs.swe.faults import Fault, Kind, faults
+from agentrl.envs.swe.faults import FaultKind, SourceFault, faults
 from agentrl.envs.swe.find_key import examine
 from agentrl.envs.swe.patch import as_patch
 from agentrl.envs.swe.proof import Outcomes, Trial, run_trials
@@ -85,11 +85,11 @@ class Package:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class _Candidate:
     """A fault and the file it is for."""
 
     path: str
-    fault: Fault
+    fault: SourceFault
 
 
 def is_test(path: str) -> bool:
@@ -98,13 +98,13 @@ def is_test(path: str) -> bool:
     return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
 
 
-def candidates(package: Package, kinds: Sequence[Kind], seed: int) -> Iterator[Candidate]:
+def candidates(package: Package, kinds: Sequence[FaultKind], seed: int) -> Iterator[_Candidate]:
     """Every fault, in an order that the seed decides, alternating between kinds."""
     rng = random.Random(f"{seed}/{package.name}")
-    queues: list[list[Candidate]] = []
+    queues: list[list[_Candidate]] = []
     for kind in kinds:
         queue = [
-            Candidate(path, fault)
+            _Candidate(path, fault)
             for path, text in sorted(package.files.items())
             if _plantable(path)
             for fault in faults(text, [kind])
@@ -122,7 +122,7 @@ def _plantable(path: str) -> bool:
 
 
 async def generate(
-    package: Package, sandbox: Sandbox, *, count: int, seed: int = 0, kinds: Sequence[Kind] = tuple(Kind)
+    package: Package, sandbox: Sandbox, *, count: int, seed: int = 0, kinds: Sequence[FaultKind] = tuple(FaultKind)
 ) -> list[SweTask]:
     """Tasks with one fault each, at most `count`: fewer where no more are caught by tests and can be scored.
 
@@ -161,7 +161,7 @@ def _passed(outcomes: Outcomes) -> frozenset[str]:
 
 
 def _task(
-    package: Package, candidate: Candidate, steady: frozenset[str], caught: frozenset[str], outcomes: Outcomes
+    package: Package, candidate: _Candidate, steady: frozenset[str], caught: frozenset[str], outcomes: Outcomes
 ) -> SweTask:
     whole, path = package.files, candidate.path
     broken = candidate.fault.plant(whole[path])
@@ -220,7 +220,9 @@ def _texts(root: Path) -> Iterator[tuple[str, str]]:
         yield "/".join(parts), text
 
 
-async def generate_into(package: Package, out: Path, *, count: int, seed: int, kinds: Sequence[Kind]) -> list[SweTask]:
+async def generate_into(
+    package: Package, out: Path, *, count: int, seed: int, kinds: Sequence[FaultKind]
+) -> list[SweTask]:
     """Generate tasks in a Docker sandbox of their own and write them below `out`, a folder each.
 
     Raises:

@@ -28,7 +28,7 @@ from itertools import islice, permutations, product
 from typing import Any
 
 from agentrl.envs.swe.expect import MISMATCH, TEXT, WIDEST, Thing, as_shown, decode, fits
-from agentrl.envs.swe.observe import Site
+from agentrl.envs.swe.observe import AssertionSite
 
 MOST = 256
 """Guesses that are tried; what is not among them is worth eight bits."""
@@ -66,7 +66,7 @@ class Open:
     """
 
     test: str
-    site: Site
+    site: AssertionSite
     expected: Any
     honest: Any
     literals: Sequence[Any]
@@ -102,7 +102,7 @@ def bits(found: Sequence[Open]) -> float:
     return sum(one.bits for one in distinct.values())
 
 
-def universal(site: Site, literals: Sequence[Any] = ()) -> Iterator[Any]:
+def universal(site: AssertionSite, literals: Sequence[Any] = ()) -> Iterator[Any]:
     """Answers that fit everything that a comparison of this kind may expect, whatever is written in the test."""
     if site.kind != "compare":
         return
@@ -142,7 +142,7 @@ def _texts(literals: Sequence[Any]) -> Iterator[str]:
     yield USUAL
 
 
-def can_fail(site: Site, expected: Any) -> bool:
+def can_fail(site: AssertionSite, expected: Any) -> bool:
     """Whether anything at all would be wrong there: an `approx(abs=…)` without bounds accepts every number."""
     if site.kind in ("truth", "raises"):
         return True
@@ -154,7 +154,7 @@ def can_fail(site: Site, expected: Any) -> bool:
     return any(not fits(site, expected, as_shown(one)) for one in tried)
 
 
-def candidates(site: Site, honest: Any, literals: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+def candidates(site: AssertionSite, honest: Any, literals: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """(what kind of guess, what would be shown), the likeliest first, each once; the honest value isn't among them.
 
     Args:
@@ -184,7 +184,7 @@ def _readable(honest: Any) -> Any:
         return MISSING
 
 
-def _exceptions(site: Site, literals: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+def _exceptions(site: AssertionSite, literals: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     names: Sequence[str] = site.options["names"]
     own = [name for name in names if not hasattr(builtins, name)]
     usual = [name for name in ("ValueError", "KeyError", "TypeError", "IndexError", "RuntimeError") if name in names]

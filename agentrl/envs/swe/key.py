@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentrl.envs.swe.expect import UNSEEN, fits
-from agentrl.envs.swe.observe import Site
+from agentrl.envs.swe.observe import AssertionSite
 
 PASSED = "passed"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReportRow:
     """A test's report: its name, pytest's outcome, what it said where it failed, and what its assertions showed."""
 
     test: str
@@ -56,7 +56,7 @@ class FileKey:
     """
 
     source: str
-    sites: Sequence[Site]
+    sites: Sequence[AssertionSite]
     tests: Sequence[Expected]
 
 
@@ -82,7 +82,7 @@ class Key:
         data = json.loads(text)
         files = {}
         for path, one in data["files"].items():
-            sites = tuple(Site(**site) for site in one["sites"])
+            sites = tuple(AssertionSite(**site) for site in one["sites"])
             tests = tuple(
                 Expected(test["test"], [tuple(event) for event in test["events"]], test["right"])
                 for test in one["tests"]
@@ -91,7 +91,7 @@ class Key:
         return cls(files, data["bits"])
 
 
-def verdicts(key: FileKey, rows: Sequence[Row]) -> dict[str, bool]:
+def verdicts(key: FileKey, rows: Sequence[ReportRow]) -> dict[str, bool]:
     """Whether each test of a file passed and showed what it should.
 
     Tests of several parameters are matched by their order: some of their names are told by what was expected of them.
@@ -113,7 +113,7 @@ def _grouped(tests: Sequence[Any]) -> dict[str, list[Any]]:
     return found
 
 
-def satisfied(sites: Sequence[Site], expected: Expected, row: Row) -> bool:
+def satisfied(sites: Sequence[AssertionSite], expected: Expected, row: ReportRow) -> bool:
     """Whether a test's assertions showed what they should: each steady one as often and in the order that it should."""
     events = [event for event in row.events if _is_event(event, len(sites))]
     if len(events) != len(row.events):

@@ -21,7 +21,7 @@ LAST_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EpisodeLimits:
     """An episode's budgets.
 
     Attributes:
@@ -47,10 +47,10 @@ class Limits:
         )
 
 
-class Meter:
+class LimitMeter:
     """What of the limits is used up."""
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: EpisodeLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits, self._clock = limits, clock
         self._began, self.steps, self._bytes = clock(), 0, 0
 

@@ -50,7 +50,7 @@ TRANSPARENT |= {"catch_warnings", "redirect_stdout", "redirect_stderr", "ThreadP
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class AssertionSite:
     """An assertion of a test file.
 
     Attributes:
@@ -71,7 +71,7 @@ class Rewritten:
 
     recording: str
     scoring: str
-    sites: tuple[Site, ...]
+    sites: tuple[AssertionSite, ...]
 
 
 def rewritten(source: str, related: frozenset[int] = frozenset()) -> Rewritten:
@@ -85,7 +85,7 @@ def rewritten(source: str, related: frozenset[int] = frozenset()) -> Rewritten:
         SyntaxError: it is no Python.
     """
     texts: list[str] = []
-    sites: list[Site] = []
+    sites: list[AssertionSite] = []
     for recording in (True, False):
         module = ast.parse(source)
         rewriter = _Rewriter(module, recording, related)
@@ -100,7 +100,7 @@ def rewritten(source: str, related: frozenset[int] = frozenset()) -> Rewritten:
 class _Rewriter(ast.NodeTransformer):
     def __init__(self, module: ast.Module, recording: bool, related: frozenset[int]) -> None:
         self.recording, self.related = recording, related
-        self.sites: list[Site] = []
+        self.sites: list[AssertionSite] = []
         self._scopes = [Constants(module)]
         self._steady, self._depth, self._swallowed = False, 0, 0
         known = {name.id for node in module.body for name in ast.walk(node) if isinstance(name, ast.Name)}
@@ -250,7 +250,7 @@ class _Rewriter(ast.NodeTransformer):
         if sides is None:
             return None
         if len(self.sites) in self.related:
-            self.sites.append(Site("left"))  # as it was written
+            self.sites.append(AssertionSite("left"))  # as it was written
             return None
         shown, expected = sides
         if method == "assertCountEqual":
@@ -281,7 +281,7 @@ class _Rewriter(ast.NodeTransformer):
             "match": patterns[0].value if patterns else None,  # type: ignore[attr-defined]
         }
         number = len(self.sites)
-        self.sites.append(Site("raises", options, self._steady))
+        self.sites.append(AssertionSite("raises", options, self._steady))
         tried = ", ".join(f"lambda: {kind}" for kind in self._kinds)
         return ast.parse(f"{OBSERVER}.raising({number}, [{tried}])", mode="eval").body
 
@@ -309,7 +309,7 @@ class _Rewriter(ast.NodeTransformer):
         number = len(self.sites)
         if not self._steady and expected is not None and is_literal(expected):
             options = {**options, "literal": ast.unparse(expected)}
-        self.sites.append(Site(kind, options, self._steady))
+        self.sites.append(AssertionSite(kind, options, self._steady))
         given = [ast.Constant(number), shown]
         if self.recording and expected is not None:
             given.append(expected)

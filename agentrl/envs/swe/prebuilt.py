@@ -28,7 +28,7 @@ from agentrl.envs.swe.changes import (
     read_tar,
     write_tar,
 )
-from agentrl.envs.swe.scoring import Verdict, protected
+from agentrl.envs.swe.scoring import ScoringResult, protected
 from agentrl.envs.swe.task import SweTask
 from agentrl.envs.swe.workspace import ARCHIVE_BYTES, set_up
 from agentrl.errors import InvalidInput, SandboxError, ToolError
@@ -138,7 +138,7 @@ async def changes(sandbox: Sandbox, before: Manifest) -> Changes:
     return gone | read_tar(packed.stdout)
 
 
-async def judge(task: SweTask, changed: Changes, sandbox: Sandbox) -> Verdict:
+async def judge(task: SweTask, changed: Changes, sandbox: Sandbox) -> ScoringResult:
     """Write the changes and then the tests into a fresh sandbox, run the task's command and read its log.
 
     Raises:
@@ -154,7 +154,7 @@ async def judge(task: SweTask, changed: Changes, sandbox: Sandbox) -> Verdict:
     if task.log_format == REWARD:
         return await _reward(task, sandbox)
     if note := await _put_tests(task, sandbox):
-        return Verdict(dict.fromkeys(task.required, False), note)
+        return ScoringResult(dict.fromkeys(task.required, False), note)
     env = {**task.env, "PYTHONDONTWRITEBYTECODE": "1"}
     line = " ".join([task.test_command, *map(shlex.quote, directives(task))])
     done = await sandbox.exec(line, timeout=task.timeout, env=env, limit=LOG_BYTES)
@@ -163,7 +163,7 @@ async def judge(task: SweTask, changed: Changes, sandbox: Sandbox) -> Verdict:
     passed = {test: logs.fixed(seen, test) for test in task.fail_to_pass}
     passed |= {test: logs.kept(seen, test) for test in task.pass_to_pass}
     note = "" if done.outcome is Outcome.EXITED else f"the tests came to no end: {done.outcome.value}"
-    return Verdict(passed, note, {test: "" for test, good in passed.items() if not good})
+    return ScoringResult(passed, note, {test: "" for test, good in passed.items() if not good})
 
 
 def directives(task: SweTask) -> list[str]:
@@ -198,7 +198,7 @@ def variables(task: SweTask) -> dict[str, str]:
     return found
 
 
-async def _reward(task: SweTask, sandbox: Sandbox) -> Verdict:
+async def _reward(task: SweTask, sandbox: Sandbox) -> ScoringResult:
     """Run Harbor's `tests/test.sh` and read what it writes into /logs/verifier: reward.json, or reward.txt."""
     await sandbox.upload(write_tar({path: File(text.encode()) for path, text in task.tests.items()}), "/tests")
     await sandbox.exec(["rm", "-rf", "/logs/verifier"])
@@ -208,8 +208,8 @@ async def _reward(task: SweTask, sandbox: Sandbox) -> Verdict:
         rewards = await _rewards(sandbox)
         reward = rewards[REWARD]
     except (ToolError, ValueError, LookupError) as error:
-        return Verdict({REWARD: False}, f"test.sh wrote no reward: {error}")
-    return Verdict({REWARD: reward >= 1}, f"test.sh wrote {reward:g}", rewards=rewards)
+        return ScoringResult({REWARD: False}, f"test.sh wrote no reward: {error}")
+    return ScoringResult({REWARD: reward >= 1}, f"test.sh wrote {reward:g}", rewards=rewards)
 
 
 async def _rewards(sandbox: Sandbox) -> dict[str, float]:

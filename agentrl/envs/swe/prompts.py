@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from agentrl.envs.swe.limits import Limits
+from agentrl.envs.swe.limits import EpisodeLimits
 from agentrl.tools.sandbox import ExecResult
 
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -40,7 +40,7 @@ _FENCE = "```"
 _OPENING = re.compile(rf"{_FENCE}(?:bash|sh|mswea_bash_command)[^\S\n]*\n")
 
 
-def opening(instruction: str, limits: Limits, bash_only: bool) -> str:
+def opening(instruction: str, limits: EpisodeLimits, bash_only: bool) -> str:
     """The first message of an episode."""
     how = WITH_BASH.format(submit=SUBMIT) if bash_only else WITH_TOOLS
     return OPENING.format(instruction=instruction.strip(), how=how, limits=limits.words())

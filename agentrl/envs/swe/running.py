@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.envs.swe.changes import Tree, write_tar
 from agentrl.envs.swe.inside import PROGRAM
-from agentrl.envs.swe.key import Row
+from agentrl.envs.swe.key import ReportRow
 from agentrl.tools.sandbox import ExecResult, Outcome, Sandbox
 from agentrl.untrusted import read_json
 
@@ -21,7 +21,7 @@ STARTUP = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Suite:
+class TaskSuite:
     """How a task's tests are run.
 
     Attributes:
@@ -42,10 +42,10 @@ class Suite:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SuiteResult:
     """What came of a tree's tests: the report's rows by file, and why they were stopped, where they were."""
 
-    rows: Mapping[str, Sequence[Row]]
+    rows: Mapping[str, Sequence[ReportRow]]
     stopped: str = ""
 
 
@@ -53,7 +53,9 @@ class Unfinished(Exception):
     """The tests ended their own run, or the task's setup failed on the tree; the text says how."""
 
 
-async def run_tests(sandbox: Sandbox, suite: Suite, trees: Sequence[Tree], python: str = "python3") -> list[Run]:
+async def run_tests(
+    sandbox: Sandbox, suite: TaskSuite, trees: Sequence[Tree], python: str = "python3"
+) -> list[SuiteResult]:
     """Run the tests on each tree, one after the other.
 
     The trees share a sandbox and are not isolated from each other: an agent's tree is run alone.
@@ -83,10 +85,10 @@ async def run_tests(sandbox: Sandbox, suite: Suite, trees: Sequence[Tree], pytho
     if found is None:
         said = f"{done.outcome.value}, exit code {done.exit_code}: {done.text()[-500:]}"
         raise Unfinished(f"the tests came to no end: {said}")
-    return [Run(_by_file(run["rows"]), "" if run["ended"] == "over" else run["ended"]) for run in found]
+    return [SuiteResult(_by_file(run["rows"]), "" if run["ended"] == "over" else run["ended"]) for run in found]
 
 
-def _config(home: str, suite: Suite, names: Sequence[str]) -> dict[str, Any]:
+def _config(home: str, suite: TaskSuite, names: Sequence[str]) -> dict[str, Any]:
     return {
         "runs": [
             {"root": f"{home}/{name}/repo", "output": f"{home}/{name}/output", "files": list(suite.files)}
@@ -111,18 +113,18 @@ def _report(done: ExecResult, nonce: str) -> Any:
     return None
 
 
-def _by_file(text: str) -> dict[str, list[Row]]:
+def _by_file(text: str) -> dict[str, list[ReportRow]]:
     """A report's rows; lines that are none are left out, and a test that is named twice was not passed."""
-    found: dict[str, Row] = {}
+    found: dict[str, ReportRow] = {}
     for line in text.splitlines():
         try:
             test, outcome, message, events = read_json(line)
         except (ValueError, TypeError):
             continue
         if all(isinstance(part, str) for part in (test, outcome, message)) and isinstance(events, list):
-            found[test] = Row(test, "repeated" if test in found else outcome, message, events)
-    by_file: dict[str, list[Row]] = {}
+            found[test] = ReportRow(test, "repeated" if test in found else outcome, message, events)
+    by_file: dict[str, list[ReportRow]] = {}
     for test, row in found.items():
         file, _, name = test.partition("::")
-        by_file.setdefault(file, []).append(Row(name, row.outcome, row.message, row.events))
+        by_file.setdefault(file, []).append(ReportRow(name, row.outcome, row.message, row.events))
     return by_file

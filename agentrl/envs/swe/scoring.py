@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from agentrl.envs.swe.changes import Changes, File, Tree, applied
 from agentrl.envs.swe.key import Key, verdicts
-from agentrl.envs.swe.running import Run, Suite, Unfinished, run_tests
+from agentrl.envs.swe.running import SuiteResult, TaskSuite, Unfinished, run_tests
 from agentrl.envs.swe.task import SweTask
 from agentrl.envs.swe.workspace import base_tree
 from agentrl.tools.sandbox import Sandbox
@@ -65,9 +65,9 @@ class Exam:
         )
 
     @property
-    def suite(self) -> Suite:
+    def suite(self) -> TaskSuite:
         """How its tests are run."""
-        return Suite(
+        return TaskSuite(
             files=sorted({test.partition("::")[0] for test in self.required}),
             paths=self.paths,
             timeout=self.timeout,
@@ -78,7 +78,7 @@ class Exam:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ScoringResult:
     """The result of a scoring: each required test, a note, messages of failed tests, and rewards that a task wrote."""
 
     tests: Mapping[str, bool]
@@ -114,7 +114,7 @@ def protected(path: str) -> bool:
     return path.rpartition("/")[2] in PROTECTED or path.endswith(PROTECTED_ENDINGS)
 
 
-async def score(exam: Exam, key: Key, changes: Changes, sandbox: Sandbox, *, python: str = "python3") -> Verdict:
+async def score(exam: Exam, key: Key, changes: Changes, sandbox: Sandbox, *, python: str = "python3") -> ScoringResult:
     """Run the required tests on the changed tree.
 
     Args:
@@ -131,11 +131,11 @@ async def score(exam: Exam, key: Key, changes: Changes, sandbox: Sandbox, *, pyt
     try:
         (run,) = await run_tests(sandbox, exam.suite, [tree], python)
     except Unfinished as error:
-        return Verdict(dict.fromkeys(exam.required, False), str(error))
+        return ScoringResult(dict.fromkeys(exam.required, False), str(error))
     return await asyncio.to_thread(judged, exam.required, key, run)  # its size depends on the agent's code
 
 
-def judged(required: Sequence[str], key: Key, run: Run) -> Verdict:
+def judged(required: Sequence[str], key: Key, run: SuiteResult) -> ScoringResult:
     """The verdict on a run's report by the key."""
     passed: dict[str, bool] = {}
     messages: dict[str, str] = {}
@@ -145,4 +145,4 @@ def judged(required: Sequence[str], key: Key, run: Run) -> Verdict:
         messages |= {f"{path}::{row.test}": row.message for row in rows if row.message}
     tests = {test: passed.get(test, False) for test in required}
     note = f"the tests were stopped: {run.stopped}" if run.stopped else ""
-    return Verdict(tests, note, {test: messages.get(test, "") for test, good in tests.items() if not good})
+    return ScoringResult(tests, note, {test: messages.get(test, "") for test, good in tests.items() if not good})

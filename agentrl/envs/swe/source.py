@@ -10,7 +10,7 @@ from agentrl.envs.sandboxes import Supplier
 from agentrl.envs.swe import find_key, prebuilt
 from agentrl.envs.swe.changes import Changes, difference
 from agentrl.envs.swe.patch import as_patch, read_patch
-from agentrl.envs.swe.scoring import Exam, Verdict, score
+from agentrl.envs.swe.scoring import Exam, ScoringResult, score
 from agentrl.envs.swe.task import SweTask
 from agentrl.envs.swe.tools import Step, end_step, expert_steps
 from agentrl.envs.swe.workspace import SPEC, base_tree, create_workspace, read_workspace
@@ -35,7 +35,7 @@ class RepositorySource(Protocol):
         """What the agent changed; PatchRefused where that can't be read."""
         ...
 
-    async def judge(self, changes: Changes, sandbox: Sandbox) -> Verdict:
+    async def judge(self, changes: Changes, sandbox: Sandbox) -> ScoringResult:
         """Run the tests on the changes, in a sandbox that the agent has not seen."""
         ...
 
@@ -64,7 +64,7 @@ class CommitSource:
 
     async def prove(self, supplier: Supplier) -> None:
         """See `RepositorySource`."""
-        if find_key.known(self._task) is None:
+        if find_key.find_stored(self._task) is None:
             await supplier.run(self.spec, self._find_key)
 
     async def _find_key(self, sandbox: Sandbox) -> None:
@@ -81,9 +81,9 @@ class CommitSource:
         """See `RepositorySource`."""
         return difference(self._base, await read_workspace(sandbox))
 
-    async def judge(self, changes: Changes, sandbox: Sandbox) -> Verdict:
+    async def judge(self, changes: Changes, sandbox: Sandbox) -> ScoringResult:
         """See `RepositorySource`."""
-        key = find_key.known(self._task)
+        key = find_key.find_stored(self._task)
         assert key is not None, "an episode begins with `prove`"
         return await score(Exam.of(self._task), key, changes, sandbox, python=_python(sandbox))
 
@@ -122,7 +122,7 @@ class ImageSource:
         """See `RepositorySource`."""
         return await prebuilt.changes(sandbox, self._before)
 
-    async def judge(self, changes: Changes, sandbox: Sandbox) -> Verdict:
+    async def judge(self, changes: Changes, sandbox: Sandbox) -> ScoringResult:
         """See `RepositorySource`."""
         return await prebuilt.judge(self._task, changes, sandbox)
 

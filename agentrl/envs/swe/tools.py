@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from agentrl.envs.swe.changes import EXECUTABLE, LINK, REGULAR, Changes, File, Tree
-from agentrl.envs.swe.limits import Limits
+from agentrl.envs.swe.limits import EpisodeLimits
 from agentrl.envs.swe.prompts import SUBMIT, observation, submits
 from agentrl.tools.sandbox import Sandbox
 from agentrl.tools.sandbox.toolkit import Toolkit, shown
@@ -30,7 +30,7 @@ class SweTools:
         bash_only: one command in each answer, each in a shell of its own.
     """
 
-    def __init__(self, limits: Limits, end: Callable[[], None], bash_only: bool) -> None:
+    def __init__(self, limits: EpisodeLimits, end: Callable[[], None], bash_only: bool) -> None:
         self._limits, self._end = limits, end
         self.toolkit = Toolkit(("bash", "edit"), timeout=limits.command_seconds, limit=limits.output_bytes)
         self.tools = [Tool.of(self.bash)] if bash_only else [*self.toolkit.tools, Tool.of(self.submit)]

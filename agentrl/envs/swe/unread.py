@@ -69,7 +69,7 @@ def fields(settings: Mapping[str, Any]) -> Iterator[str]:
                 yield field
 
 
-def told(folder: Path, names: Iterable[str]) -> str:
+def describe_unread(folder: Path, names: Iterable[str]) -> str:
     """Which fields of a folder's tasks nothing reads, with the number of tasks that have them; empty without any.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.envs.base import Env, reward
 from agentrl.envs.code.runners import SPEC
-from agentrl.envs.sandboxes import Lease, supplier
+from agentrl.envs.sandboxes import SandboxLease, supplier
 from agentrl.envs.terminal.tasks import LEVELS, tasks
 from agentrl.envs.terminal.verify import passed
 from agentrl.errors import ConfigError, StateUnsupported
@@ -45,7 +45,7 @@ class Terminal(Env):
         self.level, self.seed, self._backend = level, seed, sandbox
         self._spec = SPEC.model_copy(update={"image": image})
         self._task = Task(id="")
-        self._lease = Lease(sandbox, self._spec)
+        self._lease = SandboxLease(sandbox, self._spec)
         self._programs: dict[str, Process] = {}
         self._passed: list[bool] | None = None
         self._toolkit = Toolkit(["bash", "edit"], timeout=COMMAND_SECONDS)

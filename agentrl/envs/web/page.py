@@ -58,7 +58,7 @@ class Element:
 
 
 @dataclass
-class Form:
+class PageForm:
     """Where a form is sent, and how; `hidden` are the values that nobody sees."""
 
     path: str
@@ -78,7 +78,7 @@ class Page:
 
     url: str = ""
     parts: list[str | Element] = field(default_factory=list)
-    forms: list[Form] = field(default_factory=list)
+    forms: list[PageForm] = field(default_factory=list)
 
     @property
     def elements(self) -> list[Element]:
@@ -133,7 +133,7 @@ class _Reader(HTMLParser):
             self.page.parts.append(BEFORE[tag])
         if tag == "form":
             self._form = len(self.page.forms)
-            self.page.forms.append(Form(given.get("action", ""), given.get("method", "get").lower()))
+            self.page.forms.append(PageForm(given.get("action", ""), given.get("method", "get").lower()))
         elif tag == "a" and "href" in given:
             self._open = self._add("link", href=given["href"])
         elif tag in ("button", "select", "textarea"):

@@ -13,7 +13,7 @@ import torch
 
 from agentrl.errors import ConfigError
 from agentrl.plugins.suites.findings import expect, find_problems, sampled_groups
-from agentrl.rollout.engines.contract import Finding
+from agentrl.rollout.engines.contract import ContractFinding
 from agentrl.train.algorithms import ALGORITHMS, Algorithm, Choice
 from agentrl.train.credit import Credit, NodeKey, trainable_nodes
 from agentrl.train.objective import add_sums, empty_sums, objective
@@ -157,7 +157,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
 )
 
 
-def check_algorithm(algorithm: str | type[Algorithm], **settings: Any) -> list[Finding]:
+def check_algorithm(algorithm: str | type[Algorithm], **settings: Any) -> list[ContractFinding]:
     """Find promises that an algorithm does not keep, on sessions of two turns without forks.
 
     Args:

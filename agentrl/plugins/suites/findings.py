@@ -7,7 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
-from agentrl.rollout.engines.contract import Finding
+from agentrl.rollout.engines.contract import ContractFinding
 from agentrl.types import FinishReason, Group, Message, Node, Sampling, Session, Status, Task, VersionSpan
 
 S = TypeVar("S")
@@ -15,7 +15,7 @@ VOCABULARY = 64
 """The token ids of the sessions here are below it."""
 
 
-def find_problems(checks: Iterable[Callable[[S], None]], subject: S) -> list[Finding]:
+def find_problems(checks: Iterable[Callable[[S], None]], subject: S) -> list[ContractFinding]:
     """What checks find wrong with a subject; a check raises where a promise is broken."""
     findings = []
     for check in checks:
@@ -26,7 +26,9 @@ def find_problems(checks: Iterable[Callable[[S], None]], subject: S) -> list[Fin
     return findings
 
 
-async def find_problems_async(checks: Iterable[Callable[[S], Awaitable[None] | None]], subject: S) -> list[Finding]:
+async def find_problems_async(
+    checks: Iterable[Callable[[S], Awaitable[None] | None]], subject: S
+) -> list[ContractFinding]:
     """As `find_problems`, of checks some of which are coroutines."""
     findings = []
     for check in checks:
@@ -38,10 +40,10 @@ async def find_problems_async(checks: Iterable[Callable[[S], Awaitable[None] | N
     return findings
 
 
-def finding_of(check: Callable[..., object], error: Exception) -> Finding:
+def finding_of(check: Callable[..., object], error: Exception) -> ContractFinding:
     """A check's name, and what it said."""
     words = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
-    return Finding(check.__name__, words)
+    return ContractFinding(check.__name__, words)
 
 
 def expect(condition: bool, message: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.plugins.suites.findings import expect, find_problems, sampled_groups
-from agentrl.rollout.engines.contract import Finding
+from agentrl.rollout.engines.contract import ContractFinding
 from agentrl.train.algorithms.policy_gradient import PolicyGradient
 from agentrl.train.forest import Forest
 from agentrl.train.objective import add_sums, empty_sums
@@ -124,7 +124,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
 )
 
 
-def check_loss(loss: str | type[PolicyLoss], **settings: Any) -> list[Finding]:
+def check_loss(loss: str | type[PolicyLoss], **settings: Any) -> list[ContractFinding]:
     """Find promises that a policy loss does not keep.
 
     Args:

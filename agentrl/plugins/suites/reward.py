@@ -12,7 +12,7 @@ from agentrl.config import RewardConfig
 from agentrl.envs.rewards import REWARDS, NamedReward, Reward
 from agentrl.errors import ConfigError
 from agentrl.plugins.suites.findings import expect, find_problems_async, sampled_groups
-from agentrl.rollout.engines.contract import Finding
+from agentrl.rollout.engines.contract import ContractFinding
 from agentrl.types import Session, Status
 
 AT_ONCE = 16
@@ -64,7 +64,7 @@ CHECKS: tuple[Callable[[Subject], Awaitable[None]], ...] = (
 
 async def check_reward(
     reward: str | type[Reward], sessions: Sequence[Session] | None = None, **settings: Any
-) -> list[Finding]:
+) -> list[ContractFinding]:
     """Find promises that a reward does not keep; a service that it needs has to run.
 
     Args:

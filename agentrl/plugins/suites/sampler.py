@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.config import SamplerConfig
 from agentrl.errors import ConfigError
 from agentrl.plugins.suites.findings import expect, find_problems, sampled_groups
-from agentrl.rollout.engines.contract import Finding
+from agentrl.rollout.engines.contract import ContractFinding
 from agentrl.rollout.samplers import SAMPLERS, Sampler
 
 COUNTS = (1, 2, 7, 100)
@@ -77,7 +77,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
 )
 
 
-def check_sampler(sampler: str | type[Sampler], **settings: Any) -> list[Finding]:
+def check_sampler(sampler: str | type[Sampler], **settings: Any) -> list[ContractFinding]:
     """Find promises that a task sampler does not keep.
 
     Args:

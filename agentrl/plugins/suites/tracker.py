@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.plugins.suites.findings import expect, find_problems
-from agentrl.rollout.engines.contract import Finding
+from agentrl.rollout.engines.contract import ContractFinding
 from agentrl.train.trackers import TRACKERS, Tracker
-from agentrl.train.trackers.base import About
+from agentrl.train.trackers.base import TrackedRun
 
 NUMBERS = {"reward/mean": 0.5, "loss": -1e-9, "eval/mean": math.nan, "grad_norm": math.inf, "time/step": 1e9}
 
@@ -21,7 +21,7 @@ class Subject:
     """A back end's class, and a run's folder."""
 
     kind: type[Tracker]
-    about: About
+    about: TrackedRun
 
 
 def it_takes_whatever_a_step_measures(subject: Subject) -> None:
@@ -47,7 +47,7 @@ def it_opens_again_for_a_resumed_run(subject: Subject) -> None:
 CHECKS: tuple[Callable[[Subject], None], ...] = (it_takes_whatever_a_step_measures, it_opens_again_for_a_resumed_run)
 
 
-def check_tracker(tracker: str | type[Tracker], folder: Path | None = None) -> list[Finding]:
+def check_tracker(tracker: str | type[Tracker], folder: Path | None = None) -> list[ContractFinding]:
     """Find promises that a metrics back end does not keep; it gets six steps of a run that never was.
 
     Args:
@@ -62,5 +62,5 @@ def check_tracker(tracker: str | type[Tracker], folder: Path | None = None) -> l
     """
     kind = TRACKERS.find(tracker) if isinstance(tracker, str) else tracker
     with tempfile.TemporaryDirectory() as temporary:
-        about = About(folder or Path(temporary), "conformance", {"seed": 0})
+        about = TrackedRun(folder or Path(temporary), "conformance", {"seed": 0})
         return find_problems(CHECKS, Subject(kind, about))

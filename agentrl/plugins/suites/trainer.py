@@ -17,7 +17,7 @@ from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.models.loading import load_causal_lm
 from agentrl.plugins.suites.findings import VOCABULARY, expect, find_problems, sampled_groups
-from agentrl.rollout.engines.contract import Finding
+from agentrl.rollout.engines.contract import ContractFinding
 from agentrl.train.algorithms import algorithm_settings, make_algorithm
 from agentrl.train.backends import TRAINERS, Trainer, TrainerPlugin
 from agentrl.train.backends.reference import compute_rows
@@ -179,7 +179,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
 
 def check_trainer(
     trainer: str | TrainerPlugin, path: str | Path, algo: AlgoConfig | None = None, **settings: Any
-) -> list[Finding]:
+) -> list[ContractFinding]:
     """Find promises that a trainer does not keep.
 
     Args:

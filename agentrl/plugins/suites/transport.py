@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.plugins.suites.findings import expect, find_problems_async
-from agentrl.rollout.engines.contract import Finding
+from agentrl.rollout.engines.contract import ContractFinding
 from agentrl.rollout.weights.buckets import Named, Weights
 from agentrl.rollout.weights.receiver import EngineReceiver, LoadCommit, Receiver
 from agentrl.rollout.weights.transports.base import Transport
@@ -116,7 +116,9 @@ CHECKS: tuple[Callable[[Subject], Awaitable[None]], ...] = (
 )
 
 
-async def check_transport(transport: Transport, receiver: Callable[[Any], Receiver] = EngineReceiver) -> list[Finding]:
+async def check_transport(
+    transport: Transport, receiver: Callable[[Any], Receiver] = EngineReceiver
+) -> list[ContractFinding]:
     """Find promises that a weight transport does not keep; it is closed here.
 
     Args:

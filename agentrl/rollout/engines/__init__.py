@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.config import EngineConfig, FleetConfig
 from agentrl.registry import Registry
-from agentrl.rollout.engines.plugin import EngineFactory, EnginePlugin, FactoryPlugin
+from agentrl.rollout.engines.plugin import EngineFactory, EngineFactoryPlugin, EnginePlugin
 from agentrl.rollout.engines.server_settings import ServerConfig
 from agentrl.types import Engine, Tokenizer
 
@@ -19,7 +19,7 @@ from agentrl.types import Engine, Tokenizer
 def _accept(found: Any) -> EnginePlugin | None:
     if isinstance(found, EnginePlugin):
         return found
-    return FactoryPlugin(found) if callable(found) else None
+    return EngineFactoryPlugin(found) if callable(found) else None
 
 
 ENGINES: Registry[EnginePlugin] = Registry(

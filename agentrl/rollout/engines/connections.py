@@ -28,7 +28,7 @@ class BrokenConnection(ConnectionError):
     """The server hung up, or what it answers is not HTTP."""
 
 
-class Connections:
+class ConnectionPool:
     """The connections to one server.
 
     Args:
@@ -38,8 +38,8 @@ class Connections:
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._headers, self._closed = headers, False
-        self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
+        self._idle: list[HttpConnection] = []
+        self._busy: set[HttpConnection] = set()
         self._tls: ssl.SSLContext | None = None
         self.set_url(url)
 
@@ -54,7 +54,7 @@ class Connections:
     @asynccontextmanager
     async def request(
         self, method: str, path: str, content: bytes = b"", headers: Mapping[str, str] | None = None
-    ) -> AsyncIterator[Connection]:
+    ) -> AsyncIterator[HttpConnection]:
         """Send a request; in the block its answer is read, from its status on.
 
         Raises:
@@ -74,7 +74,7 @@ class Connections:
             else:
                 connection.close()
 
-    def _kept(self) -> Connection | None:
+    def _kept(self) -> HttpConnection | None:
         """The connection that was used last, if it can be used again; those that can't any more are closed."""
         oldest = time.monotonic() - IDLE_SECONDS
         while self._idle and self._idle[0].idle_since < oldest:
@@ -86,7 +86,7 @@ class Connections:
             connection.close()
         return None
 
-    async def _opened(self) -> Connection:
+    async def _opened(self) -> HttpConnection:
         if self._closed:
             raise BrokenConnection("the connections were closed")
         host, port, encrypted = self._address.hostname, self._address.port, self._address.scheme == "https"
@@ -99,7 +99,7 @@ class Connections:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    Connection, host, port or (443 if encrypted else 80), ssl=self._tls if encrypted else None
+                    HttpConnection, host, port or (443 if encrypted else 80), ssl=self._tls if encrypted else None
                 )
         except TimeoutError:
             raise BrokenConnection(f"no connection within {CONNECT_SECONDS:g} s") from None
@@ -121,7 +121,7 @@ def _written(headers: Mapping[str, str]) -> str:
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One connection, and the answer that it receives.
 
     Attributes:

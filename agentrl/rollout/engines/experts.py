@@ -15,12 +15,12 @@ from torch import Tensor
 
 from agentrl.attachments import routed_experts
 from agentrl.rollout.engines.arena import Arena
-from agentrl.rollout.engines.flat import Layout
+from agentrl.rollout.engines.flat import StepLayout
 
 _CHOSEN = "top_k_index"
 
 
-class Recorder:
+class ExpertRecorder:
     """Notes the experts of every token that a model computes.
 
     Args:
@@ -38,7 +38,7 @@ class Recorder:
         config = model.config.get_text_config()
         self.layers, self.topk = len(found), int(getattr(config, "num_experts_per_tok", None) or 0)
         self.experts = max((int(module.num_experts) for module in found), default=0)
-        self.layout: Layout | None = None
+        self.layout: StepLayout | None = None
         for layer, module in enumerate(found):
             module.register_forward_pre_hook(self._hook(layer, module), with_kwargs=True)
 

@@ -2,9 +2,9 @@
 
 transformers passes every layer's queries, keys and values to an attention function that it looks up by name. Ours
 writes the step's keys and values into the arena's rows and reads whole rows from there; where each token belongs is
-in the `Layout`, which travels as a keyword argument of the model's call. transformers' own caches are not used, so a
-latent that a layer would cache (DeepSeek's) reaches us as the keys and values that it stands for. Given up: the memory
-that caching latents saves, and that a sliding window saves, since rows are kept and read whole.
+in the `StepLayout`, which travels as a keyword argument of the model's call. transformers' own caches are not used, so
+a latent that a layer would cache (DeepSeek's) reaches us as the keys and values that it stands for. Given up: the
+memory that caching latents saves, and that a sliding window saves, since rows are kept and read whole.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LANES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class AttentionScores:
     """What a layer does to its scores before they are weights.
 
     Attributes:
@@ -44,11 +44,11 @@ class Scores:
     sinks: Tensor | None = None
 
 
-PLAIN = Scores()
+PLAIN = AttentionScores()
 
 
 @dataclass(slots=True)
-class Layout:
+class StepLayout:
     """The positions of a step's tokens, as attention needs them.
 
     Attributes:
@@ -101,18 +101,18 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer passes to attention: heads, key-value heads, widths of its keys and values, and its `Scores`."""
+    """What one layer passes to attention: heads, key-value heads, widths of keys and values; its `AttentionScores`."""
 
     heads: int
     kv_heads: int
     key_width: int
     value_width: int
-    scores: Scores
+    scores: AttentionScores
 
 
 @dataclass(slots=True)
 class Shapes:
-    """In place of a `Layout`: records what each layer passes to attention, which then computes nothing."""
+    """In place of a `StepLayout`: records what each layer passes to attention, which then computes nothing."""
 
     layers: dict[int, LayerShape] = field(default_factory=dict)
 
@@ -124,7 +124,7 @@ def _flat_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    layout: Layout | Shapes | None = None,
+    layout: StepLayout | Shapes | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -134,7 +134,7 @@ def _flat_attention(
         raise InvalidInput(f"{type(module).__name__} does not pass keyword arguments on to attention")
     q_HNd = query[0]
     heads, total, width = q_HNd.shape
-    scores = Scores(reach_of(module, sliding_window), softcap, s_aux)
+    scores = AttentionScores(reach_of(module, sliding_window), softcap, s_aux)
     out_NHe = q_HNd.new_zeros(total, heads, value.shape[-1])
     if isinstance(layout, Shapes):
         layout.layers[module.layer_idx] = LayerShape(heads, key.shape[1], key.shape[-1], value.shape[-1], scores)
@@ -154,7 +154,7 @@ def _flat_attention(
     return out_NHe[None], None
 
 
-def decode(q_HRd: Tensor, keys: Tensor, values: Tensor, at: Layout, scores: Scores = PLAIN) -> Tensor:
+def decode(q_HRd: Tensor, keys: Tensor, values: Tensor, at: StepLayout, scores: AttentionScores = PLAIN) -> Tensor:
     """One query for each of the first rows, against that row; returns shape (rows, heads, width).
 
     Where rows share a beginning, its keys and values are read once for all of them (arXiv:2402.05099 does so on GPUs).
@@ -178,7 +178,7 @@ def decode(q_HRd: Tensor, keys: Tensor, values: Tensor, at: Layout, scores: Scor
     return out_RhGd.reshape(rows, heads, -1)
 
 
-def prefill(q_HTd: Tensor, keys: Tensor, values: Tensor, at: Layout, scores: Scores = PLAIN) -> Tensor:
+def prefill(q_HTd: Tensor, keys: Tensor, values: Tensor, at: StepLayout, scores: AttentionScores = PLAIN) -> Tensor:
     """Segments of queries, each against its own row; returns shape (tokens, heads, width)."""
     heads, held, width = q_HTd.shape
     kv_heads, size, reach = keys.shape[1], at.segment_size, at.segment_keys
@@ -193,7 +193,7 @@ def prefill(q_HTd: Tensor, keys: Tensor, values: Tensor, at: Layout, scores: Sco
     return out.permute(0, 3, 1, 2, 4).reshape(held, heads, -1)
 
 
-def _weights(score: Tensor, mask: Tensor, how: Scores) -> Tensor:
+def _weights(score: Tensor, mask: Tensor, how: AttentionScores) -> Tensor:
     """What values are summed by; `score` [rows, kv heads, group, *, K] is used up.
 
     A sink stands in front of all keys, so that where a key stands does not depend on how many there are.

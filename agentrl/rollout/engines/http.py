@@ -15,7 +15,7 @@ import orjson
 
 from agentrl import faults
 from agentrl.errors import EngineError, InvalidInput
-from agentrl.rollout.engines.connections import Connection, Connections
+from agentrl.rollout.engines.connections import ConnectionPool, HttpConnection
 
 CONTROL_SECONDS = 300.0
 """For calls that may have to wait for a forward pass or for weights to be loaded."""
@@ -33,7 +33,7 @@ class Http:
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self.url = url.rstrip("/")
-        self._connections = Connections(self.url, {"authorization": f"Bearer {api_key}"} if api_key else {})
+        self._connections = ConnectionPool(self.url, {"authorization": f"Bearer {api_key}"} if api_key else {})
 
     def set_url(self, url: str) -> None:
         """Call the server at another address from now on."""
@@ -112,7 +112,7 @@ class Http:
         self._connections.close()
 
 
-async def _lines(answer: Connection) -> AsyncGenerator[bytes, None]:
+async def _lines(answer: HttpConnection) -> AsyncGenerator[bytes, None]:
     """Lines as servers end them: not at all that Unicode takes for an end, since models write such things."""
     rest = b""
     while piece := await answer.piece():

@@ -32,10 +32,10 @@ from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temp
 from agentrl.rollout.engines.inbox import ended_by
 from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.engines.request import Request
-from agentrl.rollout.engines.runner import Runner
+from agentrl.rollout.engines.runner import ModelRunner
 from agentrl.rollout.engines.scheduler import Scheduler
 from agentrl.rollout.engines.weights import load_weights
-from agentrl.rollout.engines.worker import Item, Worker
+from agentrl.rollout.engines.worker import Item, SchedulerThread
 from agentrl.rollout.weights.receiver import EngineReceiver, Receiver
 from agentrl.types import Capabilities, Chunk, Health, PauseMode, Sampling, Tokenizer, Turn
 
@@ -59,7 +59,7 @@ class LocalEngine(ManagedEngine):
         self._path, self._config, self._tokenizer = Path(path), config or EngineConfig(), tokenizer
         device = torch_device(self._config.device, "engine.device")
         memory = min(_ARENA_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
-        self._runner = Runner(
+        self._runner = ModelRunner(
             self._path,
             device,
             self._config.dtype,
@@ -92,7 +92,7 @@ class LocalEngine(ManagedEngine):
             pause_modes=frozenset(PauseMode),
             attachments=frozenset({routed_experts.NAME} if self._config.routed_experts else ()),
         )
-        self._worker = Worker(self._scheduler, threads)
+        self._worker = SchedulerThread(self._scheduler, threads)
 
     def _threads(self, device: str) -> int | None:
         if device != "cpu":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.rollout.engines.reach import Reach
+from agentrl.rollout.engines.reach import EngineAddress
 from agentrl.rollout.weights.receiver import EngineReceiver, Receiver
 from agentrl.types import Engine
 
@@ -40,7 +40,7 @@ class ManagedEngine:
         """Note that its weights are policy `version` now, after its receiver loaded them."""
 
     @property
-    def reach(self) -> Reach | None:
+    def reach(self) -> EngineAddress | None:
         """How other processes generate by it directly; None: they can't."""
         return None
 

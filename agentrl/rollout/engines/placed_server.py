@@ -84,7 +84,7 @@ def _tell(status: int) -> None:
 
 
 class PlacedServer:
-    """A server on a node, with the methods of `agentrl.cluster.server.Server` that an engine calls.
+    """A server on a node, with the methods of `agentrl.cluster.server.ServerProcess` that an engine calls.
 
     Args:
         name: the engine's name.
@@ -113,7 +113,7 @@ class PlacedServer:
         )
 
     async def wait_ready(self, probe: Callable[[], Awaitable[bool]], timeout: float) -> None:
-        """See `Server.wait_ready`; being placed on a node is a part of it.
+        """See `ServerProcess.wait_ready`; being placed on a node is a part of it.
 
         Raises:
             ConfigError, MissingExtra: the node can't run the server.

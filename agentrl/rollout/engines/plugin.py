@@ -84,7 +84,7 @@ class EnginePlugin:
         return False
 
 
-class FactoryPlugin(EnginePlugin):
+class EngineFactoryPlugin(EnginePlugin):
     """A class or function that makes an engine, used as a plug-in; its attribute `settings` counts if it has one."""
 
     def __init__(self, factory: EngineFactory) -> None:
@@ -96,7 +96,7 @@ class FactoryPlugin(EnginePlugin):
         return self.factory(path, config, tokenizer)
 
 
-class ServerPlugin(FactoryPlugin):
+class ServerPlugin(EngineFactoryPlugin):
     """An engine over an inference server in a process of its own, started here or attached to by its address.
 
     The factory's own `settings`, if it has any, are a subclass of `ServerConfig`.

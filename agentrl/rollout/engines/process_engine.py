@@ -25,7 +25,7 @@ from agentrl.config import EngineConfig
 from agentrl.errors import DeadlineExceeded, EngineError, InfraError
 from agentrl.rollout.engines.folder import ModelFacts
 from agentrl.rollout.engines.managed import ManagedEngine
-from agentrl.rollout.engines.reach import Reach, Reached
+from agentrl.rollout.engines.reach import EngineAddress, EngineClient
 from agentrl.rollout.weights.receiver import EngineReceiver, LoadCommit, Receiver
 from agentrl.types import Capabilities, Chunk, Health, PauseMode, Sampling, Turn
 
@@ -177,7 +177,7 @@ class ProcessEngine(ManagedEngine):
         return self._version
 
     @property
-    def reach(self) -> Reach:
+    def reach(self) -> EngineAddress:
         """By its process's address."""
         return ProcessReach(self.worker.address)
 
@@ -219,13 +219,13 @@ class ProcessReach:
 
     address: Address
 
-    async def open(self) -> Reached:
-        """See `Reach`."""
+    async def open(self) -> EngineClient:
+        """See `EngineAddress`."""
         return ReachedProcess(self.address)
 
 
 class ReachedProcess:
-    """`reach.Reached` over a connection of its own to an engine's process.
+    """`reach.EngineClient` over a connection of its own to an engine's process.
 
     Args:
         address: where the process listens.

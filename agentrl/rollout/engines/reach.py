@@ -1,7 +1,7 @@
 """How other processes generate by an engine directly, and not through the process that manages it.
 
-A `Reach` is sent to the other process, which opens it once and generates by what it gets. Who generates, and when, is
-decided by the managing process (`agentrl.rollout.leases`), which also starts, pauses and updates the engine.
+A `EngineAddress` is sent to the other process, which opens it once and generates by what it gets. Who generates, and
+when, is decided by the managing process (`agentrl.rollout.leases`), which also starts, pauses and updates the engine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 from agentrl.types import Chunk, Sampling, Turn
 
 
-class Reached(Protocol):
+class EngineClient(Protocol):
     """An engine that another process manages; the methods are those of `Engine` and `ManagedEngine`."""
 
     def generate(
@@ -30,10 +30,10 @@ class Reached(Protocol):
         ...
 
 
-class Reach(Protocol):
+class EngineAddress(Protocol):
     """Where an engine is; picklable."""
 
-    async def open(self) -> Reached:
+    async def open(self) -> EngineClient:
         """What generates by it.
 
         Raises:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import custom_code
-from agentrl.cluster.server import Server
+from agentrl.cluster.server import ServerProcess
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, EngineError
 from agentrl.rollout.engines.checks import check_ids, check_sampling, check_temperature, readable
 from agentrl.rollout.engines.folder import ModelFacts
@@ -56,7 +56,7 @@ class RemoteEngine(ManagedEngine, ABC):
         self.path, self.config, self.facts = Path(path), config, ModelFacts.read(Path(path))
         if config.routed_experts and self.facts.experts is None:
             raise ConfigError(f"engine.routed_experts=true: model={str(path)!r} has no experts to record")
-        self.server: Server | PlacedServer | None = None
+        self.server: ServerProcess | PlacedServer | None = None
         self.last_progress = time.monotonic()
         self._capabilities: Capabilities
         self._version = 0

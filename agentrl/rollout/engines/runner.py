@@ -31,14 +31,14 @@ from agentrl.models.mixers import set_plan, wrap_mixers
 from agentrl.models.rope import too_long
 from agentrl.models.sizes import longest_path
 from agentrl.rollout.engines.arena import Arena, bucket
-from agentrl.rollout.engines.experts import Recorder
+from agentrl.rollout.engines.experts import ExpertRecorder
 from agentrl.rollout.engines.flat import (
     ATTENTION,
     BLOCK,
+    AttentionScores,
     LayerShape,
-    Layout,
-    Scores,
     Shapes,
+    StepLayout,
     decode,
     prefill,
 )
@@ -51,12 +51,12 @@ STATEFUL, BY_TOKEN = {"linear_attention", "conv", "hybrid"}, {"mlp", "moe"}
 """What transformers calls layers that carry a state, and layers that look at one token at a time."""
 
 
-class Unsupported(ValueError):
+class UnsupportedModel(ValueError):
     """Why a model can't be computed in flat steps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class RowSegment:
     """Tokens [start, start + count) of the sequence that lives in `row`."""
 
     row: int
@@ -64,7 +64,7 @@ class Segment:
     tokens: Sequence[int]
 
 
-class Runner:
+class ModelRunner:
     """A transformers causal language model behind flat steps.
 
     Attributes:
@@ -103,7 +103,7 @@ class Runner:
         try:
             _refuse_other_attention(config, context, stateful=bool(stateful))
             attending = self._shapes(config, stateful)
-        except Unsupported as why:
+        except UnsupportedModel as why:
             raise EngineError(
                 f"model={str(path)!r} ({config.model_type}) can't run on engine=local, which knows causal attention, "
                 f"in full, within a window or in chunks: {why}. engine=sglang and engine=vllm run more models"
@@ -118,7 +118,7 @@ class Runner:
         self._heads, kv_heads = shapes[0].heads, shapes[0].kv_heads
         self._group = self._heads // kv_heads
         self._scores = {(one.scores.reach, one.scores.softcap): one.scores for one in shapes}
-        recorder = Recorder(self.model) if routed_experts else None
+        recorder = ExpertRecorder(self.model) if routed_experts else None
         self.recorder = recorder if recorder is not None and recorder.layers else None
         self.arena = Arena(
             layers=len(shapes),
@@ -144,18 +144,18 @@ class Runner:
             self.model(input_ids=zero, position_ids=zero, use_cache=False, layout=found)
         except Exception as error:  # of transformers' models: there are hundreds of kinds
             why = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:160]}"
-            raise Unsupported(f"its layers can't be called by their tokens alone ({why})") from error
+            raise UnsupportedModel(f"its layers can't be called by their tokens alone ({why})") from error
         kinds = getattr(config, "layer_types", None) or []
         by_token = {layer for layer, kind in enumerate(kinds) if kind in BY_TOKEN}
         missing = set(range(config.num_hidden_layers)) - set(found.layers) - stateful - by_token
         if missing or not found.layers:
-            raise Unsupported(
+            raise UnsupportedModel(
                 f"{len(missing) or config.num_hidden_layers} of its {config.num_hidden_layers} layers don't attend "
                 "through transformers' attention interface",
             )
         shapes = {layer: found.layers[layer] for layer in sorted(found.layers)}
         if len({(one.heads, one.kv_heads) for one in shapes.values()}) > 1:
-            raise Unsupported("its layers differ in how many heads they have")
+            raise UnsupportedModel("its layers differ in how many heads they have")
         return shapes
 
     @torch.inference_mode()
@@ -163,7 +163,7 @@ class Runner:
         self,
         rows: int,
         decode: Sequence[tuple[int, int, int]],
-        segments: Sequence[Segment],
+        segments: Sequence[RowSegment],
         segment_size: int,
         keep: Sequence[int],
         shared: Sequence[Shared] = (),
@@ -215,9 +215,9 @@ class Runner:
         """One path as one segment, as two beside a busy batch, and token by token."""
         tokens = [(7 * i + 3) % self.vocab_size for i in range(32)]
         rows = min(self.arena.rows, 24)
-        alone = self.step(0, [], [Segment(0, 0, tokens)], 32, range(32))
+        alone = self.step(0, [], [RowSegment(0, 0, tokens)], 32, range(32))
         busy = [(row, 0, tokens[row]) for row in range(rows - 1)]
-        pieces = [Segment(rows - 1, 0, tokens[:16]), Segment(rows - 1, 16, tokens[16:30])]
+        pieces = [RowSegment(rows - 1, 0, tokens[:16]), RowSegment(rows - 1, 16, tokens[16:30])]
         found = [self.step(rows - 1, busy, pieces, 16, range(rows - 1, rows + 29))]
         found += [self.step(rows, [(rows - 1, at, tokens[at])], [], 16, [rows - 1]) for at in (30, 31)]
         self.arena.clear()
@@ -244,10 +244,10 @@ class Runner:
         return agree
 
     def _places_agree(
-        self, query: Tensor, keys: Tensor, values: Tensor, count: int, start: int, scores: Scores
+        self, query: Tensor, keys: Tensor, values: Tensor, count: int, start: int, scores: AttentionScores
     ) -> bool:
         """A token after `start` others, whatever it is computed with."""
-        _, _, layout = self._lay_out(0, [], [Segment(0, start, [0] * 16)], 16)
+        _, _, layout = self._lay_out(0, [], [RowSegment(0, start, [0] * 16)], 16)
         segment = prefill(query, keys, values, layout, scores)
         together = Shared(tuple(range(count)), start // BLOCK * BLOCK)
         agree = True
@@ -263,10 +263,10 @@ class Runner:
         self,
         rows: int,
         decode: Sequence[tuple[int, int, int]],
-        segments: Sequence[Segment],
+        segments: Sequence[RowSegment],
         size: int,
         shared: Sequence[Shared] = (),
-    ) -> tuple[Tensor, Tensor, Layout]:
+    ) -> tuple[Tensor, Tensor, StepLayout]:
         total = rows + len(segments) * size
         total += -total % QUANTUM
         token, position, row = [0] * total, [0] * total, [self.arena.scratch] * total
@@ -278,7 +278,7 @@ class Runner:
             position[base : base + count] = range(segment.start, segment.start + count)
             row[base : base + count] = [segment.row] * count
         position_N = torch.tensor(position, device=self.device)
-        layout = Layout(
+        layout = StepLayout(
             arena=self.arena,
             write_row_N=torch.tensor(row, device=self.device),
             position_N=position_N,
@@ -296,7 +296,7 @@ class Runner:
 
 
 def _loaded(path: Path, dtype: str) -> Any:
-    """The model of a folder; errors as of `Runner`."""
+    """The model of a folder; errors as of `ModelRunner`."""
     try:
         return load_causal_lm(path, getattr(torch, dtype), ATTENTION)
     except InvalidWeights:
@@ -310,6 +310,6 @@ def _refuse_other_attention(config: Any, context: int | None, *, stateful: bool)
     known = {"full_attention", "sliding_attention", "chunked_attention"} | (STATEFUL | BY_TOKEN if stateful else set())
     others = set(getattr(config, "layer_types", None) or []) - known
     if others:
-        raise Unsupported(f"it has layers of another kind ({', '.join(sorted(others))})")
+        raise UnsupportedModel(f"it has layers of another kind ({', '.join(sorted(others))})")
     if why := too_long(config, context):
-        raise Unsupported(why)
+        raise UnsupportedModel(why)

@@ -23,7 +23,7 @@ from agentrl.errors import EngineError
 from agentrl.rollout.engines.arena import BLOCK, Arena, Prefix, Prefixes, bucket, chain
 from agentrl.rollout.engines.parts import Shared
 from agentrl.rollout.engines.request import Finished, Request
-from agentrl.rollout.engines.runner import QUANTUM, Runner, Segment
+from agentrl.rollout.engines.runner import QUANTUM, ModelRunner, RowSegment
 from agentrl.rollout.engines.sampler import RowSampling, log_probs, sample
 from agentrl.rollout.engines.sharing import shared_beginnings
 from agentrl.types import FinishReason, Sampling, Turn, VersionSpan
@@ -36,7 +36,7 @@ class Scheduler:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: ModelRunner,
         *,
         store_tokens: int,
         prefill_tokens: int,
@@ -199,7 +199,7 @@ class Scheduler:
         if not decode and not segments:
             return []
         sampled = [(r, r.row) for r in decode]
-        scored: list[tuple[Request, Segment]] = []
+        scored: list[tuple[Request, RowSegment]] = []
         score_places: list[int] = []
         for index, (segment, request) in enumerate(zip(segments, owners, strict=True)):
             base, count = rows + index * size, len(segment.tokens)
@@ -241,7 +241,7 @@ class Scheduler:
         return self._alike
 
     @staticmethod
-    def _advance(decode: list[Request], segments: list[Segment], owners: list[Request]) -> None:
+    def _advance(decode: list[Request], segments: list[RowSegment], owners: list[Request]) -> None:
         for request in decode:
             request.computed += 1
             if request.prefix is not None:
@@ -251,7 +251,7 @@ class Scheduler:
             if request.prefix is not None:
                 request.prefix.computed = request.computed
 
-    def _segments(self) -> tuple[list[Segment], list[Request], int]:
+    def _segments(self) -> tuple[list[RowSegment], list[Request], int]:
         """What is prefilled in this step, in segments of the size that wastes least."""
         todo: list[tuple[Request, int]] = []
         prefill_left, score_left = self._prefill_tokens, self._score_tokens
@@ -268,12 +268,12 @@ class Scheduler:
         if not todo:
             return [], [], QUANTUM
         size = min((16, 32, 64, 128, 256), key=lambda c: sum(-(-n // c) * (c + _SEGMENT_OVERHEAD) for _, n in todo))
-        segments: list[Segment] = []
+        segments: list[RowSegment] = []
         owners: list[Request] = []
         for request, take in todo:
             for start in range(request.computed, request.computed + take, size):
                 end = min(start + size, request.computed + take)
-                segments.append(Segment(request.row, start, request.ids[start:end]))
+                segments.append(RowSegment(request.row, start, request.ids[start:end]))
                 owners.append(request)
         return segments, owners, size
 
@@ -334,7 +334,7 @@ class Scheduler:
             request.attachments[routed_experts.NAME] = data
         return request.turn(reason, stopped_by)
 
-    def _score(self, logits_TV: Tensor, scored: list[tuple[Request, Segment]]) -> list[Finished]:
+    def _score(self, logits_TV: Tensor, scored: list[tuple[Request, RowSegment]]) -> list[Finished]:
         ended: list[Finished] = []
         base = 0
         for request, segment in scored:

@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 
 from agentrl import cluster
 from agentrl.attachments import routed_experts
-from agentrl.cluster.server import Server, free_port
+from agentrl.cluster.server import ServerProcess, free_port
 from agentrl.config.gateway import is_loopback
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollout.engines import options
 from agentrl.rollout.engines.checks import check_sampled
 from agentrl.rollout.engines.placed_server import PlacedServer, on_nodes
-from agentrl.rollout.engines.reach import Reach, Reached
+from agentrl.rollout.engines.reach import EngineAddress, EngineClient
 from agentrl.rollout.engines.remote import RemoteEngine, logger
 from agentrl.rollout.engines.server_settings import OptionValue, ServerConfig
 from agentrl.types import Capabilities, PauseMode, Tokenizer
@@ -63,17 +63,17 @@ class ServerReach:
     config: ServerConfig
     info: ServerInfo
 
-    async def open(self) -> Reached:
-        """See `Reach`."""
+    async def open(self) -> EngineClient:
+        """See `EngineAddress`."""
         from agentrl.rollout.engines import make_engine
 
         engine: Any = await asyncio.to_thread(make_engine, self.config, self.path)
         engine.assume_ready(self.info)
-        found: Reached = engine
+        found: EngineClient = engine
         return found
 
 
-class Client(Protocol):
+class _Client(Protocol):
     """What both clients have."""
 
     url: str
@@ -151,7 +151,7 @@ class ServerEngine(RemoteEngine):
         return self.server.worker.node if isinstance(self.server, PlacedServer) else ""
 
     @property
-    def reach(self) -> Reach | None:
+    def reach(self) -> EngineAddress | None:
         """By the server's address, unless that is this machine's alone and other processes are on others."""
         url, server = self.client.url, self.server
         alone = is_loopback(urlsplit(url).hostname or "") and self.config.url is not None
@@ -168,7 +168,7 @@ class ServerEngine(RemoteEngine):
     # -------------------------------------------------------------------------------- what a server says
 
     @abstractmethod
-    def _connect(self, url: str, api_key: str | None) -> Client:
+    def _connect(self, url: str, api_key: str | None) -> _Client:
         """The client for a server's address, and the bearer token that it requires."""
 
     @abstractmethod
@@ -213,10 +213,10 @@ class ServerEngine(RemoteEngine):
         command = [python, "-m", *self._command(), "--host", HOST, "--port", str(port)]
         command += options.command_line(self.launched)
         log = None if self.config.log is None else Path(self.config.log)
-        self.server = Server(self.name, command, self._environment(), log, self.config.threads)
+        self.server = ServerProcess(self.name, command, self._environment(), log, self.config.threads)
         return f"http://{HOST}:{port}"
 
-    def _place(self) -> Client:
+    def _place(self) -> _Client:
         """Have a node of the cluster start the server; the client gets its address once it is there."""
         from agentrl.rollout.engines import ENGINES
 

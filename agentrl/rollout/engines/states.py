@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import EngineError
-from agentrl.models.mixers import Mixer, State
+from agentrl.models.mixers import LayerState, Mixer
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class RowState:
     """What all layers carry after `place` tokens of a path, by the layer's name."""
 
     place: int
-    layers: dict[str, State] = field(default_factory=dict)
+    layers: dict[str, LayerState] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -32,7 +32,7 @@ class RowState:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class _Job:
     """Rows that are computed in one call: each one's tokens, by their places in the step, and where they begin."""
 
     rows: tuple[int, ...]
@@ -46,7 +46,7 @@ class Job:
 
 
 class States:
-    """A `Plan` for flat steps: decoding rows side by side, prompts row by row.
+    """A `StatePlan` for flat steps: decoding rows side by side, prompts row by row.
 
     Attributes:
         rows: what each row carries.
@@ -54,7 +54,7 @@ class States:
 
     def __init__(self) -> None:
         self.rows: dict[int, RowState] = {}
-        self._jobs: list[Job] = []
+        self._jobs: list[_Job] = []
         self._after: dict[int, RowState] = {}
 
     def begin(
@@ -74,12 +74,12 @@ class States:
         for some in ([one for one in decode if one[1]], [one for one in decode if not one[1]]):
             if some:
                 rows, starts = zip(*some, strict=True)
-                self._jobs.append(Job(rows, torch.tensor(rows, device=device)[:, None], starts))
+                self._jobs.append(_Job(rows, torch.tensor(rows, device=device)[:, None], starts))
         prompts = dict[int, tuple[int, list[int]]]()
         for row, start, place, count in pieces:
             prompts.setdefault(row, (start, []))[1].extend(range(place, place + count))
         for row, (start, places) in prompts.items():
-            self._jobs.append(Job((row,), torch.tensor([places], device=device), (start,)))
+            self._jobs.append(_Job((row,), torch.tensor([places], device=device), (start,)))
         for job in self._jobs:
             for row, start in zip(job.rows, job.starts, strict=True):
                 if start and (row not in self.rows or self.rows[row].place != start):
@@ -95,12 +95,12 @@ class States:
         self.rows.update(self._after)
 
     def __call__(self, mixer: Mixer, hidden: Tensor) -> Tensor:
-        """See `agentrl.models.mixers.Plan`; tokens of padding get 0."""
+        """See `agentrl.models.mixers.StatePlan`; tokens of padding get 0."""
         out = torch.zeros_like(hidden[0])
         for job in self._jobs:
             before = None
             if not job.fresh:
-                before = State.concatenate([(self.rows[row].layers[mixer.name], 0) for row in job.rows])
+                before = LayerState.concatenate([(self.rows[row].layers[mixer.name], 0) for row in job.rows])
             found, after = _computed(mixer, hidden[0][job.tokens], before)
             out[job.tokens] = found.to(out.dtype)
             for at, row in enumerate(job.rows):
@@ -108,7 +108,7 @@ class States:
         return out[None]
 
 
-def _computed(mixer: Mixer, hidden: Tensor, state: State | None) -> tuple[Tensor, State]:
+def _computed(mixer: Mixer, hidden: Tensor, state: LayerState | None) -> tuple[Tensor, LayerState]:
     """Several tokens at once; one by one where the layer can't continue otherwise."""
     if state is None or mixer.continues or hidden.shape[1] == 1:
         return mixer.compute(hidden, state)

@@ -77,5 +77,5 @@ def launch_options(config: ServerConfig, facts: ModelFacts, platform: Platform) 
         "enable_return_routed_experts": config.routed_experts or None,
         "trust_remote_code": custom_code.allowed(facts.path) or None,
         "enforce_eager": True if platform == "cpu" else None,
-        "worker_extension_cls": "agentrl_vllm.Worker" if platform == "cpu" else None,
+        "worker_extension_cls": "agentrl_vllm.WorkerExtension" if platform == "cpu" else None,
     }

@@ -29,7 +29,7 @@ _STALL_SECONDS = 0.02  # wait before waiting requests are tried again for which 
 _START_SECONDS = 60.0
 
 
-class Worker:
+class SchedulerThread:
     """The thread that owns the scheduler.
 
     Attributes:
@@ -40,7 +40,7 @@ class Worker:
         self.error: EngineError | None = None
         self._scheduler = scheduler
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._fronts: dict[Request, Front] = {}
+        self._fronts: dict[Request, _Front] = {}
         self._draining: list[Future[None]] = []
         self._flushed = 0.0
         self._lock = threading.Lock()
@@ -59,7 +59,7 @@ class Worker:
         """Take a request on; what becomes of it is put into `inbox`, on `loop`."""
 
         def admit() -> None:
-            self._fronts[request] = Front(loop, inbox)
+            self._fronts[request] = _Front(loop, inbox)
             self._scheduler.submit(request)
 
         self._post(admit)
@@ -156,7 +156,7 @@ class Worker:
 
     def _flush(self) -> None:
         self._flushed = time.monotonic()
-        batch: list[tuple[Front, Item]] = []
+        batch: list[tuple[_Front, Item]] = []
         for request in self._scheduler.generating:
             front = self._fronts.get(request)
             if front is not None:
@@ -164,7 +164,7 @@ class Worker:
         _send(batch)
 
     def _deliver(self, ended: list[Finished]) -> None:
-        batch: list[tuple[Front, Item]] = []
+        batch: list[tuple[_Front, Item]] = []
         for done in ended:
             front = self._fronts.pop(done.request, None)
             if front is not None:
@@ -185,7 +185,7 @@ class Worker:
         _send([(front, error) for front in self._fronts.values()])
 
 
-class Front:
+class _Front:
     """Where a request's tokens go, and how many went there."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, inbox: asyncio.Queue[Item]) -> None:
@@ -205,8 +205,8 @@ class Front:
         return found
 
 
-def _send(batch: Sequence[tuple[Front, Item]]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Front, Item]]] = {}
+def _send(batch: Sequence[tuple[_Front, Item]]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Front, Item]]] = {}
     for front, item in batch:
         by_loop.setdefault(front.loop, []).append((front, item))
     for loop, items in by_loop.items():
@@ -216,7 +216,7 @@ def _send(batch: Sequence[tuple[Front, Item]]) -> None:
             continue
 
 
-def _put_all(items: Sequence[tuple[Front, Item]]) -> None:
+def _put_all(items: Sequence[tuple[_Front, Item]]) -> None:
     for front, item in items:
         front.inbox.put_nowait(item)
 

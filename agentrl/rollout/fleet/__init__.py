@@ -16,7 +16,7 @@ from agentrl.rollout.engines.server_settings import ServerConfig
 from agentrl.rollout.weights import is_direct, make_publisher
 from agentrl.types import Engine
 
-__all__ = ["asleep", "divided", "elastic", "has_publisher", "make_engines", "started"]
+__all__ = ["asleep", "divided", "elastic", "has_publisher", "make_engines", "wait_until_started"]
 
 
 def make_engines(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfig, base: Path) -> Engine:
@@ -83,7 +83,7 @@ async def elastic(engine: Engine, config: EngineConfig, fleet: FleetConfig, base
         yield
 
 
-async def started(engine: Engine | None) -> None:
+async def wait_until_started(engine: Engine | None) -> None:
     """Until what generates is ready: a server loads for minutes, which no session's deadline should pay for.
 
     Raises:

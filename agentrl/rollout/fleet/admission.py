@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.config import FleetConfig
 from agentrl.errors import AgentRLError, DeadlineExceeded, EngineError
 from agentrl.rollout.fleet.failing_requests import FailingRequests
-from agentrl.rollout.fleet.member import Member, State, is_engine_fault
+from agentrl.rollout.fleet.member import Member, MemberState, is_engine_fault
 from agentrl.rollout.fleet.policy import Affinity
 from agentrl.rollout.fleet.roster import Roster
 from agentrl.rollout.fleet.ticket import LeasedTicket
@@ -128,7 +128,7 @@ class Admission:
         member = self.started_as(start)
         if member is not None:
             await self._roster.report_failure(member, error, failing.key(request_id, prompt))
-        died = member is None or member.start != start or member.state in (State.LOST, State.STOPPED)
+        died = member is None or member.start != start or member.state in (MemberState.LOST, MemberState.STOPPED)
         await failing.failed(request_id, prompt, start, died, str(error))
         logger.info("request %s goes on elsewhere: %s", request_id, error)
 
@@ -148,7 +148,7 @@ class Admission:
                 f"request {request_id!r} lost its engine under version {started}, and version {self.version} is used "
                 "now: with weights.mode=drain a turn is of one version, so it can't go on"
             )
-        ready, failed_on = self._roster.in_state(State.READY), self._failing.failed_on(request_id)
+        ready, failed_on = self._roster.in_state(MemberState.READY), self._failing.failed_on(request_id)
         others = [name for name, member in ready.items() if member.start not in failed_on]
         loads = {name: len(ready[name].open) for name in others or ready}
         return ready[self._affinity.choose(request_id.partition("/")[0], loads)]
@@ -163,4 +163,4 @@ class Admission:
 
     def _admitting(self) -> bool:
         roster = self._roster
-        return roster.closed or (roster.require_any() and not self.paused and bool(roster.in_state(State.READY)))
+        return roster.closed or (roster.require_any() and not self.paused and bool(roster.in_state(MemberState.READY)))

@@ -26,18 +26,18 @@ from agentrl.rollout.engines.managed import ManagedEngine
 from agentrl.rollout.fleet.admission import Admission
 from agentrl.rollout.fleet.agreed import agreed
 from agentrl.rollout.fleet.failing_requests import digest
-from agentrl.rollout.fleet.member import Member, State, UpdateTarget, is_engine_fault
+from agentrl.rollout.fleet.member import Member, MemberState, UpdateTarget, is_engine_fault
 from agentrl.rollout.fleet.policy import Affinity
 from agentrl.rollout.fleet.roster import MakeEngine, Roster, built
 from agentrl.rollout.fleet.ticket import Ticket
-from agentrl.rollout.weights.publisher import Outcome, Publisher
+from agentrl.rollout.weights.publisher import Publisher, PublishOutcome
 from agentrl.rollout.weights.receiver import LoadCommit
 from agentrl.types import Capabilities, Chunk, Engine, Health, PauseMode, Sampling, Turn
 
 logger = logging.getLogger(__name__)
 
 _REMEMBERED = 4096  # turns that lost their engine
-_RUNNING = (State.READY, State.DRAINING, State.OUTDATED)
+_RUNNING = (MemberState.READY, MemberState.DRAINING, MemberState.OUTDATED)
 
 
 class Fleet(ManagedEngine):
@@ -57,7 +57,7 @@ class Fleet(ManagedEngine):
         if not makers:
             raise InvalidInput("a fleet needs at least one engine")
         self.config, self.publisher, self.colocated = config, publisher, config.shared > 0
-        self.outcome: Outcome | None = None
+        self.outcome: PublishOutcome | None = None
         affinity = Affinity(config.max_imbalance)
         self._roster = Roster(config, self._catch_up, affinity.forget)
         members = [self._roster.add(make, engine) for make, engine in zip(makers, built(makers), strict=True)]
@@ -94,9 +94,11 @@ class Fleet(ManagedEngine):
         """
         self._roster.begin()
         async with self._roster.changed:
-            await self._roster.changed.wait_for(lambda: not self._roster.in_state(State.STARTING, State.LOST))
+            await self._roster.changed.wait_for(
+                lambda: not self._roster.in_state(MemberState.STARTING, MemberState.LOST)
+            )
         self._roster.require_any()
-        ready = self._roster.in_state(State.READY)
+        ready = self._roster.in_state(MemberState.READY)
         if self.publisher.version is None and ready:  # servers that ran before us have a version already
             self.admission.version = min(member.engine.version() for member in ready.values())
 
@@ -149,7 +151,7 @@ class Fleet(ManagedEngine):
 
     async def scores(self, input_ids: Sequence[int], temperature: float = 1.0) -> dict[str, list[float]]:
         """The same by every engine that is in use, to compare them; one that fails meanwhile is left out."""
-        ready = self._roster.in_state(State.READY)
+        ready = self._roster.in_state(MemberState.READY)
         found = await asyncio.gather(*(self._scored(member, input_ids, temperature) for member in ready.values()))
         return {name: scored for name, scored in zip(ready, found, strict=True) if scored is not None}
 
@@ -170,7 +172,7 @@ class Fleet(ManagedEngine):
         """Each engine's digest of its weights: as the last publication compared them, else as it answers now."""
         if self.outcome is not None and self.outcome.version == self.admission.version and self.outcome.checksums:
             return dict(self.outcome.checksums)
-        ready = self._roster.in_state(State.READY)
+        ready = self._roster.in_state(MemberState.READY)
         sums = await asyncio.gather(*(member.checksum(self.publisher.timeout) for member in ready.values()))
         return dict(zip(ready, sums, strict=True))
 
@@ -200,7 +202,7 @@ class Fleet(ManagedEngine):
             cause = next(iter(errors.values()), None)  # the death of a trainer whose weights were read, say
             raise EngineError(f"version {version} reached no engine: {reasons}") from cause
 
-    async def _send(self, version: int) -> Outcome:
+    async def _send(self, version: int) -> PublishOutcome:
         """Send the staged version to every engine that runs; who doesn't have it is started anew.
 
         Where no engine has it, those that refused it go on with what they had.
@@ -211,8 +213,8 @@ class Fleet(ManagedEngine):
             outcome = self.outcome = await self.publisher.send(targets, version)
             for name in outcome.done:
                 self.admission.version = version
-                if targets[name].member.state is State.OUTDATED:
-                    targets[name].member.state = State.READY
+                if targets[name].member.state is MemberState.OUTDATED:
+                    targets[name].member.state = MemberState.READY
         finally:
             self.admission.paused = False
             await self._roster.notify()
@@ -222,17 +224,17 @@ class Fleet(ManagedEngine):
                 await self._roster.lose(targets[name].member, f"it does not have version {version}: {error}")
         return outcome
 
-    async def _catch_up(self, member: Member) -> State:
+    async def _catch_up(self, member: Member) -> MemberState:
         """Bring a new engine to the fleet's version; OUTDATED where nothing is kept to do it with."""
         if self.publisher.version is None or member.engine.version() == self.admission.version:
-            return State.READY
+            return MemberState.READY
         folder = await self.publisher.folder()
         if folder is None:
-            return State.OUTDATED
+            return MemberState.OUTDATED
         await member.pause(PauseMode.RETRACT)
         await member.receiver.load_folder(folder, LoadCommit(self.admission.version, flush=True))
         await member.resume(self.admission.version)
-        return State.READY
+        return MemberState.READY
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
         """Stop generating on every engine."""
@@ -267,7 +269,7 @@ class Fleet(ManagedEngine):
             self._roster.gpus_free.clear()
         awake = [member for member in self._running() if member.colocated and not member.asleep]
         for member in awake:
-            await self._roster.set(member, State.OUTDATED)
+            await self._roster.set(member, MemberState.OUTDATED)
         await asyncio.gather(*(self._put_to_sleep(member, tags) for member in awake))
 
     async def _put_to_sleep(self, member: Member, tags: Sequence[str]) -> None:
@@ -301,7 +303,7 @@ class Fleet(ManagedEngine):
     async def health(self) -> Health:
         """Whether any engine takes requests, how many all have open (leases too), and what is wrong with the others."""
         members = self._roster.members.values()
-        usable = self._roster.in_state(State.READY, State.DRAINING)
+        usable = self._roster.in_state(MemberState.READY, MemberState.DRAINING)
         wrong = [f"{m.name} {m.state.value}: {m.reason}" for m in members if m.name not in usable]
         detail = "closed" if self._roster.closed else "; ".join(wrong)
         running, gone = sum(len(member.open) for member in members), self._roster.gone

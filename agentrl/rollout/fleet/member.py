@@ -30,7 +30,7 @@ CLOSE_SECONDS = 20.0
 _starts = itertools.count()  # of all engines of this process
 
 
-class State(StrEnum):
+class MemberState(StrEnum):
     """Which calls an engine of the fleet takes."""
 
     STARTING = "starting"
@@ -56,7 +56,7 @@ class Member:
 
     def __init__(self, name: str, engine: Engine, config: FleetConfig) -> None:
         self.name, self.config = name, config
-        self.state, self.reason, self.served = State.STARTING, "", False  # whether it ever came into use
+        self.state, self.reason, self.served = MemberState.STARTING, "", False  # whether it ever came into use
         self.restarts = 0
         self.open: set[Ticket] = set()
         self.paused, self.updating, self.colocated = False, False, False
@@ -173,13 +173,13 @@ class Member:
 
     def lose(self, reason: str) -> None:
         """Give it up: its requests end at once, with an `EngineError` that has the reason."""
-        self.state, self.reason = State.LOST, reason
+        self.state, self.reason = MemberState.LOST, reason
         for ticket in list(self.open):
             ticket.end(EngineError(f"{self.name} was lost: {reason}"))
 
     async def close(self) -> None:
         """Close the engine; one that does not let itself be closed is left."""
-        if self.state is State.LOST:
+        if self.state is MemberState.LOST:
             await asyncio.to_thread(self.managed.kill)  # a process that hangs would not end by itself
         with contextlib.suppress(TimeoutError, AgentRLError):
             async with asyncio.timeout(CLOSE_SECONDS):
@@ -256,7 +256,7 @@ class UpdateTarget:
     @property
     def lost(self) -> bool:
         """Whether the member has given this engine up."""
-        return self.member.engine is not self.engine or self.member.state is State.LOST
+        return self.member.engine is not self.engine or self.member.state is MemberState.LOST
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause the engine."""

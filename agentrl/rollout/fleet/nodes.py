@@ -12,7 +12,7 @@ from agentrl.cluster import elastic
 from agentrl.concurrency import in_thread
 from agentrl.errors import InvalidInput
 from agentrl.rollout.fleet.fleet import Fleet
-from agentrl.rollout.fleet.member import State
+from agentrl.rollout.fleet.member import MemberState
 from agentrl.types import Engine
 
 
@@ -45,7 +45,7 @@ async def _follow(fleet: Fleet, make: Callable[[], Engine], before: int, most: i
             drained = elastic.drained(nodes)
             leaving = {name for name, member in fleet.engines.items() if member.managed.node in drained}
             staying = fleet.engines.keys() - leaving
-            others = any(fleet.engines[name].state is State.READY for name in staying)
+            others = any(fleet.engines[name].state is MemberState.READY for name in staying)
             want = elastic.wanted(count, most, before, elastic.usable(nodes))
             for _ in range(want - len(staying)):
                 await fleet.add(lambda: asyncio.to_thread(make))

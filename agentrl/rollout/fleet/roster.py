@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.config import FleetConfig
 from agentrl.errors import AgentRLError, EngineError, InvalidInput, brief
-from agentrl.rollout.fleet.member import Member, State
+from agentrl.rollout.fleet.member import Member, MemberState
 from agentrl.rollout.fleet.ticket import InvalidEngineOutput
 from agentrl.types import Engine
 
@@ -54,7 +54,7 @@ class Roster:
     """
 
     def __init__(
-        self, config: FleetConfig, catch_up: Callable[[Member], Awaitable[State]], on_lost: Callable[[str], None]
+        self, config: FleetConfig, catch_up: Callable[[Member], Awaitable[MemberState]], on_lost: Callable[[str], None]
     ) -> None:
         self.config, self._catch_up, self._on_lost = config, catch_up, on_lost
         self.members: dict[str, Member] = {}
@@ -97,17 +97,17 @@ class Roster:
     async def drain(self, name: str) -> None:
         """Give an engine nothing new, and wait until it has finished what it has."""
         member = self._named(name)
-        await self.set(member, State.DRAINING)
+        await self.set(member, MemberState.DRAINING)
         member.recall()
         async with self.changed:
-            await self.changed.wait_for(lambda: not member.open or member.state is not State.DRAINING)
+            await self.changed.wait_for(lambda: not member.open or member.state is not MemberState.DRAINING)
 
     async def remove(self, name: str) -> None:
         """Drain an engine, close it and forget it."""
         await self.drain(name)
         member = self.members.pop(name)
         del self._makers[name]
-        await self.set(member, State.STOPPED)
+        await self.set(member, MemberState.STOPPED)
         await member.close()
 
     def _named(self, name: str) -> Member:
@@ -115,11 +115,11 @@ class Roster:
             raise InvalidInput(f"no engine is called {name!r}; there are {', '.join(self.members)}")
         return self.members[name]
 
-    def in_state(self, *states: State) -> dict[str, Member]:
+    def in_state(self, *states: MemberState) -> dict[str, Member]:
         """The members in one of these states."""
         return {name: member for name, member in self.members.items() if member.state in states}
 
-    async def wait(self, *states: State) -> None:
+    async def wait(self, *states: MemberState) -> None:
         """Until a member is in one of these states.
 
         Raises:
@@ -142,7 +142,7 @@ class Roster:
     @property
     def gone(self) -> bool:
         """Whether all members were given up."""
-        return all(member.state is State.STOPPED for member in self.members.values())
+        return all(member.state is MemberState.STOPPED for member in self.members.values())
 
     def reasons(self) -> str:
         """Why no member is left, each reason once."""
@@ -152,7 +152,7 @@ class Roster:
         lines = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
         return "\n".join(["no engine is left, and none could be started:", *lines])
 
-    async def set(self, member: Member, state: State) -> None:
+    async def set(self, member: Member, state: MemberState) -> None:
         """Change a member's state."""
         async with self.changed:
             member.state = state
@@ -182,11 +182,11 @@ class Roster:
             await self.lose(member, f"it did not start: {error}")
 
     async def _watch(self, member: Member) -> None:
-        while member.state is not State.STOPPED:
+        while member.state is not MemberState.STOPPED:
             await asyncio.sleep(self.config.probe_every)
-            if member.state in (State.READY, State.DRAINING, State.OUTDATED):
+            if member.state in (MemberState.READY, MemberState.DRAINING, MemberState.OUTDATED):
                 await self.probe(member)
-            if member.state is State.READY:
+            if member.state is MemberState.READY:
                 member.regain_restart()
 
     async def probe(self, member: Member) -> None:
@@ -201,7 +201,7 @@ class Roster:
 
         One request that fails over and over is no evidence against an engine that generates a probe's token.
         """
-        if member.state not in (State.READY, State.DRAINING):
+        if member.state not in (MemberState.READY, MemberState.DRAINING):
             return
         engine = member.engine
         member.failed_requests.add(request)
@@ -216,7 +216,7 @@ class Roster:
 
     async def lose(self, member: Member, reason: str) -> None:
         """Take an engine out of service, end its requests, and start it anew."""
-        if member.state in (State.LOST, State.STOPPED):
+        if member.state in (MemberState.LOST, MemberState.STOPPED):
             return
         self.lost += 1
         logger.warning("%s is lost: %s", member.name, brief(reason))
@@ -239,11 +239,11 @@ class Roster:
                 member.reason = f"it could not be built: {error}"
                 continue
             member.set_engine(engine)
-            await self.set(member, State.STARTING)
+            await self.set(member, MemberState.STARTING)
             await self._bring_up(member)
             return
         logger.error("%s is given up", member.name)
-        await self.set(member, State.STOPPED)
+        await self.set(member, MemberState.STOPPED)
 
     def _restarts(self, member: Member) -> int:
         """How often to restart an engine. One that never started fails again for the same reason.
@@ -267,7 +267,7 @@ class Roster:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        open_ones = [member for member in self.members.values() if member.state is not State.STOPPED]
+        open_ones = [member for member in self.members.values() if member.state is not MemberState.STOPPED]
         for member in open_ones:
             member.lose("the fleet was closed")
         await asyncio.gather(*(member.close() for member in open_ones))

@@ -50,7 +50,7 @@ class AnthropicMessages:
         instructions = [message.text for message in messages if message.role in ("system", "developer")]
         body: dict[str, Any] = {
             "model": self._model,
-            "messages": written(messages),
+            "messages": to_anthropic_messages(messages),
             "max_tokens": sampling.max_new_tokens,
         }
         if any(instructions):
@@ -68,7 +68,7 @@ class AnthropicMessages:
         return body | self._extra
 
 
-def written(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def to_anthropic_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages as the protocol has them: roles alternate, and tool results are blocks of a user's message."""
     spoken = [message for message in messages if message.role not in ("system", "developer")]
     turns = groupby(spoken, key=lambda message: "assistant" if message.role == "assistant" else "user")

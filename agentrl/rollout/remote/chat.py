@@ -51,7 +51,7 @@ class Chat:
     def _body(self, messages: Sequence[Message], tools: Sequence[ToolSchema], sampling: Sampling) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._model,
-            "messages": [written(message) for message in messages],
+            "messages": [to_chat_message(message) for message in messages],
             "max_completion_tokens": sampling.max_new_tokens,
         }
         if tools:
@@ -63,7 +63,7 @@ class Chat:
         return body | self._extra
 
 
-def written(message: Message) -> dict[str, Any]:
+def to_chat_message(message: Message) -> dict[str, Any]:
     """A message as the protocol has it; a malformed call's own error is ours, and reasoning is not sent back."""
     data = message.model_dump(exclude_none=True, exclude={"reasoning_content"})
     for call in data.get("tool_calls", ()):

@@ -40,7 +40,7 @@ Words = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TensorChange:
     """What changed in one tensor.
 
     `dense`: numbers of the blocks that are sent whole; `sparse`: block numbers and how many elements changed in
@@ -57,7 +57,7 @@ class Change:
     payload: bytes
 
 
-def compare(old: Words, new: Words, file: str, name: str, start: int) -> Change | None:
+def compare(old: Words, new: Words, file: str, name: str, start: int) -> TensorChange | None:
     """The change from `old` to `new` (words of the same size and number); None where there is none."""
     word = new.dtype.itemsize
     places = np.flatnonzero(old != new)
@@ -70,10 +70,10 @@ def compare(old: Words, new: Words, file: str, name: str, start: int) -> Change 
     parts = [new[b * BLOCK : (b + 1) * BLOCK].tobytes() for b in dense]
     parts += [(places % BLOCK).astype("<u2").tobytes(), new[places].tobytes()]
     sparse = list(zip(thin.tolist(), counts[~whole].tolist(), strict=True))
-    return Change(file, name, start, len(new), word, dense.tolist(), sparse, b"".join(parts))
+    return TensorChange(file, name, start, len(new), word, dense.tolist(), sparse, b"".join(parts))
 
 
-def patch(words: Words, change: Change) -> None:
+def patch(words: Words, change: TensorChange) -> None:
     """Set a tensor's words to the new values of `compare`; idempotent."""
     at = 0
     for block in change.dense:
@@ -131,7 +131,7 @@ class Replica:
         """
         return write_delta(self._changes(weights), self.identity, out)
 
-    def _changes(self, weights: Iterable[Named]) -> Iterator[Change]:
+    def _changes(self, weights: Iterable[Named]) -> Iterator[TensorChange]:
         files = self.names()
         left = set(files)
         for name, tensor in prefetch(weights):
@@ -191,7 +191,7 @@ class Replica:
 # head names the parent, the last one's the identity: a digest over all the records between.
 
 
-def write_delta(changes: Iterable[Change], parent: str, out: Path) -> str:
+def write_delta(changes: Iterable[TensorChange], parent: str, out: Path) -> str:
     """Write changes beside and rename; returns the delta's identity."""
     digest = hashlib.blake2b(parent.encode(), digest_size=16)
     beside = out.with_name(out.name + ".partial")
@@ -199,7 +199,7 @@ def write_delta(changes: Iterable[Change], parent: str, out: Path) -> str:
         file.write(_MAGIC)
         _write_record(file, {"parent": parent}, b"")
         for change in changes:
-            head = {slot: getattr(change, slot) for slot in Change.__slots__ if slot != "payload"}
+            head = {slot: getattr(change, slot) for slot in TensorChange.__slots__ if slot != "payload"}
             digest.update(json.dumps(head).encode())
             digest.update(change.payload)
             _write_record(file, head, change.payload)
@@ -225,11 +225,11 @@ def check_delta(path: Path) -> tuple[str, str]:
     return parent, identity
 
 
-def read_changes(path: Path) -> Iterator[Change]:
+def read_changes(path: Path) -> Iterator[TensorChange]:
     """A delta's changes, one tensor at a time."""
     for head, payload in _records(path):
         if "file" in head:
-            yield Change(**{**head, "sparse": [tuple(pair) for pair in head["sparse"]]}, payload=payload)
+            yield TensorChange(**{**head, "sparse": [tuple(pair) for pair in head["sparse"]]}, payload=payload)
 
 
 def _write_record(file: IO[bytes], head: dict[str, Any], payload: bytes) -> None:

@@ -58,7 +58,7 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PublishOutcome:
     """The result of a publication.
 
     `done`: engines that have the version. `refused`: those that have their previous weights complete and continue with
@@ -147,7 +147,7 @@ class Publisher:
         check_tensors(shapes, self._expected, self._tied)
         self._held = version
 
-    async def send(self, targets: Mapping[str, Target], version: int) -> Outcome:
+    async def send(self, targets: Mapping[str, Target], version: int) -> PublishOutcome:
         """Move these engines to the staged version; the outcome has the result of each."""
         began = time.monotonic()
         broken: dict[str, AgentRLError] = {}
@@ -163,7 +163,7 @@ class Publisher:
         if done:
             self.version = version
         checksums = {name: sums[name] for name in done if name in sums}
-        return Outcome(version, done, refused, broken, time.monotonic() - began, sent, checksums)
+        return PublishOutcome(version, done, refused, broken, time.monotonic() - began, sent, checksums)
 
     async def _deliver(
         self, broken: dict[str, AgentRLError], targets: Mapping[str, Target], version: int

@@ -48,7 +48,7 @@ from agentrl.sessions.gateway.rewards import CloseBody, OpenBody, RewardBody
 from agentrl.sessions.gateway.sizes import check_length, check_text
 from agentrl.sessions.gateway.turn_request import MAX_TEXT, Read, TurnRequest, cached
 from agentrl.sessions.gateway.wire import chat, chat_replies, completions, messages, messages_replies, responses
-from agentrl.sessions.gateway.workers import Shard, new_session_id, redirect, session_in, style_of
+from agentrl.sessions.gateway.workers import SessionShard, new_session_id, redirect, session_in, style_of
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.store import Store
 from agentrl.sessions.turn_generator import TurnGenerator
@@ -74,7 +74,7 @@ class GatewayApp(FastAPI):
     """
 
     turns: dict[str, Handle]
-    shard: Shard | None = None
+    shard: SessionShard | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -114,7 +114,7 @@ def create_app(
     admin_key: str | None = None,
     url: str | None = None,
     secret: bytes | None = None,
-    shard: Shard | None = None,
+    shard: SessionShard | None = None,
     score: Callable[[Session], Awaitable[None]] | None = None,
 ) -> FastAPI:
     """The application over an engine; `app.state.gateway` is the `Gateway`, for code in the same process.

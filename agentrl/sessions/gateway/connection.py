@@ -18,7 +18,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agentrl.sessions.gateway.api_error import ApiError
-from agentrl.sessions.gateway.delivery import CLIENT, Client
+from agentrl.sessions.gateway.delivery import CLIENT, GatewayClient
 from agentrl.sessions.gateway.limits import Limits
 
 PROBE_SECONDS, LONGEST_PROBE = 0.05, 5.0
@@ -28,8 +28,8 @@ _CHUNKED = b"transfer-encoding: chunked\r\n"
 _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
-class Connection(HttpToolsProtocol):
-    """One client's connection; a subclass sets the limits (see `limited`)."""
+class GatewayConnection(HttpToolsProtocol):
+    """One client's connection; a subclass sets the limits (see `connection_type`)."""
 
     limits = Limits()
     _timer: asyncio.TimerHandle | None = None
@@ -61,7 +61,7 @@ class Connection(HttpToolsProtocol):
             self._head_begins()
         super().on_message_begin()
         flow = self.flow  # without `self`, of which the scope is a part: reference cycles wait for the collector
-        self.scope[CLIENT] = Client(lambda: flow.write_paused)  # type: ignore[literal-required]
+        self.scope[CLIENT] = GatewayClient(lambda: flow.write_paused)  # type: ignore[literal-required]
 
     def on_headers_complete(self) -> None:
         """End the head, and check its size."""
@@ -114,7 +114,7 @@ class Connection(HttpToolsProtocol):
         """The client has disconnected; after a reset, the last request's reply may be unread."""
         self._head_ends()
         client = self.cycle.scope.get(CLIENT) if self.cycle is not None else None
-        if isinstance(client, Client):
+        if isinstance(client, GatewayClient):
             client.disconnect(reset=exc is not None)
         super().connection_lost(exc)
 
@@ -199,6 +199,6 @@ def _without_sizes(chunks: bytes) -> bytes:
     return b"".join(contents)
 
 
-def limited(limits: Limits) -> type[Connection]:
+def connection_type(limits: Limits) -> type[GatewayConnection]:
     """Return the class of connections under these limits."""
-    return type("Connection", (Connection,), {"limits": limits})
+    return type("GatewayConnection", (GatewayConnection,), {"limits": limits})

@@ -25,7 +25,8 @@ from agentrl.sessions.gateway.wire.sse import event
 from agentrl.types import OVERLONG, FinishReason, Status
 
 CLIENT = "agentrl.client"
-"""The key in a request's scope of its `Client`, where the server reports disconnects; other servers are polled."""
+"""The key in a request's scope of its `GatewayClient`, where the server reports disconnects; other servers are
+polled."""
 HEADER_LENGTH = 1000
 """Characters of the header that lists the ignored fields."""
 log = logging.getLogger("agentrl.gateway")
@@ -34,7 +35,7 @@ Reply = Callable[[Exchange], bytes]
 Stream = Callable[[Exchange], AsyncIterator[bytes]]
 
 
-class Client:
+class GatewayClient:
     """The sender of a request: `on_disconnect` is called when it disconnects, `on_reset` when it resets the connection.
 
     Args:
@@ -84,7 +85,7 @@ class Delivery(Response):
         self.began = False
         self.sent = False
         self.superseded = False
-        self._client = Client()
+        self._client = GatewayClient()
         self._cancel: Callable[[], object] = lambda: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,8 +98,8 @@ class Delivery(Response):
             await send_error(send, too_many, self.style)
 
     async def _deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
-        known: Client | None = scope.get(CLIENT)
-        self._client = known or Client()
+        known: GatewayClient | None = scope.get(CLIENT)
+        self._client = known or GatewayClient()
         watching = None if known else asyncio.ensure_future(_watch(receive, self._client))
         task = asyncio.current_task()
         assert task is not None
@@ -244,7 +245,7 @@ class SlowClient(Exception):
     """A client has not read its reply in time."""
 
 
-async def _watch(receive: Receive, client: Client) -> None:
+async def _watch(receive: Receive, client: GatewayClient) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     client.disconnect()

@@ -31,7 +31,7 @@ from agentrl.sessions.gateway.turn_parts import Event, cut_turn, deltas_of, merg
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.generation import aclose
 from agentrl.sessions.renderers.base import RenderedMessage, Renderer, Span, parse
-from agentrl.sessions.renderers.strip import Branch, count_stripped
+from agentrl.sessions.renderers.strip import StrippedBranch, count_stripped
 from agentrl.sessions.turn_generator import GeneratedTurn, Prompt, TurnGenerator
 from agentrl.types import Chunk, Engine, Message, Node, Sampling, Turn
 
@@ -77,7 +77,7 @@ class Exchange:
         self.pending: PendingRequest | None = None
         self.committed: float | None = None
         self.malformed = self.not_allowed = 0
-        self.branch: Branch | None = None
+        self.branch: StrippedBranch | None = None
 
     # ------------------------------------------------------------------------------------- preparation
 

@@ -26,9 +26,9 @@ from agentrl.sessions.gateway.exchange import Parts
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.replies.kept import Replies
 from agentrl.sessions.gateway.rewards import CloseBody, RewardBody
-from agentrl.sessions.gateway.schedule import Schedule
+from agentrl.sessions.gateway.schedule import RecordedOrder
 from agentrl.sessions.gateway.session_state import SessionState
-from agentrl.sessions.gateway.writer import Writer
+from agentrl.sessions.gateway.writer import StoreWriter
 from agentrl.sessions.store import Store
 from agentrl.types import RewardState, Session, Status
 
@@ -85,9 +85,9 @@ class Gateway:
         self.in_flight = 0
         self.begun = 0
         self.closing: list[Callable[[], Awaitable[None]]] = []
-        self.schedules: dict[str, Schedule] = {}
+        self.schedules: dict[str, RecordedOrder] = {}
         self._entries: dict[str, SessionEntry] = {}
-        self._writer = Writer(store)
+        self._writer = StoreWriter(store)
         self._sealing: set[asyncio.Task[None]] = set()
         self._scoring: set[asyncio.Task[None]] = set()
         self.jobs: set[asyncio.Future[None]] = set()

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.bodies import Body as RequestBody
 from agentrl.sessions.gateway.bodies import loads, nests_deeper
-from agentrl.sessions.gateway.delivery import CLIENT, Client
+from agentrl.sessions.gateway.delivery import CLIENT, GatewayClient
 from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.sizes import LARGE_BODY
@@ -70,7 +70,7 @@ async def _bytes(request: Request, limits: Limits) -> bytes:
                 raise too_large
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    client: Client | None = request.scope.get(CLIENT)
+    client: GatewayClient | None = request.scope.get(CLIENT)
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ENCODINGS:
         known = "gzip and deflate are read"

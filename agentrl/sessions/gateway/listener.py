@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 
 from agentrl.errors import InfraError
-from agentrl.sessions.gateway.connection import limited
+from agentrl.sessions.gateway.connection import connection_type
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.tls import Tls
 
@@ -39,7 +39,7 @@ async def served(app: Any, listener: socket.socket, limits: Limits, tls: Tls | N
         timeout_graceful_shutdown=STOP_SECONDS,
         server_header=False,
         proxy_headers=False,
-        http=limited(limits),
+        http=connection_type(limits),
         ssl_certfile=tls.certificate if tls else None,
         ssl_keyfile=tls.key if tls else None,
     )

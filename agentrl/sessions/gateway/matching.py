@@ -60,7 +60,7 @@ class HistoryMatch:
         return self.parent_key if isinstance(self.parent_key, int) else None
 
 
-class Index:
+class NodeIndex:
     """A session's nodes by parent and message."""
 
     def __init__(self, session: Session) -> None:

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agentrl.errors import Departed
+from agentrl.errors import Diverged
 from agentrl.sessions import tree
 from agentrl.types import Arrival, Node, Session
 
@@ -39,7 +39,7 @@ class _Request:
     claimed: bool = False
 
 
-class Schedule:
+class RecordedOrder:
     """Keeps one session in its recorded order; on the gateway's event loop.
 
     Args:
@@ -63,7 +63,7 @@ class Schedule:
         """Wait until a request with this prompt is the next to arrive, where the recording has one.
 
         Raises:
-            Departed: the requests before it did not come.
+            Diverged: the requests before it did not come.
         """
         known = next((one for one in self._requests if one.prompt == tuple(prompt) and not one.claimed), None)
         if known is not None:
@@ -74,7 +74,7 @@ class Schedule:
         """Wait until the reply to a request is the next to be sent.
 
         Raises:
-            Departed: the requests before it did not come.
+            Diverged: the requests before it did not come.
         """
         if arrival.number < len(self._requests):
             own = self._requests[arrival.number]
@@ -105,7 +105,7 @@ class Schedule:
             except TimeoutError:
                 assert missing is not None
                 where = f"session {self._name}, turn {missing.turn}"
-                error = Departed(f"{where}: the program did not request it within {self._patience:g} s")
+                error = Diverged(f"{where}: the program did not request it within {self._patience:g} s")
                 self._fail(error)
                 raise error from None
 

@@ -16,11 +16,11 @@ from typing import Any
 from agentrl.sessions import tree
 from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.bodies import History
-from agentrl.sessions.gateway.matching import HistoryMatch, Index, ParentKey, tools_digest
+from agentrl.sessions.gateway.matching import HistoryMatch, NodeIndex, ParentKey, tools_digest
 from agentrl.sessions.gateway.reading import prefill_of
 from agentrl.sessions.gateway.replies.kept import Replies
 from agentrl.sessions.gateway.retries import PendingRequest, Retries
-from agentrl.sessions.gateway.schedule import Schedule
+from agentrl.sessions.gateway.schedule import RecordedOrder
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.renderers.base import RenderedMessage
 from agentrl.sessions.turn_generator import GeneratedTurn, Prompt, TurnGenerator
@@ -67,7 +67,7 @@ class SessionState:
     """
 
     session: Session
-    index: Index = field(init=False)
+    index: NodeIndex = field(init=False)
     histories: list[KnownHistory] = field(default_factory=list)
     pending: list[PendingRequest] = field(default_factory=list)
     retries: Retries = field(default_factory=Retries)
@@ -76,10 +76,10 @@ class SessionState:
     truncated: bool = False
     broken: str | None = None
     arrived: int = 0
-    schedule: Schedule | None = None
+    schedule: RecordedOrder | None = None
 
     def __post_init__(self) -> None:
-        self.index = Index(self.session)
+        self.index = NodeIndex(self.session)
         self._paths: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self._agents: dict[int, str] = {}
         self._counted = dict(self.session.counters)

@@ -38,7 +38,7 @@ FORWARDED = ("authorization", "x-api-key", "content-type", "content-encoding")
 
 
 @dataclass(frozen=True)
-class Shard:
+class SessionShard:
     """One worker's share of the sessions.
 
     Attributes:
@@ -63,7 +63,7 @@ def worker_of(session_id: str, workers: int) -> int:
     return zlib.crc32(session_id.encode()) % workers
 
 
-def new_session_id(shard: Shard | None) -> str:
+def new_session_id(shard: SessionShard | None) -> str:
     """An id for a new session of this worker."""
     while True:
         session_id = secrets.token_hex(8)

@@ -31,7 +31,7 @@ class _Addition:
     written: asyncio.Future[None]
 
 
-class Writer:
+class StoreWriter:
     """Writes for a gateway, on whose event loop it is called; a caller that is cancelled doesn't stop a write.
 
     Args:

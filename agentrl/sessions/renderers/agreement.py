@@ -29,7 +29,7 @@ from agentrl.sessions.renderers.known_differences import (
 )
 from agentrl.sessions.renderers.probe import ProbeRenderer, Whole
 from agentrl.sessions.renderers.proof import TOOLS as OFFERED
-from agentrl.sessions.renderers.proof import CallId, Proof, kimi_id, nine_letters, prove
+from agentrl.sessions.renderers.proof import CallId, RendererProof, kimi_id, nine_letters, prove
 from agentrl.sessions.renderers.short_conversations import USER
 from agentrl.sessions.renderers.template import template_whole
 
@@ -42,7 +42,7 @@ TRIALS: tuple[tuple[str, bool, float, Expresses], ...] = (
 """(name, with tools, how often they reason, what the conversations may hold)"""
 
 
-class Verdict(StrEnum):
+class TrialVerdict(StrEnum):
     """The outcome of one trial."""
 
     AGREES = "yes"
@@ -52,11 +52,11 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class _Agreement:
     """One kind of conversation. `compared`: turn boundaries that agree in it, or that were compared and differ."""
 
     kind: str
-    verdict: Verdict
+    verdict: TrialVerdict
     detail: str = ""
     compared: int = 0
 
@@ -70,7 +70,7 @@ def reference_of(renderer: Renderer, tokenizer: HFTokenizer) -> Whole | None:
     return template_whole(tokenizer, stop=stop, date_string=PINNED_DATE, **(family.variables if family else {}))
 
 
-def agreements(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> Iterator[Agreement]:
+def agreements(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> Iterator[_Agreement]:
     """Compare a renderer with the tokenizer's template, or with its own whole rendering where there is none.
 
     Args:
@@ -86,12 +86,12 @@ def agreements(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> Iterat
     template = expresses(reference) if reference else able
     for kind, tools, reasoning, holds in TRIALS:
         if (tools and not able.tools) or (reasoning and not able.reasoning) or (kind == PARALLEL and not able.parallel):
-            yield Agreement(kind, Verdict.NOT_EXPRESSIBLE)
+            yield _Agreement(kind, TrialVerdict.NOT_EXPRESSIBLE)
             continue
         held = both(both(able, holds), template) if template.tools else both(able, holds)
         trial = partial(prove, renderer, reference, tools=tools, count=count, call_id=call_ids(renderer))
         found = judged(kind, trial(expresses=held, reasoning=reasoning), count)
-        if found.verdict is Verdict.AGREES:
+        if found.verdict is TrialVerdict.AGREES:
             yield found
             continue
         known = [d for d in DIFFERENCES.get(renderer.name, ()) if kind in d.kinds]
@@ -113,26 +113,28 @@ def disagreement(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> str 
     """
     compared = 0
     for one in agreements(renderer, tokenizer, count):
-        if one.verdict is Verdict.DIFFERS:
+        if one.verdict is TrialVerdict.DIFFERS:
             return f"{one.kind}: {one.detail}"
         compared += one.compared
     return None if compared else "nothing of it could be compared with the chat template"
 
 
-def judged(kind: str, proof: Proof, count: int) -> Agreement:
+def judged(kind: str, proof: RendererProof, count: int) -> _Agreement:
     """A proof as an agreement."""
     if proof.boundaries == 0:
-        return Agreement(kind, Verdict.DIFFERS, f"all of {count} conversations were refused: {proof.refusal}")
+        return _Agreement(kind, TrialVerdict.DIFFERS, f"all of {count} conversations were refused: {proof.refusal}")
     refused = f" ({proof.refused} of {count} conversations refused)" if proof.refused else ""
     if proof.append_only:
-        return Agreement(kind, Verdict.AGREES, f"{proof.boundaries} turn boundaries agree{refused}", proof.boundaries)
+        return _Agreement(
+            kind, TrialVerdict.AGREES, f"{proof.boundaries} turn boundaries agree{refused}", proof.boundaries
+        )
     detail = f"{proof.differing} of {proof.boundaries} differ{refused}; {proof.difference}"
-    return Agreement(kind, Verdict.DIFFERS, detail, proof.boundaries)
+    return _Agreement(kind, TrialVerdict.DIFFERS, detail, proof.boundaries)
 
 
 def _explained(
-    kind: str, difference: Difference, trial: Callable[..., Proof], calls: bool, reasoning: float
-) -> Agreement | None:
+    kind: str, difference: Difference, trial: Callable[..., RendererProof], calls: bool, reasoning: float
+) -> _Agreement | None:
     """The kind with its reason, if the trial agrees where the difference can't show; else None."""
     if difference.everywhere:
         return _intended(kind, difference, 0)
@@ -149,8 +151,8 @@ def _explained(
 
 
 def _without(
-    kind: str, lacks: Difference, trial: Callable[..., Proof], reference: Whole, *, tools: bool
-) -> Agreement | None:
+    kind: str, lacks: Difference, trial: Callable[..., RendererProof], reference: Whole, *, tools: bool
+) -> _Agreement | None:
     """Kinds that the template has no place for aren't compared; but tools that it lists must be the renderer's."""
     if not (tools and _lists_tools(reference)):
         return _intended(kind, lacks, 0)
@@ -158,9 +160,9 @@ def _without(
     return _intended(kind, lacks, proof.boundaries) if proof.append_only else None
 
 
-def _intended(kind: str, difference: Difference, compared: int) -> Agreement:
+def _intended(kind: str, difference: Difference, compared: int) -> _Agreement:
     agreed = f"apart from that {compared} turn boundaries agree" if compared else "nothing of it can be compared"
-    return Agreement(kind, Verdict.ON_PURPOSE, f"{difference.because}; {agreed}", compared)
+    return _Agreement(kind, TrialVerdict.ON_PURPOSE, f"{difference.because}; {agreed}", compared)
 
 
 def _lists_tools(reference: Whole) -> bool:

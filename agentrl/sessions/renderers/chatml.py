@@ -20,7 +20,7 @@ from agentrl.sessions.renderers.calls import dumps, hermes_body
 from agentrl.sessions.renderers.grammar import Grammar
 from agentrl.sessions.renderers.grammars import HERMES
 from agentrl.sessions.renderers.turns import Before, TurnRenderer
-from agentrl.sessions.renderers.writer import Writer, text_of
+from agentrl.sessions.renderers.writer import TokenWriter, text_of
 from agentrl.types import Message, Tokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"
@@ -56,7 +56,7 @@ class ChatML(TurnRenderer):
         self.default_system = default_system
         tokenizer.special(START)
 
-    def _open(self, writer: Writer, first: Message, tools: Sequence[ToolSchema]) -> None:
+    def _open(self, writer: TokenWriter, first: Message, tools: Sequence[ToolSchema]) -> None:
         """The system turn that begins a path; the first message's node opens with it."""
         given = first.role in ("system", "developer")
         system = self._system(text_of(first, self.name) if given else None, tools)
@@ -72,7 +72,7 @@ class ChatML(TurnRenderer):
     def _system(self, given: str | None, tools: Sequence[ToolSchema]) -> str:
         return self.default_system if given is None else given
 
-    def _tools(self, writer: Writer, tools: Sequence[ToolSchema], *, opened: bool) -> None:
+    def _tools(self, writer: TokenWriter, tools: Sequence[ToolSchema], *, opened: bool) -> None:
         """The tools, as the end of the system turn; `opened`: something comes before them."""
         writer.text(("\n\n" if opened else "") + _TOOLS_HEAD)
         for tool in tools:
@@ -85,7 +85,7 @@ class ChatML(TurnRenderer):
         writer.text(_TOOLS_TAIL[2])
         writer.mark("</tool_call>")
 
-    def _write(self, writer: Writer, message: Message, before: Before | None, following: str | None) -> None:
+    def _write(self, writer: TokenWriter, message: Message, before: Before | None, following: str | None) -> None:
         if message.role == "tool":
             self._tool_result(writer, message, before, following)
         elif before is not None or message.role == "user":  # else `_open` has written it
@@ -95,7 +95,7 @@ class ChatML(TurnRenderer):
             writer.token(self._end)
             writer.text("\n")
 
-    def _tool_result(self, writer: Writer, message: Message, before: Before | None, following: str | None) -> None:
+    def _tool_result(self, writer: TokenWriter, message: Message, before: Before | None, following: str | None) -> None:
         if before is None or before.role != "tool":
             self._separate(writer, before)
             self._header(writer, "user")
@@ -107,11 +107,11 @@ class ChatML(TurnRenderer):
         if following == "tool":
             writer.text("\n")
 
-    def _prompt(self, writer: Writer, before: Before | None) -> None:
+    def _prompt(self, writer: TokenWriter, before: Before | None) -> None:
         self._separate(writer, before)
         self._header(writer, "assistant")
 
-    def _turn(self, writer: Writer, message: Message) -> None:
+    def _turn(self, writer: TokenWriter, message: Message) -> None:
         content = text_of(message, self.name)
         if message.reasoning_content:
             writer.mark("<think>")
@@ -127,11 +127,11 @@ class ChatML(TurnRenderer):
             writer.mark("</tool_call>")
         writer.token(self._end)
 
-    def _header(self, writer: Writer, role: str) -> None:
+    def _header(self, writer: TokenWriter, role: str) -> None:
         writer.mark(START)
         writer.text(f"{role}\n")
 
-    def _separate(self, writer: Writer, before: Before | None) -> None:
+    def _separate(self, writer: TokenWriter, before: Before | None) -> None:
         """Close what comes before: an open turn gets its end, an assistant's its newline."""
         if before is None:
             return

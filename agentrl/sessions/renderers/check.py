@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import AgentRLError
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
-from agentrl.sessions.renderers.agreement import TRIALS, Verdict, agreements, both, judged
+from agentrl.sessions.renderers.agreement import TRIALS, TrialVerdict, agreements, both, judged
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.renderers.families import FAMILIES
 from agentrl.sessions.renderers.generic import UNREADABLE, expresses, unproven
@@ -26,12 +26,17 @@ from agentrl.sessions.renderers.registry import check_name, get_renderer
 if TYPE_CHECKING:
     from rich.table import Table
 
-ON_PURPOSE = Verdict.ON_PURPOSE
-_OK = {Verdict.AGREES: True, Verdict.DIFFERS: False, Verdict.ON_PURPOSE: None, Verdict.NOT_EXPRESSIBLE: None}
+ON_PURPOSE = TrialVerdict.ON_PURPOSE
+_OK = {
+    TrialVerdict.AGREES: True,
+    TrialVerdict.DIFFERS: False,
+    TrialVerdict.ON_PURPOSE: None,
+    TrialVerdict.NOT_EXPRESSIBLE: None,
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class _Row:
     """One thing that was checked. `ok` is None where there was nothing to compare, or it differs on purpose."""
 
     question: str
@@ -40,7 +45,7 @@ class Row:
     detail: str = ""
 
 
-def check_renderer(model: Any, name: str = "auto", count: int = 50, *, stop: str = "") -> list[Row]:
+def check_renderer(model: Any, name: str = "auto", count: int = 50, *, stop: str = "") -> list[_Row]:
     """Try a model's conversation format.
 
     Args:
@@ -59,9 +64,9 @@ def check_renderer(model: Any, name: str = "auto", count: int = 50, *, stop: str
     try:
         renderer = get_renderer(tokenizer, name, stop)
         family = renderer.name in FAMILIES
-        rows = [Row("renderer", renderer.name, True, "a known family" if family else "the model's own template")]
+        rows = [_Row("renderer", renderer.name, True, "a known family" if family else "the model's own template")]
     except AgentRLError as error:
-        rows = [Row("renderer", name, False, str(error))]
+        rows = [_Row("renderer", name, False, str(error))]
     rows += _template_rows(tokenizer, count, stop, served=renderer is not None)
     if renderer is not None:
         rows += _renderer_rows(renderer, tokenizer, count)
@@ -69,7 +74,7 @@ def check_renderer(model: Any, name: str = "auto", count: int = 50, *, stop: str
     return [*rows, *_comes_out_again(renderer, tokenizer, stop)]
 
 
-def as_table(rows: Sequence[Row], title: str = "") -> Table:
+def as_table(rows: Sequence[_Row], title: str = "") -> Table:
     """The rows as a rich table."""
     from rich.table import Table
     from rich.text import Text
@@ -83,45 +88,45 @@ def as_table(rows: Sequence[Row], title: str = "") -> Table:
     return table
 
 
-def _template_rows(tokenizer: HFTokenizer, count: int, stop: str, *, served: bool) -> Iterator[Row]:
+def _template_rows(tokenizer: HFTokenizer, count: int, stop: str, *, served: bool) -> Iterator[_Row]:
     """Rows on the template by itself; that it rewrites history is a fault only where nothing else serves."""
     try:
         generic = unproven(tokenizer, stop=stop)
         written = expresses(generic.whole)
     except AgentRLError as error:
-        yield Row("template", "none", None, str(error))
+        yield _Row("template", "none", None, str(error))
         return
     for kind, tools, reasoning, holds in TRIALS:
         question = f"template append-only: {kind}"
         if lacks := missing(kind, generic.able):
-            yield Row(question, "not expressible", None, lacks.because.partition(",")[0])
+            yield _Row(question, "not expressible", None, lacks.because.partition(",")[0])
             continue
         proof = prove(generic, expresses=both(generic.able, holds), tools=tools, reasoning=reasoning, count=count)
         found = judged(kind, proof, count)
-        yield Row(question, found.verdict, _OK[found.verdict] or (None if served else False), found.detail)
+        yield _Row(question, found.verdict, _OK[found.verdict] or (None if served else False), found.detail)
     if not written.tools:
-        yield Row("parsers that fit the template", "none", None, "the template has no place for tool calls")
+        yield _Row("parsers that fit the template", "none", None, "the template has no place for tool calls")
         return
     names = fitting(generic) if generic.able.tools else []
-    yield Row(
+    yield _Row(
         "parsers that fit the template", ", ".join(names) or "none", bool(names) or None, "" if names else UNREADABLE
     )
 
 
-def _renderer_rows(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> Iterator[Row]:
+def _renderer_rows(renderer: Renderer, tokenizer: HFTokenizer, count: int) -> Iterator[_Row]:
     """The renderer against the template, or against itself where there is no template."""
     against = "the template" if tokenizer.chat_template else "its own whole rendering"
     found = list(agreements(renderer, tokenizer, count))
     for one in found:
-        yield Row(f"{renderer.name} equals {against}: {one.kind}", one.verdict, _OK[one.verdict], one.detail)
+        yield _Row(f"{renderer.name} equals {against}: {one.kind}", one.verdict, _OK[one.verdict], one.detail)
     if not tokenizer.chat_template:
         unknown = "this tokenizer has no chat template: nothing shows that its model was trained in this format"
-        yield Row("compared with the template", "nothing", False, unknown)
+        yield _Row("compared with the template", "nothing", False, unknown)
     elif not any(one.compared for one in found):
-        yield Row("compared with the template", "nothing", False, "none of the conversations could be compared")
+        yield _Row("compared with the template", "nothing", False, "none of the conversations could be compared")
 
 
-def _comes_out_again(renderer: Renderer | None, tokenizer: HFTokenizer, stop: str) -> Iterator[Row]:
+def _comes_out_again(renderer: Renderer | None, tokenizer: HFTokenizer, stop: str) -> Iterator[_Row]:
     """Rows on what is read back of a conversation, by the renderer or, where none serves, by the refused template."""
     try:
         tried = renderer or unproven(tokenizer, stop=stop)
@@ -130,17 +135,17 @@ def _comes_out_again(renderer: Renderer | None, tokenizer: HFTokenizer, stop: st
     for found in read_back(tried):
         ok = None if not found.placed or (found.lost and found.part in WARNED) else not found.lost
         answer = "no" if found.lost else "yes" if found.placed else "no place"
-        yield Row(f"{tried.name} gives back: {found.part}", answer, ok, found.lost)
+        yield _Row(f"{tried.name} gives back: {found.part}", answer, ok, found.lost)
 
 
-def _reads_back(renderer: Renderer) -> Row:
+def _reads_back(renderer: Renderer) -> _Row:
     question = f"{renderer.name} reads back its own tool call"
     try:
         read = misread(renderer, renderer.parser)
     except AgentRLError as error:
-        return Row(question, "not expressible", None, str(error))
+        return _Row(question, "not expressible", None, str(error))
     if read is not None:
-        return Row(question, "no", False, repr(read))
+        return _Row(question, "no", False, repr(read))
     bound = getattr(renderer, "_grammar", None)
     name = next((name for name, grammar in GRAMMARS.items() if bound and bound.grammar.read is grammar.read), "")
-    return Row(question, "yes", True, f"by the parser {name}" if name else "")
+    return _Row(question, "yes", True, f"by the parser {name}" if name else "")

@@ -18,7 +18,7 @@ from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.calls import canonical, dumps
 from agentrl.sessions.renderers.grammars import DEEPSEEK_V31
 from agentrl.sessions.renderers.turns import Before, TurnRenderer
-from agentrl.sessions.renderers.writer import Writer, text_of
+from agentrl.sessions.renderers.writer import TokenWriter, text_of
 from agentrl.types import Message, Node, Tokenizer
 
 _HEAD = "\n\n## Tools\nYou have access to the following tools:\n"
@@ -53,14 +53,14 @@ class DeepSeekV31(TurnRenderer):
         plain = DeepSeekV31(self.tokenizer) if self.thinking else self
         return [*plain.generation_prompt(before), *plain.turn(message)]
 
-    def _open(self, writer: Writer, first: Message, tools: Sequence[ToolSchema]) -> None:
+    def _open(self, writer: TokenWriter, first: Message, tools: Sequence[ToolSchema]) -> None:
         writer.mark(_mark("begin of sentence"))
         if first.role in ("system", "developer"):
             writer.text(text_of(first, self.name))
         if tools:
             self._tools(writer, tools)
 
-    def _tools(self, writer: Writer, tools: Sequence[ToolSchema]) -> None:
+    def _tools(self, writer: TokenWriter, tools: Sequence[ToolSchema]) -> None:
         writer.text(_HEAD)
         for tool in tools:
             function = tool.get("function", tool)
@@ -75,7 +75,7 @@ class DeepSeekV31(TurnRenderer):
                 writer.mark(_mark(part))
         writer.text(_RULES)
 
-    def _write(self, writer: Writer, message: Message, before: Before | None, following: str | None) -> None:
+    def _write(self, writer: TokenWriter, message: Message, before: Before | None, following: str | None) -> None:
         text = text_of(message, self.name)
         self._separate(writer, before)
         if message.role in ("system", "developer"):
@@ -91,13 +91,13 @@ class DeepSeekV31(TurnRenderer):
             writer.text(text)
             writer.mark(_mark("tool output end"))
 
-    def _prompt(self, writer: Writer, before: Before | None) -> None:
+    def _prompt(self, writer: TokenWriter, before: Before | None) -> None:
         self._separate(writer, before)
         if before is None or before.role != "tool":
             writer.mark(_mark("Assistant"))
             writer.mark("<think>" if self.thinking else "</think>")
 
-    def _turn(self, writer: Writer, message: Message) -> None:
+    def _turn(self, writer: TokenWriter, message: Message) -> None:
         if message.reasoning_content and not self.thinking:
             raise RenderError(f"{self.name} without thinking has no place for reasoning in an assistant message")
         if message.tool_calls and self.thinking:

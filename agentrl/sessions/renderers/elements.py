@@ -13,7 +13,7 @@ _BLANK = re.compile(r"\s*")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ElementKind:
     """One kind of element: its opening tag, what every opening tag begins with, and its closing tag."""
 
     opening: re.Pattern[str]
@@ -25,7 +25,7 @@ Element = tuple[re.Match[str], str, str]
 """An element: its opening tag, its value, and itself as written."""
 
 
-def elements(text: str, kind: Kind) -> tuple[list[Element], int]:
+def elements(text: str, kind: ElementKind) -> tuple[list[Element], int]:
     """The elements that a text begins with.
 
     Returns:
@@ -46,7 +46,7 @@ def elements(text: str, kind: Kind) -> tuple[list[Element], int]:
     return found, at
 
 
-def _close(text: str, kind: Kind, start: int) -> int:
+def _close(text: str, kind: ElementKind, start: int) -> int:
     """The index of the value's closing tag; -1 where there is none."""
     while (closed := text.find(kind.closing, start)) >= 0:
         following = _after_blank(text, closed + len(kind.closing))

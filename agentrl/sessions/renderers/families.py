@@ -56,7 +56,7 @@ class Expresses:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class RendererFamily:
     """One conversation format.
 
     Attributes:
@@ -141,24 +141,24 @@ _EOS = "<\uff5cend\u2581of\u2581sentence\uff5c>"
 _MISTRAL = ("[INST]", "[/INST]", "[TOOL_CALLS]", "[SYSTEM_PROMPT]")
 _GLM_STOPS = ("<|endoftext|>", "<|user|>", "<|observation|>")
 
-FAMILIES: dict[str, Family] = {
-    "chatml": Family(ChatML, marks=("<|im_start|>", "<|im_end|>")),
-    "smollm2": Family(
+FAMILIES: dict[str, RendererFamily] = {
+    "chatml": RendererFamily(ChatML, marks=("<|im_start|>", "<|im_end|>")),
+    "smollm2": RendererFamily(
         lambda tokenizer: ChatML(tokenizer, "smollm2", SMOLLM_SYSTEM), marks=("<|im_start|>",), template=SMOLLM_SYSTEM
     ),
-    "qwen2.5": Family(
+    "qwen2.5": RendererFamily(
         lambda tokenizer: ChatML(tokenizer, "qwen2.5", QWEN_SYSTEM), marks=("<|im_start|>",), template=QWEN_SYSTEM
     ),
-    "qwen3": Family(
+    "qwen3": RendererFamily(
         library("qwen3", "Qwen3", grammars.HERMES, ("<|im_end|>", "<|endoftext|>"), _STRIPPED),
         _STRIPPED,
         marks=("<|im_start|>", "<tool_response>", "<think>"),
         template="last_query_index",
     ),
-    "qwen3-coder": Family(
+    "qwen3-coder": RendererFamily(
         QwenCoder, Expresses(reasoning=False, stripped=True), marks=("<|im_start|>",), template="<function="
     ),
-    "llama-3": Family(
+    "llama-3": RendererFamily(
         library(
             "llama-3",
             "Llama3",
@@ -170,43 +170,43 @@ FAMILIES: dict[str, Family] = {
         _LLAMA,
         marks=("<|start_header_id|>", "<|eot_id|>"),
     ),
-    "mistral": Family(
+    "mistral": RendererFamily(
         Mistral,
         Expresses(reasoning=False, content_with_calls=False),
         marks=("[INST]", "[/INST]", "[TOOL_CALLS]"),
     ),
-    "mistral-v7": Family(MistralV7, _NO_REASONING, marks=_MISTRAL, template="[TOOL_CONTENT]"),
-    "mistral-v11": Family(
+    "mistral-v7": RendererFamily(MistralV7, _NO_REASONING, marks=_MISTRAL, template="[TOOL_CONTENT]"),
+    "mistral-v11": RendererFamily(
         lambda tokenizer: MistralV7(tokenizer, 11), _NO_REASONING, marks=(*_MISTRAL, "[CALL_ID]"), template="[CALL_ID]"
     ),
-    "mistral-v13": Family(
+    "mistral-v13": RendererFamily(
         lambda tokenizer: MistralV7(tokenizer, 13),
         Expresses(),
         marks=(*_MISTRAL, "[ARGS]", "[THINK]"),
         template="[ARGS]",
     ),
-    "deepseek-v3": Family(
+    "deepseek-v3": RendererFamily(
         library("deepseek-v3", "DeepSeekV3", grammars.DEEPSEEK, (_EOS,), _NO_REASONING), _NO_REASONING, marks=(_EOS,)
     ),
-    "deepseek-r1": Family(
+    "deepseek-r1": RendererFamily(
         library("deepseek-r1", "DeepSeekR1", grammars.DEEPSEEK, (_EOS,), Expresses()),
         marks=(_EOS,),
         template="<\uff5cAssistant\uff5c><think>\\n",
     ),
-    "deepseek-v3.1": Family(DeepSeekV31, _NO_REASONING, marks=(_EOS, "<think>"), template="thinking"),
-    "deepseek-v3.1-thinking": Family(
+    "deepseek-v3.1": RendererFamily(DeepSeekV31, _NO_REASONING, marks=(_EOS, "<think>"), template="thinking"),
+    "deepseek-v3.1-thinking": RendererFamily(
         lambda tokenizer: DeepSeekV31(tokenizer, thinking=True),
         Expresses(tools=False),
         marks=(_EOS, "<think>"),
         auto=False,
         variables={"thinking": True},
     ),
-    "deepseek-v4": Family(
+    "deepseek-v4": RendererFamily(
         library("deepseek-v4", "DeepSeekV4", grammars.DSML, (_EOS,), _NO_REASONING),
         _NO_REASONING,
         marks=(_EOS, "\uff5cDSML\uff5c"),
     ),
-    "deepseek-v4-thinking": Family(
+    "deepseek-v4-thinking": RendererFamily(
         library(
             "deepseek-v4-thinking",
             "DeepSeekV4",
@@ -220,23 +220,23 @@ FAMILIES: dict[str, Family] = {
         auto=False,
         variables={"thinking": True, "drop_thinking": False},
     ),
-    "kimi-k2": Family(
+    "kimi-k2": RendererFamily(
         library("kimi-k2", "KimiK2", grammars.KIMI, ("<|im_end|>",), _NO_REASONING),
         _NO_REASONING,
         marks=("<|im_middle|>", "<|tool_calls_section_begin|>"),
     ),
-    "glm-4.5": Family(
+    "glm-4.5": RendererFamily(
         library("glm-4.5", "GLM45", grammars.GLM, _GLM_STOPS, _STRIPPED, ender=_glm_ender, correct=calls_on_lines),
         _STRIPPED,
         marks=("<|observation|>", "<arg_key>"),
     ),
-    "glm-4.6": Family(
+    "glm-4.6": RendererFamily(
         library("glm-4.6", "GLM45", grammars.GLM, _GLM_STOPS, _STRIPPED, ender=_glm_ender, correct=calls_on_lines),
         _STRIPPED,
         marks=("<|observation|>", "<arg_key>"),
         template="/nothink",
     ),
-    "qwen3.5": Family(
+    "qwen3.5": RendererFamily(
         library(
             "qwen3.5",
             "Qwen35",
@@ -250,7 +250,7 @@ FAMILIES: dict[str, Family] = {
         marks=("<|im_start|>", "<think>", "<|vision_start|>"),
         template="<function=",
     ),
-    "qwen3.5-instruct": Family(
+    "qwen3.5-instruct": RendererFamily(
         library(
             "qwen3.5-instruct",
             "Qwen35",
@@ -264,7 +264,7 @@ FAMILIES: dict[str, Family] = {
         marks=("<|im_start|>", "<think>", "<|vision_start|>"),
         template="<function=",
     ),
-    "qwen3.6": Family(
+    "qwen3.6": RendererFamily(
         library(
             "qwen3.6",
             "Qwen36",
@@ -278,27 +278,27 @@ FAMILIES: dict[str, Family] = {
         marks=("<|im_start|>", "<think>", "<|vision_start|>"),
         template="<function=",
     ),
-    "glm-5": Family(
+    "glm-5": RendererFamily(
         library("glm-5", "GLM5", grammars.GLM_5, _GLM_STOPS, _STRIPPED, ender=_glm_ender),
         _STRIPPED,
         marks=("<|observation|>", "<arg_key>", "<tool_response>"),
     ),
-    "kimi-k2.5": Family(
+    "kimi-k2.5": RendererFamily(
         library("kimi-k2.5", "KimiK25", grammars.KIMI, ("<|im_end|>",), _STRIPPED, declare=defaults_as_python),
         _STRIPPED,
         marks=("<|im_middle|>", "<|tool_calls_section_begin|>", "<|media_begin|>"),
     ),
-    "minimax-m2": Family(
+    "minimax-m2": RendererFamily(
         library("minimax-m2", "MiniMaxM2", grammars.MINIMAX, ("[e~[",), _STRIPPED),
         _STRIPPED,
         marks=("]~b]", "<minimax:tool_call>"),
     ),
-    "gemma-4": Family(
+    "gemma-4": RendererFamily(
         Gemma4,
         Expresses(content_with_calls=False, stripped=True),
         marks=("<|turn>", "<|channel>"),
         variables=_THINKING,
     ),
-    "gpt-oss": Family(Harmony, Expresses(parallel=False), marks=("<|channel|>", "<|message|>", "<|return|>")),
+    "gpt-oss": RendererFamily(Harmony, Expresses(parallel=False), marks=("<|channel|>", "<|message|>", "<|return|>")),
 }
 """Every family by its renderer's name. A later one that fits a tokenizer wins over an earlier one."""

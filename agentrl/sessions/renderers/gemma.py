@@ -22,7 +22,7 @@ from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.gemma_notation import QUOTE, Pieces, in_order, quoted, write_value
 from agentrl.sessions.renderers.grammars import GEMMA
 from agentrl.sessions.renderers.turns import Before, TurnRenderer, tool_name
-from agentrl.sessions.renderers.writer import Writer, text_of
+from agentrl.sessions.renderers.writer import TokenWriter, text_of
 from agentrl.types import Message, Tokenizer, ToolCall, parse_arguments
 
 END, RESULT = "<turn|>", "<|tool_response>"
@@ -36,7 +36,7 @@ class Gemma4(TurnRenderer):
         self._result = tokenizer.special(RESULT)
         tokenizer.special("<|turn>")
 
-    def _open(self, writer: Writer, first: Message, tools: Sequence[ToolSchema]) -> None:
+    def _open(self, writer: TokenWriter, first: Message, tools: Sequence[ToolSchema]) -> None:
         writer.mark("<bos>")
         writer.mark("<|turn>")
         writer.text("system\n")
@@ -50,7 +50,7 @@ class Gemma4(TurnRenderer):
             writer.mark("<tool|>")
         self._close(writer)
 
-    def _write(self, writer: Writer, message: Message, before: Before | None, following: str | None) -> None:
+    def _write(self, writer: TokenWriter, message: Message, before: Before | None, following: str | None) -> None:
         text = text_of(message, self.name)
         if message.role == "tool":
             if self._ended_by(before) != self._result:
@@ -65,13 +65,13 @@ class Gemma4(TurnRenderer):
             writer.text(f"{'user' if message.role == 'user' else 'system'}\n{text.strip()}")
             self._close(writer)
 
-    def _prompt(self, writer: Writer, before: Before | None) -> None:
+    def _prompt(self, writer: TokenWriter, before: Before | None) -> None:
         if before is None or before.role != "tool":
             self._separate(writer, before)
             writer.mark("<|turn>")
             writer.text("model\n")
 
-    def _turn(self, writer: Writer, message: Message) -> None:
+    def _turn(self, writer: TokenWriter, message: Message) -> None:
         text, calls = text_of(message, self.name).strip(), message.tool_calls or ()
         if text and calls:
             raise RenderError(f"{self.name} has no place for content beside a tool call in an assistant message")
@@ -86,7 +86,7 @@ class Gemma4(TurnRenderer):
         writer.text(text)
         writer.token(self._result if calls else self._end)
 
-    def _separate(self, writer: Writer, before: Before | None) -> None:
+    def _separate(self, writer: TokenWriter, before: Before | None) -> None:
         """End the model's turn, unless a call that got no result has done so."""
         if before is None or before.role not in ("assistant", "tool"):
             return
@@ -105,7 +105,7 @@ class Gemma4(TurnRenderer):
         written = self._result if before.message.tool_calls else self._end
         return written if before.last is None else before.last
 
-    def _close(self, writer: Writer) -> None:
+    def _close(self, writer: TokenWriter) -> None:
         writer.mark(END)
         writer.text("\n")
 
@@ -214,7 +214,7 @@ def _called(call: ToolCall) -> Pieces:
     yield from write_value(parse_arguments(call))
 
 
-def _put(writer: Writer, pieces: Pieces) -> None:
+def _put(writer: TokenWriter, pieces: Pieces) -> None:
     for piece in pieces:
         if piece is QUOTE:
             writer.mark(piece)

@@ -20,7 +20,7 @@ from agentrl.sessions.renderers.families import Expresses
 from agentrl.sessions.renderers.grammars import GRAMMARS, PLAIN
 from agentrl.sessions.renderers.markers import lost
 from agentrl.sessions.renderers.probe import ProbeRenderer, Whole
-from agentrl.sessions.renderers.proof import TOOLS, Proof, prove
+from agentrl.sessions.renderers.proof import TOOLS, RendererProof, prove
 from agentrl.sessions.renderers.reading import fitting, reads
 from agentrl.sessions.renderers.short_conversations import USER
 from agentrl.sessions.renderers.template import template_whole
@@ -192,7 +192,7 @@ def _proven(tokenizer: HFTokenizer, grammar: str, stop: str, *, with_tools: bool
     return renderer
 
 
-def append_proof(renderer: GenericRenderer) -> Proof:
+def append_proof(renderer: GenericRenderer) -> RendererProof:
     """The proof that a template appends.
 
     Where its prompt opens the reasoning, a turn without any leaves a trace that the template drops later on, and the

@@ -23,7 +23,7 @@ class Mark(str):
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class RegionExit:
     """A delimiter's exit from a region: `before` it and `after` it this text, where present, belongs to nobody."""
 
     to: str
@@ -47,7 +47,7 @@ class Region:
     """
 
     kind: SpanKind
-    exits: Mapping[str, Exit] = field(default_factory=dict)
+    exits: Mapping[str, RegionExit] = field(default_factory=dict)
     blank_is_markup: bool = False
     open_end: bool = False
     closing: str = ""

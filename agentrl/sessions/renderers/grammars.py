@@ -11,7 +11,7 @@ import re
 from agentrl.sessions.renderers.base import SpanKind
 from agentrl.sessions.renderers.calls import read_hermes
 from agentrl.sessions.renderers.gemma_notation import QUOTE, read_gemma
-from agentrl.sessions.renderers.grammar import Exit, Grammar, Reader, Region
+from agentrl.sessions.renderers.grammar import Grammar, Reader, Region, RegionExit
 from agentrl.sessions.renderers.readers import (
     read_deepseek,
     read_dsml,
@@ -50,15 +50,17 @@ def tagged(
         after: what is between reasoning and content.
     """
     opening, closing = f"<{tag}>", f"</{tag}>"
-    call = {opening: Exit("call", before=before)}
+    call = {opening: RegionExit("call", before=before)}
     return Grammar(
         start="content",
         lead=lead,
         regions={
-            "content": Region(CONTENT, {"<think>": Exit("reasoning", after=think), **call}),
-            "reasoning": Region(REASONING, {"</think>": Exit("content", before=think, after=after)}),
-            "call": Region(CALL, {closing: Exit("between"), **{mark: Exit("call") for mark in inner}}, closing=closing),
-            "between": Region(CONTENT, {opening: Exit("call")}, blank_is_markup=True),
+            "content": Region(CONTENT, {"<think>": RegionExit("reasoning", after=think), **call}),
+            "reasoning": Region(REASONING, {"</think>": RegionExit("content", before=think, after=after)}),
+            "call": Region(
+                CALL, {closing: RegionExit("between"), **{mark: RegionExit("call") for mark in inner}}, closing=closing
+            ),
+            "between": Region(CONTENT, {opening: RegionExit("call")}, blank_is_markup=True),
         },
         read=read,
     )
@@ -76,8 +78,8 @@ MINIMAX = tagged(read_minimax, tag="minimax:tool_call")
 PLAIN = Grammar(
     start="content",
     regions={
-        "content": Region(CONTENT, {"<think>": Exit("reasoning", after="\n")}),
-        "reasoning": Region(REASONING, {"</think>": Exit("content", before="\n", after="\n\n")}),
+        "content": Region(CONTENT, {"<think>": RegionExit("reasoning", after="\n")}),
+        "reasoning": Region(REASONING, {"</think>": RegionExit("content", before="\n", after="\n\n")}),
     },
     read=read_hermes,
 )
@@ -85,10 +87,14 @@ PLAIN = Grammar(
 GEMMA = Grammar(
     start="content",
     regions={
-        "content": Region(CONTENT, {"<|channel>": Exit("reasoning", after="thought\n"), "<|tool_call>": Exit("call")}),
-        "reasoning": Region(REASONING, {"<channel|>": Exit("content", before="\n")}),
-        "call": Region(CALL, {QUOTE: Exit("call"), "<tool_call|>": Exit("between")}, closing="<tool_call|>"),
-        "between": Region(CONTENT, {"<|tool_call>": Exit("call")}, blank_is_markup=True),
+        "content": Region(
+            CONTENT, {"<|channel>": RegionExit("reasoning", after="thought\n"), "<|tool_call>": RegionExit("call")}
+        ),
+        "reasoning": Region(REASONING, {"<channel|>": RegionExit("content", before="\n")}),
+        "call": Region(
+            CALL, {QUOTE: RegionExit("call"), "<tool_call|>": RegionExit("between")}, closing="<tool_call|>"
+        ),
+        "between": Region(CONTENT, {"<|tool_call>": RegionExit("call")}, blank_is_markup=True),
     },
     read=read_gemma,
 )
@@ -96,7 +102,7 @@ GEMMA = Grammar(
 LLAMA = Grammar(
     start="content",
     regions={
-        "content": Region(CONTENT, {"<|python_tag|>": Exit("call")}, opens={"{": "call", "[": "call"}),
+        "content": Region(CONTENT, {"<|python_tag|>": RegionExit("call")}, opens={"{": "call", "[": "call"}),
         "call": Region(CALL, open_end=True),
     },
     read=read_llama,
@@ -109,17 +115,17 @@ PYTHONIC = Grammar(
     regions={
         "content": Region(
             CONTENT,
-            {"<think>": Exit("reasoning", after="\n"), **{mark: Exit("tagged") for mark in _PYTHONIC}},
+            {"<think>": RegionExit("reasoning", after="\n"), **{mark: RegionExit("tagged") for mark in _PYTHONIC}},
             opens={"[": "call"},
         ),
-        "reasoning": Region(REASONING, {"</think>": Exit("content", before="\n", after="\n\n")}),
+        "reasoning": Region(REASONING, {"</think>": RegionExit("content", before="\n", after="\n\n")}),
         "call": Region(CALL, open_end=True),
         "tagged": Region(
             CALL,
-            {mark: Exit("between") for mark in ("</function_calls>", "<|tool_call_end|>", "<|python_end|>")},
+            {mark: RegionExit("between") for mark in ("</function_calls>", "<|tool_call_end|>", "<|python_end|>")},
             open_end=True,
         ),
-        "between": Region(CONTENT, {mark: Exit("tagged") for mark in _PYTHONIC}, blank_is_markup=True),
+        "between": Region(CONTENT, {mark: RegionExit("tagged") for mark in _PYTHONIC}, blank_is_markup=True),
     },
     read=read_pythonic,
 )
@@ -128,9 +134,11 @@ PYTHONIC = Grammar(
 MISTRAL = Grammar(
     start="content",
     regions={
-        "content": Region(CONTENT, {"[TOOL_CALLS]": Exit("calls"), "[THINK]": Exit("reasoning")}),
-        "reasoning": Region(REASONING, {"[/THINK]": Exit("content")}),
-        "calls": Region(CALL, {mark: Exit("calls") for mark in ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")}, open_end=True),
+        "content": Region(CONTENT, {"[TOOL_CALLS]": RegionExit("calls"), "[THINK]": RegionExit("reasoning")}),
+        "reasoning": Region(REASONING, {"[/THINK]": RegionExit("content")}),
+        "calls": Region(
+            CALL, {mark: RegionExit("calls") for mark in ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")}, open_end=True
+        ),
     },
     read=read_mistral,
 )
@@ -143,20 +151,22 @@ def _deepseek(think: str) -> Grammar:
         regions={
             "content": Region(
                 CONTENT,
-                {"<think>": Exit("reasoning", after=think), "<｜tool▁calls▁begin｜>": Exit("section")},
+                {"<think>": RegionExit("reasoning", after=think), "<｜tool▁calls▁begin｜>": RegionExit("section")},
             ),
-            "reasoning": Region(REASONING, {"</think>": Exit("content", before=think, after="\n\n" if think else "")}),
+            "reasoning": Region(
+                REASONING, {"</think>": RegionExit("content", before=think, after="\n\n" if think else "")}
+            ),
             "section": Region(
                 CONTENT,
-                {"<｜tool▁call▁begin｜>": Exit("call"), "<｜tool▁calls▁end｜>": Exit("rest")},
+                {"<｜tool▁call▁begin｜>": RegionExit("call"), "<｜tool▁calls▁end｜>": RegionExit("rest")},
                 blank_is_markup=True,
             ),
             "call": Region(
                 CALL,
-                {"<｜tool▁sep｜>": Exit("call"), "<｜tool▁call▁end｜>": Exit("section")},
+                {"<｜tool▁sep｜>": RegionExit("call"), "<｜tool▁call▁end｜>": RegionExit("section")},
                 closing="<｜tool▁call▁end｜>",
             ),
-            "rest": Region(CONTENT, {"<｜tool▁calls▁begin｜>": Exit("section")}, blank_is_markup=True),
+            "rest": Region(CONTENT, {"<｜tool▁calls▁begin｜>": RegionExit("section")}, blank_is_markup=True),
         },
         read=read_deepseek,
     )
@@ -170,20 +180,20 @@ KIMI = Grammar(
     regions={
         "content": Region(
             CONTENT,
-            {"<think>": Exit("reasoning"), "<|tool_calls_section_begin|>": Exit("section")},
+            {"<think>": RegionExit("reasoning"), "<|tool_calls_section_begin|>": RegionExit("section")},
         ),
-        "reasoning": Region(REASONING, {"</think>": Exit("content")}),
+        "reasoning": Region(REASONING, {"</think>": RegionExit("content")}),
         "section": Region(
             CONTENT,
-            {"<|tool_call_begin|>": Exit("call"), "<|tool_calls_section_end|>": Exit("rest")},
+            {"<|tool_call_begin|>": RegionExit("call"), "<|tool_calls_section_end|>": RegionExit("rest")},
             blank_is_markup=True,
         ),
         "call": Region(
             CALL,
-            {"<|tool_call_argument_begin|>": Exit("call"), "<|tool_call_end|>": Exit("section")},
+            {"<|tool_call_argument_begin|>": RegionExit("call"), "<|tool_call_end|>": RegionExit("section")},
             closing="<|tool_call_end|>",
         ),
-        "rest": Region(CONTENT, {"<|tool_calls_section_begin|>": Exit("section")}, blank_is_markup=True),
+        "rest": Region(CONTENT, {"<|tool_calls_section_begin|>": RegionExit("section")}, blank_is_markup=True),
     },
     read=read_kimi,
 )
@@ -201,13 +211,17 @@ HARMONY = Grammar(
     regions={
         "header": Region(
             MARKUP,
-            {"<|message|>": Exit("final"), "<|channel|>": Exit("header"), "<|constrain|>": Exit("header")},
+            {
+                "<|message|>": RegionExit("final"),
+                "<|channel|>": RegionExit("header"),
+                "<|constrain|>": RegionExit("header"),
+            },
             route=_harmony_channel,
         ),
-        "analysis": Region(REASONING, {"<|end|>": Exit("next")}),
-        "final": Region(CONTENT, {"<|end|>": Exit("next")}),
-        "call": Region(CALL, {"<|end|>": Exit("next")}, open_end=True, closing="<|call|>"),
-        "next": Region(MARKUP, {"<|start|>": Exit("header")}),
+        "analysis": Region(REASONING, {"<|end|>": RegionExit("next")}),
+        "final": Region(CONTENT, {"<|end|>": RegionExit("next")}),
+        "call": Region(CALL, {"<|end|>": RegionExit("next")}, open_end=True, closing="<|call|>"),
+        "next": Region(MARKUP, {"<|start|>": RegionExit("header")}),
     },
     read=read_harmony,
 )

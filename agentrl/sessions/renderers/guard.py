@@ -25,7 +25,7 @@ MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>
 """Text that renderers and templates look for in content, added token or not."""
 
 
-class Guard:
+class MarkupGuard:
     """Breaks up markup in content, and encodes strings that hold such content."""
 
     def __init__(self, tokenizer: HFTokenizer) -> None:
@@ -73,7 +73,7 @@ class GuardedTokenizer:
 
     def __init__(self, tokenizer: HFTokenizer) -> None:
         self._tokenizer = tokenizer
-        self.guard = Guard(tokenizer)
+        self.guard = MarkupGuard(tokenizer)
         self.name_or_path = str(tokenizer.path or "")
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:

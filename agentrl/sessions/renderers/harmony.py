@@ -23,7 +23,7 @@ from agentrl.sessions.renderers.calls import canonical
 from agentrl.sessions.renderers.grammars import HARMONY
 from agentrl.sessions.renderers.turns import Before, TurnRenderer, tool_name
 from agentrl.sessions.renderers.typescript import declare
-from agentrl.sessions.renderers.writer import Writer, text_of
+from agentrl.sessions.renderers.writer import TokenWriter, text_of
 from agentrl.types import Message, Tokenizer
 
 _IDENTITY = "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06"
@@ -46,7 +46,7 @@ class Harmony(TurnRenderer):
         self._today = today or date.today().isoformat()
         self._effort = effort
 
-    def _open(self, writer: Writer, first: Message, tools: Sequence[ToolSchema]) -> None:
+    def _open(self, writer: TokenWriter, first: Message, tools: Sequence[ToolSchema]) -> None:
         system = f"{_IDENTITY}\nCurrent date: {self._today}\n\nReasoning: {self._effort}\n\n{_CHANNELS}"
         self._plain(writer, "system", system + (_ROUTING if tools else ""))
         given = text_of(first, self.name) if first.role in ("system", "developer") else ""
@@ -59,7 +59,7 @@ class Harmony(TurnRenderer):
         if parts:
             self._plain(writer, "developer", "\n\n".join(parts))
 
-    def _write(self, writer: Writer, message: Message, before: Before | None, following: str | None) -> None:
+    def _write(self, writer: TokenWriter, message: Message, before: Before | None, following: str | None) -> None:
         text = text_of(message, self.name)
         self._separate(writer, before)
         if message.role in ("system", "developer"):
@@ -76,12 +76,12 @@ class Harmony(TurnRenderer):
             writer.text(text)
             writer.mark("<|end|>")
 
-    def _prompt(self, writer: Writer, before: Before | None) -> None:
+    def _prompt(self, writer: TokenWriter, before: Before | None) -> None:
         self._separate(writer, before)
         writer.mark("<|start|>")
         writer.text("assistant")
 
-    def _turn(self, writer: Writer, message: Message) -> None:
+    def _turn(self, writer: TokenWriter, message: Message) -> None:
         calls, content = message.tool_calls or [], text_of(message, self.name)
         if len(calls) > 1:
             raise RenderError(f"{self.name} has no place for several tool calls in an assistant message")
@@ -103,20 +103,20 @@ class Harmony(TurnRenderer):
         writer.text(canonical(call.function.arguments))
         writer.mark("<|call|>")
 
-    def _plain(self, writer: Writer, role: str, text: str) -> None:
+    def _plain(self, writer: TokenWriter, role: str, text: str) -> None:
         writer.mark("<|start|>")
         writer.text(role)
         writer.mark("<|message|>")
         writer.text(text)
         writer.mark("<|end|>")
 
-    def _message(self, writer: Writer, channel: str, text: str) -> None:
+    def _message(self, writer: TokenWriter, channel: str, text: str) -> None:
         writer.mark("<|channel|>")
         writer.text(channel)
         writer.mark("<|message|>")
         writer.text(text)
 
-    def _channel(self, writer: Writer, channel: str, text: str) -> None:
+    def _channel(self, writer: TokenWriter, channel: str, text: str) -> None:
         """A message of the turn that another one follows."""
         self._message(writer, channel, text)
         writer.mark("<|end|>")

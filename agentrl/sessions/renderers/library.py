@@ -15,7 +15,7 @@ from typing import Any
 from agentrl.errors import RenderError, missing_extra
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers.base import ToolSchema
-from agentrl.sessions.renderers.guard import Guard, GuardedTokenizer
+from agentrl.sessions.renderers.guard import GuardedTokenizer, MarkupGuard
 from agentrl.sessions.renderers.probe import Whole
 from agentrl.sessions.renderers.wire import as_wire
 from agentrl.types import Message
@@ -107,7 +107,7 @@ def library_whole(
     declare: Callable[[Any], Any] = dict,
 ) -> Whole:
     """The package's renderer as a function of whole conversations; `declare` corrects the tools before."""
-    guard = Guard(tokenizer)
+    guard = MarkupGuard(tokenizer)
 
     def whole(messages: Sequence[Message], tools: Sequence[ToolSchema], prompt: bool) -> list[int]:
         wire = [as_wire(message, guard, arguments_as_text=arguments_as_text) for message in messages]

@@ -38,7 +38,7 @@ _TOOLS: tuple[ToolSchema, ...] = (
 _ASKS = Message(role="user", content=_USER)
 
 
-class Part(StrEnum):
+class MarkerPart(StrEnum):
     """A part of a conversation that is looked for."""
 
     SYSTEM = "system"
@@ -52,7 +52,7 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MarkerCheck:
     """The result of looking for a part.
 
     Attributes:
@@ -61,30 +61,31 @@ class Found:
         lost: how it does not come out again, as a clause; "" where it does, or there is no place.
     """
 
-    part: Part
+    part: MarkerPart
     placed: bool
     lost: str = ""
 
 
-def read_back(renderer: Renderer) -> list[Found]:
+def read_back(renderer: Renderer) -> list[MarkerCheck]:
     """Look for every part of a conversation in a renderer's tokens, or in what its parser makes of them."""
-    return [look_for(part, renderer) for part in Part]
+    return [look_for(part, renderer) for part in MarkerPart]
 
 
-def look_for(part: Part, renderer: Renderer) -> Found:
+def look_for(part: MarkerPart, renderer: Renderer) -> MarkerCheck:
     """Look for one part, as `read_back` does."""
     try:
-        return Found(part, True, _TRIALS[part](renderer))
+        return MarkerCheck(part, True, _TRIALS[part](renderer))
     except RenderError:
-        return Found(part, False)
+        return MarkerCheck(part, False)
     except AgentRLError as error:
-        return Found(part, True, str(error))
+        return MarkerCheck(part, True, str(error))
 
 
-WARNED: Mapping[Part, str] = {
-    Part.SYSTEM: "the chat template drops system messages: the model won't see them; put their text in a user message",
-    Part.TOOLS: "the chat template does not list the tools on offer: the model won't see them; describe them in the "
-    "system message",
+WARNED: Mapping[MarkerPart, str] = {
+    MarkerPart.SYSTEM: "the chat template drops system messages: the model won't see them; put their text in a user "
+    "message",
+    MarkerPart.TOOLS: "the chat template does not list the tools on offer: the model won't see them; describe them in "
+    "the system message",
 }
 """Parts without which a format is served, with a warning."""
 
@@ -102,11 +103,11 @@ def lost(renderer: Renderer) -> str:
 
     What is only warned of is not among it, nor are calls: tools alone are refused where they aren't read.
     """
-    trials = (look_for(part, renderer) for part in Part if part not in WARNED and part is not Part.CALL)
+    trials = (look_for(part, renderer) for part in MarkerPart if part not in WARNED and part is not MarkerPart.CALL)
     return next((found.lost for found in trials if found.lost), "")
 
 
-def in_short(found: Iterable[Found]) -> str:
+def in_short(found: Iterable[MarkerCheck]) -> str:
     """Describe what comes out again, for a table's cell."""
     each = list(found)
     missing = {
@@ -228,13 +229,13 @@ def _stop(renderer: Renderer) -> str:
     return ""
 
 
-_TRIALS: Mapping[Part, Callable[[Renderer], str]] = {
-    Part.SYSTEM: _system,
-    Part.USER: _user,
-    Part.TOOLS: _tools,
-    Part.CALL: _read_call,
-    Part.RESULT: _result,
-    Part.REASONING: _reasoning,
-    Part.ANSWER: _answer,
-    Part.STOP: _stop,
+_TRIALS: Mapping[MarkerPart, Callable[[Renderer], str]] = {
+    MarkerPart.SYSTEM: _system,
+    MarkerPart.USER: _user,
+    MarkerPart.TOOLS: _tools,
+    MarkerPart.CALL: _read_call,
+    MarkerPart.RESULT: _result,
+    MarkerPart.REASONING: _reasoning,
+    MarkerPart.ANSWER: _answer,
+    MarkerPart.STOP: _stop,
 }

@@ -25,7 +25,7 @@ from agentrl.sessions.renderers.calls import canonical, dumps
 from agentrl.sessions.renderers.grammar import special_or_none
 from agentrl.sessions.renderers.grammars import MISTRAL
 from agentrl.sessions.renderers.turns import Before, TurnRenderer
-from agentrl.sessions.renderers.writer import Writer, text_of
+from agentrl.sessions.renderers.writer import TokenWriter, text_of
 from agentrl.types import Message, Tokenizer, ToolCall
 
 
@@ -35,14 +35,14 @@ class Mistral(TurnRenderer):
     def __init__(self, tokenizer: Tokenizer, name: str = "mistral") -> None:
         super().__init__(tokenizer, name, MISTRAL, ("</s>",))
 
-    def _open(self, writer: Writer, first: Message, tools: Sequence[ToolSchema]) -> None:
+    def _open(self, writer: TokenWriter, first: Message, tools: Sequence[ToolSchema]) -> None:
         writer.mark("<s>")
         if tools:
             writer.mark("[AVAILABLE_TOOLS]")
             writer.text("[" + ", ".join(_describe(tool.get("function", tool)) for tool in tools) + "]")
             writer.mark("[/AVAILABLE_TOOLS]")
 
-    def _write(self, writer: Writer, message: Message, before: Before | None, following: str | None) -> None:
+    def _write(self, writer: TokenWriter, message: Message, before: Before | None, following: str | None) -> None:
         text = text_of(message, self.name)
         self._separate(writer, before)
         if message.role in ("system", "developer"):
@@ -56,15 +56,15 @@ class Mistral(TurnRenderer):
         else:
             self._result(writer, message, text)
 
-    def _result(self, writer: Writer, message: Message, text: str) -> None:
+    def _result(self, writer: TokenWriter, message: Message, text: str) -> None:
         writer.mark("[TOOL_RESULTS]")
         writer.text(f'{{"content": {text}, "call_id": "{call_id(message.tool_call_id or "")}"}}')
         writer.mark("[/TOOL_RESULTS]")
 
-    def _prompt(self, writer: Writer, before: Before | None) -> None:
+    def _prompt(self, writer: TokenWriter, before: Before | None) -> None:
         self._separate(writer, before)
 
-    def _turn(self, writer: Writer, message: Message) -> None:
+    def _turn(self, writer: TokenWriter, message: Message) -> None:
         text = text_of(message, self.name)
         if message.reasoning_content:
             raise RenderError(f"{self.name} has no place for reasoning in an assistant message")
@@ -74,7 +74,7 @@ class Mistral(TurnRenderer):
         self._calls(writer, message.tool_calls or ())
         writer.token(self._end)
 
-    def _calls(self, writer: Writer, calls: Sequence[ToolCall]) -> None:
+    def _calls(self, writer: TokenWriter, calls: Sequence[ToolCall]) -> None:
         if calls:
             writer.mark("[TOOL_CALLS]")
             writer.text("[" + ", ".join(_call(call) for call in calls) + "]")
@@ -95,7 +95,7 @@ class MistralV7(Mistral):
         for mark in ("[SYSTEM_PROMPT]", *(("[ARGS]",) if version >= 11 else ()), *(("[CALL_ID]",) * (version == 11))):
             tokenizer.special(mark)
 
-    def _open(self, writer: Writer, first: Message, tools: Sequence[ToolSchema]) -> None:
+    def _open(self, writer: TokenWriter, first: Message, tools: Sequence[ToolSchema]) -> None:
         writer.mark("<s>")
         if first.role in ("system", "developer"):
             self._system(writer, text_of(first, self.name))
@@ -104,7 +104,7 @@ class MistralV7(Mistral):
             writer.text(dumps([dict(tool) for tool in tools]))
             writer.mark("[/AVAILABLE_TOOLS]")
 
-    def _write(self, writer: Writer, message: Message, before: Before | None, following: str | None) -> None:
+    def _write(self, writer: TokenWriter, message: Message, before: Before | None, following: str | None) -> None:
         text = text_of(message, self.name)
         self._separate(writer, before)
         if message.role == "user":
@@ -116,12 +116,12 @@ class MistralV7(Mistral):
         elif before is not None:  # else `_open` has written it
             self._system(writer, text)
 
-    def _system(self, writer: Writer, text: str) -> None:
+    def _system(self, writer: TokenWriter, text: str) -> None:
         writer.mark("[SYSTEM_PROMPT]")
         writer.text(text)
         writer.mark("[/SYSTEM_PROMPT]")
 
-    def _result(self, writer: Writer, message: Message, text: str) -> None:
+    def _result(self, writer: TokenWriter, message: Message, text: str) -> None:
         writer.mark("[TOOL_RESULTS]")
         if self.version < 13:
             writer.text(call_id(message.tool_call_id or ""))
@@ -129,7 +129,7 @@ class MistralV7(Mistral):
         writer.text(text)
         writer.mark("[/TOOL_RESULTS]")
 
-    def _turn(self, writer: Writer, message: Message) -> None:
+    def _turn(self, writer: TokenWriter, message: Message) -> None:
         if message.reasoning_content:
             if not self._thinks:
                 raise RenderError(f"{self.name} without [THINK] has no place for reasoning in an assistant message")
@@ -140,7 +140,7 @@ class MistralV7(Mistral):
         self._calls(writer, message.tool_calls or ())
         writer.token(self._end)
 
-    def _calls(self, writer: Writer, calls: Sequence[ToolCall]) -> None:
+    def _calls(self, writer: TokenWriter, calls: Sequence[ToolCall]) -> None:
         if self.version < 11:
             super()._calls(writer, calls)
             return

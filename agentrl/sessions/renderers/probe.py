@@ -22,7 +22,7 @@ from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.grammar import Grammar, special_or_none
 from agentrl.sessions.renderers.parsing import Bound, RegionParser
 from agentrl.sessions.renderers.short_conversations import USER, calling, common, like, node_of, run_around
-from agentrl.sessions.renderers.writer import Writer
+from agentrl.sessions.renderers.writer import TokenWriter
 from agentrl.types import Message, Node, Tokenizer
 
 Whole = Callable[[Sequence[Message], Sequence[ToolSchema], bool], list[int]]
@@ -213,7 +213,7 @@ class ProbeRenderer:
                 end = thinking.index(close, len(opening))
                 return self.tokenizer.encode(line) + self._ended(thinking[end:], message)
         bare = without[self._head :]
-        writer = Writer(self.tokenizer)
+        writer = TokenWriter(self.tokenizer)
         writer.text(f"{message.reasoning_content or ''}{line}")
         writer.mark("</think>")
         writer.text(2 * line)

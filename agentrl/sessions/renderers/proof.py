@@ -88,7 +88,7 @@ def kimi_id(name: str, count: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class RendererProof:
     """The outcome of a trial.
 
     Attributes:
@@ -195,7 +195,7 @@ def prove(
     call_id: CallId = nine_letters,
     system: bool | None = None,
     declared: bool = True,
-) -> Proof:
+) -> RendererProof:
     """Compare extending with rendering anew, at every turn boundary of generated conversations.
 
     Args:
@@ -237,7 +237,7 @@ def prove(
                 differing += 1
                 difference = difference or str(error)
     _, refusal = min(refusals, key=lambda refused: refused[0], default=(False, ""))
-    return Proof(boundaries, differing, difference, refused, refusal)
+    return RendererProof(boundaries, differing, difference, refused, refusal)
 
 
 def _boundaries(

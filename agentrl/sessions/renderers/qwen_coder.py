@@ -14,7 +14,7 @@ from agentrl.sessions.renderers.calls import dumps
 from agentrl.sessions.renderers.chatml import ChatML
 from agentrl.sessions.renderers.grammars import QWEN_CODER
 from agentrl.sessions.renderers.turns import Before
-from agentrl.sessions.renderers.writer import Writer, text_of
+from agentrl.sessions.renderers.writer import TokenWriter, text_of
 from agentrl.types import Message, Tokenizer, ToolCall, parse_arguments
 
 _SYSTEM = "You are Qwen, a helpful AI assistant that can interact with a computer to solve tasks."
@@ -41,7 +41,7 @@ class QwenCoder(ChatML):
     def _system(self, given: str | None, tools: Sequence[ToolSchema]) -> str:
         return given if given is not None else (_SYSTEM if tools else "")
 
-    def _tools(self, writer: Writer, tools: Sequence[ToolSchema], *, opened: bool) -> None:
+    def _tools(self, writer: TokenWriter, tools: Sequence[ToolSchema], *, opened: bool) -> None:
         writer.text(_HEAD)
         for tool in tools:
             writer.text(_describe(tool.get("function", tool)))
@@ -54,7 +54,7 @@ class QwenCoder(ChatML):
         writer.mark("</tool_call>")
         writer.text(_TAIL[3])
 
-    def _tool_result(self, writer: Writer, message: Message, before: Before | None, following: str | None) -> None:
+    def _tool_result(self, writer: TokenWriter, message: Message, before: Before | None, following: str | None) -> None:
         if before is None or before.role != "tool":
             self._separate(writer, before)
             self._header(writer, "user")
@@ -63,7 +63,7 @@ class QwenCoder(ChatML):
         writer.mark("</tool_response>")
         writer.text("\n")
 
-    def _turn(self, writer: Writer, message: Message) -> None:
+    def _turn(self, writer: TokenWriter, message: Message) -> None:
         if message.reasoning_content:
             raise RenderError(f"{self.name} has no place for reasoning in an assistant message")
         content, calls = text_of(message, self.name), message.tool_calls or ()

@@ -15,7 +15,7 @@ from typing import Any
 
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.calls import array_slices, dumps, is_name, object_members, read_json_call
-from agentrl.sessions.renderers.elements import Element, Kind, elements
+from agentrl.sessions.renderers.elements import Element, ElementKind, elements
 from agentrl.sessions.renderers.grammar import Mark, malformed
 from agentrl.sessions.renderers.python_calls import python_calls
 from agentrl.types import FunctionCall, ToolCall
@@ -52,8 +52,8 @@ def read_deepseek(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) 
     return [read_named(head.strip(), tail, index)]
 
 
-_DSML_INVOKE = Kind(re.compile(r'<｜DSML｜invoke name="([^"\n]+)">'), "<｜DSML｜invoke ", "</｜DSML｜invoke>")
-_DSML_PARAMETER = Kind(
+_DSML_INVOKE = ElementKind(re.compile(r'<｜DSML｜invoke name="([^"\n]+)">'), "<｜DSML｜invoke ", "</｜DSML｜invoke>")
+_DSML_PARAMETER = ElementKind(
     re.compile(r'<｜DSML｜parameter name="([^"\n]+)" string="(true|false)">'),
     "<｜DSML｜parameter ",
     "</｜DSML｜parameter>",
@@ -77,7 +77,7 @@ def read_dsml(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> C
 def _invoked(
     text: str,
     index: int,
-    kinds: tuple[Kind, Kind],
+    kinds: tuple[ElementKind, ElementKind],
     read: Callable[[str, Sequence[Element], str, int], ToolCall],
     problem: str,
 ) -> Calls:
@@ -202,7 +202,7 @@ def _pythonic(text: str, index: int) -> Calls:
 # --------------------------------------------------------------------------------- XML without quotes
 
 _FUNCTION = re.compile(r"<function=([^>\n]+)>(.*)</function>\Z", re.DOTALL)
-_PARAMETER = Kind(re.compile(r"<parameter=([^>\n]+)>"), "<parameter=", "</parameter>")
+_PARAMETER = ElementKind(re.compile(r"<parameter=([^>\n]+)>"), "<parameter=", "</parameter>")
 
 
 def read_qwen_xml(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> Calls:
@@ -219,8 +219,8 @@ def read_qwen_xml(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) 
     return [_typed_call(name, pairs, text, index, tools, _python_or_json)]
 
 
-_INVOKE = Kind(re.compile(r'<invoke name="([^"\n]+)">'), "<invoke ", "</invoke>")
-_NAMED = Kind(re.compile(r'<parameter name="([^"\n]+)">'), "<parameter ", "</parameter>")
+_INVOKE = ElementKind(re.compile(r'<invoke name="([^"\n]+)">'), "<invoke ", "</invoke>")
+_NAMED = ElementKind(re.compile(r'<parameter name="([^"\n]+)">'), "<parameter ", "</parameter>")
 
 
 def read_minimax(body: Sequence[str], index: int, tools: Sequence[ToolSchema]) -> Calls:

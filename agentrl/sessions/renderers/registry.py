@@ -11,28 +11,28 @@ from agentrl.registry import Registry
 from agentrl.sessions.renderers.agreement import disagreement
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.renderers.ends import extend_ends, stop_token
-from agentrl.sessions.renderers.families import FAMILIES, Family
+from agentrl.sessions.renderers.families import FAMILIES, RendererFamily
 from agentrl.sessions.renderers.generic import generic
 from agentrl.sessions.renderers.grammars import GRAMMARS
-from agentrl.sessions.renderers.markers import REFUSES_TOOLS, UNLISTED, WARNED, Part, look_for
+from agentrl.sessions.renderers.markers import REFUSES_TOOLS, UNLISTED, WARNED, MarkerPart, look_for
 
 _log = logging.getLogger(__name__)
 
 
-def _accept(found: Any) -> Family | None:
-    if isinstance(found, Family):
+def _accept(found: Any) -> RendererFamily | None:
+    if isinstance(found, RendererFamily):
         return found
-    return Family(found, auto=False) if callable(found) else None
+    return RendererFamily(found, auto=False) if callable(found) else None
 
 
-RENDERERS: Registry[Family] = Registry(
+RENDERERS: Registry[RendererFamily] = Registry(
     "renderer",
     "model.renderer",
     "agentrl.renderers",
-    {**FAMILIES, "generic": Family(generic, auto=False)},
+    {**FAMILIES, "generic": RendererFamily(generic, auto=False)},
     accept=_accept,
 )
-"""Every renderer by its name. `auto` may choose a `Family`; of a callable that builds one `auto` knows nothing."""
+"""Every renderer by its name. `auto` may choose a `RendererFamily`; it knows nothing of a callable that builds one."""
 TRIED = 8
 """Conversations of each kind by which `auto` compares a renderer with a template: a foreign format shows in the first,
 and this takes some tenths of a second."""
@@ -64,7 +64,7 @@ def get_renderer(tokenizer: Any, name: str = "auto", stop: str = "") -> Renderer
     for part, warning in WARNED.items():
         if not look_for(part, renderer).lost:
             continue
-        if part is Part.TOOLS and name == "auto":
+        if part is MarkerPart.TOOLS and name == "auto":
             setattr(renderer, REFUSES_TOOLS, UNLISTED.format(name=renderer.name))
         else:
             _log.warning(warning)

@@ -42,7 +42,7 @@ class RendersPastTurns(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class StrippedBranch:
     """A branch without earlier reasoning.
 
     Attributes:
@@ -58,7 +58,7 @@ class Branch:
     saved: int
 
 
-def strip_earlier_reasoning(renderer: Renderer, path: Sequence[Node]) -> Branch | None:
+def strip_earlier_reasoning(renderer: Renderer, path: Sequence[Node]) -> StrippedBranch | None:
     """The path without its reasoning, for a user's message that is to follow.
 
     Turns that lose nothing keep the very tokens that were sampled. Tool results after a copied turn are rendered again
@@ -88,10 +88,10 @@ def strip_earlier_reasoning(renderer: Renderer, path: Sequence[Node]) -> Branch 
         place += len(run)
     recomputed = sum(len(copy.token_ids) for copy in copies)
     saved = sum(len(node.token_ids) for node in path[first:]) - recomputed
-    return Branch(path[first - 1].id if first else None, tuple(copies), recomputed, saved)
+    return StrippedBranch(path[first - 1].id if first else None, tuple(copies), recomputed, saved)
 
 
-def count_stripped(session: Session, branch: Branch) -> None:
+def count_stripped(session: Session, branch: StrippedBranch) -> None:
     """Count a branch in its session, and what it costs and saves."""
     session.count("branches/reasoning")
     session.count("reasoning/recomputed_tokens", branch.recomputed)

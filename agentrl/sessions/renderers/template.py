@@ -18,7 +18,7 @@ from typing import Any
 from agentrl.errors import ConfigError, RenderError, missing_extra
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers.base import ToolSchema
-from agentrl.sessions.renderers.guard import Guard
+from agentrl.sessions.renderers.guard import MarkupGuard
 from agentrl.sessions.renderers.probe import Whole
 from agentrl.sessions.renderers.short_conversations import USER, common
 from agentrl.sessions.renderers.wire import as_wire
@@ -64,7 +64,7 @@ def template_whole(tokenizer: HFTokenizer, *, stop: str = "", **variables: Any) 
 
 def _whole(tokenizer: HFTokenizer, source: str, variables: dict[str, Any], stop: str) -> Whole:
     template = _compile(source)
-    guard = Guard(tokenizer)
+    guard = MarkupGuard(tokenizer)
     given = {**_special_tokens(tokenizer.config), **variables}
     place = secrets.token_hex(16)  # no text of a conversation holds it
     ended = re.compile(rf"{place}(\s*){re.escape(stop)}|{place}")

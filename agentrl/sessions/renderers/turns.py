@@ -13,7 +13,7 @@ from agentrl.errors import RenderError
 from agentrl.sessions.renderers.base import ToolSchema
 from agentrl.sessions.renderers.grammar import Grammar
 from agentrl.sessions.renderers.parsing import Bound, RegionParser
-from agentrl.sessions.renderers.writer import Writer
+from agentrl.sessions.renderers.writer import TokenWriter
 from agentrl.types import Message, Node, Tokenizer
 
 
@@ -58,7 +58,7 @@ class TurnRenderer:
         self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = (), after: Node | None = None
     ) -> list[list[int]]:
         """One token list per message; see `base.Renderer.render`."""
-        writer = Writer(self.tokenizer)
+        writer = TokenWriter(self.tokenizer)
         before = self._before(after)
         deltas = []
         for place, message in enumerate(messages):
@@ -76,7 +76,7 @@ class TurnRenderer:
 
     def generation_prompt(self, after: Node | None = None) -> list[int]:
         """The tokens that open an assistant turn after `after`."""
-        writer = Writer(self.tokenizer)
+        writer = TokenWriter(self.tokenizer)
         self._prompt(writer, self._before(after))
         return writer.take()
 
@@ -84,7 +84,7 @@ class TurnRenderer:
         """The tokens that a model would have written for this assistant message, end of turn included."""
         if message.role != "assistant":
             raise RenderError(f"role={message.role!r} can't be an assistant turn")
-        writer = Writer(self.tokenizer)
+        writer = TokenWriter(self.tokenizer)
         self._turn(writer, message)
         return writer.take()
 
@@ -99,17 +99,17 @@ class TurnRenderer:
 
     # ------------------------------------------------------------------------- what a format defines
 
-    def _open(self, writer: Writer, first: Message, tools: Sequence[ToolSchema]) -> None:
+    def _open(self, writer: TokenWriter, first: Message, tools: Sequence[ToolSchema]) -> None:
         """Begin a path whose first message is `first`, which is written after this."""
 
-    def _write(self, writer: Writer, message: Message, before: Before | None, following: str | None) -> None:
+    def _write(self, writer: TokenWriter, message: Message, before: Before | None, following: str | None) -> None:
         """Write one message that is no assistant's."""
         raise NotImplementedError
 
-    def _prompt(self, writer: Writer, before: Before | None) -> None:
+    def _prompt(self, writer: TokenWriter, before: Before | None) -> None:
         raise NotImplementedError
 
-    def _turn(self, writer: Writer, message: Message) -> None:
+    def _turn(self, writer: TokenWriter, message: Message) -> None:
         """Write what a model would have written."""
         raise NotImplementedError
 
@@ -122,7 +122,7 @@ class TurnRenderer:
         ended = after.message.role != "assistant" or last in self.stop_token_ids
         return Before(after.message, ended, together=False, last=last)
 
-    def _separate(self, writer: Writer, before: Before | None) -> None:
+    def _separate(self, writer: TokenWriter, before: Before | None) -> None:
         """Give an assistant turn its end token where the model left it out."""
         if before is not None and not before.ended:
             writer.token(self._end)

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 from agentrl.sessions.renderers.calls import canonical
-from agentrl.sessions.renderers.guard import Guard
+from agentrl.sessions.renderers.guard import MarkupGuard
 from agentrl.sessions.renderers.writer import text_of
 from agentrl.types import Message
 
 
-def as_wire(message: Message, guard: Guard, *, arguments_as_text: bool = False) -> dict[str, Any]:
+def as_wire(message: Message, guard: MarkupGuard, *, arguments_as_text: bool = False) -> dict[str, Any]:
     """One message as a mapping, its texts guarded.
 
     Args:
@@ -48,7 +48,7 @@ def as_wire(message: Message, guard: Guard, *, arguments_as_text: bool = False) 
     return wire
 
 
-def _arguments(arguments: str, guard: Guard, *, as_text: bool) -> Any:
+def _arguments(arguments: str, guard: MarkupGuard, *, as_text: bool) -> Any:
     if as_text:
         return guard.text(canonical(arguments))
     try:

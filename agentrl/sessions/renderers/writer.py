@@ -7,7 +7,7 @@ from agentrl.sessions.renderers.grammar import special_or_none
 from agentrl.types import Message, Tokenizer
 
 
-class Writer:
+class TokenWriter:
     """Builds one token list for each message.
 
     Text between special tokens is encoded in one run, since a byte-pair tokenizer merges across whatever pieces

@@ -22,7 +22,7 @@ from agentrl.tools.sandbox.base import PathError
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ArchiveLimits:
     """Limits on what an archive may hold."""
 
     total_bytes: int = 1 << 30
@@ -32,7 +32,7 @@ class Limits:
     depth: int = 100
 
 
-LIMITS = Limits()
+LIMITS = ArchiveLimits()
 
 
 def pack(source: Path) -> bytes:
@@ -61,7 +61,7 @@ def pack(source: Path) -> bytes:
     return body.getvalue()
 
 
-def unpack(file: IO[bytes], destination: Path, limits: Limits = LIMITS) -> int:
+def unpack(file: IO[bytes], destination: Path, limits: ArchiveLimits = LIMITS) -> int:
     """Unpack an untrusted archive into a local directory, which is made where it is missing.
 
     Args:
@@ -120,7 +120,7 @@ def _scan(file: IO[bytes]) -> None:
     file.seek(0)
 
 
-def _checked(member: tarfile.TarInfo, limits: Limits) -> tuple[str, ...]:
+def _checked(member: tarfile.TarInfo, limits: ArchiveLimits) -> tuple[str, ...]:
     """The entry's path in parts; PathError where it must not be written."""
     name = member.name
     shown = ascii(name[:80])

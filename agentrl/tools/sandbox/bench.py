@@ -16,7 +16,7 @@ from agentrl.tools.sandbox.docker import create_docker
 from agentrl.tools.sandbox.hardening import IDLE, container_config
 from agentrl.tools.sandbox.loop import on_loop
 from agentrl.tools.sandbox.owner import owner
-from agentrl.tools.sandbox.pool import Pool
+from agentrl.tools.sandbox.pool import SandboxPool
 from agentrl.tools.sandbox.spec import SandboxSpec
 
 Step = Callable[[], Awaitable[Any]]
@@ -85,7 +85,7 @@ async def compare(spec: SandboxSpec, rounds: int = 200, starts: int = 10) -> lis
 
 
 async def _commands(spec: SandboxSpec, daemon: Daemon, rounds: int) -> list[str]:
-    pool = Pool(total=4)
+    pool = SandboxPool(total=4)
     container = await on_loop(bare_container(daemon, spec))
     try:
         await pool.warm(spec, 1)

@@ -21,7 +21,7 @@ Check = Callable[[Sandbox], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckedRequirement:
     """One requirement, and whether it is met."""
 
     requirement: str
@@ -29,7 +29,7 @@ class Verdict:
     detail: str = ""
 
 
-async def check_sandbox(name: str | Create = "docker", spec: SandboxSpec | None = None) -> list[Verdict]:
+async def check_sandbox(name: str | Create = "docker", spec: SandboxSpec | None = None) -> list[CheckedRequirement]:
     """Run every check on a backend; the sandboxes used are removed.
 
     Args:
@@ -47,15 +47,15 @@ async def check_sandbox(name: str | Create = "docker", spec: SandboxSpec | None 
     return verdicts
 
 
-async def _checked(check: Check, sandbox: Sandbox) -> Verdict:
+async def _checked(check: Check, sandbox: Sandbox) -> CheckedRequirement:
     requirement = (check.__doc__ or check.__name__).strip().rstrip(".")
     try:
         await asyncio.wait_for(check(sandbox), 60.0)
     except AssertionError as error:
-        return Verdict(requirement, False, str(error) or "the check failed")
+        return CheckedRequirement(requirement, False, str(error) or "the check failed")
     except (Exception, TimeoutError) as error:
-        return Verdict(requirement, False, f"{type(error).__name__}: {error}")
-    return Verdict(requirement, True)
+        return CheckedRequirement(requirement, False, f"{type(error).__name__}: {error}")
+    return CheckedRequirement(requirement, True)
 
 
 def _expect(condition: bool, what: object) -> None:

@@ -48,7 +48,7 @@ class _SpecPool:
     failure: AgentRLError | None = None  # the last failure; no further attempt until the next acquire
 
 
-class Pool:
+class SandboxPool:
     """Idle and leased sandboxes of any number of specifications.
 
     Args:

@@ -25,7 +25,7 @@ in_forked_child(_watched.clear)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundContainer:
     """A container with the label of sandboxes. `owner_alive` is None where its owner is not known on this machine."""
 
     id: str
@@ -37,7 +37,7 @@ class Found:
     heartbeat_age: float | None
 
 
-async def find(address: str | None = None) -> list[Found]:
+async def find(address: str | None = None) -> list[FoundContainer]:
     """Every container with the label, in whatever state.
 
     Raises:
@@ -46,7 +46,7 @@ async def find(address: str | None = None) -> list[Found]:
     return await on_loop(_find(address))
 
 
-async def reap(address: str | None = None, *, dry_run: bool = False) -> list[Found]:
+async def reap(address: str | None = None, *, dry_run: bool = False) -> list[FoundContainer]:
     """Remove dead owners' containers; returns what was, or with `dry_run` would be, removed."""
     return await on_loop(_reap(address, dry_run))
 
@@ -76,7 +76,7 @@ async def _watch(address: str | None, seen: set[str]) -> None:
         seen, again = seen | died, bool(died)
 
 
-async def _find(address: str | None) -> list[Found]:
+async def _find(address: str | None) -> list[FoundContainer]:
     daemon: Daemon = await connect(address)
     listed = await daemon.call(daemon.api.containers, all=True, filters={"label": LABEL})
     found = []
@@ -86,11 +86,11 @@ async def _find(address: str | None) -> list[Found]:
         created = labels.get(CREATED, "")
         age = time.time() - (int(created) if created.isdigit() else entry["Created"])
         state = entry["State"]
-        found.append(Found(entry["Id"], entry["Image"], state, owner, alive(owner), age, heartbeat_age(owner)))
+        found.append(FoundContainer(entry["Id"], entry["Image"], state, owner, alive(owner), age, heartbeat_age(owner)))
     return found
 
 
-async def _reap(address: str | None, dry_run: bool) -> list[Found]:
+async def _reap(address: str | None, dry_run: bool) -> list[FoundContainer]:
     dead = [one for one in await _find(address) if one.owner_alive is False]
     if not dry_run:
         daemon = await connect(address)

@@ -28,7 +28,7 @@ from agentrl.tools.sandbox.base import (
     body_of,
 )
 from agentrl.tools.sandbox.loop import on_loop, sandbox_loop
-from agentrl.tools.sandbox.remote_client import CONNECT_SECONDS, LONG_SECONDS, SECONDS, Server
+from agentrl.tools.sandbox.remote_client import CONNECT_SECONDS, LONG_SECONDS, SECONDS, SandboxServerClient
 from agentrl.tools.sandbox.remote_wire import Report
 from agentrl.tools.sandbox.spec import SandboxSpec
 from agentrl.tools.threads import in_forked_child
@@ -42,7 +42,7 @@ POLL_SECONDS = 60.0
 class RemoteSandbox:
     """A sandbox on another machine. Make one with `create_remote`."""
 
-    def __init__(self, id: str, spec: SandboxSpec, server: Server, workdir: str) -> None:
+    def __init__(self, id: str, spec: SandboxSpec, server: SandboxServerClient, workdir: str) -> None:
         self.id, self.spec, self.workdir = id, spec, workdir
         self._server = server
         self._lost: str | None = None
@@ -57,7 +57,7 @@ class RemoteSandbox:
             raise SandboxDied(self._lost)
 
     async def call(self, method: str, answer: Any, seconds: float = SECONDS, **arguments: Any) -> Any:
-        """Make one call from any event loop; see `Server.call`."""
+        """Make one call from any event loop; see `SandboxServerClient.call`."""
         self._require_held()
         try:
             return await on_loop(self._server.call(self.id, method, answer, seconds, arguments))
@@ -234,18 +234,18 @@ class RemoteProcess:
         return answer  # type: ignore[no-any-return]
 
 
-_servers: dict[tuple[str, str | None, str | None], Server] = {}
+_servers: dict[tuple[str, str | None, str | None], SandboxServerClient] = {}
 _address: tuple[str, str | None, str | None] | None = None
 in_forked_child(_servers.clear)  # their connections and sandboxes are the parent's
 
 
 def use(url: str | None, key_file: str | None = None, certificate: str | None = None) -> None:
-    """Set where `create_remote` makes sandboxes from now on; see `Server`."""
+    """Set where `create_remote` makes sandboxes from now on; see `SandboxServerClient`."""
     global _address
     _address = None if url is None else (url, key_file, certificate)
 
 
-def server() -> Server:
+def server() -> SandboxServerClient:
     """The server that `use` named; a process is one client of it.
 
     Raises:
@@ -254,7 +254,7 @@ def server() -> Server:
     if _address is None:
         raise ConfigError("sandbox=remote needs the address of a sandbox server: sandbox.url=http://HOST:PORT")
     if _address not in _servers:
-        _servers[_address] = Server(*_address)
+        _servers[_address] = SandboxServerClient(*_address)
     return _servers[_address]
 
 
@@ -268,6 +268,6 @@ async def create_remote(spec: SandboxSpec) -> Sandbox:
     return await on_loop(_open(server(), spec))
 
 
-async def _open(where: Server, spec: SandboxSpec, fork_of: str | None = None) -> RemoteSandbox:
+async def _open(where: SandboxServerClient, spec: SandboxSpec, fork_of: str | None = None) -> RemoteSandbox:
     id, created = await where.open(spec, fork_of)
     return RemoteSandbox(id, spec, where, created.workdir)

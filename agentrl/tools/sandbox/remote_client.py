@@ -33,7 +33,7 @@ IDLE_SECONDS = 30.0
 """An idle connection is not used again after them; the server closes one later."""
 
 
-class Server:
+class SandboxServerClient:
     """One sandbox server, as this process uses it. All of it runs on the sandboxes' event loop.
 
     Args:

@@ -40,7 +40,7 @@ from agentrl.tools.sandbox.process import CWD, GRACE, ResidentProcess, check_fil
 from agentrl.tools.sandbox.runner import Channel, RunnerClient
 from agentrl.tools.sandbox.snapshot import canonical, check_trees, within
 from agentrl.tools.sandbox.spec import SandboxSpec, below
-from agentrl.tools.sandbox.wire import Exit, Flags, How, Kind
+from agentrl.tools.sandbox.wire import CommandKind, Exit, Flags, How
 
 FILE_TIMEOUT = 120.0
 DESCRIPTION_BYTES = 64 << 10
@@ -214,25 +214,27 @@ class ResidentSandbox:
 
     async def read(self, path: str, *, offset: int = 0, limit: int = 16 << 20) -> bytes:
         """See `Sandbox.read`."""
-        return await on_loop(self._read_stream(Kind.READ_FILE, [self._path(path), str(offset), str(limit)], limit))
+        return await on_loop(
+            self._read_stream(CommandKind.READ_FILE, [self._path(path), str(offset), str(limit)], limit)
+        )
 
     async def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
         """See `Sandbox.write`."""
-        await on_loop(self._write_stream(Kind.WRITE_FILE, self._path(path), body_of(data, "data"), mode))
+        await on_loop(self._write_stream(CommandKind.WRITE_FILE, self._path(path), body_of(data, "data"), mode))
 
     async def upload(self, source: Path | bytes, path: str) -> None:
         """See `Sandbox.upload`."""
         body = source if isinstance(source, bytes) else await asyncio.to_thread(archive.pack, source)
-        await on_loop(self._write_stream(Kind.TAR_IN, self._path(path), body))
+        await on_loop(self._write_stream(CommandKind.TAR_IN, self._path(path), body))
 
     async def download(self, path: str, destination: Path) -> None:
         """See `Sandbox.download`."""
         with tempfile.TemporaryFile() as file:
-            await on_loop(self._read_stream(Kind.TAR_OUT, [self._path(path)], archive.LIMITS.total_bytes, file))
+            await on_loop(self._read_stream(CommandKind.TAR_OUT, [self._path(path)], archive.LIMITS.total_bytes, file))
             file.seek(0)
             await asyncio.to_thread(archive.unpack, file, destination)
 
-    async def _write_stream(self, kind: Kind, path: str, body: bytes, mode: int = 0) -> None:
+    async def _write_stream(self, kind: CommandKind, path: str, body: bytes, mode: int = 0) -> None:
         channel = await self._open([path], kind=kind, flags=Flags.STDIN, timeout=FILE_TIMEOUT, mode=mode)
         if not body:
             channel.end_input()
@@ -248,7 +250,7 @@ class ResidentSandbox:
                 raise SandboxError(f"in a sandbox where no command has run: {error}") from None
             raise
 
-    async def _read_stream(self, kind: Kind, argv: list[str], most: int, file: Any = None) -> bytes:
+    async def _read_stream(self, kind: CommandKind, argv: list[str], most: int, file: Any = None) -> bytes:
         channel = await self._open(argv, kind=kind, flags=Flags.STREAM, timeout=FILE_TIMEOUT)
         body, size = bytearray(), 0
         try:
@@ -266,7 +268,7 @@ class ResidentSandbox:
         finally:
             channel.signal(signal.SIGKILL)  # where it has not ended
         check_file(await self._finish(channel, GRACE), argv[0])
-        return bytes(body[:most]) if kind is Kind.READ_FILE else bytes(body)
+        return bytes(body[:most]) if kind is CommandKind.READ_FILE else bytes(body)
 
     # -- snapshots, reset, end
 
@@ -275,7 +277,7 @@ class ResidentSandbox:
         trees: dict[str, bytes] = {}
         for tree in self.spec.trees:
             try:
-                archived = await on_loop(self._read_stream(Kind.TAR_OUT, [self._tree(tree)], limit))
+                archived = await on_loop(self._read_stream(CommandKind.TAR_OUT, [self._tree(tree)], limit))
             except PathError as error:
                 raise SnapshotRefused(f"the writable tree {error}") from None
             trees[tree] = await asyncio.to_thread(canonical, archived, limit)
@@ -291,14 +293,14 @@ class ResidentSandbox:
         await on_loop(self._empty_trees())
         self._untouched = False  # from now on its content is the agent's
         for tree, archived in snapshot.trees.items():
-            await on_loop(self._write_stream(Kind.TAR_IN, self._tree(tree), archived))
+            await on_loop(self._write_stream(CommandKind.TAR_IN, self._tree(tree), archived))
         if snapshot.layer or snapshot.removed:
             await self._write_layer(snapshot.layer, snapshot.removed)
 
     async def _empty_trees(self) -> None:
         self._require_held()
         await self.client.kill_all(GRACE)
-        await self._described(Kind.WIPE)
+        await self._described(CommandKind.WIPE)
 
     async def _read_layer(self, limit: int) -> tuple[bytes, list[str]]:
         """The changes of the image's files and the removed paths, where the backend has an image."""
@@ -327,7 +329,7 @@ class ResidentSandbox:
 
     async def ready(self) -> None:
         """Describe the sandbox before its first command; `reset` compares with that."""
-        self._empty = await self._described(Kind.DESCRIBE)
+        self._empty = await self._described(CommandKind.DESCRIBE)
 
     def renewed(self) -> Self:
         """See `Sandbox.renewed`."""
@@ -350,7 +352,7 @@ class ResidentSandbox:
         self._require_held()
         await self.client.kill_all(GRACE)
         for pause in PAUSES:
-            found = await self._described(Kind.WIPE)
+            found = await self._described(CommandKind.WIPE)
             if found == self._empty and "\nwritable " not in found:
                 self._untouched = True
                 return
@@ -360,7 +362,7 @@ class ResidentSandbox:
         changed = [line for line in found.splitlines() if line not in before or line.startswith("writable ")]
         raise SandboxError(f"the sandbox is not as it was before its first command: {'; '.join(changed)[:500]}")
 
-    async def _described(self, kind: Kind) -> str:
+    async def _described(self, kind: CommandKind) -> str:
         trees = [self._tree(tree) for tree in (*self.spec.trees, *self.shared_trees)]
         modes = dict(MODE.findall(self._empty or ""))
         channel = await self._open(trees, kind=kind, timeout=FILE_TIMEOUT, limit=DESCRIPTION_BYTES, env=modes)

@@ -17,8 +17,8 @@ from typing import Any
 from agentrl.errors import SandboxError
 from agentrl.tools.sandbox import wire
 from agentrl.tools.sandbox.base import SandboxDied
-from agentrl.tools.sandbox.transport import Stream
-from agentrl.tools.sandbox.wire import Flags, Frame, Kind
+from agentrl.tools.sandbox.transport import ByteStream
+from agentrl.tools.sandbox.wire import CommandKind, Flags, Frame
 
 CREDIT = 256 << 10
 """Bytes of a command's input, and of its streamed output, that are in flight."""
@@ -109,7 +109,7 @@ class RunnerClient:
         on_lost: called with the reason when the runner is lost.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
         self._nonce = secrets.randbits(63) + 1
         self._decoder = wire.Decoder(self._nonce)
@@ -157,7 +157,7 @@ class RunnerClient:
         self,
         argv: Sequence[str | bytes],
         *,
-        kind: Kind = Kind.RUN,
+        kind: CommandKind = CommandKind.RUN,
         cwd: str = "",
         env: Mapping[str, str] | None = None,
         flags: Flags = Flags.NONE,

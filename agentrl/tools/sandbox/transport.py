@@ -26,7 +26,7 @@ Receive = Callable[[bytes], None]
 Lost = Callable[[str], None]
 
 
-class Stream:
+class ByteStream:
     """Bytes to and from a runner. The reader sets `on_bytes` and `on_lost`."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Stream:
             self._transport.abort()
 
 
-class AttachStream(Stream, asyncio.Protocol):
+class AttachStream(ByteStream, asyncio.Protocol):
     """A container's standard streams, through the daemon."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class AttachStream(Stream, asyncio.Protocol):
             self._upgraded.set_exception(error)
 
 
-class PipeStream(Stream, asyncio.SubprocessProtocol):
+class PipeStream(ByteStream, asyncio.SubprocessProtocol):
     """A runner that is a child process."""
 
     @classmethod

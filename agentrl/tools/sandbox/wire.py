@@ -27,7 +27,7 @@ class Frame(IntEnum):
     READY, OUT, ERR, REPORT, EXIT, ACK, PONG, ACCEPT = range(65, 73)
 
 
-class Kind(IntEnum):
+class CommandKind(IntEnum):
     """The kind of a command: a program, or something that the runner does itself."""
 
     RUN, READ_FILE, WRITE_FILE, TAR_OUT, TAR_IN, WIPE, DESCRIBE = range(7)
@@ -66,7 +66,7 @@ def frame(nonce: int, channel: int, kind: Frame, payload: bytes = b"") -> bytes:
 
 
 def command(
-    kind: Kind,
+    kind: CommandKind,
     argv: Sequence[str | bytes],
     *,
     cwd: str = "",

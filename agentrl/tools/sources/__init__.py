@@ -190,10 +190,10 @@ async def started(configs: Mapping[str, Any]) -> AsyncIterator[tuple[NamedSource
     try:
         yield tuple(await asyncio.gather(*(_start(name, source) for name, source in sources.items())))
     finally:
-        await asyncio.gather(*(closed(f"tools.{name}", source.close) for name, source in sources.items()))
+        await asyncio.gather(*(close_or_warn(f"tools.{name}", source.close) for name, source in sources.items()))
 
 
-async def closed(what: str, close: Callable[[], Awaitable[None]]) -> None:
+async def close_or_warn(what: str, close: Callable[[], Awaitable[None]]) -> None:
     """Close something; what fails then is a warning."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):

@@ -85,7 +85,7 @@ class McpConfig(ToolConfig):
         return [part.replace(FOLDER, folder).replace(SESSION, session) for part in parts]
 
 
-class Connection:
+class _Connection:
     """A connection to a server, opened by the first call."""
 
     def __init__(self, config: McpConfig) -> None:
@@ -203,7 +203,7 @@ class Mcp(ToolSource):
 
     settings: ClassVar[type[ToolConfig]] = McpConfig
     config: McpConfig
-    _first: Connection | None = None
+    _first: _Connection | None = None
 
     async def start(self) -> Sequence[Tool]:
         """List the server's tools, by a connection that is kept where it is shared.
@@ -216,7 +216,7 @@ class Mcp(ToolSource):
             import mcp  # noqa: F401
         except ModuleNotFoundError:
             raise missing_extra("mcp", "mcp") from None
-        self._first = Connection(self.config)
+        self._first = _Connection(self.config)
         try:
             client = await self._first.client()
         except InfraError as error:
@@ -238,7 +238,7 @@ class Mcp(ToolSource):
         if self.config.shared:
             assert self._first is not None
             return OpenTools([_bound(tool, self._first) for tool in tools])
-        own = Connection(self.config)
+        own = _Connection(self.config)
         return OpenTools([_bound(tool, own) for tool in tools], own.close, lambda: own.used)
 
     async def close(self) -> None:
@@ -247,7 +247,7 @@ class Mcp(ToolSource):
             await self._first.close()
 
 
-def _bound(tool: Tool, connection: Connection) -> Tool:
+def _bound(tool: Tool, connection: _Connection) -> Tool:
     async def invoke(arguments: dict[str, Any], _: Any) -> str:
         return await connection.call(tool.name, arguments)
 

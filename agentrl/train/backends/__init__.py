@@ -13,20 +13,20 @@ from agentrl.train.backends.base import (
     Averager,
     Computing,
     Critic,
-    Leasable,
+    MemoryReleasing,
     Rewarder,
-    Sharer,
+    ShareableTrainer,
     Trainer,
     TrainerAccess,
     TrainerConnection,
 )
-from agentrl.train.backends.plugin import FactoryPlugin, TrainerPlugin
+from agentrl.train.backends.plugin import TrainerFactoryPlugin, TrainerPlugin
 
 
 def _accept(found: Any) -> TrainerPlugin | None:
     if isinstance(found, TrainerPlugin):
         return found
-    return FactoryPlugin(found) if callable(found) else None
+    return TrainerFactoryPlugin(found) if callable(found) else None
 
 
 TRAINERS: Registry[TrainerPlugin] = Registry(
@@ -109,9 +109,9 @@ __all__ = [
     "Averager",
     "Computing",
     "Critic",
-    "Leasable",
+    "ShareableTrainer",
     "Rewarder",
-    "Sharer",
+    "MemoryReleasing",
     "Trainer",
     "TrainerAccess",
     "TrainerConnection",

@@ -42,7 +42,7 @@ depth 70, 64 to 256 at 400, 512 and 1024 at 2,000 (where 64 took 2.4 times as lo
 """
 
 
-class Plan(Protocol):
+class AttentionPlan(Protocol):
     """One forest's attention, prepared once and used by every layer."""
 
     def __call__(
@@ -74,13 +74,13 @@ class Plan(Protocol):
         """Each token's position along its path: [T]."""
         ...
 
-    def within(self, reach: Reach | None) -> Plan:
+    def within(self, reach: Reach | None) -> AttentionPlan:
         """The plan under which a query sees no further along its path than `reach`; None: all of it."""
         ...
 
 
 @dataclass(slots=True)
-class Bucket:
+class _Bucket:
     """Blocks with about as many keys: their numbers [N], their keys' indices [N, K], what is visible [N, 1, B, K]."""
 
     blocks: Tensor
@@ -114,11 +114,11 @@ class BlockPlan:
 
     @property
     def depth(self) -> Tensor:
-        """See `Plan`."""
+        """See `AttentionPlan`."""
         return torch.from_numpy(self.position)
 
     def within(self, reach: Reach | None) -> BlockPlan:
-        """See `Plan`; made at its first use."""
+        """See `AttentionPlan`; made at its first use."""
         if reach is None or reach.tokens > self.position.max():
             return self
         if reach not in self.narrower:
@@ -144,7 +144,7 @@ class BlockPlan:
         """
         self.tokens, self.row = len(end if queries is None else queries), len(end)
         self.block = block = min(block, self.tokens)
-        self.buckets: list[Bucket] = []
+        self.buckets: list[_Bucket] = []
         count = -(-self.tokens // block)
         self.padding = count * block - self.tokens
         self.starts = np.arange(0, count * block, block) if queries is None else queries[::block]
@@ -167,7 +167,7 @@ class BlockPlan:
         keys: list[np.ndarray[Any, Any]],
         depth: np.ndarray[Any, Any],
         first: np.ndarray[Any, Any] | None,
-    ) -> Bucket:
+    ) -> _Bucket:
         width = max(keys[b].size for b in blocks)
         key = np.full((len(blocks), width), end.size, dtype=np.int64)  # visible to no query
         for row, b in enumerate(blocks):
@@ -178,7 +178,7 @@ class BlockPlan:
         if first is not None:
             mask &= np.append(depth, 0)[key][:, None, :] >= first[query][:, :, None]
         key = np.minimum(key, self.row - 1)  # padding queries see only themselves, whatever is there
-        return Bucket(torch.tensor(blocks), torch.from_numpy(key), torch.from_numpy(mask[:, None]))
+        return _Bucket(torch.tensor(blocks), torch.from_numpy(key), torch.from_numpy(mask[:, None]))
 
     def __call__(
         self,
@@ -189,7 +189,7 @@ class BlockPlan:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """See `Plan`."""
+        """See `AttentionPlan`."""
         heads, dim = query.shape[1], query.shape[-1]
         attend = F.scaled_dot_product_attention
         if softcap is not None or sinks is not None:
@@ -255,7 +255,7 @@ def _explicit_attention(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """`scaled_dot_product_attention` of [N, heads, B, d] with capped scores and sinks: see `Plan`."""
+    """`scaled_dot_product_attention` of [N, heads, B, d] with capped scores and sinks: see `AttentionPlan`."""
     blocks, heads, queries, _ = query.shape
     grouped = query.reshape(blocks, key.shape[1], -1, query.shape[-1])  # heads of a group share keys
     score = (grouped @ key.transpose(-1, -2)).view(blocks, heads, queries, -1).float() * scale
@@ -275,7 +275,7 @@ def forest_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    forest_plan: Plan | None = None,
+    forest_plan: AttentionPlan | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,

@@ -3,8 +3,8 @@
 A trainer receives forests and nothing else. Its methods take and return plain data and tensors, so that a
 Ray actor can wrap one without an adapter.
 
-`Computing` is the part of it that takes forests. A trainer whose processes are on a cluster may be `Leasable`: another
-process than the one that started it sends them its forests, over connections of its own.
+`Computing` is the part of it that takes forests. A trainer whose processes are on a cluster may be `ShareableTrainer`:
+another process than the one that started it sends them its forests, over connections of its own.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Trainer(Computing, Protocol):
 
 
 @runtime_checkable
-class Sharer(Trainer, Protocol):
+class MemoryReleasing(Trainer, Protocol):
     """A trainer that leaves accelerator memory to colocated engines; others keep what they have allocated."""
 
     def release(self) -> None:
@@ -149,7 +149,7 @@ class TrainerAccess(Protocol):
 
 
 @runtime_checkable
-class Leasable(Trainer, Protocol):
+class ShareableTrainer(Trainer, Protocol):
     """A trainer that another process may compute with, while the one that started it is in a block of its own.
 
     There it has the other process call what `access().open()` returned, and after it tells the trainer the version:

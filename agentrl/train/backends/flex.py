@@ -42,11 +42,11 @@ class FlexPlan:
 
     @property
     def depth(self) -> Tensor:
-        """See `Plan`."""
+        """See `AttentionPlan`."""
         return self.position
 
     def within(self, reach: Reach | None) -> FlexPlan:
-        """See `Plan`; made at its first use."""
+        """See `AttentionPlan`; made at its first use."""
         if reach is None or reach.tokens >= self.longest:
             return self
         if reach not in self.narrower:
@@ -63,7 +63,7 @@ class FlexPlan:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """See `Plan`."""
+        """See `AttentionPlan`."""
         options: dict[str, Any] = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
         if softcap is not None:
             options["score_mod"] = functools.partial(_capped, softcap=softcap)

@@ -88,7 +88,7 @@ def minibatches(batches: Sequence[B], epoch: int) -> list[Minibatch[B]]:
 
 
 @dataclass
-class Learned:
+class RankStepResult:
     """What one training step did, on this rank.
 
     Attributes:
@@ -125,7 +125,7 @@ class Learned:
         }
 
 
-class Learner(ABC, Generic[B]):
+class StepLearner(ABC, Generic[B]):
     """A training step of a trainer or of one of its ranks; `learn` runs its parts in order.
 
     Attributes:
@@ -205,7 +205,7 @@ class Learner(ABC, Generic[B]):
     def fit(self, critic: ValueModel, batches: Sequence[B]) -> Meter:
         """The critic's updates on a batch."""
 
-    def learn(self, batches: Sequence[B], sequences: int) -> Learned:
+    def learn(self, batches: Sequence[B], sequences: int) -> RankStepResult:
         """Take a training step; without any batch no weight changes, but the schedule and the version advance.
 
         Args:
@@ -213,7 +213,7 @@ class Learner(ABC, Generic[B]):
             sequences: how many sequences the batch has, on all ranks; see `sequence_count`.
         """
         skipped, epochs = self.optimizer.skipped, self.algo.epochs if batches and not self.warming_critic else 0
-        learned, later = Learned(rate=self.optimizer.rate(), epochs=epochs), minibatches(batches, 0)[1:]
+        learned, later = RankStepResult(rate=self.optimizer.rate(), epochs=epochs), minibatches(batches, 0)[1:]
         if self.algo.minibatches > 1:
             learned.minibatches = len(minibatches(batches, 0))
         if epochs and self.scores_reference:
@@ -238,7 +238,7 @@ class Learner(ABC, Generic[B]):
         learned.skipped = self.optimizer.skipped - skipped
         return learned
 
-    def _update(self, part: Minibatch[B], learned: Learned, sequences: int, *, epoch: int, first: bool) -> float:
+    def _update(self, part: Minibatch[B], learned: RankStepResult, sequences: int, *, epoch: int, first: bool) -> float:
         """Make one update, the step's first one or a later one; returns the gradient's norm before clipping."""
         changing = sums_change(self.algorithm)
         if self.algorithm.sequence is not None and (changing or epoch == 0):

@@ -40,7 +40,7 @@ from agentrl.models.loading import load_causal_lm, new_causal_lm, read_config
 from agentrl.models.registry import cache_folder
 from agentrl.models.rope import fixed_angle_length
 from agentrl.models.small import error_text
-from agentrl.rollout.engines.runner import Runner
+from agentrl.rollout.engines.runner import ModelRunner
 from agentrl.train import manifest
 from agentrl.train.backends import make_trainer
 from agentrl.train.backends.megatron.settings import MegatronConfig
@@ -219,7 +219,7 @@ class _Engine:
 
     def __init__(self, folder: Path) -> None:
         context = fixed_angle_length(read_config(folder))
-        self.runner = Runner(folder, "cpu", "float32", PATHS_PER_BATCH, 1 << 30, context=context)
+        self.runner = ModelRunner(folder, "cpu", "float32", PATHS_PER_BATCH, 1 << 30, context=context)
 
     def logprobs(self, forests: Sequence[Forest]) -> list[Tensor]:
         return [engine_logps(self.runner, forest) for forest in forests]

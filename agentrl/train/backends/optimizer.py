@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError
 from agentrl.train.backends.muon import MOMENTUM, SCALE, SpreadMuon, add_sharded
-from agentrl.train.backends.parameters import Parameter
+from agentrl.train.backends.parameters import TrainedParameter
 
 AWAY = "cpu"
 """The device of moments that are offloaded, between updates."""
@@ -34,7 +34,7 @@ class Optimizer:
 
     def __init__(
         self,
-        parameters: Iterable[nn.Parameter] | Sequence[Parameter],
+        parameters: Iterable[nn.Parameter] | Sequence[TrainedParameter],
         algo: AlgoConfig,
         total_steps: int,
         *,
@@ -43,7 +43,7 @@ class Optimizer:
         self.algo, self.total_steps, self.offload = algo, total_steps, offload
         self.steps = 0
         self.skipped = 0
-        each = [p if isinstance(p, Parameter) else Parameter(p) for p in parameters]
+        each = [p if isinstance(p, TrainedParameter) else TrainedParameter(p) for p in parameters]
         each = [p for p in each if p.tensor.requires_grad]
         self.parameters = [p.tensor for p in each]
         adam = [p for p in each if not p.muon]
@@ -154,7 +154,7 @@ class Optimizer:
         self.steps, self.skipped = int(state["steps"]), int(state["skipped"])  # type: ignore[call-overload]
 
 
-def _groups(parameters: Sequence[Parameter], decay: float) -> list[dict[str, Any]]:
+def _groups(parameters: Sequence[TrainedParameter], decay: float) -> list[dict[str, Any]]:
     """A group for each factor of the learning rate, with `decay`; one where there are no parameters."""
     factors = sorted({p.factor for p in parameters}) or [1.0]
     return [

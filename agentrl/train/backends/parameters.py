@@ -17,7 +17,7 @@ LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class TrainedParameter:
     """A trained parameter: `factor` of the learning rate, and whether Muon updates it and not AdamW."""
 
     tensor: nn.Parameter
@@ -25,7 +25,7 @@ class Parameter:
     muon: bool = False
 
 
-def trained(model: nn.Module, config: TorchConfig) -> list[Parameter]:
+def trained_parameters(model: nn.Module, config: TorchConfig) -> list[TrainedParameter]:
     """The parameters that are trained, in the model's order; gradients of the others are turned off.
 
     Raises:
@@ -63,7 +63,7 @@ def rate_factor(name: str, above: int, config: ParameterConfig) -> float | None:
     return float(factor * config.layer_decay ** max(0, above))
 
 
-def _trained(model: nn.Module, config: TorchConfig) -> Iterator[Parameter]:
+def _trained(model: nn.Module, config: TorchConfig) -> Iterator[TrainedParameter]:
     ends = {id(module.weight) for module in _ends(model)}
     named = list(model.named_parameters())
     depth = 1 + max((int(found[1]) for name, _ in named if (found := LAYER.search(name))), default=-1)
@@ -75,7 +75,7 @@ def _trained(model: nn.Module, config: TorchConfig) -> Iterator[Parameter]:
         if factor is None:
             continue
         muon = config.optimizer == "muon" and tensor.ndim == 2 and id(tensor) not in ends
-        yield Parameter(tensor, factor, muon)
+        yield TrainedParameter(tensor, factor, muon)
 
 
 def _ends(model: nn.Module) -> list[nn.Module]:

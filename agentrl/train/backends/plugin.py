@@ -150,7 +150,7 @@ class TrainerPlugin:
         return trainer_memory(shape, split, self.numbers(config, algorithm), config.token_budget)
 
 
-class FactoryPlugin(TrainerPlugin):
+class TrainerFactoryPlugin(TrainerPlugin):
     """A class or function that makes a trainer, used as a plug-in.
 
     Its attributes `settings` and `takes_minibatches` count, if it has them. One with ranks needs a `TrainerPlugin` of

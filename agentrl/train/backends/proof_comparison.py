@@ -17,9 +17,9 @@ import torch
 from agentrl.errors import ConfigError, EngineError, InfraError, InvalidInput, UnknownName
 from agentrl.models.loading import load_causal_lm
 from agentrl.models.small import VOCABULARY, Shares, error_text, small_model
-from agentrl.rollout.engines.runner import Unsupported
+from agentrl.rollout.engines.runner import UnsupportedModel
 from agentrl.train.backends.megatron.settings import MoeConfig
-from agentrl.train.backends.proof_subjects import SUBJECTS, Proof, Trial
+from agentrl.train.backends.proof_subjects import SUBJECTS, ModelTrial, Proof
 from agentrl.train.backends.reference import (
     RowResults,
     compute_rows,
@@ -74,9 +74,9 @@ def compare(
         except Exception as error:
             return Proof(untested=f"transformers' eager attention can't compute its rows: {error_text(error)}")
         try:
-            return SUBJECTS[subject].compute(Trial(folder, forest, want, device, family, dtype, own, ranks))
+            return SUBJECTS[subject].compute(ModelTrial(folder, forest, want, device, family, dtype, own, ranks))
         except (ConfigError, EngineError, InvalidInput, UnknownName) as error:
-            reason = error.__cause__ if isinstance(error.__cause__, Unsupported) else error
+            reason = error.__cause__ if isinstance(error.__cause__, UnsupportedModel) else error
             words = str(reason).removeprefix(f"can't load model={str(folder)!r}: ")
             return Proof(fault=words.replace(str(folder), "this model"))
         except Exception as error:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import agentrl
 from agentrl.config import AlgoConfig
-from agentrl.rollout.engines.runner import QUANTUM, Runner, Segment
+from agentrl.rollout.engines.runner import QUANTUM, ModelRunner, RowSegment
 from agentrl.train.backends.megatron.settings import MegatronConfig, MoeConfig
 from agentrl.train.backends.reference import RowResults, gradient_distance, paths_to_leaves, root_mean_square
 from agentrl.train.backends.torch import TorchTrainer
@@ -90,7 +90,7 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ModelTrial:
     """A small model to be computed.
 
     Attributes:
@@ -127,7 +127,7 @@ class Trial:
         )
 
 
-def _by_trainer(trial: Trial) -> Proof:
+def _by_trainer(trial: ModelTrial) -> Proof:
     config = TorchConfig(device=trial.device, dtype=trial.dtype)  # type: ignore[arg-type]
     trainer = TorchTrainer(trial.folder, config, AlgoConfig())
     (logp,) = trainer.logprobs([trial.forest])
@@ -136,7 +136,7 @@ def _by_trainer(trial: Trial) -> Proof:
     return trial.proof(logp, gradient_distance(gradients, trial.want.gradients))
 
 
-def _by_megatron(trial: Trial) -> Proof:
+def _by_megatron(trial: ModelTrial) -> Proof:
     """On the run's ranks, or on one rank in a process of its own."""
     from agentrl.train.backends.megatron.trainer import MegatronTrainer
 
@@ -154,13 +154,13 @@ def _by_megatron(trial: Trial) -> Proof:
     return trial.proof(logp, abs(norm - want) / want, NORM_BOUND if trial.device == "cpu" else GRADIENT_BOUND)
 
 
-def _by_engine(trial: Trial) -> Proof:
+def _by_engine(trial: ModelTrial) -> Proof:
     """In batches of paths: the first half of each as a prompt, the rest token by token."""
-    runner = Runner(trial.folder, trial.device, trial.dtype, PATHS_PER_BATCH, 1 << 30)
+    runner = ModelRunner(trial.folder, trial.device, trial.dtype, PATHS_PER_BATCH, 1 << 30)
     return trial.proof(engine_logps(runner, trial.forest))
 
 
-def engine_logps(runner: Runner, forest: Forest) -> Tensor:
+def engine_logps(runner: ModelRunner, forest: Forest) -> Tensor:
     """The log-probabilities of a forest's tokens but the roots, [T], as the local engine computes them."""
     logp = torch.zeros(len(forest))
     leaves = paths_to_leaves(forest)
@@ -174,15 +174,15 @@ def engine_logps(runner: Runner, forest: Forest) -> Tensor:
     return logp
 
 
-def _engine_logits(runner: Runner, paths: list[list[int]]) -> list[Tensor]:
+def _engine_logits(runner: ModelRunner, paths: list[list[int]]) -> list[Tensor]:
     """The logits at every token of some paths, [length, vocabulary] each."""
-    segments, keep = list[Segment](), list[int]()
+    segments, keep = list[RowSegment](), list[int]()
     for row, tokens in enumerate(paths):
         half = len(tokens) // 2 + 1
         for start in range(0, half, QUANTUM):
             count = min(QUANTUM, half - start)
             keep += range(len(segments) * QUANTUM, len(segments) * QUANTUM + count)
-            segments.append(Segment(row, start, tokens[start : start + count]))
+            segments.append(RowSegment(row, start, tokens[start : start + count]))
     prompts = runner.step(0, [], segments, QUANTUM, keep)
     found = list(torch.split(prompts, [len(tokens) // 2 + 1 for tokens in paths]))
     for place in range(max(map(len, paths))):
@@ -204,7 +204,7 @@ def settings_on_ranks(ranks: MegatronTrainer | None, dtype: str) -> MegatronConf
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class _Subject:
     """A trainer or engine that is tested.
 
     Attributes:
@@ -216,7 +216,7 @@ class Subject:
         sources: our own files that the result depends on, under the package.
     """
 
-    compute: Callable[[Trial], Proof]
+    compute: Callable[[ModelTrial], Proof]
     what: str
     refusal: str
     instead: str
@@ -243,7 +243,7 @@ def _below(*folders: str) -> tuple[str, ...]:
 TORCH = (*SHARED, "train/backends/torch.py", "train/backends/state_schedule.py")
 MEGATRON = SHARED + _below("megatron", "ranks")
 SUBJECTS = {
-    "torch": Subject(
+    "torch": _Subject(
         _by_trainer,
         "forest",
         "trained by trainer=torch: a forest must give what its paths give as rows",
@@ -251,7 +251,7 @@ SUBJECTS = {
         "trainer.proof=false skips this test",
         TORCH,
     ),
-    "fsdp": Subject(
+    "fsdp": _Subject(
         _by_trainer,
         "forest",
         "trained by trainer=fsdp: a forest must give what its paths give as rows",
@@ -259,7 +259,7 @@ SUBJECTS = {
         "trainer.proof=false skips this test",
         TORCH + _below("fsdp", "ranks"),
     ),
-    "megatron": Subject(
+    "megatron": _Subject(
         _by_megatron,
         "forest",
         "trained by trainer=megatron: its family must compute what transformers computes",
@@ -267,7 +267,7 @@ SUBJECTS = {
         "trainer.proof=false skips this test",
         MEGATRON,
     ),
-    "local": Subject(
+    "local": _Subject(
         _by_engine,
         "flat step",
         "run by engine=local: a path must be computed as transformers computes it",

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agentrl.models.mixers import Mixer, State
+from agentrl.models.mixers import LayerState, Mixer
 from agentrl.train.forest import Forest
 
 SAME = 64
@@ -28,7 +28,7 @@ FILLED = 0.7
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class _Part:
     """Tokens of one path, in order, and the part whose final state they continue, if any."""
 
     tokens: tuple[int, ...]
@@ -38,7 +38,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class _Call:
     """What one call of a layer computes.
 
     Attributes:
@@ -55,35 +55,35 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class _Schedule:
     """All calls, in order, and each token's index in their outputs: [T]; one past the last where there is none."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[_Call, ...]
     found: Tensor
 
 
 class StateSchedule:
-    """See `agentrl.models.mixers.Plan`; one forest's, prepared at its first use."""
+    """See `agentrl.models.mixers.StatePlan`; one forest's, prepared at its first use."""
 
     def __init__(self, forest: Forest) -> None:
         self.end, self.device = forest.end.tolist(), forest.end.device
 
     @functools.cached_property
-    def by_segments(self) -> Schedule:
+    def by_segments(self) -> _Schedule:
         """The schedule of segments, for layers that continue from a state."""
         return schedule(segments(self.end), len(self.end), self.device)
 
     @functools.cached_property
-    def by_paths(self) -> Schedule:
+    def by_paths(self) -> _Schedule:
         """The schedule of paths from root to leaf, for other layers."""
         return schedule(paths(self.end), len(self.end), self.device)
 
     def __call__(self, mixer: Mixer, hidden: Tensor) -> Tensor:
-        """See `agentrl.models.mixers.Plan`."""
+        """See `agentrl.models.mixers.StatePlan`."""
         plan = self.by_segments if mixer.continues else self.by_paths
-        outputs, ends = list[Tensor](), dict[int, tuple[State, int]]()
+        outputs, ends = list[Tensor](), dict[int, tuple[LayerState, int]]()
         for call in plan.calls:
-            state = None if call.before is None else State.concatenate([ends[part] for part in call.before])
+            state = None if call.before is None else LayerState.concatenate([ends[part] for part in call.before])
             out, after = mixer.compute(hidden[0][call.tokens], state, keep=call.keep)
             outputs.append(out.flatten(0, 1))
             if call.keep:
@@ -92,7 +92,7 @@ class StateSchedule:
         return torch.cat((*outputs, none.to(outputs[0].dtype) if outputs else none)).index_select(0, plan.found)[None]
 
 
-def segments(end: list[int]) -> list[Part]:
+def segments(end: list[int]) -> list[_Part]:
     """The parts of a forest, each continuing the one that it branches off from.
 
     A tree of one token is not among them: its output is not used. A segment of one token is not computed by itself but
@@ -103,7 +103,10 @@ def segments(end: list[int]) -> list[Part]:
         end: as in `Forest`.
     """
     starts = [at for at in range(len(end)) if at == 0 or end[at] != end[at - 1]]
-    found, above = list[Part](), list[tuple[int, tuple[int, ...], int | None]]()  # (end, lead tokens, part to continue)
+    found, above = (
+        list[_Part](),
+        list[tuple[int, tuple[int, ...], int | None]](),
+    )  # (end, lead tokens, part to continue)
     for start, stop in zip(starts, [*starts[1:], len(end)], strict=True):
         while above and above[-1][0] <= start:
             above.pop()
@@ -113,23 +116,23 @@ def segments(end: list[int]) -> list[Part]:
             above.append((end[start], own, before))
         elif len(own) > 1 or before is not None:
             above.append((end[start], (), len(found)))
-            found.append(Part(own, before, 0 if before is None else found[before].level + 1, leaf))
+            found.append(_Part(own, before, 0 if before is None else found[before].level + 1, leaf))
     return found
 
 
-def paths(end: list[int]) -> list[Part]:
+def paths(end: list[int]) -> list[_Part]:
     """Every path from a root to a leaf as a part of its own; those of one token are left out."""
-    found, path = list[Part](), list[int]()
+    found, path = list[_Part](), list[int]()
     for at, last in enumerate(end):
         while path and end[path[-1]] <= at:
             path.pop()
         path.append(at)
         if last == at + 1 and len(path) > 1:
-            found.append(Part(tuple(path), None, 0, True))
+            found.append(_Part(tuple(path), None, 0, True))
     return found
 
 
-def schedule(parts: list[Part], length: int, device: torch.device) -> Schedule:
+def schedule(parts: list[_Part], length: int, device: torch.device) -> _Schedule:
     """Assign the parts to calls, in order.
 
     Args:
@@ -137,21 +140,21 @@ def schedule(parts: list[Part], length: int, device: torch.device) -> Schedule:
         length: T, of the row.
         device: of the tokens' indices.
     """
-    calls, found, base = list[Call](), torch.full((length,), -1), 0
+    calls, found, base = list[_Call](), torch.full((length,), -1), 0
     for members in _together(parts):
         held = [parts[part].tokens for part in members]
         width = max(2, *map(len, held))
         tokens = [own + own[-1:] * (width - len(own)) for own in held]
         before = tuple(one for part in members if (one := parts[part].before) is not None)
         keep = not parts[members[0]].leaf
-        calls.append(Call(tuple(members), torch.tensor(tokens, device=device), before or None, keep))
+        calls.append(_Call(tuple(members), torch.tensor(tokens, device=device), before or None, keep))
         for at, own in enumerate(held):
             found[list(own)] = base + at * width + torch.arange(len(own))
         base += len(members) * width
-    return Schedule(tuple(calls), torch.where(found < 0, base, found).to(device))
+    return _Schedule(tuple(calls), torch.where(found < 0, base, found).to(device))
 
 
-def _together(parts: list[Part]) -> list[list[int]]:
+def _together(parts: list[_Part]) -> list[list[int]]:
     """The parts that share a call: inner ones of one level and length, then leaves of about one length."""
     inner = dict[tuple[int, int], list[int]]()
     leaves: dict[bool, list[int]] = {False: [], True: []}

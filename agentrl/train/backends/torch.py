@@ -37,13 +37,13 @@ from agentrl.train.backends.attention import NAME
 from agentrl.train.backends.copies import WeightCopy
 from agentrl.train.backends.critic import ValueModel
 from agentrl.train.backends.head import Logits, token_logps
-from agentrl.train.backends.learner import Learned, Learner
+from agentrl.train.backends.learner import RankStepResult, StepLearner
 from agentrl.train.backends.optimizer import Optimizer
-from agentrl.train.backends.parameters import trained
+from agentrl.train.backends.parameters import trained_parameters
 from agentrl.train.backends.recompute import recompute_layers
 from agentrl.train.backends.reference import record_layer_outputs
 from agentrl.train.backends.reward_model import RewardModel
-from agentrl.train.backends.torch_batch import Batch, before_head, prepared, trunk_of
+from agentrl.train.backends.torch_batch import TorchBatch, before_head, prepare_batch, trunk_of
 from agentrl.train.backends.torch_settings import TorchConfig
 from agentrl.train.forest import Forest, Rows, sequence_count, token_counts
 from agentrl.train.objective import Meter, add_sums
@@ -62,7 +62,7 @@ def computing(method: Callable[..., T]) -> Callable[..., T]:
     return run
 
 
-class TorchTrainer(Learner[Batch]):
+class TorchTrainer(StepLearner[TorchBatch]):
     """See `agentrl.train.backends.base.Trainer`.
 
     Args:
@@ -124,7 +124,7 @@ class TorchTrainer(Learner[Batch]):
         reward = self.algorithm.reward_config if self.algorithm.needs.reward_model else None
         self.reward_model = RewardModel(self.model, reward, total_steps) if reward else None
         self.critic = self._new_critic(total_steps) if self.algorithm.needs.critic else None
-        weights, offload = trained(self.model, self.config), self.config.offload_optimizer
+        weights, offload = trained_parameters(self.model, self.config), self.config.offload_optimizer
         self.optimizer: Optimizer = Optimizer(weights, algo, total_steps, offload=offload)
         self.reference = WeightCopy(self.model) if self.keeps_reference else None
         self.average = WeightCopy(self.model) if self.config.average_decay is not None else None
@@ -146,7 +146,7 @@ class TorchTrainer(Learner[Batch]):
         batches = [batch for batch in map(self.prepare, forests) if len(batch.rows)]
         return self.metrics_of(batches, sequence_count(forests)) | token_counts(forests)
 
-    def metrics_of(self, batches: Sequence[Batch], sequences: int) -> dict[str, float]:
+    def metrics_of(self, batches: Sequence[TorchBatch], sequences: int) -> dict[str, float]:
         """The metrics of `learn`, and of what follows the policy: a reward model, an average."""
         metrics = self.joined(self.learn(batches, sequences)).metrics()
         if self.reward_model is not None:
@@ -155,7 +155,7 @@ class TorchTrainer(Learner[Batch]):
             self.average.move_towards(self.config.average_decay)
         return metrics
 
-    def joined(self, learned: Learned) -> Learned:
+    def joined(self, learned: RankStepResult) -> RankStepResult:
         """A step as all processes took it."""
         return learned
 
@@ -164,43 +164,43 @@ class TorchTrainer(Learner[Batch]):
         return compute()
 
     @torch.no_grad()
-    def score_reference(self, batches: Sequence[Batch]) -> None:
-        """See `Learner`."""
+    def score_reference(self, batches: Sequence[TorchBatch]) -> None:
+        """See `StepLearner`."""
         assert self.reference is not None
         with self.reference.exchanged():
             for batch in batches:
                 batch.rows.ref_logp = self._score(batch)
 
     @torch.no_grad()
-    def score_old(self, batches: Sequence[Batch], meter: Meter) -> None:
-        """See `Learner`."""
+    def score_old(self, batches: Sequence[TorchBatch], meter: Meter) -> None:
+        """See `StepLearner`."""
         for batch in batches:
             self.keep_old(self._score(batch), batch.rows, meter)
 
     def average_reference(self, decay: float) -> None:
-        """See `Learner`."""
+        """See `StepLearner`."""
         assert self.reference is not None
         self.reference.move_towards(decay)
 
     @torch.no_grad()
-    def sum_sequences(self, batches: Sequence[Batch], sums: Tensor) -> None:
-        """See `Learner`."""
+    def sum_sequences(self, batches: Sequence[TorchBatch], sums: Tensor) -> None:
+        """See `StepLearner`."""
         for batch in batches:
             add_sums(self.algorithm, sums, self._score(batch), batch.rows, self.version)
 
-    def accumulate(self, batches: Sequence[Batch], meter: Meter, *, first: bool) -> float:
-        """See `Learner`."""
+    def accumulate(self, batches: Sequence[TorchBatch], meter: Meter, *, first: bool) -> float:
+        """See `StepLearner`."""
         return sum(self.backward(batch, meter, first=first) for batch in batches)
 
-    def prepare(self, forest: Forest) -> Batch:
+    def prepare(self, forest: Forest) -> TorchBatch:
         """The forest on the device, padded where kernels want fixed lengths, with its attention planned.
 
         Raises:
             ConfigError: a path is longer than the length up to which the model's rotary angles are constant.
         """
-        return prepared(forest, self.device, self.longest)
+        return prepare_batch(forest, self.device, self.longest)
 
-    def backward(self, batch: Batch, meter: Meter | None = None, *, first: bool = True) -> float:
+    def backward(self, batch: TorchBatch, meter: Meter | None = None, *, first: bool = True) -> float:
         """Accumulate one forest's gradient; returns its loss.
 
         Args:
@@ -253,8 +253,8 @@ class TorchTrainer(Learner[Batch]):
             self._states(trunk_of(self.model), self.prepare(forest))
         return [layer[0, : len(forest)] for layer in layers]
 
-    def fit(self, critic: ValueModel, batches: Sequence[Batch]) -> Meter:
-        """See `Learner`: a trunk of the critic's own is trained with it; the policy's is only read, once."""
+    def fit(self, critic: ValueModel, batches: Sequence[TorchBatch]) -> Meter:
+        """See `StepLearner`: a trunk of the critic's own is trained with it; the policy's is only read, once."""
         trunk = critic.trunk
         if trunk is not None:
             return critic.fit(self.value_updates(batches, lambda batch: [(self._states(trunk, batch), batch.rows)]))
@@ -274,7 +274,7 @@ class TorchTrainer(Learner[Batch]):
                 forests, lambda batch: learned.rewards(self._score(batch, learned.model), self._score(batch))
             )
 
-    def _fit_rewards(self, learned: RewardModel, batches: Sequence[Batch]) -> dict[str, float]:
+    def _fit_rewards(self, learned: RewardModel, batches: Sequence[TorchBatch]) -> dict[str, float]:
         """The reward model's update on a batch; its forests are computed one at a time."""
 
         def passes() -> Iterator[tuple[Tensor, Rows]]:
@@ -287,7 +287,7 @@ class TorchTrainer(Learner[Batch]):
         learned.end_step()
         return metrics
 
-    def per_token(self, forests: Sequence[Forest], compute: Callable[[Batch], Tensor]) -> list[Tensor]:
+    def per_token(self, forests: Sequence[Forest], compute: Callable[[TorchBatch], Tensor]) -> list[Tensor]:
         """`compute`'s result for each batch's rows, at their targets: [T] for each forest, 0 elsewhere."""
         found = []
         for forest in forests:
@@ -298,11 +298,11 @@ class TorchTrainer(Learner[Batch]):
             found.append(value_T)
         return found
 
-    def _states(self, trunk: nn.Module, batch: Batch) -> Tensor:
+    def _states(self, trunk: nn.Module, batch: TorchBatch) -> Tensor:
         """The hidden states that predict each row: [P, d]."""
         return self.whole(lambda: self._hidden(trunk, batch)[batch.rows.predictor])
 
-    def _hidden(self, trunk: nn.Module, batch: Batch) -> Tensor:
+    def _hidden(self, trunk: nn.Module, batch: TorchBatch) -> Tensor:
         """The last hidden states: [T, d]."""
         set_plan(trunk, batch.states)
         with self._precision():
@@ -322,7 +322,7 @@ class TorchTrainer(Learner[Batch]):
         return contextlib.nullcontext()
 
     @torch.no_grad()
-    def _score(self, batch: Batch, model: nn.Module | None = None) -> Tensor:
+    def _score(self, batch: TorchBatch, model: nn.Module | None = None) -> Tensor:
         """Log-probabilities of the rows under the policy, or another model: [P]."""
         watchdog.progress()
         own = self.model if model is None else model
@@ -375,7 +375,7 @@ class TorchTrainer(Learner[Batch]):
         self._untrained.write(folder, self._side_files)
 
     def release(self) -> None:
-        """See `Sharer`: what torch keeps for later allocations."""
+        """See `MemoryReleasing`: what torch keeps for later allocations."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -9,24 +9,24 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.errors import ConfigError
-from agentrl.train.backends.attention import BlockPlan, Plan
+from agentrl.train.backends.attention import AttentionPlan, BlockPlan
 from agentrl.train.backends.flex import FLEX_BLOCK, FlexPlan
 from agentrl.train.backends.state_schedule import StateSchedule
 from agentrl.train.forest import Forest, Rows
 
 
 @dataclass(slots=True)
-class Batch:
+class TorchBatch:
     """A forest ready to be computed: trained rows, token ids and positions [1, T], plans of attention and states."""
 
     rows: Rows
     token_ids: Tensor
     position: Tensor
-    plan: Plan
+    plan: AttentionPlan
     states: StateSchedule
 
 
-def prepared(forest: Forest, device: torch.device, longest: int | None = None) -> Batch:
+def prepare_batch(forest: Forest, device: torch.device, longest: int | None = None) -> TorchBatch:
     """The forest on the device, padded where kernels want fixed lengths, with its attention planned.
 
     Args:
@@ -45,8 +45,8 @@ def prepared(forest: Forest, device: torch.device, longest: int | None = None) -
     rows = forest.to(device).rows()
     if device.type == "cuda":
         forest = forest.to(device).padded(padded_length(len(forest)))
-    plan: Plan = FlexPlan(forest) if device.type == "cuda" else BlockPlan(forest)
-    return Batch(rows, forest.token_ids[None], forest.position[None], plan, StateSchedule(forest))
+    plan: AttentionPlan = FlexPlan(forest) if device.type == "cuda" else BlockPlan(forest)
+    return TorchBatch(rows, forest.token_ids[None], forest.position[None], plan, StateSchedule(forest))
 
 
 def trunk_of(model: nn.Module) -> nn.Module:

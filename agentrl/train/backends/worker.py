@@ -13,7 +13,7 @@ from agentrl import cluster
 from agentrl.cluster import Address, Connection, Resources, Role, Worker
 from agentrl.config import AlgoConfig, ClusterConfig, TrainerConfig
 from agentrl.errors import ConfigError, DeadlineExceeded, InfraError, TrainerError, TrainerTimeout
-from agentrl.train.backends import TRAINERS, Averager, Sharer, Trainer, make_trainer
+from agentrl.train.backends import TRAINERS, Averager, MemoryReleasing, Trainer, make_trainer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,8 +60,8 @@ class TrainerRole:
         return self.trainer.version, self.trainer.threads, self.trainer.deterministic
 
     def release(self) -> None:
-        """See `Sharer`; a trainer that is none keeps its memory."""
-        if isinstance(self.trainer, Sharer):
+        """See `MemoryReleasing`; a trainer that is none keeps its memory."""
+        if isinstance(self.trainer, MemoryReleasing):
             self.trainer.release()
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class WorkerAccess:
 
 
 class WorkerTrainer(WorkerComputing):
-    """An `Averager`, `Critic`, `Leasable`, `Rewarder` and `Sharer` over a trainer on a node of the cluster.
+    """A trainer on a node: `Averager`, `Critic`, `ShareableTrainer`, `Rewarder` and `MemoryReleasing`.
 
     Forests are sent to it as they are; paths must exist on its node. A call that fails, or takes longer than
     `cluster.call_timeout` where that is set, ends the worker with a TrainerError, so that another one can take its
@@ -246,16 +246,16 @@ class WorkerTrainer(WorkerComputing):
         self._call("export", Path(path).absolute())
 
     def release(self) -> None:
-        """See `Sharer`."""
+        """See `MemoryReleasing`."""
         self._run("release")
 
     def access(self) -> WorkerAccess:
-        """See `Leasable`."""
+        """See `ShareableTrainer`."""
         return WorkerAccess(self.worker.address, self._timeout, self.version)
 
     @contextmanager
     def leased(self) -> Iterator[None]:
-        """See `Leasable`."""
+        """See `ShareableTrainer`."""
         try:
             yield
         except BaseException as error:
@@ -265,7 +265,7 @@ class WorkerTrainer(WorkerComputing):
             raise
 
     def stepped(self, version: int) -> None:
-        """See `Leasable`."""
+        """See `ShareableTrainer`."""
         self.version = version
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agentrl.cluster.assignment import Assignment
-from agentrl.cluster.base import Node
+from agentrl.cluster.base import ClusterNode
 from agentrl.train.plan.memory import ENGINE_FRACTION, GIB, OVERHEAD, EngineMemory, TrainerMemory
 
 SLEEPING = 1 * GIB
@@ -62,7 +62,7 @@ class Devices:
         return room / self.engines - engine.weights
 
 
-def devices_of(assignment: Assignment, nodes: Sequence[Node], here: float) -> list[Devices]:
+def devices_of(assignment: Assignment, nodes: Sequence[ClusterNode], here: float) -> list[Devices]:
     """All devices that something is on, those with the same together.
 
     Args:

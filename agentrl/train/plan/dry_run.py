@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from agentrl import cluster, custom_code
-from agentrl.cluster.base import Node
+from agentrl.cluster.base import ClusterNode
 from agentrl.cluster.gpus import installed
 from agentrl.cluster.inventory import on_gpus
 from agentrl.cluster.placement import Assignment, Place, place
@@ -20,7 +20,7 @@ from agentrl.models.tiny import TinyShape
 from agentrl.rollout.engines import ENGINES
 from agentrl.train.algorithms import make_algorithm
 from agentrl.train.backends import TRAINERS
-from agentrl.train.placing import asked, split_of
+from agentrl.train.placing import run_demand, split_of
 from agentrl.train.plan.devices import Devices, devices_of, size, too_full
 from agentrl.train.plan.memory import GIB, EngineMemory, Numbers, Split, TrainerMemory, engine_memory
 from agentrl.train.plan.shapes import Shape, shape_of
@@ -29,7 +29,7 @@ from agentrl.train.plan.step import (
     SESSION_BYTES,
     Rates,
     StepTime,
-    Work,
+    StepWork,
     exchanged,
     generate_seconds,
     in_words,
@@ -104,7 +104,7 @@ def model_shape(config: RunConfig) -> Shape:
     return shape_of(cached if not Path(name).exists() and cached.is_dir() else name)
 
 
-def nodes_of(config: RunConfig) -> list[Node]:
+def nodes_of(config: RunConfig) -> list[ClusterNode]:
     """The run's nodes: this machine, or those of the running Ray cluster at `cluster.address`."""
     if config.cluster.name == "ray" and config.cluster.address is not None:
         with cluster.opened(config.cluster, None) as opened:
@@ -114,13 +114,13 @@ def nodes_of(config: RunConfig) -> list[Node]:
     return [replace(here, gpus=len(found), gpu_memory=min(found, default=0.0))]
 
 
-def places(config: RunConfig, split: Split, nodes: Sequence[Node], trainer: TrainerMemory) -> Assignment:
+def places(config: RunConfig, split: Split, nodes: Sequence[ClusterNode], trainer: TrainerMemory) -> Assignment:
     """Who is where: as it is placed on a cluster's nodes; on this machine alone all of them count GPUs from the first.
 
     Raises:
         ConfigError: the parts don't fit on the nodes.
     """
-    run = asked(config, split, nodes)
+    run = run_demand(config, split, nodes)
     if config.cluster.name == "ray":
         return place(nodes, run.wanted(trainer.total / GIB))
     (here,) = nodes
@@ -168,13 +168,13 @@ def engines_of(config: RunConfig) -> int:
     return len(config.fleet.urls) or config.fleet.engines
 
 
-def work_of(config: RunConfig) -> Work:
+def work_of(config: RunConfig) -> StepWork:
     """A step's work, with sessions of half of their limit, and one up to it."""
     shape = config.rollout
     half = max(int(shape.session_tokens * USED / 2), 1)
     forwards = bool(config.algo.kl_coef) + (config.algo.correction.proximal == "recomputed")
     sessions = shape.groups_per_step * shape.group_size
-    return Work(sessions, half, half, config.engine.max_batch, max(shape.session_tokens - half, 1), forwards)
+    return StepWork(sessions, half, half, config.engine.max_batch, max(shape.session_tokens - half, 1), forwards)
 
 
 def at_once(config: RunConfig) -> int:
@@ -184,7 +184,7 @@ def at_once(config: RunConfig) -> int:
 
 
 def step_time(
-    config: RunConfig, shape: Shape, split: Split, engine: EngineMemory, work: Work, rates: Rates, ranks: int
+    config: RunConfig, shape: Shape, split: Split, engine: EngineMemory, work: StepWork, rates: Rates, ranks: int
 ) -> StepTime:
     """The expected time of a step."""
     numbers, budget = numbers_of(config), config.trainer.token_budget
@@ -197,7 +197,7 @@ def step_time(
     )
 
 
-def _where(assignment: Assignment, nodes: Sequence[Node], config: RunConfig) -> Iterator[str]:
+def _where(assignment: Assignment, nodes: Sequence[ClusterNode], config: RunConfig) -> Iterator[str]:
     own_gateway = config.agent and not config.cluster.gateways
     gateway, apart = ", gateway" if own_gateway else "", bool(config.cluster.environments)
     beside = ", beside it the process that holds sessions" if config.cluster.holds_sessions else ""
@@ -237,7 +237,7 @@ def _on_device(devices: Devices, trainer: TrainerMemory, engine: EngineMemory) -
 
 
 def _flows(
-    shape: Shape, split: Split, numbers: Numbers, work: Work, budget: int, engines: int, width: int
+    shape: Shape, split: Split, numbers: Numbers, work: StepWork, budget: int, engines: int, width: int
 ) -> Iterator[str]:
     yield f"in a step, trainer -> {engines} engines: {size(shape.parameters * width)} of weights for each"
     if split.data > 1:
@@ -245,7 +245,7 @@ def _flows(
         yield f"in a step, between data-parallel ranks: {size(gradients)} of gradients and weights for each"
 
 
-def _warnings(config: RunConfig, assignment: Assignment, nodes: Sequence[Node], step: StepTime) -> Iterator[str]:
+def _warnings(config: RunConfig, assignment: Assignment, nodes: Sequence[ClusterNode], step: StepTime) -> Iterator[str]:
     idle = {node.name: assignment.idle(node) for node in nodes}
     for name, gpus in idle.items():
         if gpus:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from agentrl.cluster.base import Node
+from agentrl.cluster.base import ClusterNode
 from agentrl.cluster.placement import Assignment, Demand, Layout, Wanted, fitted
 from agentrl.config import Section
 from agentrl.errors import ConfigError
@@ -28,7 +28,7 @@ from agentrl.train.plan.memory import (
     trainer_memory,
 )
 from agentrl.train.plan.shapes import Shape
-from agentrl.train.plan.step import Rates, StepTime, Work, generate_seconds, publish_seconds, train_seconds
+from agentrl.train.plan.step import Rates, StepTime, StepWork, generate_seconds, publish_seconds, train_seconds
 
 POWERS = (1, 2, 4, 8, 16, 32)
 ALIKE = 1.15
@@ -90,14 +90,14 @@ class PlanConfig(Section):
         return Rates(self.tflops, self.bandwidth, self.link, self.network)
 
     @property
-    def work(self) -> Work:
+    def work(self) -> StepWork:
         """Its step."""
-        return Work(self.sessions, self.prompt, self.sampled, self.batch, self.longest or 0, self.forwards)
+        return StepWork(self.sessions, self.prompt, self.sampled, self.batch, self.longest or 0, self.forwards)
 
     @property
-    def described(self) -> list[Node]:
+    def described(self) -> list[ClusterNode]:
         """The nodes that it describes."""
-        return [Node(f"node-{i}", self.cpus, self.gpus, gpu_memory=self.memory) for i in range(self.nodes)]
+        return [ClusterNode(f"node-{i}", self.cpus, self.gpus, gpu_memory=self.memory) for i in range(self.nodes)]
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Candidate:
         return kinds, split.tensor * split.pipeline * split.context * self.ranks, split.expert, numbers.recompute
 
 
-def rank_layouts(shape: Shape, config: PlanConfig, nodes: Sequence[Node]) -> list[Candidate]:
+def rank_layouts(shape: Shape, config: PlanConfig, nodes: Sequence[ClusterNode]) -> list[Candidate]:
     """The best layouts that fit, the fastest first; among those about as fast as each other, the simplest.
 
     Raises:
@@ -194,7 +194,7 @@ def wanted(candidate: Candidate, environments: int = 0) -> Wanted:
     )
 
 
-def _candidates(shape: Shape, config: PlanConfig, nodes: Sequence[Node]) -> Iterator[Candidate]:
+def _candidates(shape: Shape, config: PlanConfig, nodes: Sequence[ClusterNode]) -> Iterator[Candidate]:
     total, largest = sum(node.gpus for node in nodes), max((node.gpus for node in nodes), default=0)
     device = min((node.gpu_memory for node in nodes if node.gpus), default=0.0) * GIB
     work, rates = config.work, config.rates
@@ -278,7 +278,7 @@ def _splits(shape: Shape, total: int, largest: int) -> Iterator[tuple[Split, Num
         yield from ((split, numbers) for numbers in _numbers("megatron"))
 
 
-def _nothing(shape: Shape, config: PlanConfig, nodes: Sequence[Node]) -> str:
+def _nothing(shape: Shape, config: PlanConfig, nodes: Sequence[ClusterNode]) -> str:
     """Why no layout fits."""
     total, largest = sum(node.gpus for node in nodes), max((node.gpus for node in nodes), default=0)
     if not total:

@@ -23,7 +23,7 @@ ENGINE_FRACTION = 0.85
 
 @dataclass(frozen=True)
 class Split:
-    """How many ranks share what: `agentrl.train.backends.megatron.layout.Layout` without its checks."""
+    """How many ranks share what: `agentrl.train.backends.megatron.layout.ParallelLayout` without its checks."""
 
     tensor: int = 1
     pipeline: int = 1

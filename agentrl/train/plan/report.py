@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from agentrl.cluster.base import Node
+from agentrl.cluster.base import ClusterNode
 from agentrl.train.plan.layouts import Candidate, PlanConfig, rank_layouts
 from agentrl.train.plan.memory import GIB
 from agentrl.train.plan.shapes import shape_of
@@ -35,7 +35,7 @@ def planned(config: PlanConfig) -> Iterator[str]:
     yield from (f"warning: {warning}" for warning in warnings(found[0], nodes))
 
 
-def nodes_of(config: PlanConfig) -> list[Node]:
+def nodes_of(config: PlanConfig) -> list[ClusterNode]:
     """The nodes that are described, or a running Ray cluster's."""
     if config.address is None:
         return config.described
@@ -63,7 +63,7 @@ def table(found: Sequence[Candidate]) -> Iterator[str]:
         )
 
 
-def warnings(best: Candidate, nodes: Sequence[Node]) -> Iterator[str]:
+def warnings(best: Candidate, nodes: Sequence[ClusterNode]) -> Iterator[str]:
     """Idle devices, and links that take much of a step."""
     idle = sum(len(best.assignment.idle(node)) for node in nodes) if best.assignment else 0
     if idle:

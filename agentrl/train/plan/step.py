@@ -63,7 +63,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """A step's work.
 
     Attributes:
@@ -133,7 +133,7 @@ class StepTime:
 
 
 def generate_seconds(
-    shape: Shape, memory: EngineMemory, engines: int, ranks: int, work: Work, rates: Rates, width: int = 2
+    shape: Shape, memory: EngineMemory, engines: int, ranks: int, work: StepWork, rates: Rates, width: int = 2
 ) -> float:
     """Seconds until all sessions are generated, as many by each engine; inf without engines, or room for a session.
 
@@ -159,7 +159,7 @@ def generate_seconds(
 
 
 def train_seconds(
-    shape: Shape, split: Split, numbers: Numbers, work: Work, rates: Rates, budget: int, on_a_node: int
+    shape: Shape, split: Split, numbers: Numbers, work: StepWork, rates: Rates, budget: int, on_a_node: int
 ) -> float:
     """Seconds of a step's training; `on_a_node`: ranks that share a node."""
     again = 4 / 3 if numbers.recompute else 1.0
@@ -172,7 +172,7 @@ def train_seconds(
     return (computed + inside) * bubble + _update(shape, split, numbers, work, rates, budget, on_a_node)
 
 
-def _inside(shape: Shape, split: Split, work: Work, rates: Rates, forests: float, on_a_node: int) -> float:
+def _inside(shape: Shape, split: Split, work: StepWork, rates: Rates, forests: float, on_a_node: int) -> float:
     """Seconds of exchanges within the forward and backward pass: of tensor, context, expert and pipeline ranks."""
     layers = shape.num_hidden_layers / split.pipeline
     tokens = work.tokens / (split.data * split.context)
@@ -195,7 +195,7 @@ def _inside(shape: Shape, split: Split, work: Work, rates: Rates, forests: float
 
 
 def _update(
-    shape: Shape, split: Split, numbers: Numbers, work: Work, rates: Rates, budget: int, on_a_node: int
+    shape: Shape, split: Split, numbers: Numbers, work: StepWork, rates: Rates, budget: int, on_a_node: int
 ) -> float:
     """Seconds of a step's update: gradients and weights between data-parallel ranks, state from the CPU's memory."""
     shared, experts = own_parameters(shape, split)
@@ -209,7 +209,7 @@ def _update(
     return seconds
 
 
-def exchanged(numbers: Numbers, work: Work, budget: int, split: Split) -> float:
+def exchanged(numbers: Numbers, work: StepWork, budget: int, split: Split) -> float:
     """Bytes that each data-parallel rank sends in a step, for each of its weights.
 
     Megatron sends float32 gradients and new bfloat16 weights once a step. FSDP gathers the weights twice for each of

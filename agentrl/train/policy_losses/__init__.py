@@ -25,7 +25,7 @@ LOSSES: Registry[type[PolicyLoss]] = Registry(
         "dppo": f"{_HERE}.dppo:Dppo",
         "dro": f"{_HERE}.dro:Dro",
         "gmpo": f"{_HERE}.gmpo:Gmpo",
-        "gspo": f"{_HERE}.gspo:Gspo",
+        "gspo": f"{_HERE}.gspo:GspoLoss",
         "gspo_token": f"{_HERE}.gspo:GspoToken",
         "importance_sampling": f"{_HERE}.importance_sampling:ImportanceSampling",
         "kl_cov": f"{_HERE}.covariance:KlCov",

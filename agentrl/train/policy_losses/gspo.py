@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agentrl.train.tokens import Tokens
 
 
-class GspoConfig(SequenceLossConfig):
+class GspoLossConfig(SequenceLossConfig):
     """Settings of `gspo` and `gspo_token`; the clip is that of the paper's section 5.1."""
 
     clip_low: Fraction = 3e-4
@@ -25,18 +25,18 @@ class GspoConfig(SequenceLossConfig):
     """The sequence's ratio is clipped above at 1 + clip_high."""
 
 
-class Gspo(SequenceLoss):
+class GspoLoss(SequenceLoss):
     """The sequence's ratio s = (π(y) / π_old(y))^(1 / |y|), clipped as a whole (equations 5 and 7)."""
 
     name = "gspo"
-    settings = GspoConfig
+    settings = GspoLossConfig
     about = About(
         "GSPO, arXiv:2507.18071",
         "-min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean of log r over the sequence)",
         "mixture-of-experts models, long sequences",
         "TRL: importance_sampling_level=sequence; verl: gspo",
     )
-    config: GspoConfig
+    config: GspoLossConfig
 
     def __call__(self, tokens: Tokens) -> Tensor:
         """See the class."""
@@ -51,7 +51,7 @@ class Gspo(SequenceLoss):
         return loss
 
 
-class GspoToken(Gspo):
+class GspoToken(GspoLoss):
     """The sequence's ratio with the gradient of each token, whose advantages may differ."""
 
     name = "gspo_token"

@@ -18,7 +18,7 @@ from agentrl.envs.registry import factory
 from agentrl.errors import ConfigError, InvalidInput, UntrustedCode
 from agentrl.imports import names_only
 from agentrl.rollout.engines.managed import managed
-from agentrl.rollout.fleet import started
+from agentrl.rollout.fleet import wait_until_started
 from agentrl.rollout.groups import TRAIN
 from agentrl.rollout.programs import Program
 from agentrl.rollout.replay_engine import ReplayEngine
@@ -152,7 +152,7 @@ async def replay(
             async with launch.player(settings, make_env, base, found) as (rollouts, act):
                 inner = rollouts.policy.engine
                 assert inner is not None
-                await started(inner)
+                await wait_until_started(inner)
                 if config.model is None:
                     await _same_weights(recorded, node.versions[0], inner)
                 engine = ReplayEngine(inner, session, turn, node.versions[0].version)

@@ -21,7 +21,7 @@ ALPHA = 0.05
 
 
 @dataclass(frozen=True)
-class Change:
+class _Change:
     """A task's mean scores."""
 
     task: str
@@ -59,7 +59,7 @@ class PartComparison:
     high: float
     caution: str
     p: float
-    changes: Sequence[Change]
+    changes: Sequence[_Change]
 
     @property
     def difference(self) -> float:
@@ -155,7 +155,7 @@ def changed_data(before: Results, after: Results) -> Iterator[str]:
 def _part(name: str, first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> PartComparison:
     earlier, later = dict(_scores(first)), dict(_scores(second))
     common = [key for key in earlier if key in later]
-    pairs = [Change(key[0], fmean(earlier[key]), fmean(later[key])) for key in common]
+    pairs = [_Change(key[0], fmean(earlier[key]), fmean(later[key])) for key in common]
     differences = [pair.difference for pair in pairs]
     varied = differences if any(differences) else []  # none changed: nothing says how much they vary
     low, high = skewed_interval(varied)

@@ -24,7 +24,7 @@ _NAME = re.compile(r"[\w-][\w.-]*")
 
 
 @dataclass(frozen=True)
-class Part:
+class SuitePart:
     """One of a suite's evaluations: its name, and its whole configuration."""
 
     name: str
@@ -42,7 +42,7 @@ class Suite:
     """
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[SuitePart, ...]
     run_dir: str | None = None
 
     @property
@@ -74,7 +74,7 @@ def read_suite(file: str | Path, words: Mapping[str, Any]) -> Suite:
     return Suite(Path(file).stem, made, None if run_dir is None else str(run_dir))
 
 
-def _part(name: str, given: Any, shared: Tree, words: Mapping[str, Any], file: str) -> Part:
+def _part(name: str, given: Any, shared: Tree, words: Mapping[str, Any], file: str) -> SuitePart:
     where = f"{file!r}, part {name!r}"
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{where}: a part's name is made of letters, digits, `_`, `-` and `.`")
@@ -92,4 +92,4 @@ def _part(name: str, given: Any, shared: Tree, words: Mapping[str, Any], file: s
     except AgentRLError as error:
         raise type(error)(f"{where}: {error}") from None
     same = {field: getattr(policy, field) for field in RunConfig.model_fields if field not in OF_PARTS}
-    return Part(name, config.model_copy(update=same))  # a recipe for one environment does not change the policy
+    return SuitePart(name, config.model_copy(update=same))  # a recipe for one environment does not change the policy

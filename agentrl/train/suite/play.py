@@ -29,11 +29,11 @@ from agentrl.sessions.store import Store
 from agentrl.train import evaluate, setup
 from agentrl.train.display import Display
 from agentrl.train.files import write_atomically
-from agentrl.train.panel import Progress
+from agentrl.train.panel import TimedProgress
 from agentrl.train.preflight import check_evaluation
 from agentrl.train.run_folder import RunFolder
 from agentrl.train.suite import content, report
-from agentrl.train.suite.parts import Part, Suite
+from agentrl.train.suite.parts import Suite, SuitePart
 from agentrl.train.suite.results import NAME, Results
 from agentrl.types import Session
 
@@ -53,7 +53,7 @@ class Planned:
         result: what is known already; None where something is left to measure.
     """
 
-    part: Part
+    part: SuitePart
     folder: Path
     wanted: Mapping[str, Any]
     sessions: int
@@ -87,7 +87,7 @@ async def run_suite(suite: Suite, display: Display) -> Results:
 
 
 @contextmanager
-def named(part: Part) -> Iterator[None]:
+def named(part: SuitePart) -> Iterator[None]:
     """Add to an error in which part it is."""
     try:
         yield
@@ -104,7 +104,7 @@ def _model_folder(config: RunConfig) -> Path | None:
     return setup.resolve_model(evaluate.resolved(config))
 
 
-def _plan(part: Part, folder: Path, policy: Mapping[str, Any]) -> Planned:
+def _plan(part: SuitePart, folder: Path, policy: Mapping[str, Any]) -> Planned:
     config = part.config
     env = make(config.env.name, **config.env.kwargs)
     tasks = held_out_tasks(config, env)
@@ -129,7 +129,7 @@ async def _measure(
 ) -> dict[str, Mapping[str, Any]]:
     """Play what is left, part after part."""
     configs = [evaluate.resolved(plan.part.config) for plan in plans]
-    whole = Progress("suite", sum(plan.sessions for plan in plans))
+    whole = TimedProgress("suite", sum(plan.sessions for plan in plans))
     results: dict[str, Mapping[str, Any]] = {}
 
     def ended(session: Session) -> None:

@@ -12,7 +12,7 @@ from agentrl.train.files import write_atomically
 
 
 @dataclass(frozen=True)
-class About:
+class TrackedRun:
     """What a back end is told of a run.
 
     Attributes:
@@ -70,7 +70,7 @@ class Tracker(ABC):
     rewritten: ClassVar[bool] = False
 
     @abstractmethod
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: TrackedRun) -> None:
         """Open it, for a run that begins or goes on."""
 
     def last(self) -> int | None:

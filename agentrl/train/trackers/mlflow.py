@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 
-from agentrl.train.trackers.base import About, Tracker
+from agentrl.train.trackers.base import TrackedRun, Tracker
 
 PARAMS = 100
 """Parameters that a server takes at once."""
@@ -27,7 +27,7 @@ class MLflow(Tracker):
 
     package = extra = "mlflow"
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: TrackedRun) -> None:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 

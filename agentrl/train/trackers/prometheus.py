@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from agentrl.prometheus import TYPE, page
-from agentrl.train.trackers.base import About, Tracker
+from agentrl.train.trackers.base import TrackedRun, Tracker
 
 SECONDS = 10.0
 """Which a request may take."""
@@ -18,7 +18,7 @@ class Prometheus(Tracker):
 
     rewritten = True
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: TrackedRun) -> None:
         self._labels, self._page = {"run": about.name}, b""
         host, _, port = about.address.rpartition(":")
         self._server = ThreadingHTTPServer((host, int(port)), self._handler())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentrl.train.trackers.base import About, Tracker
+from agentrl.train.trackers.base import TrackedRun, Tracker
 
 
 class TensorBoard(Tracker):
@@ -12,7 +12,7 @@ class TensorBoard(Tracker):
 
     package, extra, rewritten = "tensorboard", "train", True
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: TrackedRun) -> None:
         from tensorboard.summary import Writer
 
         self._writer = Writer(str(about.folder / "tensorboard"))

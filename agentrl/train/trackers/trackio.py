@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
-from agentrl.train.trackers.base import About, Tracker
+from agentrl.train.trackers.base import TrackedRun, Tracker
 
 
 class Trackio(Tracker):
@@ -17,7 +17,7 @@ class Trackio(Tracker):
 
     package = extra = "trackio"
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: TrackedRun) -> None:
         import trackio
 
         self._run: Any = trackio.init(

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from agentrl.train.trackers.base import About, Tracker
+from agentrl.train.trackers.base import TrackedRun, Tracker
 
 UNFINISHED = "wandb-unfinished"
 """Where the name of the folder of an offline part is kept while it is written."""
@@ -28,7 +28,7 @@ class WandB(Tracker):
 
     package = extra = "wandb"
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: TrackedRun) -> None:
         import wandb
 
         id_ = about.remembered("wandb-id", uuid4().hex)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 import orjson
 
 from agentrl.errors import AgentRLError, brief, missing_extra
-from agentrl.train.trackers.base import About, Tracker
+from agentrl.train.trackers.base import TrackedRun, Tracker
 
 PATIENCE = 20.0
 """Seconds that the end of a run waits for all back ends together."""
@@ -37,7 +37,7 @@ class Trackers:
     """
 
     def __init__(
-        self, about: About, kinds: Mapping[str, type[Tracker]], warn: Callable[[str], None] = logger.warning
+        self, about: TrackedRun, kinds: Mapping[str, type[Tracker]], warn: Callable[[str], None] = logger.warning
     ) -> None:
         self._about, self._warn = about, warn
         self._kinds = {name: kind for name, kind in kinds.items() if self._installed(name, kind)}
@@ -84,7 +84,7 @@ class _Worker(threading.Thread):
     """One back end's thread: the only one that touches it."""
 
     def __init__(
-        self, name: str, kind: type[Tracker], about: About, warn: Callable[[str], None], passed: dict[str, int]
+        self, name: str, kind: type[Tracker], about: TrackedRun, warn: Callable[[str], None], passed: dict[str, int]
     ) -> None:
         super().__init__(name=f"agentrl-metrics-{name}", daemon=True)
         self.kind, self.wake = kind, threading.Event()

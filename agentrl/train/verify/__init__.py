@@ -5,7 +5,7 @@
 run may be checked while it trains: what is beyond the last row of its metrics is left out.
 """
 
-from agentrl.train.verify.report import Check, Fault, Report
+from agentrl.train.verify.report import Check, Discrepancy, Report
 from agentrl.train.verify.run_checks import verify
 
-__all__ = ["Check", "Fault", "Report", "verify"]
+__all__ = ["Check", "Discrepancy", "Report", "verify"]

@@ -15,7 +15,7 @@ from agentrl.rollout.outcomes import REPLAYED
 from agentrl.sessions import tree
 from agentrl.sessions.store import Store
 from agentrl.train.verify.recorded import Recorded
-from agentrl.train.verify.report import Check, Fault
+from agentrl.train.verify.report import Check, Discrepancy
 from agentrl.types import Session
 
 
@@ -56,7 +56,7 @@ def check_store(store: Store, check: Check, *readers: Reader) -> None:
         try:
             tree.check(session := store.load(name))
         except AgentRLError as error:
-            check.faults.append(Fault(f"session {name}", str(error)))
+            check.faults.append(Discrepancy(f"session {name}", str(error)))
             continue
         for reader in readers:
             reader.add(session)
@@ -75,12 +75,12 @@ def check_data(recorded: Recorded, stored: StoredTasks, check: Check) -> None:
             accepted.append(step)
             check.unknown[f"data that changed after step {step}, which was accepted"] += 1
         elif changed:
-            check.faults.append(Fault(f"after step {step}", f"the data changed: {'; '.join(changed)}"))
+            check.faults.append(Discrepancy(f"after step {step}", f"the data changed: {'; '.join(changed)}"))
     check.faults += _other_tasks(recorded, stored, accepted, check)
     check.faults += _other_evaluated(stored, accepted)
 
 
-def _other_tasks(recorded: Recorded, stored: StoredTasks, accepted: list[int], check: Check) -> Iterator[Fault]:
+def _other_tasks(recorded: Recorded, stored: StoredTasks, accepted: list[int], check: Check) -> Iterator[Discrepancy]:
     """Groups whose index was another task's before, and those whose stored task is not the ledger's."""
     first: dict[tuple[int, bytes], tuple[str, str, bytes | None]] = {}
     for entry in recorded.entries:
@@ -90,7 +90,7 @@ def _other_tasks(recorded: Recorded, stored: StoredTasks, accepted: list[int], c
         content = stored.groups.get(outcome.group)
         where = f"step {entry.step}, group {outcome.group}"
         if content is not None and (task := orjson.loads(content)[0]) != outcome.task:
-            yield Fault(where, f"the ledger has the task {outcome.task!r}, and its sessions {task!r}")
+            yield Discrepancy(where, f"the ledger has the task {outcome.task!r}, and its sessions {task!r}")
         if not isinstance(outcome.choice, int | list):
             continue
         check.examined["groups"] += 1
@@ -98,12 +98,12 @@ def _other_tasks(recorded: Recorded, stored: StoredTasks, accepted: list[int], c
         place = stretch, orjson.dumps(outcome.choice)
         group, task, known = first.setdefault(place, (outcome.group, outcome.task, content))
         if task != outcome.task:
-            yield Fault(where, f"task {outcome.choice} was {task!r} in group {group}, and is {outcome.task!r}")
+            yield Discrepancy(where, f"task {outcome.choice} was {task!r} in group {group}, and is {outcome.task!r}")
         elif known is not None and content is not None and known != content:
-            yield Fault(where, f"task {outcome.choice}, {task!r}, has other data than in group {group}")
+            yield Discrepancy(where, f"task {outcome.choice}, {task!r}, has other data than in group {group}")
 
 
-def _other_evaluated(stored: StoredTasks, accepted: list[int]) -> Iterator[Fault]:
+def _other_evaluated(stored: StoredTasks, accepted: list[int]) -> Iterator[Discrepancy]:
     """Evaluations that have another task under a number than one before them."""
     for number, found in sorted(stored.evaluated.items()):
         first: dict[int, tuple[str, bytes]] = {}
@@ -113,5 +113,5 @@ def _other_evaluated(stored: StoredTasks, accepted: list[int]) -> Iterator[Fault
             name, known = first.setdefault(sum(after < step for after in accepted), (session, content))
             if known != content:
                 what = f"evaluates another task as number {number} than session {name}"
-                yield Fault(f"evaluation after step {step}, session {session}", what)
+                yield Discrepancy(f"evaluation after step {step}, session {session}", what)
                 break

@@ -13,7 +13,7 @@ from agentrl.rollout.engines.managed import managed
 from agentrl.train import setup
 from agentrl.train.resuming import step_of, whole_checkpoints
 from agentrl.train.verify.recorded import Recorded
-from agentrl.train.verify.report import Check, Fault
+from agentrl.train.verify.report import Check, Discrepancy
 
 
 def check_checkpoints(recorded: Recorded, check: Check, *, trust: bool = False) -> None:
@@ -40,7 +40,7 @@ def check_checkpoints(recorded: Recorded, check: Check, *, trust: bool = False) 
         check.examined["checkpoints"] += 1
         if {found} != sums:
             what = f"an engine that loads it has the checksum {found}, and version {published.version} had {min(sums)}"
-            check.faults.append(Fault(folder.name, what))
+            check.faults.append(Discrepancy(folder.name, what))
 
 
 async def _loaded(folder: Path, config: RunConfig) -> str:

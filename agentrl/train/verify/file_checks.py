@@ -21,7 +21,7 @@ from agentrl.train.resizing import CHANGEABLE
 from agentrl.train.resuming import ONCE, flat, step_of
 from agentrl.train.seals import METRICS
 from agentrl.train.verify.recorded import Recorded, Step
-from agentrl.train.verify.report import Check, Fault
+from agentrl.train.verify.report import Check, Discrepancy
 from agentrl.types import GREEDY
 
 FREE = (*ONCE, *(f"trainer.{name}" for name in CHANGEABLE))
@@ -38,7 +38,7 @@ def check_settings(recorded: Recorded, check: Check) -> None:
     for name in {**then, **now}:
         if name not in FREE and name not in secret and now.get(name) != then.get(name):
             what = f"{name} is {now.get(name)}, and was {then.get(name)} when the last process began"
-            check.faults.append(Fault("config.yaml", what))
+            check.faults.append(Discrepancy("config.yaml", what))
 
 
 def check_checkpoints(recorded: Recorded, folders: Sequence[Path], check: Check) -> None:
@@ -47,14 +47,14 @@ def check_checkpoints(recorded: Recorded, folders: Sequence[Path], check: Check)
     for folder in folders:
         if step_of(folder) > taken:
             what = f"the run has taken {taken} steps, and did not come to it"
-            check.faults.append(Fault(f"checkpoints/{folder.name}", what))
+            check.faults.append(Discrepancy(f"checkpoints/{folder.name}", what))
         try:
             step = state.saved(folder)["stream"]["step"]
         except (AgentRLError, OSError, ValueError, KeyError, TypeError) as error:
-            check.faults.append(Fault(f"checkpoints/{folder.name}", f"run.json can't be read: {error}"))
+            check.faults.append(Discrepancy(f"checkpoints/{folder.name}", f"run.json can't be read: {error}"))
             continue
         if step != step_of(folder):
-            check.faults.append(Fault(f"checkpoints/{folder.name}", f"run.json is the state after step {step}"))
+            check.faults.append(Discrepancy(f"checkpoints/{folder.name}", f"run.json is the state after step {step}"))
 
 
 def _steps(run: Path) -> Iterator[int]:
@@ -69,7 +69,7 @@ def check_code(recorded: Recorded, check: Check) -> None:
             check.examined["copies of Python files"] += 1
             if not kept_code.has(recorded.run, name, digest):
                 what = f"the copy of {name} that was used after step {step} is missing or was changed"
-                check.faults.append(Fault(kept_code.FOLDER, what))
+                check.faults.append(Discrepancy(kept_code.FOLDER, what))
 
 
 def check_seeds(step: Step, check: Check) -> None:
@@ -79,7 +79,7 @@ def check_seeds(step: Step, check: Check) -> None:
         for session in group.sessions:
             if session.phase in ("train", GREEDY) and session.seed != seed:
                 where = f"{step.where}, session {session.id}"
-                check.faults.append(Fault(where, f"it has the seed {session.seed}, and the run's gives {seed}"))
+                check.faults.append(Discrepancy(where, f"it has the seed {session.seed}, and the run's gives {seed}"))
 
 
 def check_evaluation(step: Step, store: Store, check: Check) -> None:
@@ -95,4 +95,4 @@ def check_evaluation(step: Step, store: Store, check: Check) -> None:
         if name != "eval/mean" and not step.recorded.is_sealed(step.number):
             continue  # older agentrls had other intervals
         if logged != value and not (logged is None and math.isnan(value)):
-            check.faults.append(Fault(f"{step.where}, {name}", f"logged {logged}, and the sessions give {value}"))
+            check.faults.append(Discrepancy(f"{step.where}, {name}", f"logged {logged}, and the sessions give {value}"))

@@ -15,7 +15,7 @@ from agentrl.train.packing import pack_credited
 from agentrl.train.provenance import Share, Trained, counted, forest_hash, shares_of
 from agentrl.train.shaping import shaped_groups
 from agentrl.train.verify.recorded import Step
-from agentrl.train.verify.report import Check, Fault
+from agentrl.train.verify.report import Check, Discrepancy
 from agentrl.types import Group
 
 
@@ -71,10 +71,10 @@ def compare(step: Step, rewards: Check, credit: Check, tokens: Check) -> None:
         used = step.trained.scores.get(session)
         if used != score:
             rewards.faults.append(
-                Fault(f"{step.where}, session {session}", f"trained with score {used}, stored {score}")
+                Discrepancy(f"{step.where}, session {session}", f"trained with score {used}, stored {score}")
             )
     rewards.faults += [
-        Fault(
+        Discrepancy(
             f"{step.where}, session {session}", "counted in a baseline, though it is none of the step's scored sessions"
         )
         for session in step.trained.scores.keys() - scores.keys()
@@ -84,19 +84,21 @@ def compare(step: Step, rewards: Check, credit: Check, tokens: Check) -> None:
     tokens.examined["steps"] += 1
     if step.trained.forests != hashed:
         tokens.faults.append(
-            Fault(step.where, f"trained tokens with the hash {step.trained.forests}, the stored ones have {hashed}")
+            Discrepancy(
+                step.where, f"trained tokens with the hash {step.trained.forests}, the stored ones have {hashed}"
+            )
         )
 
 
 def _differences(
     where: str, used: Mapping[str, Mapping[str, Sequence[Share]]], found: Mapping[str, Mapping[str, Sequence[Share]]]
-) -> Iterator[Fault]:
+) -> Iterator[Discrepancy]:
     for session in sorted(used.keys() | found.keys()):
         ours, theirs = used.get(session, {}), found.get(session, {})
         for node in sorted(ours.keys() | theirs.keys(), key=int):
             one, other = ours.get(node), theirs.get(node)
             if one != other:
-                yield Fault(
+                yield Discrepancy(
                     f"{where}, session {session}, turn {node}", f"trained with {_words(one)}, not {_words(other)}"
                 )
 

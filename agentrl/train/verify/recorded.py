@@ -16,7 +16,7 @@ from agentrl.envs import identity
 from agentrl.envs.identity import Identities
 from agentrl.errors import ConfigError, StoreError
 from agentrl.overrides import validate
-from agentrl.rollout.outcomes import REPLAYED, TRAINED, Outcome
+from agentrl.rollout.outcomes import REPLAYED, TRAINED, GroupOutcome
 from agentrl.sessions.store import Store
 from agentrl.train import kept_code, ledger, provenance
 from agentrl.train.data_identity import STARTS
@@ -109,7 +109,7 @@ class Recorded:
         """Each step with the groups that it trained on, in order."""
         rows = {int(row["step"]): row for row in self.rows}
         trained = dict(self.trained)
-        outcomes: dict[int, list[Outcome]] = defaultdict(list)
+        outcomes: dict[int, list[GroupOutcome]] = defaultdict(list)
         for entry in self.entries:
             if entry.outcome.outcome in (TRAINED, REPLAYED):
                 outcomes[entry.step].append(entry.outcome)
@@ -144,7 +144,7 @@ class Step:
     number: int
     recorded: Recorded
     config: RunConfig
-    outcomes: list[Outcome]
+    outcomes: list[GroupOutcome]
     groups: list[Group]
     damaged: int
     row: Row | None
@@ -156,7 +156,7 @@ class Step:
         return f"step {self.number}"
 
 
-def group_of(outcome: Outcome, store: Store) -> Group:
+def group_of(outcome: GroupOutcome, store: Store) -> Group:
     """A group of the ledger with its stored sessions.
 
     Raises:

@@ -13,7 +13,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Discrepancy:
     """A place where the record contradicts itself: `where` in the run, and `what` is wrong there."""
 
     where: str
@@ -38,7 +38,7 @@ class Check:
 
     name: str
     about: str
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[Discrepancy] = field(default_factory=list)
     examined: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
     told: list[str] = field(default_factory=list)

@@ -17,7 +17,7 @@ from agentrl.train.verify import evaluation, file_checks, recomputed, seal_check
 from agentrl.train.verify.data_checks import StoredTasks, check_data, check_store
 from agentrl.train.verify.delivery import check_checkpoints
 from agentrl.train.verify.recorded import Recorded, Row
-from agentrl.train.verify.report import Check, Fault, Report
+from agentrl.train.verify.report import Check, Discrepancy, Report
 from agentrl.train.verify.texts import Texts
 
 
@@ -88,26 +88,26 @@ def _check_files(recorded: Recorded, folders: Sequence[Path], check: Check) -> N
     run, last = recorded.run, recorded.last
     check.examined["steps"] = last
     if last and not (run / provenance.NAME).exists():
-        check.faults.append(Fault(provenance.NAME, "missing: an older agentrl wrote this run, or it was removed"))
+        check.faults.append(Discrepancy(provenance.NAME, "missing: an older agentrl wrote this run, or it was removed"))
     for name, steps in (
         ("metrics.jsonl", [int(row["step"]) for row in recorded.rows]),
         (provenance.NAME, [step for step, _ in recorded.trained]),
     ):
         if steps != list(range(1, last + 1)):
             odd = next(step for step in range(1, last + 2) if steps.count(step) != 1 or steps[step - 1] != step)
-            check.faults.append(Fault(name, f"step {odd} is there {steps.count(odd)} times, or out of order"))
+            check.faults.append(Discrepancy(name, f"step {odd} is there {steps.count(odd)} times, or out of order"))
     for folder in [*folders, run / "model"]:
         check.examined["models"] += 1
         if fault := manifest.damage(folder):
-            check.faults.append(Fault(folder.relative_to(run).as_posix(), fault))
+            check.faults.append(Discrepancy(folder.relative_to(run).as_posix(), fault))
 
 
 def _check_groups(recorded: Recorded, check: Check) -> None:
     check.examined["groups"] = len(recorded.entries)
     try:
-        check.faults += [Fault(ledger.NAME, fault) for fault in ledger.faults(recorded.run)]
+        check.faults += [Discrepancy(ledger.NAME, fault) for fault in ledger.faults(recorded.run)]
     except StoreError as error:  # of a damaged session, which the check of the store names
-        check.faults.append(Fault(ledger.NAME, f"trained groups can't be compared with the store: {error}"))
+        check.faults.append(Discrepancy(ledger.NAME, f"trained groups can't be compared with the store: {error}"))
 
 
 def _check_weights(recorded: Recorded, check: Check) -> None:
@@ -116,7 +116,7 @@ def _check_weights(recorded: Recorded, check: Check) -> None:
     versions = {published.version for _, published in recorded.published}
     missing = {int(row["version"]): step for step, row in reversed(rows.items()) if int(row["version"]) not in versions}
     check.faults += [
-        Fault(f"step {step}", f"version {version} was given to no engine") for version, step in missing.items()
+        Discrepancy(f"step {step}", f"version {version} was given to no engine") for version, step in missing.items()
     ]
     before: Published | None = None
     for step, published in recorded.published:
@@ -125,11 +125,11 @@ def _check_weights(recorded: Recorded, check: Check) -> None:
             check.examined["compared with an engine that loaded a folder"] += 1
         where = f"step {step}, version {published.version}"
         config = recorded.settings(max(step, 1))
-        check.faults += [Fault(where, what) for what in _wrong_publication(published, config)]
+        check.faults += [Discrepancy(where, what) for what in _wrong_publication(published, config)]
         if before is not None:
             learns = step > getattr(config.algo, "value_warmup", 0)  # before that only the critic does
             found = _wrong_order(before, published, rows.get(step) if learns else None)
-            check.faults += [Fault(where, what) for what in found]
+            check.faults += [Discrepancy(where, what) for what in found]
         if not any(published.checksums.values()):
             check.unknown["publications without an engine's checksum"] += 1
         if published.probe is None and config.weights.probe_tokens and step and before is not None:
@@ -139,7 +139,7 @@ def _check_weights(recorded: Recorded, check: Check) -> None:
         trained = next((each.version for at, each in recorded.trained if at == step + 1), None)
         if trained is not None and trained != row["version"]:
             what = f"the trainer had version {trained}, and after the step before version {row['version']:g}"
-            check.faults.append(Fault(f"step {step + 1}", what))
+            check.faults.append(Discrepancy(f"step {step + 1}", what))
 
 
 def _wrong_publication(published: Published, config: RunConfig) -> Iterator[str]:

@@ -17,7 +17,7 @@ from agentrl.train.data_identity import STARTS
 from agentrl.train.resuming import step_of
 from agentrl.train.run_folder import LOSSES, STREAM
 from agentrl.train.seals import FILES, NAME, SETTINGS, Checkpoint, Seal, digest
-from agentrl.train.verify.report import Check, Fault
+from agentrl.train.verify.report import Check, Discrepancy
 
 MODEL = "model"
 LOGPROBS = trainer_logprobs.NAME
@@ -88,21 +88,21 @@ def read(run: Path, last: int, check: Check) -> Sealed | None:
     if not file.exists():
         named = next((path.name for path in sorted((run / "checkpoints").glob("step-*")) if manifest.seal(path)), None)
         if named or seals.promised(run):
-            check.faults.append(Fault(NAME, f"missing, and {named or STARTS} says that the run has it"))
+            check.faults.append(Discrepancy(NAME, f"missing, and {named or STARTS} says that the run has it"))
         elif last:
             check.unknown["steps of an agentrl that did not seal what it wrote"] += last
         return None
     try:
         found = seals.read(run)
     except ConfigError as error:
-        check.faults.append(Fault(NAME, str(error)))
+        check.faults.append(Discrepancy(NAME, str(error)))
         return None
     check.examined["seals"] = len(found)
     before = ""
     for number, (seal, line) in enumerate(found, 1):
         if seal.before != before:
             what = "does not follow from the line before: one of them was changed, or lines were removed or put in"
-            check.faults.append(Fault(f"{NAME}, line {number}, step {seal.step}", what))
+            check.faults.append(Discrepancy(f"{NAME}, line {number}, step {seal.step}", what))
             break
         before = line
     return Sealed(run, last, [seal for seal, _ in found if seal.step <= last], [line for _, line in found])
@@ -121,14 +121,14 @@ def check_files(sealed: Sealed, folders: list[Path], check: Check) -> None:
     for name in FILES:
         check.faults += _lines(sealed, name)
     if sealed.seals and not _is(sealed.run / formats.NAME):
-        check.faults.append(Fault(formats.NAME, "missing"))
+        check.faults.append(Discrepancy(formats.NAME, "missing"))
     check.faults += [*_small(sealed, SETTINGS), *_small(sealed, LOSSES), *_model(sealed), *_stream(sealed, check)]
     check.faults += [*_versions(sealed, check), *_logprobs(sealed)]
     for folder in folders:
-        check.faults += [Fault(f"checkpoints/{folder.name}", what) for what in _checkpoint(sealed, folder, check)]
+        check.faults += [Discrepancy(f"checkpoints/{folder.name}", what) for what in _checkpoint(sealed, folder, check)]
 
 
-def _lines(sealed: Sealed, name: str) -> Iterator[Fault]:
+def _lines(sealed: Sealed, name: str) -> Iterator[Discrepancy]:
     """Faults of a file that grows by lines."""
     file = sealed.run / name
     whole = [line for line in file.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")] if _is(file) else []
@@ -140,12 +140,12 @@ def _lines(sealed: Sealed, name: str) -> Iterator[Fault]:
         where = f"{name}, step {seal.step}"
         if count > len(whole):
             if number < len(sealed.lines):  # else whoever wrote the last seal was killed before it wrote the line
-                yield Fault(where, f"{len(whole)} lines are there, and {count} were written until then")
+                yield Discrepancy(where, f"{len(whole)} lines are there, and {count} were written until then")
             return
         if count < at:
-            yield Fault(where, f"only {count} of {at} lines were left when the run was resumed")
+            yield Discrepancy(where, f"only {count} of {at} lines were left when the run was resumed")
         elif digest(b"".join(whole[at:count])) != found:
-            yield Fault(where, f"line {at + 1}{f' or one up to {count}' if count - at > 1 else ''} {OTHER}")
+            yield Discrepancy(where, f"line {at + 1}{f' or one up to {count}' if count - at > 1 else ''} {OTHER}")
         at = count
     for number, line in enumerate(whole[at:], at + 1):
         try:
@@ -153,14 +153,16 @@ def _lines(sealed: Sealed, name: str) -> Iterator[Fault]:
         except (ValueError, KeyError, TypeError):
             step = 0
         if step <= sealed.last and (sealed.whole or step > sealed.first or name == STARTS):
-            yield Fault(f"{name}, step {step}", f"line {number} has no seal: it was added, or its seal was removed")
+            yield Discrepancy(
+                f"{name}, step {step}", f"line {number} has no seal: it was added, or its seal was removed"
+            )
 
 
 def _is(file: Path) -> bool:
     return file.is_file()
 
 
-def _small(sealed: Sealed, name: str) -> Iterator[Fault]:
+def _small(sealed: Sealed, name: str) -> Iterator[Discrepancy]:
     """Faults of a small file that is written whole."""
     file, known, at = sealed.run / name, list[str](), 0
     for number, seal in enumerate(sealed.seals, 1):
@@ -171,28 +173,28 @@ def _small(sealed: Sealed, name: str) -> Iterator[Fault]:
             known, at = [*known[-1:], found], number
     allowed = known if at == len(sealed.lines) else known[-1:]  # the last seal comes before what it is of
     if known and (digest(file.read_bytes()) if _is(file) else "") not in allowed:
-        yield Fault(name, "is not what the run's last process wrote" if _is(file) else "missing")
+        yield Discrepancy(name, "is not what the run's last process wrote" if _is(file) else "missing")
 
 
 def _of_losses(found: list[int]) -> str:
     return digest(orjson.dumps(found)) if found else ""
 
 
-def _model(sealed: Sealed) -> Iterator[Fault]:
+def _model(sealed: Sealed) -> Iterator[Discrepancy]:
     folder, known = sealed.run / MODEL, ""
     for seal in sealed.seals:
         if seal.start:
             if known and seal.start.model != known and not seal.start.replaced:
                 what = f"was another model when the process began that trained after step {seal.step}"
-                yield Fault(f"{MODEL}/", what)
+                yield Discrepancy(f"{MODEL}/", what)
             known = seal.start.model
         known = seal.files.get(MODEL, known)
     if known and manifest.digests(folder)[0] != known:
-        yield Fault(f"{MODEL}/", "its files are not those of the model that the run began with")
-    yield from (Fault(f"{MODEL}/", what) for what in _unlisted(folder))
+        yield Discrepancy(f"{MODEL}/", "its files are not those of the model that the run began with")
+    yield from (Discrepancy(f"{MODEL}/", what) for what in _unlisted(folder))
 
 
-def _versions(sealed: Sealed, check: Check) -> Iterator[Fault]:
+def _versions(sealed: Sealed, check: Check) -> Iterator[Discrepancy]:
     """Faults of versions that are kept to be played against; those that nothing meets any more were removed."""
     known = {name: found for seal in sealed.seals for name, found in seal.files.items() if name.startswith(f"{PAST}/")}
     for folder in sorted((sealed.run / PAST).glob("step-??????")):
@@ -204,21 +206,21 @@ def _versions(sealed: Sealed, check: Check) -> Iterator[Fault]:
             continue
         check.examined["versions"] += 1
         if (found := manifest.damage(folder)) or manifest.digests(folder)[0] != known[name]:
-            yield Fault(f"{name}/", found or f"{OTHER} after step {step_of(folder)}")
-        yield from (Fault(f"{name}/", what) for what in _unlisted(folder))
+            yield Discrepancy(f"{name}/", found or f"{OTHER} after step {step_of(folder)}")
+        yield from (Discrepancy(f"{name}/", what) for what in _unlisted(folder))
 
 
-def _logprobs(sealed: Sealed) -> Iterator[Fault]:
+def _logprobs(sealed: Sealed) -> Iterator[Discrepancy]:
     """Faults of the trainer's log-probabilities."""
     known = {seal.step: seal.files[LOGPROBS] for seal in sealed.seals if LOGPROBS in seal.files}
     for step, digest_ in known.items():
         try:
             found = trainer_logprobs.digest(sealed.run, step)
         except StoreError as error:
-            yield Fault(LOGPROBS, str(error))
+            yield Discrepancy(LOGPROBS, str(error))
             return
         if found != digest_:
-            yield Fault(f"{LOGPROBS}, step {step}", OTHER if found else "missing")
+            yield Discrepancy(f"{LOGPROBS}, step {step}", OTHER if found else "missing")
 
 
 def _unlisted(folder: Path) -> Iterator[str]:
@@ -228,7 +230,7 @@ def _unlisted(folder: Path) -> Iterator[str]:
         return  # the manifest is damaged, or the folder was removed meanwhile: the check of files says it
 
 
-def _stream(sealed: Sealed, check: Check) -> Iterator[Fault]:
+def _stream(sealed: Sealed, check: Check) -> Iterator[Discrepancy]:
     file = sealed.run / STREAM
     known = {seal.step: seal.stream for seal in sealed.seals if seal.stream}
     try:
@@ -237,13 +239,13 @@ def _stream(sealed: Sealed, check: Check) -> Iterator[Fault]:
     except FileNotFoundError:
         return
     except (ValueError, KeyError, TypeError):
-        yield Fault(STREAM, "is damaged")
+        yield Discrepancy(STREAM, "is damaged")
         return
     if step > sealed.last or (not sealed.whole and step <= sealed.first):
         return
     check.examined["states of the stream"] += 1
     if known.get(step) != digest(data):
-        yield Fault(f"{STREAM}, step {step}", OTHER)
+        yield Discrepancy(f"{STREAM}, step {step}", OTHER)
 
 
 def _checkpoint(sealed: Sealed, folder: Path, check: Check) -> Iterator[str]:
@@ -291,11 +293,11 @@ def check_sessions(sealed: Sealed, stored: Mapping[str, str], evaluated: Mapping
     for name, (step, known) in sealed.sessions.items():
         where = f"step {step}, session {name}"
         if (found := stored.get(name)) is None:
-            check.faults.append(Fault(where, "is no longer in the store"))
+            check.faults.append(Discrepancy(where, "is no longer in the store"))
         elif found != known:
             what = digests.differences(known, found)
-            check.faults.append(Fault(where, f"{what}: not as the session ended"))
+            check.faults.append(Discrepancy(where, f"{what}: not as the session ended"))
     for step in sealed.evaluations:
         for name in sorted(evaluated.get(step, set()) - sealed.sessions.keys()):
             what = "is none of those that were played"
-            check.faults.append(Fault(f"evaluation after step {step}, session {name}", what))
+            check.faults.append(Discrepancy(f"evaluation after step {step}, session {name}", what))

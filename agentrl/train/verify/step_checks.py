@@ -12,7 +12,7 @@ from agentrl.train.algorithms.table import built_in
 from agentrl.train.backends import TRAINERS
 from agentrl.train.backends.optimizer import learning_rate
 from agentrl.train.verify.recorded import Row, Step
-from agentrl.train.verify.report import Check, Fault
+from agentrl.train.verify.report import Check, Discrepancy
 from agentrl.types import MAIN, Node, Session, Status
 
 NEEDS_WEIGHTS = "steps' losses and norms of gradients, which need the weights of then to be computed again"
@@ -32,20 +32,20 @@ def check_sessions(step: Step, check: Check, first: dict[str, int]) -> None:
         check.examined["sessions"] += len(group.sessions)
         if len(group.sessions) != size:
             where = f"{step.where}, group {outcome.group}"
-            check.faults.append(Fault(where, f"{len(group.sessions)} sessions are stored, not {size}"))
+            check.faults.append(Discrepancy(where, f"{len(group.sessions)} sessions are stored, not {size}"))
     if step.trained is None:
-        check.faults.append(Fault(step.where, "no record of what it trained on"))
+        check.faults.append(Discrepancy(step.where, "no record of what it trained on"))
         return
     views = {view.id: view for group in step.groups for session in group.sessions for view in session.by_agent()}
     again = {view for group in _replayed(step) for session in group for view in (v.id for v in session.by_agent())}
     for name in dict.fromkeys([*step.trained.scores, *step.trained.credit]):
         where = f"{step.where}, session {name}"
         if name not in views and not step.damaged:
-            check.faults.append(Fault(where, "trained, and in none of the step's groups"))
+            check.faults.append(Discrepancy(where, "trained, and in none of the step's groups"))
         elif name in views and views[name].status is Status.INFRA_ERROR:
-            check.faults.append(Fault(where, "it ended in an infrastructure error, and counts in a baseline"))
+            check.faults.append(Discrepancy(where, "it ended in an infrastructure error, and counts in a baseline"))
         if (before := first.setdefault(name, step.number)) != step.number and name not in again:
-            check.faults.append(Fault(where, f"trained a second time, after step {before}"))
+            check.faults.append(Discrepancy(where, f"trained a second time, after step {before}"))
 
 
 def _replayed(step: Step) -> Iterator[list[Session]]:
@@ -60,17 +60,17 @@ def check_versions(step: Step, check: Check) -> None:
     version, rollout = step.trained.version, step.config.rollout
     replayed = {outcome.group for outcome in step.outcomes if outcome.outcome == REPLAYED}
     for group in step.groups:
-        bound = max(rollout.staleness, rollout.replay_age) if group.id in replayed else rollout.staleness
+        bound = max(rollout.staleness, rollout.reuse_age) if group.id in replayed else rollout.staleness
         if step.number - 1 - group.step > bound:
             where = f"{step.where}, group {group.id}"
-            check.faults.append(Fault(where, f"begun after step {group.step}: more than {bound} steps before"))
+            check.faults.append(Discrepancy(where, f"begun after step {group.step}: more than {bound} steps before"))
         for session in group.sessions:
             for node in session.nodes:
                 if node.policy != MAIN:
                     continue
                 where = f"{step.where}, session {session.id}, turn {node.id}"
                 for what in _wrong_versions(step, node, version, bound, check):
-                    check.faults.append(Fault(where, what))
+                    check.faults.append(Discrepancy(where, what))
 
 
 def _wrong_versions(step: Step, node: Node, version: int, bound: int, check: Check) -> Iterator[str]:
@@ -105,20 +105,20 @@ def _wrong_rate(step: Step, row: Row, check: Check) -> Iterator[str]:
 def check_metrics(step: Step, check: Check) -> None:
     """The row is that of the stored sessions, and engine and trainer agreed on their tokens."""
     if step.row is None:
-        check.faults.append(Fault(step.where, "metrics.jsonl has no row of it"))
+        check.faults.append(Discrepancy(step.where, "metrics.jsonl has no row of it"))
         return
     found = step.row.get("mismatch/abs_mean")
     if found is None:
         check.unknown["steps without a comparison of engine and trainer"] += 1
     elif not found <= step.config.mismatch_bound:
         check.faults.append(
-            Fault(
+            Discrepancy(
                 step.where,
                 f"engine and trainer disagree about its tokens: mean |Δ log-probability| {found:.3g} is over "
                 f"mismatch_bound={step.config.mismatch_bound:g}",
             )
         )
-    check.faults += [Fault(f"{step.where}, lr", what) for what in _wrong_rate(step, step.row, check)]
+    check.faults += [Discrepancy(f"{step.where}, lr", what) for what in _wrong_rate(step, step.row, check)]
     check.unknown[SEALED if step.recorded.is_sealed(step.number) else UNSEALED] += 1
     if step.damaged:
         return
@@ -127,5 +127,5 @@ def check_metrics(step: Step, check: Check) -> None:
     for name, value in rollout_metrics([group for group in step.groups if group.id not in replayed]).items():
         if step.row.get(name) != value:
             check.faults.append(
-                Fault(f"{step.where}, {name}", f"logged {step.row.get(name)}, and the sessions give {value}")
+                Discrepancy(f"{step.where}, {name}", f"logged {step.row.get(name)}, and the sessions give {value}")
             )

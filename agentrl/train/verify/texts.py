@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agentrl.errors import AgentRLError
 from agentrl.models.tokenizers import HFTokenizer, load_tokenizer
-from agentrl.train.verify.report import Check, Fault
+from agentrl.train.verify.report import Check, Discrepancy
 from agentrl.types import MAIN, Message, Node, Session
 
 NO_TOKENIZER = "texts, since model/ has no tokenizer that can be loaded"
@@ -54,7 +54,7 @@ class Texts:
             if own or (node.message.role == "user" and node.copy_of is None and self._written(node.message)):
                 self._check.examined["texts"] += 1
                 for what in _differences(node, _words(self._tokenizer.decode(node.token_ids))):
-                    self._check.faults.append(Fault(f"session {session.id}, message {node.id}", what))
+                    self._check.faults.append(Discrepancy(f"session {session.id}, message {node.id}", what))
 
     def _written(self, message: Message) -> bool:
         """Whether the tokenizer gives a message's text back."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import agentrl
 from agentrl.envs.base import Env
-from agentrl.envs.fixtures import Credit, Fixture
+from agentrl.envs.fixtures import Fixture, FixtureCredit
 from agentrl.errors import ToolError
 from agentrl.types import Message, Session, StepResult, Task
 from tests.envs.check.broken_envs import FAULTS, Till, fault
@@ -323,5 +323,5 @@ class WronglyGraded(Till):
     """Says that a wrong answer is right."""
 
     def fixtures(self) -> Any:
-        yield Fixture({"item": "tea"}, "4", Credit.FULL)
-        yield Fixture({"item": "tea"}, "5", Credit.FULL, "a wrong price")
+        yield Fixture({"item": "tea"}, "4", FixtureCredit.FULL)
+        yield Fixture({"item": "tea"}, "5", FixtureCredit.FULL, "a wrong price")

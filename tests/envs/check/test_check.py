@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 
 import agentrl
 from agentrl.envs.base import Env
-from agentrl.envs.check import Finding, Measured, Note, Progress, Scores, check_env
+from agentrl.envs.check import CheckProgress, Finding, Measured, Note, Scores, check_env
 from agentrl.envs.check.monitor import LoopClock
 from agentrl.envs.check.table import RULES
 from agentrl.envs.samples import sample
@@ -150,9 +150,9 @@ def test_progress_is_reported_while_a_check_runs():
         def reset(self, task: Any, *, seed: int | None = None) -> Any:
             time.sleep(1000)
 
-    events: list[Finding | Measured | Note | Progress | Scores] = []
+    events: list[Finding | Measured | Note | CheckProgress | Scores] = []
     check_env(Waiting, limit=SOON, report=events.append)
-    doing = [event for event in events if isinstance(event, Progress) and "Waiting.reset" in event.doing]
+    doing = [event for event in events if isinstance(event, CheckProgress) and "Waiting.reset" in event.doing]
     assert doing
     assert doing[-1].seconds > 0
     assert [event.rule for event in events if isinstance(event, Finding)] == ["hang"]
@@ -170,7 +170,7 @@ def test_what_report_raises_ends_the_check_and_its_process():
 
 @pytest.mark.slow
 def test_a_turn_and_an_instance_are_measured():
-    events: list[Finding | Measured | Note | Progress | Scores] = []
+    events: list[Finding | Measured | Note | CheckProgress | Scores] = []
 
     class Large(Till):
         def __init__(self) -> None:
@@ -200,7 +200,7 @@ def test_where_no_episode_can_be_played_the_rules_about_episodes_are_not_said_to
     held: list[str] = []
     found = check_env(
         type("Broken", (Till,), {"reset": fails}),
-        report=lambda event: held.append(event.rule) if isinstance(event, Progress) and event.done else None,
+        report=lambda event: held.append(event.rule) if isinstance(event, CheckProgress) and event.done else None,
     )
     assert [finding.rule for finding in found] == ["failures", "failures"]
     assert re.search(r"no episode could be played; the check ended here, \d\d of \d\d rules", found[-1].message)

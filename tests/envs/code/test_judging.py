@@ -7,7 +7,7 @@ import json
 import pytest
 
 from agentrl.envs.code import Job, code_exec
-from agentrl.envs.code.judging import read, written
+from agentrl.envs.code.judging import encode_job, read
 from agentrl.envs.code.runners import judge
 from agentrl.errors import EnvError, InvalidInput
 from tests.envs.code.conftest import PATIENCE, Judge, Kept
@@ -419,10 +419,10 @@ async def test_no_code_or_too_much_of_it_scores_zero_without_a_sandbox() -> None
 
 
 def test_only_a_line_with_the_nonce_is_a_verdict() -> None:
-    stdin, nonce = written(Job(("x = 1",), ("assert x",)))
+    stdin, nonce = encode_job(Job(("x = 1",), ("assert x",)))
     good = json.dumps({"passed": 1, "failed": 0, "total": 1, "error": None})
     assert json.loads(stdin)["nonce"] == nonce
-    assert nonce not in written(Job(("x = 1",), ("assert x",)))[1]
+    assert nonce not in encode_job(Job(("x = 1",), ("assert x",)))[1]
     assert read(f"noise\n{nonce}{good}\n", nonce, "").solved
     for forged in (good, f" {nonce}{good}", f"{'0' * 32}{good}", ""):
         assert not read(forged, nonce, "").solved

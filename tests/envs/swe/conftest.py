@@ -11,9 +11,9 @@ import pytest
 from agentrl.envs import EnvState, calls, sandboxes
 from agentrl.envs.swe.changes import File
 from agentrl.envs.swe.env import SPEC, Swe
-from agentrl.envs.swe.find_key import known
+from agentrl.envs.swe.find_key import find_stored
 from agentrl.envs.swe.patch import as_patch
-from agentrl.envs.swe.scoring import Exam, Verdict, score
+from agentrl.envs.swe.scoring import Exam, ScoringResult, score
 from agentrl.envs.swe.source import source_of
 from agentrl.envs.swe.task import Commit, SweTask
 from agentrl.tools.sandbox.daemon import available
@@ -132,7 +132,7 @@ TASK = SweTask(
     solution=as_patch({"slug.py": File(BROKEN.encode())}, {"slug.py": File(FIXED.encode())}).decode(),
 )
 
-Judge = Callable[[Mapping[str, str | None]], Verdict]
+Judge = Callable[[Mapping[str, str | None]], ScoringResult]
 
 
 @pytest.fixture(scope="session")
@@ -144,15 +144,15 @@ def docker() -> Iterator[None]:
     asyncio.run(sandboxes.close_all())
 
 
-def judged(files: Mapping[str, str | File | None], task: SweTask = TASK) -> Verdict:
+def judged(files: Mapping[str, str | File | None], task: SweTask = TASK) -> ScoringResult:
     """Score changes of files, given as text or as they are."""
     changes = {path: File(file.encode()) if isinstance(file, str) else file for path, file in files.items()}
     exam = Exam.of(task)
 
-    async def run() -> Verdict:
+    async def run() -> ScoringResult:
         supplier = sandboxes.supplier("docker")
         await source_of(task).prove(supplier)
-        key = known(task)
+        key = find_stored(task)
         assert key is not None
         return (await supplier.run(SPEC, lambda sandbox: score(exam, key, changes, sandbox)))[0]
 

@@ -13,7 +13,7 @@ from agentrl.envs.base import Env
 from agentrl.envs.episode import expert_policy, noop_policy, play
 from agentrl.envs.registry import make
 from agentrl.envs.swe.env import Swe
-from agentrl.envs.swe.limits import Limits, Meter
+from agentrl.envs.swe.limits import EpisodeLimits, LimitMeter
 from agentrl.envs.swe.prompts import SUBMIT
 from agentrl.errors import ConfigError
 from agentrl.tools.sandbox.base import DaemonError
@@ -99,7 +99,7 @@ def test_without_docker_the_subprocess_backend_serves_and_says_that_it_isolates_
 
 
 def test_the_limits_are_stated_at_the_beginning() -> None:
-    words = Limits(steps=7, seconds=99, tokens=1234, command_seconds=5, output_bytes=678).words()
+    words = EpisodeLimits(steps=7, seconds=99, tokens=1234, command_seconds=5, output_bytes=678).words()
     assert all(number in words for number in ("7 steps", "99 seconds", "1234 tokens", "5 seconds", "678 bytes"))
 
 
@@ -116,7 +116,7 @@ def test_what_is_left_is_stated_when_it_runs_out() -> None:
 
 def test_tokens_and_seconds_run_out_as_well_with_a_warning_before() -> None:
     now = [0.0]
-    meter = Meter(Limits(steps=100, seconds=10, tokens=100), clock=lambda: now[0])
+    meter = LimitMeter(EpisodeLimits(steps=100, seconds=10, tokens=100), clock=lambda: now[0])
     assert meter.spent is None
     assert meter.notice() == ""
     meter.count([Message(role="tool", content="x" * 4 * 85)])

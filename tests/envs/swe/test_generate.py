@@ -15,7 +15,7 @@ from agentrl.envs import sandboxes
 from agentrl.envs.swe import harbor, library
 from agentrl.envs.swe.commands import app
 from agentrl.envs.swe.env import SPEC
-from agentrl.envs.swe.faults import Kind, faults
+from agentrl.envs.swe.faults import FaultKind, faults
 from agentrl.envs.swe.generate import Package, candidates, generate
 from agentrl.envs.swe.proof import prove, solved_tree
 from agentrl.envs.swe.task import SweTask
@@ -148,7 +148,7 @@ def kinds_of(tasks: list[SweTask]) -> set[str]:
 
 @pytest.mark.slow
 def test_every_kind_is_planted_and_caught(made: list[SweTask]) -> None:
-    assert kinds_of(made) == {kind.value for kind in Kind}
+    assert kinds_of(made) == {kind.value for kind in FaultKind}
     assert len({task.id for task in made}) == len(made) >= 10
 
 
@@ -165,7 +165,7 @@ def test_what_is_made_proves_itself_after_it_was_written_and_read(made: list[Swe
 @pytest.mark.slow
 def test_a_fault_that_no_test_catches_makes_no_task(made: list[SweTask]) -> None:
     begin = STORE[: STORE.index("def unseen")].count("\n")
-    tried = list(candidates(Package("store", FILES), tuple(Kind), 1))
+    tried = list(candidates(Package("store", FILES), tuple(FaultKind), 1))
     assert any(c.fault.line > begin for c in tried)
     for task in made:
         broken, whole = task.files["store.py"].split("def unseen")[1], STORE.split("def unseen")[1]
@@ -201,9 +201,9 @@ def test_the_command_makes_the_same_tasks_of_the_same_seed(folder: Path, tmp_pat
 
 def test_the_order_of_faults_is_decided_by_the_seed_and_alternates_kinds() -> None:
     package = Package("store", FILES)
-    orders = [list(candidates(package, tuple(Kind), seed)) for seed in (0, 0, 1)]
+    orders = [list(candidates(package, tuple(FaultKind), seed)) for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
-    assert [c.fault.kind for c in orders[0][:5]] == list(Kind)
+    assert [c.fault.kind for c in orders[0][:5]] == list(FaultKind)
     assert len(orders[0]) == len(faults(STORE))
 
 
@@ -229,27 +229,27 @@ def test_a_fault_is_one_edit_and_everything_around_it_stays() -> None:
 @pytest.mark.parametrize(
     ("kind", "source", "planted"),
     [
-        (Kind.OPERATOR, "x = (a) + (b)  # +\n", ["x = (a) - (b)  # +\n"]),
-        (Kind.OPERATOR, "a and b and c\n", ["a or b and c\n", "a and b or c\n"]),
-        (Kind.OPERATOR, "x not   in y\n", ["x in y\n"]),
-        (Kind.OPERATOR, "if not x: pass\n", ["if x: pass\n"]),
-        (Kind.OPERATOR, "x += 'é' * 2\n", ["x -= 'é' * 2\n"]),
-        (Kind.BOUNDARY, "a < b <= c\n", ["a <= b <= c\n", "a < b < c\n"]),
-        (Kind.BOUNDARY, "x[1:n]\n", ["x[0:n]\n", "x[2:n]\n"]),
-        (Kind.BOUNDARY, "range(0, n)\n", ["range(1, n)\n"]),
-        (Kind.ARGUMENT, "f('ö', [1,\n 2])\n", ["f([1,\n 2], 'ö')\n"]),
-        (Kind.ARGUMENT, "f(a, *b)\n", []),
-        (Kind.ARGUMENT, "f(a, a)\n", []),
-        (Kind.CASE, "if a:\n    b\nelif c:\n    d\nelse:\n    e\n", ["if a:\n    b\nelse:\n    e\n"]),
-        (Kind.CASE, "def f(x):\n    if x:\n        return 1\n    return 2\n", ["def f(x):\n    return 2\n"]),
+        (FaultKind.OPERATOR, "x = (a) + (b)  # +\n", ["x = (a) - (b)  # +\n"]),
+        (FaultKind.OPERATOR, "a and b and c\n", ["a or b and c\n", "a and b or c\n"]),
+        (FaultKind.OPERATOR, "x not   in y\n", ["x in y\n"]),
+        (FaultKind.OPERATOR, "if not x: pass\n", ["if x: pass\n"]),
+        (FaultKind.OPERATOR, "x += 'é' * 2\n", ["x -= 'é' * 2\n"]),
+        (FaultKind.BOUNDARY, "a < b <= c\n", ["a <= b <= c\n", "a < b < c\n"]),
+        (FaultKind.BOUNDARY, "x[1:n]\n", ["x[0:n]\n", "x[2:n]\n"]),
+        (FaultKind.BOUNDARY, "range(0, n)\n", ["range(1, n)\n"]),
+        (FaultKind.ARGUMENT, "f('ö', [1,\n 2])\n", ["f([1,\n 2], 'ö')\n"]),
+        (FaultKind.ARGUMENT, "f(a, *b)\n", []),
+        (FaultKind.ARGUMENT, "f(a, a)\n", []),
+        (FaultKind.CASE, "if a:\n    b\nelif c:\n    d\nelse:\n    e\n", ["if a:\n    b\nelse:\n    e\n"]),
+        (FaultKind.CASE, "def f(x):\n    if x:\n        return 1\n    return 2\n", ["def f(x):\n    return 2\n"]),
         (
-            Kind.CASE,
+            FaultKind.CASE,
             "match x:\n    case 1:\n        a\n    case 2:\n        b\n",
             ["match x:\n    case 2:\n        b\n", "match x:\n    case 1:\n        a\n"],
         ),
-        (Kind.CASE, "if a:\n    pass\n", []),
+        (FaultKind.CASE, "if a:\n    pass\n", []),
         (
-            Kind.EXCEPTION,
+            FaultKind.EXCEPTION,
             "try:\n    f()\nexcept (KeyError, OSError):\n    raise\n",
             [
                 "try:\n    f()\nexcept KeyError:\n    raise\n",
@@ -258,13 +258,13 @@ def test_a_fault_is_one_edit_and_everything_around_it_stays() -> None:
             ],
         ),
         (
-            Kind.EXCEPTION,
+            FaultKind.EXCEPTION,
             "try:\n    f()\nexcept KeyError:\n    g()\n",
             ["try:\n    f()\nexcept IndexError:\n    g()\n"],
         ),
     ],
 )
-def test_faults_of_each_kind(kind: Kind, source: str, planted: list[str]) -> None:
+def test_faults_of_each_kind(kind: FaultKind, source: str, planted: list[str]) -> None:
     assert sorted(fault.plant(source) for fault in faults(source, [kind])) == sorted(planted)
 
 

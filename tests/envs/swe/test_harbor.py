@@ -242,12 +242,12 @@ def test_what_nothing_reads_of_published_tasks_is_told(tmp_path: Path) -> None:
     for name in ("one", "two"):
         foreign(tmp_path / name, task_toml=published)
     foreign(tmp_path / "quiet", task_toml='[environment]\nnetwork_mode = "no-network"\n')
-    told = unread.told(tmp_path, ["one", "two", "quiet"])
+    told = unread.describe_unread(tmp_path, ["one", "two", "quiet"])
     assert told == (
         "; fields that are not read: agent.user (2), environment.allow_internet (2), environment.cpus (2), novel (2), "
         "solution.env (2); a sandbox has no network"
     )
-    assert unread.told(tmp_path, ["quiet"]) == ""
+    assert unread.describe_unread(tmp_path, ["quiet"]) == ""
     assert told in identity.described(identity.of_splits(make("swe", path=str(tmp_path), build=True), ["train"]))
 
 

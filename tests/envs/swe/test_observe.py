@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from agentrl.envs.swe.expect import as_shown, decode, fits
 from agentrl.envs.swe.guess import MISSING, MOST, Open, bits, can_fail
 from agentrl.envs.swe.inside import PROGRAM
-from agentrl.envs.swe.key import Expected, FileKey, Row, satisfied, verdicts
-from agentrl.envs.swe.observe import Rewritten, Site, rewritten
+from agentrl.envs.swe.key import Expected, FileKey, ReportRow, satisfied, verdicts
+from agentrl.envs.swe.observe import AssertionSite, Rewritten, rewritten
 
 
 def inside() -> dict[str, Any]:
@@ -53,7 +53,7 @@ def judge(source: str, right: Callable[[Any], Any], tried: Callable[[Any], Any],
     made = rewritten(source)
     recorded = shown_by(made.recording, right, test)
     expected = Expected(test, [(event[0], event[2] if len(event) > 2 else None) for event in recorded])
-    return satisfied(made.sites, expected, Row(test, "passed", "", shown_by(made.scoring, tried, test)))
+    return satisfied(made.sites, expected, ReportRow(test, "passed", "", shown_by(made.scoring, tried, test)))
 
 
 VALUES = st.recursive(
@@ -75,12 +75,12 @@ def test_a_value_comes_out_of_the_sandbox_as_it_was(value: Any) -> None:
     sent = json.loads(json.dumps(INSIDE["shown"](value)))
     assert decode(sent) == value
     assert decode(as_shown(value)) == value
-    assert fits(Site("equal"), sent, sent)
+    assert fits(AssertionSite("equal"), sent, sent)
 
 
 @given(VALUES, VALUES)
 def test_values_fit_as_they_are_equal(one: Any, other: Any) -> None:
-    assert fits(Site("equal"), as_shown(one), as_shown(other)) == (one == other)
+    assert fits(AssertionSite("equal"), as_shown(one), as_shown(other)) == (one == other)
 
 
 @given(
@@ -95,10 +95,10 @@ def test_whatever_comes_out_is_judged_and_never_an_error(rubbish: Any, value: An
         ("almost", (value, None, None)),
         ("count", [value]),
     ):
-        assert fits(Site(kind), as_shown(expected), rubbish) in (True, False)
-    operators = Site("compare", {"operator": "In", "holds": True, "swapped": False})
+        assert fits(AssertionSite(kind), as_shown(expected), rubbish) in (True, False)
+    operators = AssertionSite("compare", {"operator": "In", "holds": True, "swapped": False})
     assert fits(operators, as_shown(value), rubbish) in (True, False)
-    satisfied([Site("equal")], Expected("t", [(0, 3)]), Row("t", "passed", "", [rubbish]))
+    satisfied([AssertionSite("equal")], Expected("t", [(0, 3)]), ReportRow("t", "passed", "", [rubbish]))
 
 
 def test_subclasses_of_builtin_kinds_are_what_an_equality_takes_them_for() -> None:
@@ -131,17 +131,17 @@ class LyingText(str):
 def test_what_equals_everything_equals_nothing() -> None:
     for liar in (Liar(), LyingText("wrong"), [LyingText("wrong")]):
         for wanted in ("right", ["right"], None, True, 0):
-            assert not fits(Site("equal"), as_shown(wanted), INSIDE["shown"](liar))
+            assert not fits(AssertionSite("equal"), as_shown(wanted), INSIDE["shown"](liar))
 
 
 def test_neither_time_nor_memory_is_the_senders_to_choose() -> None:
     colliding = ["set", [["int", str(n * (2**61 - 1))] for n in range(20_000)]]
     endless = ["range", [0, 10**18, 1]]
-    looked_for = Site("compare", {"operator": "In", "holds": True, "swapped": True})
-    assert not fits(Site("equal"), as_shown({1, 2}), colliding)
+    looked_for = AssertionSite("compare", {"operator": "In", "holds": True, "swapped": True})
+    assert not fits(AssertionSite("equal"), as_shown({1, 2}), colliding)
     assert not fits(looked_for, "text", colliding)
     assert not fits(looked_for, "text", endless)
-    assert not fits(Site("equal"), ["int", "7"], ["int", "7" * 10**6])
+    assert not fits(AssertionSite("equal"), ["int", "7"], ["int", "7" * 10**6])
 
 
 # ------------------------------------------------------------------------------------------ honest repairs
@@ -361,8 +361,10 @@ ONE = "def test_a():\n    assert f(1) == 2\n    assert f(2) == 3\n"
 )
 def test_a_report_that_is_not_what_a_right_program_shows_is_not_passed(outcome: str, events: list[Any]) -> None:
     key = key_of(ONE, [("test_a", [(0, ["int", "2"]), (1, ["int", "3"])])])
-    assert verdicts(key, [Row("test_a", outcome, "", events)]) == {"test_a": False}
-    assert verdicts(key, [Row("test_a", "passed", "", [[0, ["int", "2"]], [1, ["int", "3"]]])]) == {"test_a": True}
+    assert verdicts(key, [ReportRow("test_a", outcome, "", events)]) == {"test_a": False}
+    assert verdicts(key, [ReportRow("test_a", "passed", "", [[0, ["int", "2"]], [1, ["int", "3"]]])]) == {
+        "test_a": True
+    }
 
 
 def test_parameters_are_matched_by_their_order() -> None:
@@ -371,8 +373,8 @@ def test_parameters_are_matched_by_their_order() -> None:
     )
     key = key_of(source, [("test_p[1-2]", [(0, ["int", "2"])]), ("test_p[3-4]", [(0, ["int", "4"])])])
     rows = [
-        Row("test_p[1-None]", "passed", "", [[0, ["int", "2"]]]),
-        Row("test_p[3-None]", "passed", "", [[0, ["int", "9"]]]),
+        ReportRow("test_p[1-None]", "passed", "", [[0, ["int", "2"]]]),
+        ReportRow("test_p[3-None]", "passed", "", [[0, ["int", "9"]]]),
     ]
     assert verdicts(key, rows) == {"test_p[1-2]": True, "test_p[3-4]": False}
     assert not any(verdicts(key, rows[:1]).values())
@@ -382,7 +384,9 @@ def test_parameters_are_matched_by_their_order() -> None:
 
 
 def opened(expected: Any, honest: Any, kind: str = "equal", literals: tuple[Any, ...] = ()) -> Open:
-    return Open("t", Site(kind), as_shown(expected), honest if honest is MISSING else as_shown(honest), literals)
+    return Open(
+        "t", AssertionSite(kind), as_shown(expected), honest if honest is MISSING else as_shown(honest), literals
+    )
 
 
 def test_what_is_near_to_the_wrong_value_is_worth_little_and_what_is_far_much() -> None:
@@ -391,7 +395,7 @@ def test_what_is_near_to_the_wrong_value_is_worth_little_and_what_is_far_much() 
     assert opened([1, 2], [2, 1]).bits < 3
     assert opened("word", "other", literals=("word",)).bits < 7
     assert opened("a report of two lines", "x").rank == MOST
-    assert Open("t", Site("truth", {"holds": True}), None, False, ()).bits == 0
+    assert Open("t", AssertionSite("truth", {"holds": True}), None, False, ()).bits == 0
 
 
 def test_one_guess_that_answers_twice_counts_once() -> None:
@@ -400,9 +404,9 @@ def test_one_guess_that_answers_twice_counts_once() -> None:
 
 
 def test_what_nothing_could_fail_is_no_expectation() -> None:
-    assert can_fail(Site("equal"), as_shown(3))
-    assert can_fail(Site("approx"), as_shown((1000, None, 50)))
-    everything = Site("compare", {"operator": "Eq", "holds": True, "swapped": False, "literal": "x"})
+    assert can_fail(AssertionSite("equal"), as_shown(3))
+    assert can_fail(AssertionSite("approx"), as_shown((1000, None, 50)))
+    everything = AssertionSite("compare", {"operator": "Eq", "holds": True, "swapped": False, "literal": "x"})
     assert not can_fail(everything, ["unknown"])
 
 
@@ -434,8 +438,8 @@ def test_a_comparison_that_one_answer_fits_whatever_is_expected_is_worth_a_bit(f
 
 def test_a_task_of_many_comparisons_is_worth_no_more_than_the_few_answers_that_fit_them_all() -> None:
     """Such a task was accepted with 39.7 bits."""
-    more = [Site("compare", {"operator": kind, "holds": True, "swapped": False}) for kind in ("Gt", "GtE")]
-    less = [Site("compare", {"operator": kind, "holds": True, "swapped": False}) for kind in ("Lt", "LtE")]
+    more = [AssertionSite("compare", {"operator": kind, "holds": True, "swapped": False}) for kind in ("Gt", "GtE")]
+    less = [AssertionSite("compare", {"operator": kind, "holds": True, "swapped": False}) for kind in ("Lt", "LtE")]
     found = [Open("t", site, as_shown(1000 + 17 * n), MISSING, ()) for n in range(20) for site in (*more, *less)]
     assert bits(found) <= 2
     assert bits([*found, opened("a text that nobody guesses", "x")]) >= 8

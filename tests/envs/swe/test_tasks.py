@@ -13,7 +13,7 @@ from agentrl.envs import sandboxes
 from agentrl.envs.swe import library
 from agentrl.envs.swe.changes import File
 from agentrl.envs.swe.env import SPEC, Swe
-from agentrl.envs.swe.find_key import LEAST_BITS, examine, known
+from agentrl.envs.swe.find_key import LEAST_BITS, examine, find_stored
 from agentrl.envs.swe.key import Key
 from agentrl.envs.swe.patch import as_patch
 from agentrl.envs.swe.proof import prove, solved_tree
@@ -59,7 +59,7 @@ def test_every_task_can_be_scored() -> None:
         await Swe().prepare([task.as_task() for task in TASKS], 1)
 
     asyncio.run(run())
-    keys = [known(task) for task in TASKS]
+    keys = [find_stored(task) for task in TASKS]
     assert all(key is not None and key.bits >= LEAST_BITS for key in keys)
 
 

@@ -13,7 +13,7 @@ import torch
 from agentrl.config import EngineConfig
 from agentrl.errors import AgentRLError
 from agentrl.models.tokenizers import load_tokenizer
-from agentrl.rollout.engines.contract import CHECKS, Subject, check_engine
+from agentrl.rollout.engines.contract import CHECKS, EngineSubject, check_engine
 from agentrl.rollout.engines.local import LocalEngine
 from agentrl.types import Chunk, Engine, Sampling, Turn
 from tests.conftest import need
@@ -33,7 +33,7 @@ OF_THE_MODEL = (
 @pytest.mark.slow
 async def test_the_local_engine_keeps_its_contract(name: str, engine: LocalEngine, folder: Path, model: Any) -> None:
     assert engine.capabilities.deterministic
-    subject = Subject(engine, load_tokenizer(folder), reference(model), lambda: model.state_dict().items())
+    subject = EngineSubject(engine, load_tokenizer(folder), reference(model), lambda: model.state_dict().items())
     await CHECKS[name](subject)
 
 
@@ -41,7 +41,7 @@ async def test_the_local_engine_keeps_its_contract(name: str, engine: LocalEngin
 async def test_the_contract_is_kept_with_two_threads_as_well(folder: Path) -> None:
     engine = LocalEngine(folder, EngineConfig(max_batch=24, device="cpu", threads=2))
     assert engine.capabilities.deterministic
-    await CHECKS["other_requests_change_nothing"](Subject(engine))
+    await CHECKS["other_requests_change_nothing"](EngineSubject(engine))
     await engine.close()
 
 
@@ -61,7 +61,7 @@ async def test_smollm2_keeps_the_numbers_and_the_text_of_the_contract() -> None:
     plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     engine = LocalEngine(path, config)
     weights = lambda: plain.state_dict().items()  # noqa: E731
-    subject = Subject(engine, load_tokenizer(path), reference(plain), weights, samples=400, requests=2)
+    subject = EngineSubject(engine, load_tokenizer(path), reference(plain), weights, samples=400, requests=2)
     try:
         for name in OF_THE_MODEL:
             await CHECKS[name](subject)
@@ -107,7 +107,7 @@ class Broken:
 )
 @pytest.mark.slow
 async def test_the_suite_notices_a_broken_engine(fault: str, check: str, engine: LocalEngine) -> None:
-    subject = Subject(Broken(engine, fault), requests=6)  # type: ignore[arg-type]
+    subject = EngineSubject(Broken(engine, fault), requests=6)  # type: ignore[arg-type]
     with pytest.raises(AssertionError):
         await CHECKS[check](subject)
 
@@ -129,7 +129,7 @@ class Skewed(Broken):
 @pytest.mark.slow
 async def test_draws_that_do_not_follow_their_logprobs_are_noticed(engine: LocalEngine) -> None:
     with pytest.raises(AssertionError, match="chi-square"):
-        await CHECKS["samples_follow_the_softmax"](Subject(Skewed(engine, "")))  # type: ignore[arg-type]
+        await CHECKS["samples_follow_the_softmax"](EngineSubject(Skewed(engine, "")))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

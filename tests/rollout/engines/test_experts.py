@@ -21,8 +21,8 @@ pytest.importorskip("transformers")
 from agentrl.attachments import routed_experts
 from agentrl.config import EngineConfig
 from agentrl.errors import ConfigError, EngineError
-from agentrl.rollout.engines.contract import CHECKS, Subject
-from agentrl.rollout.engines.experts import Recorder
+from agentrl.rollout.engines.contract import CHECKS, EngineSubject
+from agentrl.rollout.engines.experts import ExpertRecorder
 from agentrl.rollout.engines.folder import Experts, ModelFacts
 from agentrl.rollout.engines.local import LocalEngine
 from agentrl.rollout.engines.open_request import OpenRequest
@@ -113,7 +113,7 @@ async def test_a_turn_that_was_cut_has_every_tokens_experts_once(engine: LocalEn
 
 
 async def test_a_mixture_keeps_the_contract_on_routed_experts(engine: LocalEngine) -> None:
-    await CHECKS["routed_experts_are_those_requested"](Subject(engine))
+    await CHECKS["routed_experts_are_those_requested"](EngineSubject(engine))
 
 
 class Late:
@@ -133,7 +133,7 @@ class Late:
 
 async def test_the_contract_notices_experts_that_are_off_by_a_token(engine: LocalEngine) -> None:
     with pytest.raises(AssertionError, match="not exactly the last token's routed experts are unknown"):
-        await CHECKS["routed_experts_are_those_requested"](Subject(Late(engine)))  # type: ignore[arg-type]
+        await CHECKS["routed_experts_are_those_requested"](EngineSubject(Late(engine)))  # type: ignore[arg-type]
 
 
 async def test_only_a_request_for_routed_experts_gets_them(engine: LocalEngine, folder: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_folders_configuration_names_the_layers_with_experts(name: str, tmp_pa
     found = ModelFacts.read(zoo.write(name, tmp_path)).experts
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     sparse = tuple(place for place, layer in enumerate(model.model.layers) if hasattr(layer.mlp, "experts"))
-    recorder = Recorder(model)
+    recorder = ExpertRecorder(model)
     assert recorder.layers == len(sparse)
     if not sparse:
         assert found is None

@@ -15,13 +15,13 @@ import torch
 
 from agentrl.models import tiny
 from agentrl.rollout.engines.request import Finished, Request
-from agentrl.rollout.engines.runner import Runner
+from agentrl.rollout.engines.runner import ModelRunner
 from agentrl.rollout.engines.scheduler import Scheduler
 from agentrl.types import Sampling, Turn
 from tests.rollout.engines.conftest import TEXTS
 from tests.rollout.engines.walk import Reference, Walk
 
-Parts = tuple[Runner, Reference]
+Parts = tuple[ModelRunner, Reference]
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +33,13 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
     own = torch.get_num_threads()
     torch.set_num_threads(1)
     yield (
-        Runner(folders[0], "cpu", "float32", 24, 1 << 26),
-        Reference([Runner(folder, "cpu", "float32", 1, 1 << 24) for folder in folders]),
+        ModelRunner(folders[0], "cpu", "float32", 24, 1 << 26),
+        Reference([ModelRunner(folder, "cpu", "float32", 1, 1 << 24) for folder in folders]),
     )
     torch.set_num_threads(own)
 
 
-def scheduler_on(runner: Runner, prefill_tokens: int) -> Scheduler:
+def scheduler_on(runner: ModelRunner, prefill_tokens: int) -> Scheduler:
     return Scheduler(runner, store_tokens=10_000, prefill_tokens=prefill_tokens, score_tokens=4096, decode=None)
 
 

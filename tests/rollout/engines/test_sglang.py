@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.errors import DeadlineExceeded
 from agentrl.models.tokenizers import load_tokenizer
-from agentrl.rollout.engines.contract import CHECKS, Subject
+from agentrl.rollout.engines.contract import CHECKS, EngineSubject
 from agentrl.rollout.engines.sglang import SGLangEngine
 from agentrl.types import FinishReason, PauseMode, Sampling, collect
 from tests.rollout.engines import servers
@@ -38,7 +38,7 @@ async def sglang(folder: Path, url: str) -> AsyncIterator[SGLangEngine]:
 
 @pytest.mark.parametrize("name", CHECKS)
 async def test_sglang_keeps_the_contract(name: str, sglang: SGLangEngine, folder: Path, model: Any) -> None:
-    subject = Subject(
+    subject = EngineSubject(
         sglang, load_tokenizer(folder), reference(model), lambda: model.state_dict().items(), samples=400, requests=8
     )
     await CHECKS[name](subject)

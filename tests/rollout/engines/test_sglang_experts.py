@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 from agentrl.attachments import routed_experts
 from agentrl.errors import ConfigError
-from agentrl.rollout.engines.contract import CHECKS, Subject
+from agentrl.rollout.engines.contract import CHECKS, EngineSubject
 from agentrl.rollout.engines.server_settings import ServerConfig
 from agentrl.rollout.engines.sglang import SGLangEngine
 from agentrl.sessions.generation import generate
@@ -108,7 +108,7 @@ async def test_a_turn_that_continues_beyond_a_stop_or_a_cut_records_each_token_o
 
 
 async def test_a_mixture_keeps_the_contract_on_routed_experts(sglang: SGLangEngine) -> None:
-    await CHECKS["routed_experts_are_those_requested"](Subject(sglang))
+    await CHECKS["routed_experts_are_those_requested"](EngineSubject(sglang))
 
 
 async def test_a_server_that_does_not_record_is_refused(moe: Path, moe_url: str) -> None:

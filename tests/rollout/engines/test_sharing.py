@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from agentrl.models import tiny
 from agentrl.rollout.engines.arena import Arena, chain
-from agentrl.rollout.engines.flat import BLOCK, Layout, decode
+from agentrl.rollout.engines.flat import BLOCK, StepLayout, decode
 from agentrl.rollout.engines.parts import Shared, parts
 from agentrl.rollout.engines.request import Request
-from agentrl.rollout.engines.runner import Runner
+from agentrl.rollout.engines.runner import ModelRunner
 from agentrl.rollout.engines.scheduler import Scheduler
 from agentrl.rollout.engines.sharing import shared_beginnings
 from agentrl.types import Sampling, Turn
@@ -85,7 +85,7 @@ def test_attention_over_packed_groups_of_any_rows_is_attention_of_each_row_alone
 
     def attend(shared: list[Shared]) -> torch.Tensor:
         arena = cast(Arena, SimpleNamespace(kv=keys))
-        layout = Layout(arena, torch.arange(rows), position, rows=rows, decode_keys=reach)
+        layout = StepLayout(arena, torch.arange(rows), position, rows=rows, decode_keys=reach)
         layout.decode_parts = parts(decoding, group, reach, shared, torch.device("cpu"))
         return decode(query, keys, values, layout)[decoding]
 
@@ -96,7 +96,7 @@ def test_attention_over_packed_groups_of_any_rows_is_attention_of_each_row_alone
 @pytest.mark.parametrize("prompt", [150, 300, 520])
 def test_samples_of_a_long_prompt_are_what_each_would_be_alone(tmp_path: Path, prompt: int) -> None:
     shape = tiny.TinyShape(vocab=288, layers=2, width=32, mlp=32, context=1024)
-    runner = Runner(tiny.build(tmp_path / "model", TEXTS, shape=shape), "cpu", "float32", 12, 1 << 26)
+    runner = ModelRunner(tiny.build(tmp_path / "model", TEXTS, shape=shape), "cpu", "float32", 12, 1 << 26)
 
     def turns(requests: list[Request]) -> list[Turn]:
         scheduler = Scheduler(runner, store_tokens=10_000, prefill_tokens=256, score_tokens=256, decode=None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.models.tokenizers import load_tokenizer
-from agentrl.rollout.engines.contract import CHECKS, Subject
+from agentrl.rollout.engines.contract import CHECKS, EngineSubject
 from agentrl.rollout.engines.vllm import VLLMEngine
 from tests.rollout.engines import servers
 from tests.rollout.engines.conftest import reference
@@ -33,7 +33,7 @@ async def vllm(folder: Path, url: str) -> AsyncIterator[VLLMEngine]:
 
 @pytest.mark.parametrize("name", CHECKS)
 async def test_vllm_keeps_the_contract(name: str, vllm: VLLMEngine, folder: Path, model: Any) -> None:
-    subject = Subject(
+    subject = EngineSubject(
         vllm, load_tokenizer(folder), reference(model), lambda: model.state_dict().items(), samples=400, requests=8
     )
     await CHECKS[name](subject)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from agentrl.rollout.engines.arena import Arena
 from agentrl.rollout.engines.request import Finished, Request
-from agentrl.rollout.engines.runner import Runner, Segment
+from agentrl.rollout.engines.runner import ModelRunner, RowSegment
 from agentrl.rollout.engines.sampler import log_probs
 from agentrl.rollout.engines.scheduler import Scheduler
 from agentrl.rollout.engines.weights import load_weights
@@ -30,13 +30,13 @@ _STOPS = frozenset(range(0, 260, 26))
 class Reference:
     """Everything about a path in one pass of its own, for each of the policies that take turns."""
 
-    def __init__(self, runners: list[Runner]) -> None:
+    def __init__(self, runners: list[ModelRunner]) -> None:
         self.runners = runners
 
     def logits(self, ids: list[int], version: int) -> Tensor:
         """Logits after each token; the runner's first row then holds the path's keys and values."""
         runner = self.runners[version % len(self.runners)]
-        segments = [Segment(0, at, ids[at : at + _SIZE]) for at in range(0, len(ids), _SIZE)]
+        segments = [RowSegment(0, at, ids[at : at + _SIZE]) for at in range(0, len(ids), _SIZE)]
         runner.arena.reserve(len(ids))
         return runner.step(0, [], segments, _SIZE, range(len(ids)))
 
@@ -75,7 +75,7 @@ class EventRates:
 class Walk:
     """One scheduler, the sessions that use it, and dice."""
 
-    runner: Runner
+    runner: ModelRunner
     reference: Reference
     dice: random.Random
     seen: Counter[str] = field(default_factory=Counter)

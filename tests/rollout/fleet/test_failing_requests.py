@@ -15,7 +15,7 @@ from agentrl.errors import EngineError
 from agentrl.rollout.engines.local import LocalEngine
 from agentrl.rollout.fleet import failing_requests
 from agentrl.rollout.fleet.fleet import Fleet
-from agentrl.rollout.fleet.member import State
+from agentrl.rollout.fleet.member import MemberState
 from agentrl.sessions.generation import generate
 from agentrl.types import Sampling, Turn, collect
 from tests.rollout.fleet.conftest import LOCAL, QUICK, local_fleet
@@ -137,7 +137,7 @@ async def test_an_engine_that_works_gets_its_restarts_back(folder: Path) -> None
         with pytest.raises(EngineError):
             await turn(fleet, "bad", BAD)
         async with asyncio.timeout(60):
-            while member.state is not State.READY:  # noqa: ASYNC110
+            while member.state is not MemberState.READY:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             assert member.restarts == 1
             await asyncio.sleep(3 * QUICK.probe_every)

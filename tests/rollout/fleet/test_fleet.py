@@ -15,7 +15,7 @@ from agentrl.config import FleetConfig
 from agentrl.errors import ConfigError, DeadlineExceeded, EngineError, InvalidInput
 from agentrl.rollout.engines.local import LocalEngine
 from agentrl.rollout.fleet.fleet import Fleet
-from agentrl.rollout.fleet.member import Member, State
+from agentrl.rollout.fleet.member import Member, MemberState
 from agentrl.rollout.fleet.policy import Affinity
 from agentrl.rollout.fleet.ticket import Ticket
 from agentrl.rollout.weights.snapshot import read_snapshot
@@ -87,7 +87,7 @@ async def test_an_engine_that_can_not_score_is_left_out_and_started_anew(how: st
         one.fails = how
         found = await asyncio.wait_for(fleet.scores(PROMPT), PATIENCE)
         assert found == {"engine-1": whole["engine-1"]}
-        await until(lambda: fleet.engines["engine-0"].state is State.READY)
+        await until(lambda: fleet.engines["engine-0"].state is MemberState.READY)
         assert fleet.engines["engine-0"].engine is not one
         other.fails = how
         assert await asyncio.wait_for(fleet.score(PROMPT), PATIENCE) == whole["engine-0"]
@@ -133,7 +133,7 @@ async def test_engines_are_added_drained_and_removed_while_turns_run(fleet: Flee
     running = [asyncio.create_task(turn(fleet, f"s{n}/0", 150, n)) for n in range(6)]
     await until(lambda: sum(len(member.open) for member in fleet.engines.values()) == 6)
     added = await fleet.add(lambda: LocalEngine(folder, LOCAL))
-    await until(lambda: fleet.engines[added].state is State.READY)
+    await until(lambda: fleet.engines[added].state is MemberState.READY)
     await asyncio.wait_for(fleet.remove("engine-0"), PATIENCE)
     assert set(fleet.engines) == {"engine-1", added}
     await turn(fleet, "late/0")
@@ -147,7 +147,7 @@ async def test_an_engine_that_joins_late_serves_the_version_of_the_others(fleet:
     weights = [(name, tensor * 1.1) for name, tensor in read_snapshot(folder)]
     await fleet.publish(weights, 3)
     added = await fleet.add(lambda: LocalEngine(folder, LOCAL))
-    await until(lambda: fleet.engines[added].state is State.READY)
+    await until(lambda: fleet.engines[added].state is MemberState.READY)
     assert fleet.engines[added].engine.version() == 3
     assert len({await member.receiver.checksum() for member in fleet.engines.values()}) == 1
     scores = list((await fleet.scores(PROMPT)).values())
@@ -161,10 +161,10 @@ async def test_without_a_kept_copy_a_late_engine_waits_for_the_next_publication(
     try:
         await fleet.publish(weights, 1)
         added = await fleet.add(lambda: LocalEngine(folder, LOCAL))
-        await until(lambda: fleet.engines[added].state is State.OUTDATED)
+        await until(lambda: fleet.engines[added].state is MemberState.OUTDATED)
         await turn(fleet)
         await fleet.publish(weights, 2)
-        assert fleet.engines[added].state is State.READY
+        assert fleet.engines[added].state is MemberState.READY
         assert fleet.engines[added].engine.version() == 2
     finally:
         await fleet.close()
@@ -185,7 +185,7 @@ async def test_an_engine_that_is_lost_and_replaced_amid_a_publication_does_not_p
     fleet.publisher.transport.send = interrupted  # type: ignore[method-assign]
     try:
         await fleet.publish([(name, tensor * 1.1) for name, tensor in read_snapshot(folder)], 7)
-        await until(lambda: member.state is State.READY)
+        await until(lambda: member.state is MemberState.READY)
         assert member.engine.version() == 7
         assert len({await each.receiver.checksum() for each in fleet.engines.values()}) == 1
     finally:
@@ -278,12 +278,12 @@ async def test_an_engine_with_invalid_output_is_restarted_and_its_turns_end_on_a
     try:
         await fleet.start()
         name = await fleet.add(faulty)
-        await until(lambda: fleet.engines[name].state is State.READY)
+        await until(lambda: fleet.engines[name].state is MemberState.READY)
         turns = await asyncio.gather(*(turn(fleet, f"s{n}/0", 30, n) for n in range(9)))
         assert all(len(one.token_ids) == 30 and max(one.token_ids) < 288 for one in turns)
         assert all(max(one.logprobs) <= 0 for one in turns)
         assert {span.version for one in turns for span in one.versions} == {0}
-        await until(lambda: fleet.engines[name].state is State.READY)
+        await until(lambda: fleet.engines[name].state is MemberState.READY)
         assert len(made) == 2
         assert fleet.lost == 1
     finally:
@@ -303,7 +303,7 @@ async def test_turns_continue_on_another_engine_with_their_tokens(folder: Path, 
             return made[-1]
 
         name = await fleet.add(faulty)
-        await until(lambda: fleet.engines[name].state is State.READY)
+        await until(lambda: fleet.engines[name].state is MemberState.READY)
         member = fleet.engines[name]
         running = await turns_under_way(fleet, "s", 4, 250, lambda: drawing(member) > 0)
         drawn, engines = [list(ticket.token_ids) for ticket in member.open], len(made)
@@ -317,7 +317,7 @@ async def test_turns_continue_on_another_engine_with_their_tokens(folder: Path, 
         assert all(len(one.token_ids) == 250 for one in turns)
         for prefix in drawn:
             assert any(list(one.token_ids[: len(prefix)]) == prefix for one in turns)
-        await until(lambda: member.state is State.READY and len(made) == engines + 1)
+        await until(lambda: member.state is MemberState.READY and len(made) == engines + 1)
     finally:
         await fleet.close()
 
@@ -425,7 +425,7 @@ async def test_while_a_colocated_engine_sleeps_the_others_take_its_requests(flee
     await fleet.wake()
     assert set((await turn(fleet, tokens=4)).engines) <= set(others)  # its weights are not there yet
     await fleet.publish(read_snapshot(folder), 6)
-    assert set(fleet._roster.in_state(State.READY)) == {first, *others}
+    assert set(fleet._roster.in_state(MemberState.READY)) == {first, *others}
 
 
 async def test_a_colocated_engine_that_dies_while_it_sleeps_starts_once_the_trainer_has_left_the_gpus(
@@ -437,11 +437,11 @@ async def test_a_colocated_engine_that_dies_while_it_sleeps_starts_once_the_trai
     await fleet.sleep()
     await fleet._roster.lose(fleet.engines[first], "it died")
     await asyncio.sleep(0.5)
-    assert fleet.engines[first].state is State.LOST
+    assert fleet.engines[first].state is MemberState.LOST
     await fleet.sleep()  # the trainer died as well, and learns again
     await fleet.wake()
     await fleet.publish(read_snapshot(folder), 6)
-    await until(lambda: fleet.engines[first].state is State.READY)
+    await until(lambda: fleet.engines[first].state is MemberState.READY)
     assert fleet.engines[first].engine.version() == 6
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from agentrl.rollout.fleet.fleet import Fleet
-from agentrl.rollout.fleet.member import Member, State
+from agentrl.rollout.fleet.member import Member, MemberState
 from agentrl.sessions.generation import generate
 from agentrl.types import Sampling, Turn, collect
 
@@ -24,7 +24,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def until_ready(fleet: Fleet) -> None:
-    await until(lambda: all(member.state is State.READY for member in fleet.engines.values()))
+    await until(lambda: all(member.state is MemberState.READY for member in fleet.engines.values()))
 
 
 async def turn(fleet: Fleet, name: str, tokens: int, seed: int = 0) -> Turn:

@@ -182,7 +182,7 @@ def test_a_message_survives_the_chat_protocol_but_for_reasoning(
     content: str, reasoning: str, calls: list[ToolCall]
 ) -> None:
     message = Message(role="assistant", content=content, reasoning_content=reasoning or None, tool_calls=calls or None)
-    sent = chat.written(message)
+    sent = chat.to_chat_message(message)
     assert "reasoning_content" not in sent
     reply = chat.read({"choices": [{"message": sent, "finish_reason": "stop"}]})
     assert (reply.message.text, reply.message.tool_calls) == (content, calls or None)
@@ -191,7 +191,7 @@ def test_a_message_survives_the_chat_protocol_but_for_reasoning(
 
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool", "system"]), TEXT, CALLS), max_size=6))
 def test_anthropics_messages_alternate_and_have_no_empty_block(messages: list[tuple[Any, str, list[ToolCall]]]) -> None:
-    sent = anthropic_messages.written(
+    sent = anthropic_messages.to_anthropic_messages(
         [
             Message(role=role, content=text, tool_calls=(calls or None) if role == "assistant" else None)
             for role, text, calls in messages

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import EngineError
 from agentrl.rollout.weights import delta as delta_module
-from agentrl.rollout.weights.delta import BLOCK, REDO, Change, Replica, compare, patch
+from agentrl.rollout.weights.delta import BLOCK, REDO, Replica, TensorChange, compare, patch
 from agentrl.rollout.weights.snapshot import read_snapshot, write_snapshot
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -146,7 +146,7 @@ def test_a_replica_that_was_killed_while_patching_is_whole_once_opened(
     identity = replica.encode(new.items(), tmp_path / "d")
     done = 0
 
-    def dying(words: Any, change: Change) -> None:
+    def dying(words: Any, change: TensorChange) -> None:
         nonlocal done
         before = words.copy()
         patch(words, change)

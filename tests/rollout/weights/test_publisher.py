@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from agentrl.errors import EngineError
 from agentrl.models import tiny
 from agentrl.rollout.weights.buckets import Convert, Named, Shapes, Weights
-from agentrl.rollout.weights.publisher import Outcome, Publisher
+from agentrl.rollout.weights.publisher import Publisher, PublishOutcome
 from agentrl.rollout.weights.quantize import converted
 from agentrl.rollout.weights.receiver import LoadCommit
 from agentrl.rollout.weights.snapshot import read_snapshot, save_snapshot
@@ -88,7 +88,7 @@ def weights(base: Path, value: float) -> list[Named]:
 
 async def publish(
     base: Path, engines: Sequence[FakeEngine], version: int = 1, publisher: Publisher | None = None, **settings: Any
-) -> Outcome:
+) -> PublishOutcome:
     made = publisher or Publisher(DiskTransport(base, None, 1 << 20), base, **{"timeout": 30.0, **settings})
     try:
         await made.stage(weights(base, version), version)

@@ -16,7 +16,7 @@ from agentrl.rollout.health import sampling_notes
 from agentrl.sessions.gateway.exclusion import COUNTER
 from agentrl.sessions.gateway.rewards import CloseBody
 from agentrl.sessions.store import Store
-from agentrl.train.lost_tokens import Cause, told
+from agentrl.train.lost_tokens import Cause, describe_lost
 from agentrl.train.verify import verify
 from agentrl.types import Session
 from agentrl.viewer import conversations
@@ -151,7 +151,7 @@ def test_a_run_trains_on_the_task_alone_says_so_and_is_verified(
     sampled = [n for s in sessions for n in s.nodes if n.sampled and n.id in s.excluded_nodes()]
     assert row[Cause.EXCLUDED.metric] == sum(sum(node.trainable) for node in sampled) > 0
     assert row[f"count/{COUNTER}"] == len(sessions)
-    assert "excluded" in told([row])
+    assert "excluded" in describe_lost([row])
     said = capfd.readouterr().out
     assert said.count("gateway.exclude says which") == 1
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[0])[Cause.EXCLUDED.metric] > 0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.sessions import tree
-from agentrl.sessions.gateway.matching import Index, tools_digest
+from agentrl.sessions.gateway.matching import NodeIndex, tools_digest
 from agentrl.types import FinishReason, FunctionCall, Message, Sampling, Session, Task, ToolCall, Turn, VersionSpan
 from tests.sessions.forests import sessions
 
@@ -19,14 +19,14 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 ABOVE = tools_digest(())
 
 
-def grow(*said: Message | tuple[Message, ...]) -> tuple[Session, Index]:
+def grow(*said: Message | tuple[Message, ...]) -> tuple[Session, NodeIndex]:
     """One path; a tuple's first goes on, the others are siblings."""
     session, parent = Session("s", Task(id="t")), None
     for one in said:
         alternatives = one if isinstance(one, tuple) else (one,)
         nodes = [_add(session, parent, message) for message in alternatives]
         parent = nodes[0]
-    return session, Index(session)
+    return session, NodeIndex(session)
 
 
 def _add(session: Session, parent: int | None, message: Message) -> int:
@@ -57,7 +57,7 @@ def test_every_stored_path_finds_a_node_that_says_the_same(grown: Session, data:
         return
     node = data.draw(st.sampled_from(grown.nodes))
     path = tree.path(grown, node.id)
-    match = Index(grown).match(tools_digest(path[0].tools), [n.message for n in path])
+    match = NodeIndex(grown).match(tools_digest(path[0].tools), [n.message for n in path])
     if any(n.finish_reason is FinishReason.LENGTH for n in path):
         return
     assert match.new == ()
@@ -80,7 +80,7 @@ def test_what_is_new_is_what_lies_beyond_the_deepest_match(
     path = tree.path(grown, start.id) if start else []
     history = [n.message for n in path] + [Message(role="user", content=text) for text in more]
     above = tools_digest(path[0].tools) if path else ABOVE
-    match = Index(grown).match(above, history)
+    match = NodeIndex(grown).match(above, history)
     depths = [0]
     for node in grown.nodes:
         nodes = tree.path(grown, node.id)
@@ -112,7 +112,7 @@ def test_among_equal_choices_the_call_ids_and_later_messages_decide() -> None:
     match = index.match(ABOVE, [user("q"), said("", None, call("{}", "one")), user("n")])
     assert match.parent == 1
     tree.add(session, 1, user("went on"), [3])
-    index = Index(session)
+    index = NodeIndex(session)
     match = index.match(ABOVE, [user("q"), said("", None, call("{}", "lost")), user("went on"), user("n")])
     assert match.parent == 3
 
@@ -120,7 +120,7 @@ def test_among_equal_choices_the_call_ids_and_later_messages_decide() -> None:
 def test_other_tools_are_another_root() -> None:
     session = Session("s", Task(id="t"))
     tree.add(session, None, user("q"), [1], tools=TOOLS)
-    index = Index(session)
+    index = NodeIndex(session)
     assert index.match(tools_digest(TOOLS), [user("q")]).parent == 0
     match = index.match(ABOVE, [user("q")])
     assert (match.parent, match.branch_cause) == (None, "tools")
@@ -162,7 +162,7 @@ def test_a_turn_that_was_cut_is_never_continued() -> None:
     tree.add(session, None, user("q"), [1])
     turn = Turn((5, 6), (-1.0, -1.0), (VersionSpan(0, 0, 2),), FinishReason.LENGTH)
     tree.add_turn(session, 0, [9], turn, Sampling(), said("half a"))
-    match = Index(session).match(ABOVE, [user("q"), said("half a"), user("go on")])
+    match = NodeIndex(session).match(ABOVE, [user("q"), said("half a"), user("go on")])
     assert (match.parent, match.branch_cause, len(match.new)) == (0, "cut", 2)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.sessions import tree
 from agentrl.sessions.gateway.replies import kept
-from agentrl.sessions.gateway.replies.kept import Asked, Conversation, KeptReply, Replies, ReplyStatus
+from agentrl.sessions.gateway.replies.kept import KeptReply, Replies, ReplyStatus, RequestParameters, StoredConversation
 from tests.sessions.gateway.conftest import Serve, Served
 from tests.sessions.gateway.fakes import ScriptedEngine, assistant, in_turn
 from tests.sessions.gateway.programs import saw_what_is_stored
@@ -118,11 +118,11 @@ async def test_a_reply_in_the_background_that_a_restart_ended_has_failed(serve: 
 
 
 def test_what_is_kept_survives_being_packed() -> None:
-    replies, asked = Replies(), Asked((b"tools", b"[]"), {"tools": []}, "be kind")
+    replies, asked = Replies(), RequestParameters((b"tools", b"[]"), {"tools": []}, "be kind")
     for name, status in (("a", ReplyStatus.COMPLETED), ("b", ReplyStatus.INCOMPLETE)):
         replies.keep(KeptReply(name, asked, {"id": f"resp_{name}"}, status, 3))
     replies.hide("c")
-    conversation = Conversation("conv_a", 5, {"a": "b"}, "a", [{"type": "message"}])
+    conversation = StoredConversation("conv_a", 5, {"a": "b"}, "a", [{"type": "message"}])
     conversation.advance("b", b"[]")
     replies.add_conversation(conversation)
     packed = replies.unstored()
@@ -297,7 +297,7 @@ async def test_a_model_is_described_by_any_name_since_any_is_served(serve: Serve
 
 
 def reply(number: int, text: bytes = b"", cancel: Any = None) -> KeptReply:
-    return KeptReply(f"{number}", Asked((text,), {}), {}, ReplyStatus.COMPLETED, number, cancel)
+    return KeptReply(f"{number}", RequestParameters((text,), {}), {}, ReplyStatus.COMPLETED, number, cancel)
 
 
 def test_the_latest_replies_are_kept_and_those_in_progress() -> None:
@@ -324,7 +324,7 @@ def test_equal_parameters_are_kept_once_and_all_together_within_a_number_of_byte
 
 def test_of_conversations_the_latest_are_kept_and_a_retry_finds_what_the_request_found() -> None:
     replies = Replies()
-    made = [Conversation(f"conv_{number}", 0, {}) for number in range(kept.MOST_CONVERSATIONS + 1)]
+    made = [StoredConversation(f"conv_{number}", 0, {}) for number in range(kept.MOST_CONVERSATIONS + 1)]
     for one in made:
         replies.add_conversation(one)
     with pytest.raises(Exception, match="conv_0"):

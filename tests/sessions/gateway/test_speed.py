@@ -30,7 +30,7 @@ from agentrl.sessions.gateway.collector import tuned_collector
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.turn_request import cached
 from agentrl.sessions.gateway.wire import chat
-from agentrl.sessions.gateway.writer import Writer
+from agentrl.sessions.gateway.writer import StoreWriter
 from agentrl.sessions.store import Store
 from agentrl.types import Message, Session, Task
 from tests.sessions.gateway.conftest import Serve
@@ -151,7 +151,7 @@ async def test_turns_that_end_while_the_store_is_busy_are_written_in_one_commit_
             store.save(session)
         for session in sessions:
             tree.add(session, None, Message(role="user", content="hi"), [1, 2, 3])
-        writer, go_on = Writer(store), threading.Event()
+        writer, go_on = StoreWriter(store), threading.Event()
         busy = asyncio.ensure_future(writer.do(go_on.wait))
         await asyncio.sleep(0)
         adding = [asyncio.ensure_future(writer.append(session, session.nodes)) for session in sessions[:3]]

@@ -25,7 +25,7 @@ from agentrl.models.tiny import build, render
 from agentrl.rollout.serve_workers import serve_command
 from agentrl.sessions.gateway.limits import Limits
 from agentrl.sessions.gateway.listener import listening, served
-from agentrl.sessions.gateway.workers import Front, Shard, new_session_id, worker_of
+from agentrl.sessions.gateway.workers import Front, SessionShard, new_session_id, worker_of
 from agentrl.sessions.store import Store
 
 ENGINE = """
@@ -57,7 +57,7 @@ PATH = os.pathsep.join(entry for entry in sys.path if entry)
 
 
 def test_each_session_belongs_to_one_worker_and_new_ones_are_made_for_it() -> None:
-    shards = [Shard(number, (1, 2, 3)) for number in range(3)]
+    shards = [SessionShard(number, (1, 2, 3)) for number in range(3)]
     for shard in shards:
         made = [new_session_id(shard) for _ in range(20)]
         assert all(shard.has(one) and worker_of(one, 3) == shard.number for one in made)

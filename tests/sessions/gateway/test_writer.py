@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agentrl.errors import StoreError
-from agentrl.sessions.gateway.writer import Writer
+from agentrl.sessions.gateway.writer import StoreWriter
 from agentrl.sessions.store import Store
 from agentrl.types import Session, Task
 from tests.train.trees import environment_node
@@ -18,7 +18,7 @@ async def test_turns_that_wait_to_be_written_are_written_as_the_writer_closes() 
     session = Session("a", Task(id="t"))
     with Store(":memory:") as store:
         store.save(session)
-        writer = Writer(store)
+        writer = StoreWriter(store)
         writing = asyncio.ensure_future(writer.append(session, [environment_node(session, None, [1, 2])]))
         await asyncio.sleep(0)
         writer.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers import get_renderer
-from agentrl.sessions.renderers.agreement import Verdict, agreements
+from agentrl.sessions.renderers.agreement import TrialVerdict, agreements
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.renderers.generic import NO_TOOLS, UNREADABLE, GenericRenderer, unproven
 from agentrl.sessions.renderers.markers import in_short, read_back
@@ -200,9 +200,9 @@ def row(model: Model) -> Row:
     except ConfigError as error:
         return Row(model.name, "refused", "", "", _markers_of_refused(plain), _reason(str(error)), tokens)
     found = list(agreements(renderer, plain, 8))
-    wanted = [one for one in found if one.verdict is Verdict.ON_PURPOSE]
+    wanted = [one for one in found if one.verdict is TrialVerdict.ON_PURPOSE]
     notes = "; ".join(dict.fromkeys(reason for one in wanted for reason in one.detail.split("; ")[:-1]))
-    exact = "no" if any(one.verdict is Verdict.DIFFERS for one in found) else "but for" if wanted else "yes"
+    exact = "no" if any(one.verdict is TrialVerdict.DIFFERS for one in found) else "but for" if wanted else "yes"
     return Row(model.name, f"`{renderer.name}`", exact, _tools(renderer), in_short(read_back(renderer)), notes, tokens)
 
 

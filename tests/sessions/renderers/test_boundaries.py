@@ -13,7 +13,7 @@ from agentrl.sessions.renderers import get_renderer, parse
 from agentrl.sessions.renderers.base import Renderer
 from agentrl.sessions.renderers.check import ON_PURPOSE, as_table, check_renderer
 from agentrl.sessions.renderers.families import FAMILIES
-from agentrl.sessions.renderers.guard import Guard
+from agentrl.sessions.renderers.guard import MarkupGuard
 from agentrl.sessions.renderers.proof import TOOLS, conversation, kimi_id, nine_letters, nodes
 from agentrl.types import FunctionCall, Message, Node, Part, ToolCall
 from tests.sessions.renderers import support
@@ -346,7 +346,7 @@ def test_guarded_text_loses_the_white_space_that_added_tokens_take_along(side: s
     for entry in spec["added_tokens"]:
         entry[side] = True
     phi = HFTokenizer(json.dumps(spec))
-    guard = Guard(phi)
+    guard = MarkupGuard(phi)
     rendered = "<|user|>\n{}<|end|>\n <|assistant|>\n"
     assert guard.text(content) != content
     assert guard.encode(rendered.format(guard.text(content))) == phi.encode_markup(rendered.format(content))

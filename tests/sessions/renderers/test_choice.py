@@ -181,9 +181,9 @@ def test_a_known_renderer_that_drops_system_messages_causes_a_warning(
 
 PLUGIN = """
 from agentrl.sessions.renderers.chatml import ChatML
-from agentrl.sessions.renderers.families import Family
+from agentrl.sessions.renderers.families import RendererFamily
 
-MINE = Family(lambda tokenizer: ChatML(tokenizer, "mine"), marks=("<|im_start|>", "<|im_end|>"))
+MINE = RendererFamily(lambda tokenizer: ChatML(tokenizer, "mine"), marks=("<|im_start|>", "<|im_end|>"))
 NOTHING = lambda tokenizer: 3
 """
 

@@ -11,7 +11,7 @@ from agentrl.models.tokenizers import HFTokenizer
 from agentrl.sessions.renderers import get_renderer
 from agentrl.sessions.renderers.check import check_renderer
 from agentrl.sessions.renderers.generic import unproven
-from agentrl.sessions.renderers.markers import WARNED, Found, Part, in_short, lost, read_back
+from agentrl.sessions.renderers.markers import WARNED, MarkerCheck, MarkerPart, in_short, lost, read_back
 from agentrl.sessions.turn_generator import TurnGenerator
 from agentrl.types import Message
 from tests.sessions.renderers.support import trained, with_template
@@ -41,18 +41,18 @@ WHOLE = """
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 MARKS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
-FAULTS: dict[Part, tuple[str, str]] = {
-    Part.SYSTEM: ("{{ messages[0].content }}<|im_end|>", "<|im_end|>"),
-    Part.USER: ("user\n{{ message.content }}", "user\n{{ message.content | replace('ruby', '') }}"),
-    Part.TOOLS: ("{{ tool | tojson }}", ""),
-    Part.CALL: ('"arguments": {{ call.function.arguments | tojson }}', '"arguments": {}'),
-    Part.RESULT: ("tool\n{{ message.content }}", "tool\n{{ message.content | replace('onyx', '') }}"),
-    Part.REASONING: ("{{ message.reasoning_content }}", "{{ message.reasoning_content | upper }}"),
-    Part.ANSWER: (
+FAULTS: dict[MarkerPart, tuple[str, str]] = {
+    MarkerPart.SYSTEM: ("{{ messages[0].content }}<|im_end|>", "<|im_end|>"),
+    MarkerPart.USER: ("user\n{{ message.content }}", "user\n{{ message.content | replace('ruby', '') }}"),
+    MarkerPart.TOOLS: ("{{ tool | tojson }}", ""),
+    MarkerPart.CALL: ('"arguments": {{ call.function.arguments | tojson }}', '"arguments": {}'),
+    MarkerPart.RESULT: ("tool\n{{ message.content }}", "tool\n{{ message.content | replace('onyx', '') }}"),
+    MarkerPart.REASONING: ("{{ message.reasoning_content }}", "{{ message.reasoning_content | upper }}"),
+    MarkerPart.ANSWER: (
         "{% endif %}{{ message.content }}",
         "{% endif %}{{ 'to all: ' if message.content }}{{ message.content }}",
     ),
-    Part.STOP: (
+    MarkerPart.STOP: (
         "{% endif %}{{ message.content }}",
         "{% endif %}{{ message.content ~ '<|im_end|>' if message.content }}",
     ),
@@ -63,26 +63,26 @@ def served(template: str = WHOLE) -> HFTokenizer:
     return with_template(trained(MARKS), template, eos="<|im_end|>")
 
 
-def not_read(tokenizer: HFTokenizer, grammar: str = "hermes") -> dict[Part, Found]:
+def not_read(tokenizer: HFTokenizer, grammar: str = "hermes") -> dict[MarkerPart, MarkerCheck]:
     return {found.part: found for found in read_back(unproven(tokenizer, grammar=grammar)) if found.lost}
 
 
 def test_all_parts_of_a_template_that_keeps_them_come_out_again() -> None:
     found = read_back(get_renderer(served(), "generic"))
-    assert found == [Found(part, True) for part in Part]
+    assert found == [MarkerCheck(part, True) for part in MarkerPart]
     assert in_short(found) == "all"
 
 
-@pytest.mark.parametrize("part", Part)
-def test_a_part_that_a_template_loses_is_named_and_no_other(part: Part) -> None:
+@pytest.mark.parametrize("part", MarkerPart)
+def test_a_part_that_a_template_loses_is_named_and_no_other(part: MarkerPart) -> None:
     old, new = FAULTS[part]
     assert old in WHOLE
     assert list(not_read(served(WHOLE.replace(old, new)))) == [part]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [part for part in Part if part not in (*WARNED, Part.CALL)])
-def test_what_the_check_finds_is_what_the_run_refuses(part: Part) -> None:
+@pytest.mark.parametrize("part", [part for part in MarkerPart if part not in (*WARNED, MarkerPart.CALL)])
+def test_what_the_check_finds_is_what_the_run_refuses(part: MarkerPart) -> None:
     tokenizer = served(WHOLE.replace(*FAULTS[part]))
     why = not_read(tokenizer)[part].lost
     with pytest.raises(ConfigError) as refused:
@@ -96,7 +96,7 @@ def test_what_the_check_finds_is_what_the_run_refuses(part: Part) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", WARNED)
 def test_tools_and_system_messages_that_a_template_does_not_show_are_warned_of(
-    part: Part, caplog: pytest.LogCaptureFixture
+    part: MarkerPart, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The templates of DeepSeek V3 and R1 leave out the tools on offer, and nothing said so."""
     tokenizer = served(WHOLE.replace(*FAULTS[part]))
@@ -110,7 +110,7 @@ def test_tools_and_system_messages_that_a_template_does_not_show_are_warned_of(
 
 def test_a_format_that_nobody_named_refuses_tools_that_its_template_does_not_list() -> None:
     """They were warned of alone, and a run whose model knew none of its tools went on; text is served as before."""
-    tokenizer = served(WHOLE.replace(*FAULTS[Part.TOOLS]))
+    tokenizer = served(WHOLE.replace(*FAULTS[MarkerPart.TOOLS]))
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
     messages = [Message(role="user", content="hello")]
     chosen, named = (TurnGenerator(get_renderer(tokenizer, name), None) for name in ("auto", "generic"))

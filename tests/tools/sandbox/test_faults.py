@@ -23,7 +23,7 @@ from agentrl.tools.sandbox import DaemonError, PathError, Sandbox, SandboxDied
 from agentrl.tools.sandbox import daemon as daemons
 from agentrl.tools.sandbox.docker import DockerSandbox, create_docker
 from agentrl.tools.sandbox.loop import on_loop
-from agentrl.tools.sandbox.pool import Pool
+from agentrl.tools.sandbox.pool import SandboxPool
 from tests.conftest import need
 from tests.tools.sandbox.conftest import SMALL, TINY, Make
 
@@ -101,7 +101,7 @@ async def test_what_an_outside_exec_left_running_is_killed_or_the_sandbox_thrown
 
 
 async def test_work_in_a_pool_survives_containers_that_are_killed_under_it(docker: None) -> None:
-    pool = Pool(total=3)
+    pool = SandboxPool(total=3)
     tries: list[str] = []
 
     async def work(sandbox: Sandbox) -> bytes:
@@ -213,7 +213,7 @@ async def test_a_hanging_daemon_is_noticed_and_a_pool_goes_on_when_it_wakes(
         own.process.send_signal(signal.SIGCONT)
         monkeypatch.undo()
     await asyncio.sleep(0.5)
-    pool = Pool(total=2)
+    pool = SandboxPool(total=2)
     try:
         async with pool.lease(spec.model_copy(update={"start_timeout": 60.0}), timeout=60) as fresh:
             assert (await fresh.exec("echo awake")).stdout == b"awake\n"

@@ -14,7 +14,7 @@ from agentrl.errors import ToolError
 from agentrl.tools.sandbox import DaemonError, PathError, SandboxDied, SandboxMemory, SandboxSpec
 from agentrl.tools.sandbox import pool as pools
 from agentrl.tools.sandbox.loop import on_loop
-from agentrl.tools.sandbox.pool import Pool
+from agentrl.tools.sandbox.pool import SandboxPool
 from tests.tools.sandbox.test_pool import OTHER, SPEC, Fake, FakeBackend
 
 TOTAL = 3
@@ -95,7 +95,7 @@ def _impatient() -> Any:
         yield
 
 
-async def assert_every_place_is_free(pool: Pool, backend: MortalBackend) -> None:
+async def assert_every_place_is_free(pool: SandboxPool, backend: MortalBackend) -> None:
     backend.fates.clear()
     for spec in (SPEC, OTHER):
         held = [await pool.acquire(spec, timeout=20) for _ in range(TOTAL)]
@@ -116,7 +116,7 @@ async def test_a_place_is_free_after_its_sandbox_ended_in_any_state_by_any_means
     if not _can_end(state, means):
         pytest.skip("the caller's own deadline ends these, and what awaits nothing is never cancelled")
     backend = MortalBackend()
-    pool = Pool(backend.create, total=TOTAL, recycle=recycle)
+    pool = SandboxPool(backend.create, total=TOTAL, recycle=recycle)
     for _ in range(2 * TOTAL):
         backend.fates = {state: [means]}
         try:
@@ -135,7 +135,7 @@ async def test_a_place_is_free_after_its_sandbox_ended_in_any_state_by_any_means
 def test_no_order_of_events_and_ends_costs_a_place(events: list[tuple[str, int, str]], recycle: bool) -> None:
     async def run() -> None:
         backend = MortalBackend()
-        pool = Pool(backend.create, total=TOTAL, recycle=recycle)
+        pool = SandboxPool(backend.create, total=TOTAL, recycle=recycle)
         held: list[Any] = []
         for event, number, means in events:
             try:
@@ -169,7 +169,7 @@ def test_no_order_of_events_and_ends_costs_a_place(events: list[tuple[str, int, 
 async def test_an_acquire_that_is_cancelled_as_its_sandbox_comes_keeps_no_place() -> None:
     """The caller's loop is cancelled between the sandbox's loop having one and the caller hearing of it."""
     backend = MortalBackend()
-    pool = Pool(backend.create, total=TOTAL, recycle=True)
+    pool = SandboxPool(backend.create, total=TOTAL, recycle=True)
     for _ in range(2 * TOTAL):
         acquiring = asyncio.ensure_future(pool.acquire(SPEC, timeout=20))
         await asyncio.sleep(0)
@@ -183,13 +183,13 @@ async def test_an_acquire_that_is_cancelled_as_its_sandbox_comes_keeps_no_place(
     await assert_every_place_is_free(pool, backend)
 
 
-async def _leased(pool: Pool) -> bool:
+async def _leased(pool: SandboxPool) -> bool:
     return len(pool._owned) > sum(len(one.idle) for one in pool._pools.values())
 
 
 async def test_what_a_background_task_did_not_expect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     backend = MortalBackend()
-    pool = Pool(backend.create, total=TOTAL, recycle=True)
+    pool = SandboxPool(backend.create, total=TOTAL, recycle=True)
     sandbox = await pool.acquire(SPEC)
     backend.fates = {"reset": ["wrong"]}
     with caplog.at_level(logging.ERROR):

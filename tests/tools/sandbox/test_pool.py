@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agentrl.errors import ConfigError, DeadlineExceeded, SandboxError
 from agentrl.tools.sandbox import DaemonError, SandboxDied, SandboxSpec
 from agentrl.tools.sandbox.loop import sandbox_loop
-from agentrl.tools.sandbox.pool import Pool
+from agentrl.tools.sandbox.pool import SandboxPool
 
 SPEC = SandboxSpec()
 OTHER = SandboxSpec(image="other")
@@ -91,21 +91,21 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
 
 
 @pytest.fixture
-async def pool(backend: FakeBackend) -> AsyncIterator[Pool]:
-    pool = Pool(backend.create, total=4, creates=2)
+async def pool(backend: FakeBackend) -> AsyncIterator[SandboxPool]:
+    pool = SandboxPool(backend.create, total=4, creates=2)
     yield pool
     await pool.close()
     assert backend.alive == set()
 
 
-async def test_an_idle_sandbox_is_acquired_without_creating_one(pool: Pool, backend: FakeBackend) -> None:
+async def test_an_idle_sandbox_is_acquired_without_creating_one(pool: SandboxPool, backend: FakeBackend) -> None:
     await pool.warm(SPEC, 2)
     first = await pool.acquire(SPEC)
     assert first.id in ("fake-0", "fake-1")
     await pool.release(first)
 
 
-async def test_an_unhealthy_sandbox_is_never_acquired(pool: Pool, backend: FakeBackend) -> None:
+async def test_an_unhealthy_sandbox_is_never_acquired(pool: SandboxPool, backend: FakeBackend) -> None:
     await pool.warm(SPEC, 2)
     for fake in backend.alive:
         fake.works = False
@@ -114,7 +114,7 @@ async def test_an_unhealthy_sandbox_is_never_acquired(pool: Pool, backend: FakeB
     assert pool.counts["unhealthy"] >= 1
 
 
-async def test_the_bounds_hold_with_any_number_of_callers(pool: Pool, backend: FakeBackend) -> None:
+async def test_the_bounds_hold_with_any_number_of_callers(pool: SandboxPool, backend: FakeBackend) -> None:
     backend.delay = 0.002
 
     async def use() -> None:
@@ -128,14 +128,14 @@ async def test_the_bounds_hold_with_any_number_of_callers(pool: Pool, backend: F
 
 
 async def test_an_idle_sandbox_of_another_kind_is_removed_for_a_waiting_caller(
-    pool: Pool, backend: FakeBackend
+    pool: SandboxPool, backend: FakeBackend
 ) -> None:
     await pool.warm(OTHER, 4)
     sandbox: Any = await pool.acquire(SPEC, timeout=5)
     assert sandbox.spec == SPEC
 
 
-async def test_waiting_ends_at_the_deadline_and_leaves_nothing_behind(pool: Pool, backend: FakeBackend) -> None:
+async def test_waiting_ends_at_the_deadline_and_leaves_nothing_behind(pool: SandboxPool, backend: FakeBackend) -> None:
     held = [await pool.acquire(SPEC) for _ in range(4)]
     with pytest.raises(DeadlineExceeded, match="4 alive"):
         await pool.acquire(SPEC, timeout=0.05)
@@ -144,14 +144,14 @@ async def test_waiting_ends_at_the_deadline_and_leaves_nothing_behind(pool: Pool
     assert (await pool.acquire(SPEC, timeout=5)).id not in {sandbox.id for sandbox in held}
 
 
-async def test_a_daemon_that_fails_for_a_while_is_tried_again(pool: Pool, backend: FakeBackend) -> None:
+async def test_a_daemon_that_fails_for_a_while_is_tried_again(pool: SandboxPool, backend: FakeBackend) -> None:
     backend.failures = [DaemonError("busy"), SandboxDied("gone")]
     await pool.acquire(SPEC, timeout=5)
     assert pool.counts["created"] == 1
 
 
 async def test_a_daemon_that_is_restarted_costs_a_wait_and_no_failure(
-    pool: Pool, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+    pool: SandboxPool, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restart of the daemon was seen to take 10.6 s; the shortest wait that chance may draw must be longer."""
     monkeypatch.undo()
@@ -171,14 +171,16 @@ async def test_a_daemon_that_is_restarted_costs_a_wait_and_no_failure(
     assert clock >= 10.6
 
 
-async def test_a_daemon_that_keeps_failing_raises_in_the_waiting_caller(pool: Pool, backend: FakeBackend) -> None:
+async def test_a_daemon_that_keeps_failing_raises_in_the_waiting_caller(
+    pool: SandboxPool, backend: FakeBackend
+) -> None:
     backend.failures = [DaemonError(f"failure {i}") for i in range(20)]
     with pytest.raises(DaemonError, match="failure"):
         await pool.acquire(SPEC, timeout=5)
 
 
 async def test_idle_sandboxes_that_could_not_be_created_are_created_after_the_next_acquire(
-    pool: Pool, backend: FakeBackend
+    pool: SandboxPool, backend: FakeBackend
 ) -> None:
     backend.failures = [DaemonError("down")] * 20
     with pytest.raises(DaemonError, match="down"):
@@ -188,7 +190,7 @@ async def test_idle_sandboxes_that_could_not_be_created_are_created_after_the_ne
     await until(lambda: len(backend.alive) == 3, "one leased, two idle")
 
 
-async def test_a_wrong_configuration_is_not_tried_twice(pool: Pool, backend: FakeBackend) -> None:
+async def test_a_wrong_configuration_is_not_tried_twice(pool: SandboxPool, backend: FakeBackend) -> None:
     backend.failures = [ConfigError("no such image")] * 2
     with pytest.raises(ConfigError, match="no such image"):
         await pool.acquire(SPEC, timeout=5)
@@ -196,7 +198,7 @@ async def test_a_wrong_configuration_is_not_tried_twice(pool: Pool, backend: Fak
 
 
 async def test_recycled_sandboxes_are_emptied_first_and_removed_where_they_can_not_be(backend: FakeBackend) -> None:
-    pool = Pool(backend.create, total=2, recycle=True)
+    pool = SandboxPool(backend.create, total=2, recycle=True)
     first: Any = await pool.acquire(SPEC)
     await pool.release(first)
     await until(lambda: first.resets == 1, "it is emptied")
@@ -211,7 +213,7 @@ async def test_recycled_sandboxes_are_emptied_first_and_removed_where_they_can_n
     assert backend.alive == set()
 
 
-async def test_work_that_lost_its_sandbox_is_done_again_in_a_fresh_one(pool: Pool, backend: FakeBackend) -> None:
+async def test_work_that_lost_its_sandbox_is_done_again_in_a_fresh_one(pool: SandboxPool, backend: FakeBackend) -> None:
     seen = []
 
     async def work(sandbox: Any) -> str:
@@ -224,7 +226,7 @@ async def test_work_that_lost_its_sandbox_is_done_again_in_a_fresh_one(pool: Poo
     assert len(set(seen)) == 3
 
 
-async def test_work_that_fails_by_itself_is_not_done_again(pool: Pool) -> None:
+async def test_work_that_fails_by_itself_is_not_done_again(pool: SandboxPool) -> None:
     calls = 0
 
     async def work(sandbox: Any) -> None:
@@ -238,7 +240,7 @@ async def test_work_that_fails_by_itself_is_not_done_again(pool: Pool) -> None:
 
 
 @pytest.mark.slow
-async def test_a_cancelled_acquire_keeps_no_sandbox(pool: Pool, backend: FakeBackend) -> None:
+async def test_a_cancelled_acquire_keeps_no_sandbox(pool: SandboxPool, backend: FakeBackend) -> None:
     backend.may_create.clear()
     tasks = [asyncio.ensure_future(pool.acquire(SPEC)) for _ in range(4)]
     await until(lambda: backend.creating > 0, "none was created")
@@ -251,7 +253,7 @@ async def test_a_cancelled_acquire_keeps_no_sandbox(pool: Pool, backend: FakeBac
 
 
 async def test_a_closed_pool_has_no_sandboxes(backend: FakeBackend) -> None:
-    pool = Pool(backend.create)
+    pool = SandboxPool(backend.create)
     held: Any = await pool.acquire(SPEC)
     await pool.close()
     assert held not in backend.alive
@@ -262,7 +264,7 @@ async def test_a_closed_pool_has_no_sandboxes(backend: FakeBackend) -> None:
 
 async def test_a_waiting_caller_gets_the_slot_of_another_kind_that_was_still_being_created() -> None:
     backend = FakeBackend(delay=0.05)
-    pool = Pool(backend.create, total=1, creates=1)
+    pool = SandboxPool(backend.create, total=1, creates=1)
     await pool.prepare(OTHER, 1)
     held = await pool.acquire(SPEC, timeout=5)
     assert held.spec == SPEC
@@ -274,7 +276,7 @@ async def test_a_waiting_caller_gets_the_slot_of_another_kind_that_was_still_bei
 def test_no_order_of_events_breaks_the_bound_or_loses_a_sandbox(events: list[tuple[str, int]], recycle: bool) -> None:
     async def run() -> None:
         backend = FakeBackend()
-        pool = Pool(backend.create, total=3, creates=2, recycle=recycle)
+        pool = SandboxPool(backend.create, total=3, creates=2, recycle=recycle)
         held: list[Any] = []
         specs = [SPEC, OTHER]
         for event, number in events:

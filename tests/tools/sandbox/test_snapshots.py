@@ -12,7 +12,7 @@ from agentrl.errors import InvalidInput
 from agentrl.tools.sandbox import SandboxSpec, Snapshot, SnapshotRefused
 from agentrl.tools.sandbox.docker import DockerSandbox
 from agentrl.tools.sandbox.plain import create_plain
-from agentrl.tools.sandbox.pool import Pool
+from agentrl.tools.sandbox.pool import SandboxPool
 from agentrl.tools.sandbox.snapshot import canonical, check_trees
 from tests.tools.sandbox.conftest import SMALL, Make
 
@@ -181,7 +181,7 @@ def test_a_snapshot_of_other_trees_is_refused() -> None:
 
 @pytest.mark.slow
 async def test_a_restored_sandbox_that_comes_back_to_its_pool_is_emptied(docker: None) -> None:
-    pool = Pool(total=1, recycle=True)
+    pool = SandboxPool(total=1, recycle=True)
     try:
         async with pool.lease(SMALL) as sandbox:
             await sandbox.write("first", "x")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import SandboxError
-from agentrl.tools.sandbox.wire import HEADER, Decoder, Demultiplexer, Flags, Frame, Kind, command, frame
+from agentrl.tools.sandbox.wire import HEADER, CommandKind, Decoder, Demultiplexer, Flags, Frame, command, frame
 
 FRAMES = st.lists(
     st.tuples(st.integers(0, 2**32 - 1), st.sampled_from(list(Frame)), st.binary(max_size=300)), max_size=20
@@ -62,9 +62,9 @@ def test_an_unknown_type_poisons_the_stream() -> None:
 @pytest.mark.parametrize("argv", [["a\0b"], [b"a\0"]])
 def test_an_argument_with_a_nul_is_refused_rather_than_cut(argv: list[str | bytes]) -> None:
     with pytest.raises(ValueError, match="NUL"):
-        command(Kind.RUN, argv, flags=Flags.NONE)
+        command(CommandKind.RUN, argv, flags=Flags.NONE)
 
 
 def test_a_command_that_no_frame_holds_is_refused() -> None:
     with pytest.raises(ValueError, match="too long"):
-        command(Kind.RUN, ["x" * (2 << 20)])
+        command(CommandKind.RUN, ["x" * (2 << 20)])

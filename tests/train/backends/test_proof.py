@@ -20,8 +20,8 @@ import agentrl
 from agentrl import cli
 from agentrl.errors import ConfigError, EngineError, InfraError, UnknownName
 from agentrl.models import tiny
-from agentrl.rollout.engines.flat import Layout
-from agentrl.rollout.engines.runner import Runner
+from agentrl.rollout.engines.flat import StepLayout
+from agentrl.rollout.engines.runner import ModelRunner
 from agentrl.train.backends import attention, proof
 from agentrl.train.backends.attention import BlockPlan
 from agentrl.train.backends.proof import prove, require
@@ -158,10 +158,10 @@ def test_trainer_and_engine_take_the_angles_of_short_rows_and_refuse_longer_ones
     assert int(forest.position.max()) < 64
     want = compute_rows(model, forest, "cpu").logp
     assert float((trainer.logprobs([forest])[0] - want).abs().max()) < 1e-5
-    runner = Runner(tmp_path, "cpu", "float32", 8, 1 << 28, context=64)
+    runner = ModelRunner(tmp_path, "cpu", "float32", 8, 1 << 28, context=64)
     assert float((engine_logps(runner, forest) - want).abs().max()) < 1e-5
     with pytest.raises(EngineError, match=r"engine\.max_context=64"):
-        Runner(tmp_path, "cpu", "float32", 8, 1 << 28)
+        ModelRunner(tmp_path, "cpu", "float32", 8, 1 << 28)
     with pytest.raises(ConfigError, match=r"engine\.max_context=64"):
         trainer.logprobs([path_forest([*range(64), 0])])
     assert trainer.logprobs([path_forest(list(range(64)))])[0].shape == (64,)
@@ -245,8 +245,8 @@ def test_the_local_engine_computes_what_rows_mean(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_window_that_the_local_engine_forgot_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Layout._mask
-    monkeypatch.setattr(Layout, "_mask", lambda layout, decoding, keys, window: whole(layout, decoding, keys, None))
+    whole = StepLayout._mask
+    monkeypatch.setattr(StepLayout, "_mask", lambda layout, decoding, keys, window: whole(layout, decoding, keys, None))
     assert compare(config_of(*EXACT["mistral"]), subject="local").logp > 0.05
 
 

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from agentrl.config import AlgoConfig
 from agentrl.models.loading import load_causal_lm
-from agentrl.models.mixers import State, mixers_of
+from agentrl.models.mixers import LayerState, mixers_of
 from agentrl.models.small import VOCABULARY, small_model
 from agentrl.train.backends import reference
 from agentrl.train.backends.proof_comparison import compare
@@ -94,13 +94,13 @@ def test_a_copy_of_a_model_computes_with_its_own_weights(trainer: TorchTrainer) 
 
 @pytest.mark.slow
 def test_a_state_that_were_forgotten_at_a_branch_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    concatenate = State.concatenate
+    concatenate = LayerState.concatenate
 
-    def forgotten(parts: list[tuple[State, int]]) -> State:
+    def forgotten(parts: list[tuple[LayerState, int]]) -> LayerState:
         state = concatenate(parts)
-        return State(state.conv, {name: torch.zeros_like(value) for name, value in state.recurrent.items()})
+        return LayerState(state.conv, {name: torch.zeros_like(value) for name, value in state.recurrent.items()})
 
-    monkeypatch.setattr(State, "concatenate", forgotten)
+    monkeypatch.setattr(LayerState, "concatenate", forgotten)
     assert compare(AutoConfig.for_model("qwen3_5_text", **KINDS["qwen3_5_text"])).logp > 0.01
 
 

@@ -312,7 +312,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "asynchronous": asynchronous,
     "a critic": trained(algo="ppo"),
     "forks": trained(**{"rollout.branch": "every", "rollout.branch.continuations": 1}),
-    "groups trained twice": trained(**{"rollout.replay": 0.5, "steps": 2}),
+    "groups trained twice": trained(**{"rollout.reuse": 0.5, "steps": 2}),
     "caches kept": trained(**{"weights.mode": "in_place", "rollout.staleness": 1}),
     "averaged weights": trained(**{"eval.weights": "averaged", "trainer.average_decay": 0.9, "eval.every": 1}),
     "a mixture": trained(**{"env": "mixture", "env.digits": 2, "env.again": {"name": "digits", "weight": 1}}),

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from agentrl.envs.code.inside.solution import Handle, Solution, WorkerLost
+from agentrl.envs.code.inside.solution import Handle, Solution, SolutionLost
 from agentrl.envs.code.inside.worker import words_of, worker
 
 PR_SET_DUMPABLE = 4
@@ -147,7 +147,7 @@ class Judge:
 
     def _note(self, error: BaseException) -> None:
         if not isinstance(error, StopTests):
-            self.errors.append(str(error) if isinstance(error, WorkerLost) else words_of(error))
+            self.errors.append(str(error) if isinstance(error, SolutionLost) else words_of(error))
 
 
 def called(function: Any, /, *args: Any, **kwargs: Any) -> None:

@@ -17,7 +17,7 @@ KEEPING = {"extent", "getattr", "bool", "str", "repr"}
 """Operations that do not change an object's items."""
 
 
-class WorkerLost(BaseException):
+class SolutionLost(BaseException):
     """The worker ended or broke the protocol. Not an `Exception`, which a test could catch."""
 
 
@@ -41,18 +41,18 @@ class Solution:
         self._to, self._source = os.fdopen(to, "wb"), os.fdopen(source, "rb")
         self._handles: dict[int, Handle] = {}
         self._extents: dict[int, Any] = {}
-        self.lost: WorkerLost | None = None
+        self.lost: SolutionLost | None = None
 
     def request(self, *message: Any, answer: bool = False) -> Any:
         """Send a request and return its result as data; `answer` is set on the handles in it (`Handle`).
 
         Raises:
-            WorkerLost: there is no result; kept in `lost`, whatever a test catches.
+            SolutionLost: there is no result; kept in `lost`, whatever a test catches.
             Exception: what the solution raised, where it is a built-in exception.
         """
         try:
             return self._request(message, answer)
-        except WorkerLost as error:
+        except SolutionLost as error:
             self.lost = error
             raise
 
@@ -65,11 +65,11 @@ class Solution:
             kind, words = getattr(builtins, str(reply["raised"])), str(reply["words"])
             raises = isinstance(kind, type) and issubclass(kind, Exception)
         except BaseException as error:
-            raise WorkerLost(
+            raise SolutionLost(
                 "the solution's process ended" if isinstance(error, (EOFError, OSError)) else "no data"
             ) from None
         if not raises:
-            raise WorkerLost(words)
+            raise SolutionLost(words)
         if message[0] != "next" and issubclass(kind, (StopIteration, StopAsyncIteration)):
             raise RuntimeError(f"the solution raised {words}")  # it would end a loop of the tests (cf. PEP 479)
         try:

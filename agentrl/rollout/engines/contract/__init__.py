@@ -29,7 +29,7 @@ from agentrl.rollout.engines.contract.sampling import (
     samples_follow_the_softmax,
     the_most_probable_tokens_come_where_they_are_requested,
 )
-from agentrl.rollout.engines.contract.subject import LOGPROB_TOLERANCE, PATIENCE, Check, Subject
+from agentrl.rollout.engines.contract.subject import LOGPROB_TOLERANCE, PATIENCE, Check, EngineSubject
 from agentrl.rollout.engines.contract.turns import (
     bad_requests_are_refused,
     chunks_add_up_to_the_turn,
@@ -40,11 +40,11 @@ from agentrl.rollout.engines.contract.turns import (
 )
 from agentrl.types import Engine, Tokenizer
 
-__all__ = ["CHECKS", "LOGPROB_TOLERANCE", "Check", "Finding", "Subject", "check_engine"]
+__all__ = ["CHECKS", "LOGPROB_TOLERANCE", "Check", "ContractFinding", "EngineSubject", "check_engine"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ContractFinding:
     """Something wrong: which check, and what it saw."""
 
     check: str
@@ -78,27 +78,27 @@ CHECKS: dict[str, Check] = {
 
 async def check_engine(
     make_engine: Callable[[], Engine | Awaitable[Engine]], tokenizer: Tokenizer | None = None, **known: Any
-) -> list[Finding]:
+) -> list[ContractFinding]:
     """Run the whole suite.
 
     Args:
         make_engine: builds a fresh engine; it is closed here.
         tokenizer: the model's.
-        **known: further attributes of `Subject`.
+        **known: further attributes of `EngineSubject`.
 
     Returns:
         What is wrong; nothing, where the engine keeps the contract.
     """
     made = make_engine()
     engine = await made if inspect.isawaitable(made) else made
-    subject = Subject(engine, tokenizer, **known)
-    findings: list[Finding] = []
+    subject = EngineSubject(engine, tokenizer, **known)
+    findings: list[ContractFinding] = []
     try:
         for name, check in CHECKS.items():
             try:
                 await asyncio.wait_for(check(subject), 3 * PATIENCE)
             except Exception as error:
-                findings.append(Finding(name, f"{type(error).__name__}: {error}"))
+                findings.append(ContractFinding(name, f"{type(error).__name__}: {error}"))
     finally:
         await engine.close()
     return findings

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from agentrl.errors import EngineError
-from agentrl.rollout.engines.contract.subject import PATIENCE, Subject, expect
+from agentrl.rollout.engines.contract.subject import PATIENCE, EngineSubject, expect
 from agentrl.types import FinishReason, PauseMode, Sampling, Turn
 
 
-async def prefixes_are_reused(subject: Subject) -> None:
+async def prefixes_are_reused(subject: EngineSubject) -> None:
     """A session's next turn takes nine tenths of its prefix from the cache, but for an unfinished block of it."""
     prompt = subject.prompt(12, min(400, subject.engine.capabilities.max_context // 2))
     first = await subject.turn(prompt, Sampling(max_new_tokens=32, seed=1), "reuse/0")
@@ -22,7 +22,7 @@ async def prefixes_are_reused(subject: Subject) -> None:
     expect(again.cached_tokens >= least, f"only {again.cached_tokens} of {len(path)} tokens were cached")
 
 
-async def closing_the_stream_frees_the_engine(subject: Subject) -> None:
+async def closing_the_stream_frees_the_engine(subject: EngineSubject) -> None:
     """Leaving a stream aborts its request."""
     stream = subject.engine.generate("leave/0", subject.prompt(14, 20), Sampling(max_new_tokens=100_000, seed=1))
     async for _ in stream:
@@ -31,7 +31,7 @@ async def closing_the_stream_frees_the_engine(subject: Subject) -> None:
     await _until(subject, lambda running: running == 0, "a request that was left goes on")
 
 
-async def _until(subject: Subject, done: Callable[[int], bool], complaint: str) -> None:
+async def _until(subject: EngineSubject, done: Callable[[int], bool], complaint: str) -> None:
     end = time.monotonic() + PATIENCE
     while not done((await subject.engine.health()).running):
         expect(time.monotonic() < end, complaint)
@@ -42,7 +42,7 @@ _PAUSES = 10
 """How often a pause is tried until one comes amid a turn: a tiny model may end it in less time than a call takes."""
 
 
-async def _paused(subject: Subject, mode: PauseMode, prompt: list[int], sampling: Sampling) -> tuple[Turn, bool]:
+async def _paused(subject: EngineSubject, mode: PauseMode, prompt: list[int], sampling: Sampling) -> tuple[Turn, bool]:
     """Pause amid a turn and resume; the turn, and whether it was under way all the time."""
     engine = subject.engine
     task = asyncio.create_task(subject.turn(prompt, sampling, f"pause-{mode}/0"))
@@ -58,7 +58,7 @@ async def _paused(subject: Subject, mode: PauseMode, prompt: list[int], sampling
     return turn, held
 
 
-async def pausing_works_in_every_mode(subject: Subject) -> None:
+async def pausing_works_in_every_mode(subject: EngineSubject) -> None:
     """DRAIN lets requests finish, ABORT ends them, the others hold them; new ones wait until `resume`."""
     engine, sampling = subject.engine, Sampling(max_new_tokens=200, seed=4)
     prompt = subject.prompt(15, min(20, engine.capabilities.max_context // 4))
@@ -79,7 +79,7 @@ async def pausing_works_in_every_mode(subject: Subject) -> None:
             expect(turn.token_ids == whole.token_ids, f"{mode}: the pause changed the tokens")
 
 
-async def publications_are_whole(subject: Subject) -> None:
+async def publications_are_whole(subject: EngineSubject) -> None:
     """Wrong weights are refused and change nothing; right ones raise the version, and each token knows its own."""
     if subject.weights is None:
         return
@@ -109,7 +109,7 @@ async def publications_are_whole(subject: Subject) -> None:
     expect(after.token_ids == before.token_ids, "the first weights, published again, give other tokens")
 
 
-async def closing_is_final(subject: Subject) -> None:
+async def closing_is_final(subject: EngineSubject) -> None:
     """`close` may be called twice, ends open requests with EngineError, and refuses new ones."""
     open_one = asyncio.create_task(subject.turn(subject.prompt(17, 20), Sampling(max_new_tokens=100_000, seed=1)))
     await _until(subject, lambda running: running > 0, "a request did not start")

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentrl.rollout.engines.contract.subject import Subject, expect
+from agentrl.rollout.engines.contract.subject import EngineSubject, expect
 from agentrl.types import MOST_PROBABLE, Sampling, TopLogprobs, Turn
 
 
-async def logprobs_are_those_of_scoring(subject: Subject) -> None:
+async def logprobs_are_those_of_scoring(subject: EngineSubject) -> None:
     """Behaviour log-probabilities are at the sampling temperature, over the whole vocabulary; top-k changes nothing."""
     for temperature, top_k in ((1.0, None), (0.6, None), (1.7, None), (0.8, 4)):
         prompt = subject.prompt(7, 30)
@@ -25,7 +25,7 @@ async def logprobs_are_those_of_scoring(subject: Subject) -> None:
     await _compare(turn.logprobs, [*prompt, *turn.token_ids], 1.0, subject)
 
 
-async def _compare(logprobs: Sequence[float], path: list[int], temperature: float, subject: Subject) -> None:
+async def _compare(logprobs: Sequence[float], path: list[int], temperature: float, subject: EngineSubject) -> None:
     scorers: dict[str, Sequence[float]] = {}
     if subject.engine.capabilities.score:
         scorers["score()"] = await subject.engine.score(path, temperature)
@@ -37,7 +37,7 @@ async def _compare(logprobs: Sequence[float], path: list[int], temperature: floa
         expect(worst <= subject.tolerance, f"temperature {temperature}: logprobs differ from {name} by {worst:.2g}")
 
 
-async def the_most_probable_tokens_come_where_they_are_requested(subject: Subject) -> None:
+async def the_most_probable_tokens_come_where_they_are_requested(subject: EngineSubject) -> None:
     """They are of the distribution that `logprobs` are of, in order, and what is sampled stays the same."""
     prompt, most = subject.prompt(12, 20), min(MOST_PROBABLE, subject.engine.capabilities.vocab_size)
     for temperature, top_k in ((0.0, None), (1.0, None), (0.6, None), (1.3, 3)):
@@ -57,7 +57,7 @@ async def the_most_probable_tokens_come_where_they_are_requested(subject: Subjec
                 _check_most_probable(subject, token, logp, best, count)
 
 
-def _check_most_probable(subject: Subject, token: int, logp: float, best: TopLogprobs, count: int) -> None:
+def _check_most_probable(subject: EngineSubject, token: int, logp: float, best: TopLogprobs, count: int) -> None:
     logps = [value for _, value in best]
     expect(len(dict(best)) == count, f"top_logprobs={count} gave {len(dict(best))} tokens")
     expect(logps == sorted(logps, reverse=True), f"top_logprobs are not in order: {logps}")
@@ -70,7 +70,7 @@ def _check_most_probable(subject: Subject, token: int, logp: float, best: TopLog
     expect(mass <= 1 + subject.tolerance, f"the probabilities of top_logprobs add up to {mass}")
 
 
-async def greedy_takes_the_most_probable(subject: Subject) -> None:
+async def greedy_takes_the_most_probable(subject: EngineSubject) -> None:
     """Temperature 0 repeats itself, and no sample is more probable than its first token."""
     prompt = subject.prompt(8, 20)
     first, again = await subject.greedy(prompt, 8), await subject.greedy(prompt, 8)
@@ -80,7 +80,7 @@ async def greedy_takes_the_most_probable(subject: Subject) -> None:
     expect(best <= first.logprobs[0] + subject.tolerance, "a sample was more probable than the greedy token")
 
 
-async def samples_follow_the_softmax(subject: Subject) -> None:
+async def samples_follow_the_softmax(subject: EngineSubject) -> None:
     """At temperatures other than 1, frequencies of sampled tokens fit their own log-probabilities (chi-square)."""
     prompt = subject.prompt(9, 20)
     for temperature in (0.5, 1.4):
@@ -114,7 +114,7 @@ def _chi_square_limit(freedom: int) -> float:
     return float(freedom * (1 - part + 4.75 * math.sqrt(part)) ** 3)
 
 
-async def narrowed_samples_stay_inside(subject: Subject) -> None:
+async def narrowed_samples_stay_inside(subject: EngineSubject) -> None:
     """top-k, top-p, min-p and biases keep samples inside the support that they leave."""
     prompt = subject.prompt(10, 20)
     best = (await subject.greedy(prompt, 1)).token_ids[0]
@@ -128,7 +128,7 @@ async def narrowed_samples_stay_inside(subject: Subject) -> None:
     expect((await subject.turn(prompt, biased)).token_ids[0] == other, "a bias of 1000 was not felt")
 
 
-def mixed_requests(subject: Subject) -> list[tuple[str, list[int], Sampling]]:
+def mixed_requests(subject: EngineSubject) -> list[tuple[str, list[int], Sampling]]:
     """Requests of many lengths and temperatures, some of which share prefixes."""
     dice = random.Random(11)
     longest = min(150, subject.engine.capabilities.max_context // 4)
@@ -141,7 +141,7 @@ def mixed_requests(subject: Subject) -> list[tuple[str, list[int], Sampling]]:
     return found
 
 
-async def conversations(subject: Subject, order: Sequence[int], together: int) -> dict[str, tuple[Turn, Turn]]:
+async def conversations(subject: EngineSubject, order: Sequence[int], together: int) -> dict[str, tuple[Turn, Turn]]:
     """Each mixed request and a second turn after it, in that order, so many at once."""
     requests, gate = mixed_requests(subject), asyncio.Semaphore(together)
     answers: dict[str, tuple[Turn, Turn]] = {}
@@ -157,7 +157,7 @@ async def conversations(subject: Subject, order: Sequence[int], together: int) -
     return answers
 
 
-async def other_requests_change_nothing(subject: Subject) -> None:
+async def other_requests_change_nothing(subject: EngineSubject) -> None:
     """Where determinism is promised: the same tokens, bit-equal log-probabilities in any order, beside any request."""
     if not subject.engine.capabilities.deterministic:
         return

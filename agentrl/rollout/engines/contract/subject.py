@@ -16,7 +16,7 @@ LOGPROB_TOLERANCE = 1e-4
 
 
 @dataclass(slots=True)
-class Subject:
+class EngineSubject:
     """An engine under examination, and what is known about its model.
 
     Attributes:
@@ -50,7 +50,7 @@ class Subject:
         return await self.turn(ids, Sampling(temperature=0.0, max_new_tokens=count))
 
 
-Check = Callable[[Subject], Awaitable[None]]
+Check = Callable[[EngineSubject], Awaitable[None]]
 
 
 def expect(condition: bool, message: str) -> None:

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from agentrl.attachments import routed_experts
 from agentrl.errors import DeadlineExceeded, InvalidInput
-from agentrl.rollout.engines.contract.subject import Subject, expect
+from agentrl.rollout.engines.contract.subject import EngineSubject, expect
 from agentrl.types import Chunk, FinishReason, Sampling, Turn, collect
 
 EXPERTS_AGREE = 0.9
 """The least share of experts recorded alike again; near ties may fall otherwise where a prefix is recomputed."""
 
 
-async def chunks_add_up_to_the_turn(subject: Subject) -> None:
+async def chunks_add_up_to_the_turn(subject: EngineSubject) -> None:
     """Chunks' tokens, log-probabilities and versions are the turn's, in order; the turn comes last, once."""
     sampling = Sampling(max_new_tokens=24, seed=1)
     items = [item async for item in subject.engine.generate("contract/0", subject.prompt(1, 20), sampling)]
@@ -32,7 +32,7 @@ async def chunks_add_up_to_the_turn(subject: Subject) -> None:
     expect({span.version for span in turn.versions} == {subject.engine.version()}, "a span names another version")
 
 
-async def limits_are_kept(subject: Subject) -> None:
+async def limits_are_kept(subject: EngineSubject) -> None:
     """`max_new_tokens` holds, the context's limit holds, and both end the turn with LENGTH."""
     turn = await subject.turn(subject.prompt(2, 20), Sampling(max_new_tokens=7, seed=1))
     expect(len(turn.token_ids) == 7 and turn.finish_reason is FinishReason.LENGTH, f"max_new_tokens=7 gave {turn}")
@@ -42,7 +42,7 @@ async def limits_are_kept(subject: Subject) -> None:
     expect(turn.finish_reason is FinishReason.LENGTH, f"a full context gave {turn.finish_reason}")
 
 
-async def stop_tokens_end_a_turn(subject: Subject) -> None:
+async def stop_tokens_end_a_turn(subject: EngineSubject) -> None:
     """A stop token ends the turn, is part of it, and is named."""
     prompt = subject.prompt(4, 24)
     whole = await subject.greedy(prompt, 16)
@@ -54,7 +54,7 @@ async def stop_tokens_end_a_turn(subject: Subject) -> None:
     expect(turn.token_ids == whole.token_ids[: first + 1], "the turn does not end with its stop token")
 
 
-async def stop_strings_end_a_turn(subject: Subject) -> None:
+async def stop_strings_end_a_turn(subject: EngineSubject) -> None:
     """A stop string ends the turn with the token that completes it, even across tokens."""
     if subject.tokenizer is None:
         return
@@ -72,7 +72,7 @@ async def stop_strings_end_a_turn(subject: Subject) -> None:
     expect(turn.token_ids == whole.token_ids[:expected], f"stop={stop!r} came after {len(turn.token_ids)} tokens")
 
 
-async def bad_requests_are_refused(subject: Subject) -> None:
+async def bad_requests_are_refused(subject: EngineSubject) -> None:
     """An empty prompt, an unknown token and a full context are the caller's mistakes; a past deadline is a timeout."""
     limits = subject.engine.capabilities
     for ids in ([], [limits.vocab_size], [-1], subject.prompt(6, limits.max_context)):
@@ -88,7 +88,7 @@ async def bad_requests_are_refused(subject: Subject) -> None:
     raise AssertionError("a deadline in the past was not noticed")
 
 
-async def routed_experts_are_those_requested(subject: Subject) -> None:
+async def routed_experts_are_those_requested(subject: EngineSubject) -> None:
     """An engine that records routed experts gives one row for each token requested, the last one's unknown.
 
     They are a function of the path: the next turn's, over the same tokens, agree. Without a request there are none.

@@ -1,4 +1,4 @@
-"""Methods that vLLM's workers get by `--worker-extension-cls agentrl_vllm.Worker`, without agentrl being installed.
+"""Methods that vLLM's workers get by `--worker-extension-cls agentrl_vllm.WorkerExtension`, without agentrl installed.
 
 On a CPU vLLM 0.32 multiplies by packed copies of matrices. A reload packs what it loads again, but not the output layer
 of a model whose embeddings are tied: it has no weights in the checkpoint, so it keeps the ones of before. The
@@ -14,7 +14,7 @@ ROWS = 256
 """Of a matrix, read back at a time."""
 
 
-class Worker:
+class WorkerExtension:
     """Added to the bases of vLLM's own worker class."""
 
     model_runner: Any
@@ -58,3 +58,7 @@ def _inputs(layer: Any) -> int:
     if layer.weight.numel():
         return int(layer.weight.shape[1])
     return int(getattr(layer, "input_size_per_partition", None) or layer.input_size)
+
+
+Worker = WorkerExtension
+"""The name in the commands of servers that users start."""

@@ -13,7 +13,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from agentrl.sessions.gateway.delivery import CLIENT, Client, Delivery
+from agentrl.sessions.gateway.delivery import CLIENT, Delivery, GatewayClient
 from agentrl.sessions.gateway.replies.exchange import ReplyExchange
 from agentrl.sessions.gateway.replies.kept import STOPPED, ReplyStatus
 from agentrl.sessions.gateway.wire import responses
@@ -30,7 +30,7 @@ class ReplyDelivery(Delivery):
         if not exchange.request.extra["background"]:
             await super().__call__(scope, receive, send)
             return
-        client, sent = Client(paused=lambda: False), list[Any]()
+        client, sent = GatewayClient(paused=lambda: False), list[Any]()
         exchange.leave = client.disconnect
         job = asyncio.ensure_future(self._work(client, sent))
         self.gateway.jobs.add(job)
@@ -47,7 +47,7 @@ class ReplyDelivery(Delivery):
         await self._save()  # it can be fetched from now on, whatever becomes of this process
         await Response(orjson.dumps(responses.response(kept, [])), media_type="application/json")(scope, receive, send)
 
-    async def _work(self, client: Client, sent: list[Any]) -> None:
+    async def _work(self, client: GatewayClient, sent: list[Any]) -> None:
         async def keep(message: Any) -> None:
             sent.append(message)
 

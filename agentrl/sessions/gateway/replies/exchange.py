@@ -11,7 +11,7 @@ from agentrl.sessions.gateway.api_error import ApiError
 from agentrl.sessions.gateway.bodies import History
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.replies.items import item_of_id
-from agentrl.sessions.gateway.replies.kept import Conversation, ReplyStatus
+from agentrl.sessions.gateway.replies.kept import ReplyStatus, StoredConversation
 from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.sessions.gateway.sizes import LARGE_BODY
 from agentrl.sessions.gateway.turn_request import TurnRequest
@@ -35,7 +35,7 @@ class ReplyExchange(Exchange):
         super().__post_init__()
         self.prepared = asyncio.Event()
         self.sent_history = self.request.history.raw if self.request.history is not None else b""
-        self.conversation: Conversation | None = None
+        self.conversation: StoredConversation | None = None
         self._resolved = False
 
     async def prepare(self, cancel: Callable[[], object] = lambda: None) -> None:
@@ -73,7 +73,7 @@ class ReplyExchange(Exchange):
         return nodes
 
 
-def resolve(state: SessionState, request: TurnRequest, conversation: Conversation | None) -> None:
+def resolve(state: SessionState, request: TurnRequest, conversation: StoredConversation | None) -> None:
     """Put in place what a request refers to: items by their ids, and the conversation that it continues.
 
     Raises:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from agentrl.sessions.gateway.api_error import ApiError
-from agentrl.sessions.gateway.matching import Index
+from agentrl.sessions.gateway.matching import NodeIndex
 from agentrl.sessions.gateway.wire.items import output_items
 from agentrl.types import Node, Session
 
@@ -36,7 +36,9 @@ def items_of_path(nodes: Sequence[Node], instructions: bool, customs: Set[str] =
     return [item for node in nodes[1 if instructions else 0 :] for item in items_of(node, customs)]
 
 
-def item_of_id(session: Session, index: Index, item_id: Any, hidden: Callable[[str], bool]) -> dict[str, Any] | None:
+def item_of_id(
+    session: Session, index: NodeIndex, item_id: Any, hidden: Callable[[str], bool]
+) -> dict[str, Any] | None:
     """The item that an id refers to; None if there is none, or its reply is hidden."""
     found = _ID.fullmatch(item_id) if isinstance(item_id, str) and len(item_id) < 64 else None
     if found is None:

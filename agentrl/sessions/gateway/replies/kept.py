@@ -47,7 +47,7 @@ class ReplyStatus(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestParameters:
     """The parameters of a request that its reply repeats; `text` is their JSON, by which equal ones are known."""
 
     text: tuple[bytes, ...]
@@ -69,7 +69,7 @@ class KeptReply:
     """
 
     reply_id: str
-    asked: Asked
+    asked: RequestParameters
     frame: dict[str, Any]
     status: ReplyStatus
     node: int | None = None
@@ -81,7 +81,7 @@ class KeptReply:
 
 
 @dataclass(slots=True, eq=False)
-class Conversation:
+class StoredConversation:
     """A conversation with an id, which each reply in it continues.
 
     Attributes:
@@ -118,14 +118,16 @@ class Replies:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, KeptReply | None] = OrderedDict()
-        self._conversations: dict[str, Conversation] = {}
+        self._conversations: dict[str, StoredConversation] = {}
         self._stored: str | None = None
 
     @classmethod
     def unpacked(cls, data: bytes) -> Replies:
         """Load what `unstored` returned; a reply that was in progress has failed."""
         replies, stored = cls(), orjson.loads(data)
-        asked = [Asked((orjson.dumps(fields),), fields, instructions) for fields, instructions in stored["asked"]]
+        asked = [
+            RequestParameters((orjson.dumps(fields),), fields, instructions) for fields, instructions in stored["asked"]
+        ]
         for reply_id, kept in stored["replies"]:
             if kept is None:
                 replies._kept[reply_id] = None
@@ -137,7 +139,7 @@ class Replies:
             replies._kept[reply_id] = reply
         for one in stored["conversations"]:
             before = one.pop("before")
-            conversation = Conversation(**one, before=None if before is None else tuple(before))
+            conversation = StoredConversation(**one, before=None if before is None else tuple(before))
             replies._conversations[conversation.id] = conversation
         return replies
 
@@ -194,13 +196,13 @@ class Replies:
         """Return whether a reply must not be found, although the tree has it."""
         return self._kept.get(reply_id, self) is None
 
-    def add_conversation(self, conversation: Conversation) -> None:
+    def add_conversation(self, conversation: StoredConversation) -> None:
         """Keep a conversation, and drop the oldest ones that are too many."""
         self._conversations[conversation.id] = conversation
         if len(self._conversations) > MOST_CONVERSATIONS:
             del self._conversations[next(iter(self._conversations))]
 
-    def conversation(self, conversation_id: str) -> Conversation:
+    def conversation(self, conversation_id: str) -> StoredConversation:
         """The conversation of an id.
 
         Raises:

@@ -21,7 +21,7 @@ from agentrl.sessions.gateway.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.gateway import Gateway, SessionEntry
 from agentrl.sessions.gateway.http_requests import json_body, key_of
 from agentrl.sessions.gateway.replies.items import items_of, items_of_path, page_of
-from agentrl.sessions.gateway.replies.kept import MOST_ADDED, Conversation, ReplyStatus
+from agentrl.sessions.gateway.replies.kept import MOST_ADDED, ReplyStatus, StoredConversation
 from agentrl.sessions.gateway.session_state import SessionState
 from agentrl.sessions.gateway.wire import custom, responses
 
@@ -103,7 +103,7 @@ def _add_conversations(app: FastAPI, gateway: Gateway, entry_of: Callable[[str, 
         """Begin a conversation; it may have items."""
         state = entry_of(session_id, request).state
         given = await body_of(request)
-        made = Conversation(f"conv_{secrets.token_hex(12)}", int(time.time()), _metadata(given))
+        made = StoredConversation(f"conv_{secrets.token_hex(12)}", int(time.time()), _metadata(given))
         _add_items(made, given.get("items") or [], gateway.parts.limits.messages)
         state.replies.add_conversation(made)
         await gateway.save(state)
@@ -173,7 +173,7 @@ def _response(state: SessionState, response_id: str) -> dict[str, Any]:
     return responses.response(kept, output)
 
 
-def _said(state: SessionState, conversation: Conversation) -> list[dict[str, Any]]:
+def _said(state: SessionState, conversation: StoredConversation) -> list[dict[str, Any]]:
     """The items up to a conversation's latest reply."""
     node_id = state.index.node_of_reply(conversation.head) if conversation.head is not None else None
     if node_id is None or conversation.head is None:
@@ -182,7 +182,7 @@ def _said(state: SessionState, conversation: Conversation) -> list[dict[str, Any
     return items_of_path(tree.path(state.session, node_id), kept is not None and kept.asked.instructions is not None)
 
 
-def _add_items(conversation: Conversation, items: Any, most: int) -> list[dict[str, Any]]:
+def _add_items(conversation: StoredConversation, items: Any, most: int) -> list[dict[str, Any]]:
     """Items with ids of ours, as they were added."""
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise ApiError(400, "items: must be a list of objects", "invalid_value", "items")
@@ -202,7 +202,7 @@ def _metadata(given: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-def _described(conversation: Conversation) -> dict[str, Any]:
+def _described(conversation: StoredConversation) -> dict[str, Any]:
     return {
         "id": conversation.id,
         "object": "conversation",

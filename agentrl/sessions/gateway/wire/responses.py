@@ -16,7 +16,7 @@ from agentrl.sessions.gateway.api_error import ApiError, unsupported
 from agentrl.sessions.gateway.bodies import Body, History
 from agentrl.sessions.gateway.exchange import Exchange
 from agentrl.sessions.gateway.limits import Limits
-from agentrl.sessions.gateway.replies.kept import Asked, KeptReply, ReplyStatus
+from agentrl.sessions.gateway.replies.kept import KeptReply, ReplyStatus, RequestParameters
 from agentrl.sessions.gateway.turn_request import TurnRequest
 from agentrl.sessions.gateway.wire import custom
 from agentrl.sessions.gateway.wire.chat import HARMLESS, chosen, distinct, form_of, sampling_of
@@ -117,7 +117,9 @@ def read(body: Body, limits: Limits, retry: int | None, json_schema: bool) -> Tu
         previous_reply=follows.removeprefix("resp_") if follows is not None else None,
         retry=retry,
         extra={
-            "asked": Asked(text, {name: one for name, one in given.items() if name not in _EACH_TIME}, instructions),
+            "asked": RequestParameters(
+                text, {name: one for name, one in given.items() if name not in _EACH_TIME}, instructions
+            ),
             "background": background,
             "conversation": conversation,
             "custom": custom.names_of(given.get("tools", [])),

@@ -36,7 +36,7 @@ def save(rank: FsdpRank, path: Path) -> None:
     dist.barrier(rank.control)
     state_dict_saver.save(_tensors(rank), checkpoint_id=beside / "tensors", process_group=rank.control)
     weights = {"policy": contents.sums(rank.weights())}
-    contents.record(beside, _settings(rank), weights, rank.everyones, rank.rank)
+    contents.record(beside, _settings(rank), weights, rank.all_gather, rank.rank)
     contents.publish(beside, path, rank.control)
 
 
@@ -49,7 +49,7 @@ def load(rank: FsdpRank, path: Path) -> None:
         InvalidInput: no checkpoint is there, it is damaged, of another model or other trained parameters, or what was
             loaded is not what was saved.
     """
-    held = contents.read(path, _settings(rank), rank.everyones, rank.rank)
+    held = contents.read(path, _settings(rank), rank.all_gather, rank.rank)
     numbers = torch.load(path / "numbers.pt", map_location="cpu", weights_only=True)
     _read(path, {"model": rank.model.state_dict()}, rank)
     rank.begin(rank.algo, rank.optimizer.total_steps)  # copies, where none were saved, are of the loaded policy

@@ -25,13 +25,13 @@ from agentrl.rollout.engines.weights import single_experts
 from agentrl.train.algorithms import algorithm_settings
 from agentrl.train.backends.fsdp import checkpoint
 from agentrl.train.backends.fsdp.settings import FsdpConfig
-from agentrl.train.backends.fsdp.sharding import Gathered, sharded
-from agentrl.train.backends.learner import Learned
+from agentrl.train.backends.fsdp.sharding import Gathered, shard_model
+from agentrl.train.backends.learner import RankStepResult
 from agentrl.train.backends.ranks.balance import Division, Share
-from agentrl.train.backends.ranks.joined import Entry, joined, summed
-from agentrl.train.backends.ranks.worker import Builder, Role, join
+from agentrl.train.backends.ranks.joined import Entry, join_results, sum_over_ranks
+from agentrl.train.backends.ranks.worker import Builder, RankSettings, join
 from agentrl.train.backends.torch import TorchTrainer, computing
-from agentrl.train.backends.torch_batch import Batch
+from agentrl.train.backends.torch_batch import TorchBatch
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class FsdpRank(TorchTrainer):
     def __init__(self, path: str, config: FsdpConfig, algo: AlgoConfig, total_steps: int, seed: int) -> None:
         self.rank, self.processes = dist.get_rank(), dist.get_world_size()
         self.control = dist.new_group(backend="gloo")
-        self.reduce = functools.partial(summed, group=self.control)
+        self.reduce = functools.partial(sum_over_ranks, group=self.control)
         super().__init__(path, config, algo, total_steps=total_steps, seed=seed)
 
     def load_model(self) -> nn.Module:
@@ -61,7 +61,7 @@ class FsdpRank(TorchTrainer):
         for turn in range(self.processes):
             if turn == self.rank:
                 model = super().load_model()
-                self._gathered: Gathered = sharded(model, mesh, self.config.dtype)
+                self._gathered: Gathered = shard_model(model, mesh, self.config.dtype)
             dist.barrier(self.control)
         return self._gathered.model
 
@@ -83,15 +83,15 @@ class FsdpRank(TorchTrainer):
         self.begin_step(state)
         return self.metrics_of([self.prepare(forest) for forest in share.forests], share.sequences)
 
-    def known_sums(self, batches: Sequence[Batch]) -> bool:
+    def known_sums(self, batches: Sequence[TorchBatch]) -> bool:
         """See `Learner`."""
-        return all(self.everyones(super().known_sums(batches)))
+        return all(self.all_gather(super().known_sums(batches)))
 
-    def joined(self, learned: Learned) -> Learned:
-        """See `joined`."""
-        return joined([(True, part) for part in self.everyones(learned)])
+    def joined(self, learned: RankStepResult) -> RankStepResult:
+        """See `join_results`."""
+        return join_results([(True, part) for part in self.all_gather(learned)])
 
-    def sum_sequences(self, batches: Sequence[Batch], sums: Tensor) -> None:
+    def sum_sequences(self, batches: Sequence[TorchBatch], sums: Tensor) -> None:
         """See `Learner`."""
         super().sum_sequences(batches, sums)
         dist.all_reduce(sums, group=self.control)
@@ -109,10 +109,10 @@ class FsdpRank(TorchTrainer):
             (work.origin, torch.arange(len(values)) + work.offset, values)
             for work, values in zip(share.works, found, strict=True)
         ]
-        return [entry for part in self.everyones(own) for entry in part]
+        return [entry for part in self.all_gather(own) for entry in part]
 
-    def everyones(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank."""
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, on every rank."""
         everyone: list[Any] = [None] * self.processes
         dist.all_gather_object(everyone, value, group=self.control)
         return everyone
@@ -182,7 +182,7 @@ class FsdpRank(TorchTrainer):
 class FsdpBuilder(Builder):
     """See `Builder`."""
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, role: RankSettings) -> None:
         super().__init__(role)
         join(role, gpus=torch.cuda.is_available())
         logging.disable_progress_bar()  # a rank's output is a log

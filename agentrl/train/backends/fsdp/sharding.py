@@ -36,7 +36,7 @@ class Gathered(nn.Module):
         return compute()
 
 
-def sharded(model: nn.Module, mesh: DeviceMesh, dtype: str) -> Gathered:
+def shard_model(model: nn.Module, mesh: DeviceMesh, dtype: str) -> Gathered:
     """Shard a model's weights over a mesh's ranks, each on its own device.
 
     Gradients are summed: the normalisers of a loss are inside the forests' weights. A rank without a use for some

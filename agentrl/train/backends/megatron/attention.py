@@ -40,9 +40,9 @@ class Plans:
     """A cache of plans by the table's storage; a table is kept as long as its plan."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[int, int], tuple[Tensor, shared.Plan, Tensor]] = OrderedDict()
+        self._known: OrderedDict[tuple[int, int], tuple[Tensor, shared.AttentionPlan, Tensor]] = OrderedDict()
 
-    def of(self, table: Tensor, rank: int, length: int) -> tuple[shared.Plan, Tensor]:
+    def of(self, table: Tensor, rank: int, length: int) -> tuple[shared.AttentionPlan, Tensor]:
         """The plan for a context-parallel rank's `length` queries, and the permutation that sorts gathered keys."""
         key = (table.data_ptr(), rank)
         if key not in self._known:
@@ -71,8 +71,8 @@ class ForestAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no 
         softmax_scale: scores are multiplied by it; None is one over the square root of the keys' width.
         k_channels: the keys' width where it is not `config.kv_channels` (MLA).
         window: how far along its path a query sees; None is all of it.
-        softcap: scores are capped at it; see `agentrl.train.backends.attention.Plan`, as for sinks, which are the
-            parameter `softmax_offset` where Megatron's `softmax_type` is "learnable".
+        softcap: scores are capped at it; see `agentrl.train.backends.attention.AttentionPlan`, as for sinks, which are
+            the parameter `softmax_offset` where Megatron's `softmax_type` is "learnable".
         _: arguments of other kinds of attention.
     """
 
@@ -107,7 +107,7 @@ class ForestAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no 
         context, rank = context_place()
         plan, order = PLANS.of(attention_mask, rank, length)
         if context > 1:
-            key, value = gathered(key, order), gathered(value, order)
+            key, value = all_gather_rows(key, order), all_gather_rows(value, order)
         heads = by_heads(query), by_heads(key), by_heads(value)
         out = plan.within(self.reach)(*heads, self.scale, self.softcap, self.softmax_offset)
         return out.reshape(length, 1, -1)
@@ -136,7 +136,7 @@ def by_heads(states: Tensor) -> Tensor:
     return states.permute(1, 2, 0, 3)
 
 
-def gathered(states: Tensor, order: Tensor) -> Tensor:
+def all_gather_rows(states: Tensor, order: Tensor) -> Tensor:
     """The whole row's keys or values in global order; backward sums the gradients of all ranks' queries."""
     group = parallel_state.get_context_parallel_group()
     states_of_all: Tensor = gather_from_sequence_parallel_region(states.contiguous(), group=group)
@@ -149,7 +149,7 @@ def causal_table(length: int, device: torch.device) -> Tensor:
     return torch.stack((index, torch.full_like(index, length), index))
 
 
-def make_plan(end: Tensor, held: Tensor) -> shared.Plan:
+def make_plan(end: Tensor, held: Tensor) -> shared.AttentionPlan:
     """The plan for a machine with, or without, a GPU."""
     return HeldFlexPlan(end, held) if end.device.type == "cuda" else HeldBlockPlan(end, held)
 

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrl.train.backends.megatron.settings import MegatronConfig
-from agentrl.train.backends.ranks.worker import Builder, Role, join
+from agentrl.train.backends.ranks.worker import Builder, RankSettings, join
 
 if TYPE_CHECKING:
     from agentrl.train.backends.megatron.rank import Rank
 
 
 class MegatronBuilder(Builder):
-    """See `Builder`; the role's layout is a `Layout`."""
+    """See `Builder`; the role's layout is a `ParallelLayout`."""
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, role: RankSettings) -> None:
         super().__init__(role)
         from agentrl.train.backends.megatron import cpu
 

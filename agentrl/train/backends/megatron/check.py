@@ -29,7 +29,7 @@ LAYERS, TOKENS, VOCABULARY = 4, 96, 97
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class MegatronComparison:
     """The result.
 
     Attributes:
@@ -63,7 +63,7 @@ class Comparison:
         ]
 
 
-def check(folder: str | Path, family: str | None = None, seed: int = 0) -> Comparison:
+def check(folder: str | Path, family: str | None = None, seed: int = 0) -> MegatronComparison:
     """Compare the family of a folder's model with transformers.
 
     Args:
@@ -88,7 +88,7 @@ def check(folder: str | Path, family: str | None = None, seed: int = 0) -> Compa
         want, tokens = _reference(shrunk(hf, known), Path(scratch), seed)
         got, tensors, changed = _megatron(Path(scratch), known, tokens)
     difference = float((got[:, : want.shape[1]] - want).abs().max())
-    return Comparison(known.name, difference, float(want.abs().max()), tensors, changed, names)
+    return MegatronComparison(known.name, difference, float(want.abs().max()), tensors, changed, names)
 
 
 def shrunk(hf: Any, family: Family) -> Any:
@@ -144,11 +144,11 @@ def _shrunk_positions(rope: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known_names(folder: Path, family: Family, hf: Any) -> int:
-    from agentrl.train.backends.megatron.models.reader import Reader
+    from agentrl.train.backends.megatron.models.reader import TensorReader
 
     if not any(folder.glob("model*.safetensors*")):
         return 0
-    with Reader(folder) as reader:
+    with TensorReader(folder) as reader:
         reader.check_known(family, hf)
         return reader.count
 

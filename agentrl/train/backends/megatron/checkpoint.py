@@ -42,7 +42,7 @@ from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQu
 from torch import Tensor
 
 from agentrl.errors import InvalidInput
-from agentrl.train.backends.megatron.copies import WeightCopy
+from agentrl.train.backends.megatron.copies import RankWeightCopy
 from agentrl.train.backends.ranks import contents
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Checkpoints:
 
         def finalise() -> None:
             dist.barrier()
-            contents.record(beside, self._settings(), weights, rank.shared, dist.get_rank())
+            contents.record(beside, self._settings(), weights, rank.all_gather, dist.get_rank())
             contents.publish(beside, path)
 
         if rank.config.async_save:
@@ -103,7 +103,7 @@ class Checkpoints:
         """
         self.finish()
         rank, policy = self.rank, path / "policy"
-        held = contents.read(path, self._settings(), rank.shared, dist.get_rank())
+        held = contents.read(path, self._settings(), rank.all_gather, dist.get_rank())
         self._check_shapes(path)
         numbers = dist_checkpointing.load_common_state_dict(str(policy))["numbers"]
         rank.begin(rank.algo, rank.optimizer.total_steps)
@@ -125,7 +125,7 @@ class Checkpoints:
         rank.version = int(numbers["version"])
         return rank.version
 
-    def _copies(self) -> dict[str, WeightCopy]:
+    def _copies(self) -> dict[str, RankWeightCopy]:
         """The sets of weights beside the policy's, by their folders' names."""
         copies = {"reference": self.rank.reference, "average": self.rank.average}
         return {name: copy for name, copy in copies.items() if copy is not None}
@@ -204,9 +204,9 @@ class Checkpoints:
             elif there.global_shape[first:] != sharded.global_shape[first:]:
                 shapes = f"{list(there.global_shape)} there and {list(sharded.global_shape)} here"
                 problems.append(f"{sharded.key} is {shapes}")
-        everyones = list(dict.fromkeys(problem for each in self.rank.shared(problems) for problem in each))
-        if everyones:
-            raise InvalidInput(f"{path}: the checkpoint is of another model: {contents.summary(everyones)}")
+        problems_of_all = list(dict.fromkeys(problem for each in self.rank.all_gather(problems) for problem in each))
+        if problems_of_all:
+            raise InvalidInput(f"{path}: the checkpoint is of another model: {contents.summary(problems_of_all)}")
 
     def _tensors(self) -> Iterator[ShardedTensor]:
         models = self._models()
@@ -221,7 +221,7 @@ class Checkpoints:
         """Raise on rank 0 where weights are not those that were saved, or ranks hold different copies of one."""
         found = self._sums()
         own = {(sharded.key, sharded.global_offset): contents.checksum(sharded.data) for sharded in self._tensors()}
-        everyone = self.rank.gathered(own)
+        everyone = self.rank.gather(own)
         if everyone is None:
             return
         contents.compare(folder, recorded, found)

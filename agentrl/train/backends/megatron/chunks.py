@@ -12,14 +12,14 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 
-from agentrl.train.backends.megatron.layout import Layout, experts_of
+from agentrl.train.backends.megatron.layout import ParallelLayout, experts_of
 from agentrl.train.backends.megatron.models import Family, build, load
 from agentrl.train.backends.megatron.moe import moe_settings
 from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.backends.megatron.update import device
 
 
-def chunks_of(folder: str | Path, hf: Any, family: Family, config: MegatronConfig, layout: Layout) -> list[Any]:
+def chunks_of(folder: str | Path, hf: Any, family: Family, config: MegatronConfig, layout: ParallelLayout) -> list[Any]:
     """This rank's part of a folder's model, on its device."""
     settings = megatron_settings(hf, family, config, layout)
     models = [model.to(device()) for model in build(family, hf, **settings)]
@@ -29,7 +29,7 @@ def chunks_of(folder: str | Path, hf: Any, family: Family, config: MegatronConfi
     return models
 
 
-def megatron_settings(hf: Any, family: Family, config: MegatronConfig, layout: Layout) -> dict[str, Any]:
+def megatron_settings(hf: Any, family: Family, config: MegatronConfig, layout: ParallelLayout) -> dict[str, Any]:
     """Megatron's settings for the trainer's."""
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     settings: dict[str, Any] = {
@@ -47,7 +47,7 @@ def megatron_settings(hf: Any, family: Family, config: MegatronConfig, layout: L
     return settings
 
 
-def wrapped(model: Any, config: MegatronConfig, layout: Layout) -> DistributedDataParallel:
+def wrap_chunk(model: Any, config: MegatronConfig, layout: ParallelLayout) -> DistributedDataParallel:
     """The chunk with its gradients in one buffer, reduced over data-parallel ranks."""
     model.config.finalize_model_grads_func = finalize_model_grads
     # Megatron refuses it with `allgather`, whose ranks need equal lengths; ours are (see `micro.lengths`), but they

@@ -12,7 +12,7 @@ from torch import Tensor
 from agentrl.train.backends.megatron.update import device
 
 
-class WeightCopy:
+class RankWeightCopy:
     """A copy of a rank's weights as they are now.
 
     Args:

@@ -78,8 +78,8 @@ def _redirect_runtime() -> None:
     cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
     cuda.set_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     cuda.manual_seed = torch.manual_seed
-    cuda.Stream, cuda.Event = Stream, Stream
-    cuda.current_stream = cuda.default_stream = lambda *_: Stream()
+    cuda.Stream, cuda.Event = CpuStream, CpuStream
+    cuda.current_stream = cuda.default_stream = lambda *_: CpuStream()
     cuda.stream = _in_stream
 
 
@@ -113,7 +113,7 @@ def _to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -
     return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
-class Stream:
+class CpuStream:
     """A stream or an event on a CPU, where everything runs in order."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
@@ -123,7 +123,7 @@ class Stream:
 
     wait_event = wait_stream
 
-    def record_event(self, _: Any = None) -> Stream:
+    def record_event(self, _: Any = None) -> CpuStream:
         """A completed event."""
         return self
 
@@ -133,7 +133,7 @@ class Stream:
     wait = record = synchronize
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream)
+        return isinstance(other, CpuStream)
 
     def __hash__(self) -> int:
         return 0

@@ -20,7 +20,7 @@ SIZES = ("tensor", "pipeline", "interleave", "context", "data", "expert")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ParallelLayout:
     """A checked layout.
 
     Attributes:
@@ -51,7 +51,7 @@ class Layout:
         return ", ".join(sizes) or "one rank"
 
 
-def layout_of(config: MegatronConfig, hf: Any, gpus: int = 0) -> Layout:
+def layout_of(config: MegatronConfig, hf: Any, gpus: int = 0) -> ParallelLayout:
     """The layout of a configuration.
 
     Args:
@@ -84,7 +84,7 @@ def layout_of(config: MegatronConfig, hf: Any, gpus: int = 0) -> Layout:
     )
     _check_model(config, hf, experts)
     _check_together(config, experts, sequence)
-    return Layout(
+    return ParallelLayout(
         tensor=config.tensor_parallel,
         pipeline=config.pipeline_parallel,
         interleave=config.virtual_pipeline,
@@ -168,8 +168,8 @@ def _check_together(config: MegatronConfig, experts: int, sequence: bool) -> Non
         f"trainer.moe.capacity={moe.capacity} needs trainer.moe.dispatcher=alltoall, not {moe.dispatcher}",
     )
     _require(
-        moe.replay == "off" or moe.capacity is None,
-        f"trainer.moe.replay={moe.replay} with trainer.moe.capacity={moe.capacity}: "
+        moe.routing_replay == "off" or moe.capacity is None,
+        f"trainer.moe.routing_replay={moe.routing_replay} with trainer.moe.capacity={moe.capacity}: "
         "what is dropped depends on the neighbours in a pack, and can't be replayed",
     )
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from agentrl.train.backends.flex import FLEX_BLOCK
-from agentrl.train.backends.megatron.layout import Layout
-from agentrl.train.backends.megatron.table import Shard, block_size, deal, padded_tokens, table
-from agentrl.train.backends.ranks.balance import Work
+from agentrl.train.backends.megatron.layout import ParallelLayout
+from agentrl.train.backends.megatron.table import TokenShard, block_size, deal, padded_tokens, table
+from agentrl.train.backends.ranks.balance import ForestWork
 from agentrl.train.forest import Rows
 
 
@@ -34,17 +34,17 @@ class Micro:
         routed_experts: by layer number, the experts [tokens, topk] that were chosen; see `moe`.
     """
 
-    work: Work
+    work: ForestWork
     token_ids: Tensor
     table: Tensor
     padding: Tensor | None
     rows: Rows
-    share: Shard
+    share: TokenShard
     routed_experts: dict[int, Tensor] = field(default_factory=dict)
 
 
 def lengths(
-    plan: Sequence[Sequence[int]], layout: Layout, *, gpu: bool, together: bool, updates: bool = False
+    plan: Sequence[Sequence[int]], layout: ParallelLayout, *, gpu: bool, together: bool, updates: bool = False
 ) -> list[list[int]]:
     """The padded length of each rank's micro-batches.
 
@@ -67,7 +67,7 @@ def lengths(
     return padded
 
 
-def _padded(tokens: int, layout: Layout, gpu: bool) -> int:
+def _padded(tokens: int, layout: ParallelLayout, gpu: bool) -> int:
     if gpu:
         from agentrl.train.backends.torch_batch import padded_length
 
@@ -76,7 +76,7 @@ def _padded(tokens: int, layout: Layout, gpu: bool) -> int:
     return padded_tokens(tokens, layout.context, layout.tensor if layout.sequence else 1, block)
 
 
-def micro_batch(work: Work, length: int, layout: Layout, rank: int, device: torch.device) -> Micro:
+def micro_batch(work: ForestWork, length: int, layout: ParallelLayout, rank: int, device: torch.device) -> Micro:
     """Make a rank's micro-batch.
 
     Args:

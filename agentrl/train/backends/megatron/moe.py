@@ -66,7 +66,7 @@ class Routers:
         self.moe = moe
         self.of = {id(model): [TrackedRouter(r, recompute) for r in routers(model)] for model in models}
         for tracked in (each for group in self.of.values() for each in group):
-            if moe.replay != "off":
+            if moe.routing_replay != "off":
                 tracked.router.router_replay = tracked
 
     @property

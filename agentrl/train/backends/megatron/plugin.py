@@ -51,8 +51,8 @@ class MegatronPlugin(TrainerPlugin):
         proof.require_family(path, model, config.family)
 
     def replays_experts(self, config: MegatronConfig) -> bool:
-        """With `trainer.moe.replay=rollout`."""
-        return config.moe.replay == "rollout"
+        """With `trainer.moe.routing_replay=rollout`."""
+        return config.moe.routing_replay == "rollout"
 
     def split(self, config: MegatronConfig, model: Any, gpus: int) -> Split:
         """The layout of the settings, on all GPUs there are."""

@@ -26,13 +26,13 @@ from agentrl.config import AlgoConfig
 from agentrl.errors import InvalidInput
 from agentrl.train.algorithms import algorithm_settings
 from agentrl.train.backends.critic import ValueModel
-from agentrl.train.backends.learner import Learner
+from agentrl.train.backends.learner import StepLearner
 from agentrl.train.backends.megatron import passes
 from agentrl.train.backends.megatron.checkpoint import Checkpoints
-from agentrl.train.backends.megatron.chunks import chunks_of, sparse_layers, wrapped
-from agentrl.train.backends.megatron.copies import WeightCopy
+from agentrl.train.backends.megatron.chunks import chunks_of, sparse_layers, wrap_chunk
+from agentrl.train.backends.megatron.copies import RankWeightCopy
 from agentrl.train.backends.megatron.folder import write_weights
-from agentrl.train.backends.megatron.layout import Layout
+from agentrl.train.backends.megatron.layout import ParallelLayout
 from agentrl.train.backends.megatron.micro import Micro, lengths, micro_batch
 from agentrl.train.backends.megatron.models import export, family_of, read_config
 from agentrl.train.backends.megatron.moe import Routers, metrics, recorded_experts
@@ -41,7 +41,7 @@ from agentrl.train.backends.megatron.parameters import rate_factors
 from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.backends.megatron.update import Update, device
 from agentrl.train.backends.ranks.balance import Division, Share
-from agentrl.train.backends.ranks.joined import Entry, joined, summed
+from agentrl.train.backends.ranks.joined import Entry, join_results, sum_over_ranks
 from agentrl.train.forest import Rows
 from agentrl.train.objective import Meter, add_sums
 
@@ -55,7 +55,7 @@ def _own_tokens(micro: Micro, hidden: Tensor) -> tuple[Tensor, Tensor]:
     return held[real] + micro.work.offset, hidden[real]
 
 
-class Rank(Learner[Micro]):
+class Rank(StepLearner[Micro]):
     """See the module's docstring; Megatron's parallel state must be initialised in the same layout.
 
     Args:
@@ -70,7 +70,7 @@ class Rank(Learner[Micro]):
         self,
         folder: str | Path,
         config: MegatronConfig,
-        layout: Layout,
+        layout: ParallelLayout,
         algo: AlgoConfig | Mapping[str, Any],
         total_steps: int = 1,
     ) -> None:
@@ -79,14 +79,14 @@ class Rank(Learner[Micro]):
         self.family, self.width = family_of(hf, config.family), int(hf.hidden_size)
         self.models = chunks_of(folder, hf, self.family, config, layout)
         self.factors = rate_factors(self.models, self.family, config)
-        self.chunks = [wrapped(model, config, layout) for model in self.models]
+        self.chunks = [wrap_chunk(model, config, layout) for model in self.models]
         self.routers = Routers(self.models, config.moe, recompute=config.recompute == "full")
         self.sparse_layers = sparse_layers(self.models[0].config)
         self.control = dist.new_group(backend="gloo")
         self.checkpoints = Checkpoints(self)
         self.version = 0
-        self.reference: WeightCopy | None = None
-        self.average: WeightCopy | None = None
+        self.reference: RankWeightCopy | None = None
+        self.average: RankWeightCopy | None = None
         self.begin(algo, total_steps)
 
     # ------------------------------------------------------------------------------------ learning
@@ -99,7 +99,7 @@ class Rank(Learner[Micro]):
             total_steps: the phase's length, for the schedule.
         """
         self.start_phase(algo if isinstance(algo, AlgoConfig) else algorithm_settings(algo))
-        reduce = functools.partial(summed, group=self.control)
+        reduce = functools.partial(sum_over_ranks, group=self.control)
         self.critic = None
         if self.algorithm.needs.critic:
             self.critic = ValueModel(self.width, self.algorithm.critic_config, total_steps, device(), reduce=reduce)
@@ -107,9 +107,9 @@ class Rank(Learner[Micro]):
         self.optimizer: Update = Update(self.chunks, self.config, self.algo, total_steps, self.factors, muon)
         self.optimizer.clear()
         on_device = self.config.reference == "copy"
-        self.reference = WeightCopy(self.models, on_device=on_device) if self.keeps_reference else None
+        self.reference = RankWeightCopy(self.models, on_device=on_device) if self.keeps_reference else None
         averages = self.config.average_decay is not None
-        self.average = WeightCopy(self.models, on_device=False) if averages else None
+        self.average = RankWeightCopy(self.models, on_device=False) if averages else None
 
     def step(self, share: Share, state: Mapping[str, Any] | None = None) -> dict[str, float] | None:
         """Learn from a batch; see `Trainer.step`. The sizes of the batch are not among the metrics."""
@@ -118,26 +118,26 @@ class Rank(Learner[Micro]):
         learned = self.learn(micros, share.sequences)
         if self.average is not None and self.config.average_decay is not None:
             self.average.move_towards(self.config.average_decay)
-        counted = self.gathered((self.is_reporting_rank, learned, self.routers.counts()))
+        counted = self.gather((self.is_reporting_rank, learned, self.routers.counts()))
         if counted is None:
             return None
-        together = joined([(counts, part) for counts, part, _ in counted])
+        together = join_results([(counts, part) for counts, part, _ in counted])
         sharing = self.layout.tensor * self.layout.context
         routed = [routers for _, _, routers in counted]
         return together.metrics() | metrics(routed, len(micros) * learned.epochs, self.layout.data, sharing)
 
     def known_sums(self, batches: Sequence[Micro]) -> bool:
-        """See `Learner`."""
-        return all(self.shared(super().known_sums(batches)))
+        """See `StepLearner`."""
+        return all(self.all_gather(super().known_sums(batches)))
 
     def score_reference(self, batches: Sequence[Micro]) -> None:
-        """See `Learner`."""
+        """See `StepLearner`."""
         assert self.reference is not None
         with self.reference.exchanged():
             self._score(batches, "ref_logp")
 
     def score_old(self, batches: Sequence[Micro], meter: Meter) -> None:
-        """See `Learner`."""
+        """See `StepLearner`."""
 
         def use(micro: Micro, heads: passes.Heads) -> Tensor:
             logp, _ = heads.logps()
@@ -147,12 +147,12 @@ class Rank(Learner[Micro]):
         passes.run(self.chunks, batches, use, learn=False, before=self.routers.before)
 
     def average_reference(self, decay: float) -> None:
-        """See `Learner`; each rank has its part of both."""
+        """See `StepLearner`; each rank has its part of both."""
         assert self.reference is not None
         self.reference.move_towards(decay)
 
     def sum_sequences(self, batches: Sequence[Micro], sums: Tensor) -> None:
-        """See `Learner`: ranks that hold the same rows count once."""
+        """See `StepLearner`: ranks that hold the same rows count once."""
 
         def use(micro: Micro, heads: passes.Heads) -> Tensor:
             logp, _ = heads.logps()
@@ -164,11 +164,11 @@ class Rank(Learner[Micro]):
         dist.all_reduce(sums, group=self.control)
 
     def accumulate(self, batches: Sequence[Micro], meter: Meter, *, first: bool) -> float:
-        """See `Learner`."""
+        """See `StepLearner`."""
         return self.backward(batches, meter, first=first)
 
     def fit(self, critic: ValueModel, batches: Sequence[Micro]) -> Meter:
-        """See `Learner`; hidden states are computed once."""
+        """See `StepLearner`; hidden states are computed once."""
         read: dict[int, list[tuple[Tensor, Rows]]] = {}
 
         def use(micro: Micro, heads: passes.Heads) -> Tensor:
@@ -181,7 +181,7 @@ class Rank(Learner[Micro]):
     def division(self) -> Division:
         """How batches are divided."""
         multiple = self.layout.pipeline if self.layout.interleave > 1 else 1
-        return Division(tuple(self.shared(parallel_state.get_data_parallel_rank())), self.width, multiple)
+        return Division(tuple(self.all_gather(parallel_state.get_data_parallel_rank())), self.width, multiple)
 
     def prepare(self, share: Share) -> list[Micro]:
         """This rank's micro-batches of its share."""
@@ -193,7 +193,7 @@ class Rank(Learner[Micro]):
         mine, context = parallel_state.get_data_parallel_rank(), parallel_state.get_context_parallel_rank()
         padded = lengths(share.lengths, layout, gpu=gpu, together=together, updates=updates)[mine]
         micros = [micro_batch(w, n, layout, context, device()) for w, n in zip(share.works, padded, strict=True)]
-        if self.config.moe.replay == "rollout":
+        if self.config.moe.routing_replay == "rollout":
             for micro in micros:
                 self._replay_recorded(micro)
         return micros
@@ -262,7 +262,7 @@ class Rank(Learner[Micro]):
         finally:
             for hook in hooks:
                 hook.remove()
-        everyone = self.gathered(found)
+        everyone = self.gather(found)
         if everyone is None:
             return None
         outputs = [torch.zeros(tokens, self.width) for _ in range(self.models[0].config.num_layers)]
@@ -289,7 +289,7 @@ class Rank(Learner[Micro]):
             for m in micros
             if self.is_reporting_rank
         ]
-        everyone = self.gathered(found)
+        everyone = self.gather(found)
         return None if everyone is None else [entry for rank in everyone for entry in rank]
 
     # ------------------------------------------------------------------------------------- weights
@@ -323,7 +323,7 @@ class Rank(Learner[Micro]):
         return self.checkpoints.load(Path(path))
 
     def release(self) -> None:
-        """See `agentrl.train.backends.base.Sharer`: what torch keeps for later allocations."""
+        """See `agentrl.train.backends.base.MemoryReleasing`: what torch keeps for later allocations."""
         torch.cuda.empty_cache()
 
     def finish_saving(self) -> None:
@@ -351,14 +351,14 @@ class Rank(Learner[Micro]):
         last: bool = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
         return last and parallel_state.get_tensor_model_parallel_rank() == 0
 
-    def gathered(self, value: Any) -> list[Any] | None:
-        """Every rank's value, on rank 0."""
+    def gather(self, value: Any) -> list[Any] | None:
+        """Return every rank's value, on rank 0."""
         everyone: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
         dist.gather_object(value, everyone, 0, group=self.control)
         return everyone
 
-    def shared(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank."""
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, on every rank."""
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, value, group=self.control)
         return everyone

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -13,6 +14,7 @@ from agentrl.train.backends.parameter_settings import ParameterConfig
 class MoeConfig(Section):
     """How a mixture of experts is balanced during training."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"replay": "routing_replay"}
     aux_loss: NonNegativeFloat = 0.0
     """Weight of the load-balancing loss over a micro-batch (Switch Transformers, arXiv 2101.03961)."""
     z_loss: NonNegativeFloat = 0.0
@@ -25,7 +27,7 @@ class MoeConfig(Section):
     """Which tokens an expert at capacity drops: the least probable, or the last."""
     dispatcher: Literal["alltoall", "allgather"] = "alltoall"
     """How tokens reach experts on other ranks: sent, or gathered everywhere (micro-batches get one length)."""
-    replay: Literal["off", "forward", "rollout"] = "off"
+    routing_replay: Literal["off", "forward", "rollout"] = "off"
     """Which routed experts training uses: its own at each pass, those of a step's first pass, or the engine's."""
 
 

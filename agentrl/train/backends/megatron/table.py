@@ -39,7 +39,7 @@ SMALLEST, LARGEST = 8, 128
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class TokenShard:
     """Which tokens of a padded forest a context-parallel rank holds.
 
     Attributes:
@@ -74,11 +74,11 @@ def padded_tokens(tokens: int, context: int, tensor: int, block: int) -> int:
     return -(-tokens // unit) * unit
 
 
-def deal(forest: Forest, context: int, rank: int, block: int) -> Shard:
+def deal(forest: Forest, context: int, rank: int, block: int) -> TokenShard:
     """Assign a padded forest's blocks to `context` ranks, as many to each and of about the same cost."""
     tokens = len(forest)
     if context == 1:
-        return Shard(tokens, block, torch.arange(tokens), 0)
+        return TokenShard(tokens, block, torch.arange(tokens), 0)
     count = tokens // block
     cost = (forest.position.cpu() + 1).view(count, block).sum(1).tolist()
     free, load = [count // context] * context, [0.0] * context
@@ -90,10 +90,10 @@ def deal(forest: Forest, context: int, rank: int, block: int) -> Shard:
         load[to] += cost[index]
     starts = torch.tensor([b * block for blocks in assigned for b in sorted(blocks)])
     held = (starts[:, None] + torch.arange(block)).flatten()
-    return Shard(tokens // context, block, held, rank)
+    return TokenShard(tokens // context, block, held, rank)
 
 
-def table(forest: Forest, share: Shard) -> Tensor:
+def table(forest: Forest, share: TokenShard) -> Tensor:
     """The table [3, T], int64, of a padded forest for a rank's shard."""
     rows = torch.zeros(3, len(forest), dtype=torch.int64)
     rows[POSITION, : share.length] = forest.position.cpu()[share.mine]

@@ -34,7 +34,7 @@ TOLERANCE = 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ForestWork:
     """A forest, or whole trees of one.
 
     Attributes:
@@ -58,7 +58,7 @@ class Share:
         sequences: how many sequences the batch has, on all ranks; see `sequence_count`.
     """
 
-    works: list[Work]
+    works: list[ForestWork]
     lengths: list[list[int]]
     sequences: int
 
@@ -99,12 +99,12 @@ Update = tuple[int, int]
 class _Load:
     """A work with what it costs, and the updates that it is a part of."""
 
-    work: Work
+    work: ForestWork
     cost: float
     updates: tuple[Update, ...]
 
     @classmethod
-    def of(cls, work: Work, width: int) -> _Load:
+    def of(cls, work: ForestWork, width: int) -> _Load:
         """See the class."""
         return cls(work, cost(work.forest, width), updates_of(work.forest))
 
@@ -120,7 +120,7 @@ def cost(forest: Forest, width: int) -> float:
     return WIDTHS * width * len(forest) + float((forest.position + 1).sum())
 
 
-def assign(forests: Sequence[Forest], copies: int, width: int, multiple: int = 1) -> list[list[Work]]:
+def assign(forests: Sequence[Forest], copies: int, width: int, multiple: int = 1) -> list[list[ForestWork]]:
     """Each data-parallel rank's micro-batches: as many for each, and as many of each update.
 
     Args:
@@ -129,7 +129,7 @@ def assign(forests: Sequence[Forest], copies: int, width: int, multiple: int = 1
         width: the model's hidden size.
         multiple: what the number of micro-batches must be a multiple of (pipelines that are interleaved).
     """
-    loads = [_Load.of(Work(forest, index), width) for index, forest in enumerate(forests)]
+    loads = [_Load.of(ForestWork(forest, index), width) for index, forest in enumerate(forests)]
     plan = _assigned(loads, copies)
     for update in sorted({update for load in loads for update in load.updates}):
         for _ in range(4 * copies if copies > 1 else 0):
@@ -163,7 +163,7 @@ def _overload(plan: Sequence[Sequence[_Load]], update: Update) -> _Load | None:
     return max(ranks[costs.index(max(costs))], key=lambda load: load.cost)
 
 
-def _filled(plan: Sequence[Sequence[Work]], multiple: int) -> list[list[Work]]:
+def _filled(plan: Sequence[Sequence[ForestWork]], multiple: int) -> list[list[ForestWork]]:
     """The plan with fillers: of each update, then of none."""
     updates = [work.forest.updates for rank in plan for work in rank]
     members = {(epoch, member.place): member for each in updates for epoch, member in enumerate(each)}
@@ -173,7 +173,7 @@ def _filled(plan: Sequence[Sequence[Work]], multiple: int) -> list[list[Work]]:
     def fill(counts: Sequence[int], updates: tuple[Membership, ...]) -> None:
         most = -(-max(1, *counts) // multiple) * multiple
         for works, count in zip(filled, counts, strict=True):
-            works += [Work(dataclasses.replace(idle_forest(), updates=updates))] * (most - count)
+            works += [ForestWork(dataclasses.replace(idle_forest(), updates=updates))] * (most - count)
 
     for update, member in sorted(members.items()):
         counts = [sum(update in updates_of(work.forest) for work in rank) for rank in plan]
@@ -182,7 +182,7 @@ def _filled(plan: Sequence[Sequence[Work]], multiple: int) -> list[list[Work]]:
     return filled
 
 
-def _split(work: Work, width: int) -> list[Work]:
+def _split(work: ForestWork, width: int) -> list[ForestWork]:
     """The work in two parts, split between trees nearest to half the cost; in one, where it is one tree."""
     forest = work.forest
     roots = torch.nonzero(forest.position == 0).flatten()[1:]
@@ -191,8 +191,8 @@ def _split(work: Work, width: int) -> list[Work]:
     spent = torch.cumsum(WIDTHS * width + forest.position + 1.0, 0)
     at = int(roots[(spent[roots - 1] - spent[-1] / 2).abs().argmin()])
     return [
-        Work(trees(forest, 0, at), work.origin, work.offset),
-        Work(trees(forest, at, len(forest)), work.origin, work.offset + at),
+        ForestWork(trees(forest, 0, at), work.origin, work.offset),
+        ForestWork(trees(forest, at, len(forest)), work.origin, work.offset + at),
     ]
 
 

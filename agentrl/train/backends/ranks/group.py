@@ -32,11 +32,11 @@ from torch import Tensor
 
 from agentrl import cores, faults, processes, watchdog
 from agentrl.cluster import prefork
-from agentrl.cluster.forking import Start
+from agentrl.cluster.forking import ForkRequest
 from agentrl.cluster.keeper import Keeper
 from agentrl.errors import AgentRLError, InfraError, TrainerError, TrainerTimeout
 from agentrl.train.backends.ranks.heartbeat import SECOND, SILENT, Watch
-from agentrl.train.backends.ranks.worker import Role, heartbeat_file
+from agentrl.train.backends.ranks.worker import RankSettings, heartbeat_file
 
 WORKER = "agentrl.train.backends.ranks.worker"
 GRACE = 5.0
@@ -57,7 +57,7 @@ class Ranks:
 
     def __init__(
         self,
-        roles: Sequence[Role],
+        roles: Sequence[RankSettings],
         timeout: float,
         threads: int | None = None,
         environment: Mapping[str, str] | None = None,
@@ -105,7 +105,7 @@ class Ranks:
         except OSError:  # it was removed
             return None
         apart = self._loaded if self._apart else ""
-        start = Start(
+        start = ForkRequest(
             "agentrl trainer", [self._loaded], environment, folder, f"{WORKER}:main", guarded=False, apart=apart
         )
         return prefork.start(start, 1, 2, descriptor)

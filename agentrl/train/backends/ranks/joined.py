@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agentrl.train.backends.learner import Learned
+from agentrl.train.backends.learner import RankStepResult
 from agentrl.train.forest import Forest
 from agentrl.train.objective import Meter
 
 
-def joined(parts: Sequence[tuple[bool, Learned]]) -> Learned:
+def join_results(parts: Sequence[tuple[bool, RankStepResult]]) -> RankStepResult:
     """A training step as all ranks took it.
 
     Args:
@@ -48,7 +48,7 @@ def per_token(forests: Sequence[Forest], entries: Iterable[Entry]) -> list[Tenso
     return found
 
 
-def summed(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+def sum_over_ranks(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     """Sum tensors over a gloo group of ranks, in place."""
     flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
     dist.all_reduce(flat, group=group)

@@ -24,7 +24,7 @@ from agentrl.imports import load
 from agentrl.rollout.weights.group import meeting_at
 from agentrl.train.backends.ranks.calls import RankCalls, drain
 from agentrl.train.backends.ranks.heartbeat import SECOND, SILENT
-from agentrl.train.backends.ranks.worker import Builder, Role, store_of
+from agentrl.train.backends.ranks.worker import Builder, RankSettings, store_of
 
 if TYPE_CHECKING:
     from agentrl.rollout.weights.buckets import Convert, Shapes
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class RankRole:
     """One rank, as a role of the cluster; it joins the process group when it is made."""
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, role: RankSettings) -> None:
         self._number = role.rank
         self._builder: Builder = load(role.builder, "a builder of ranks")(role)
         self._rank: Any = None
@@ -86,7 +86,7 @@ class PlacedRanks(RankCalls):
 
     def __init__(
         self,
-        roles: Sequence[Role],
+        roles: Sequence[RankSettings],
         timeout: float,
         threads: int | None = None,
         environment: Mapping[str, str] | None = None,
@@ -131,7 +131,7 @@ class PlacedRanks(RankCalls):
 
     @contextmanager
     def leased(self) -> Iterator[None]:
-        """See `agentrl.train.backends.base.Leasable`."""
+        """See `agentrl.train.backends.base.ShareableTrainer`."""
         with self._one_call("lease", "another process computes with"):
             try:
                 yield
@@ -172,7 +172,7 @@ def _beat_key(rank: int) -> str:
     return f"beat-{rank}"
 
 
-def _beat(role: Role) -> None:
+def _beat(role: RankSettings) -> None:
     """Set this rank's heartbeat every second, as long as the trainer's process is there."""
     store, count = store_of(role), 0
     while True:

@@ -22,7 +22,7 @@ from agentrl.train.algorithms import make_algorithm
 from agentrl.train.backends.ranks.computing import RankAccess, RankComputing
 from agentrl.train.backends.ranks.group import Ranks
 from agentrl.train.backends.ranks.placed import PlacedRanks
-from agentrl.train.backends.ranks.worker import Role
+from agentrl.train.backends.ranks.worker import RankSettings
 from agentrl.train.forest import Forest
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class RankTrainer(RankComputing):
         self.device = "cuda" if on_gpus else "cpu"
         self.threads = None if on_gpus else cores.chosen(config.threads, cores.share(count, path))
         self.deterministic = not on_gpus
-        roles = [Role(rank, count, "", builder, layout, timeout, seed) for rank in range(count)]
+        roles = [RankSettings(rank, count, "", builder, layout, timeout, seed) for rank in range(count)]
         self.scratch: Path | None = None
         if cluster.current().name == "local":
             forked = None if on_gpus else loaded
@@ -152,7 +152,7 @@ class RankTrainer(RankComputing):
         self.version = self.ranks.call("load", str(Path(path).absolute()))
 
     def access(self) -> RankAccess | None:
-        """See `agentrl.train.backends.base.Leasable`; ranks beside this process are reached by it alone."""
+        """See `agentrl.train.backends.base.ShareableTrainer`; ranks beside this process are reached by it alone."""
         if not isinstance(self.ranks, PlacedRanks):
             return None
         return RankAccess(
@@ -160,16 +160,16 @@ class RankTrainer(RankComputing):
         )
 
     def leased(self) -> AbstractContextManager[None]:
-        """See `agentrl.train.backends.base.Leasable`."""
+        """See `agentrl.train.backends.base.ShareableTrainer`."""
         assert isinstance(self.ranks, PlacedRanks)
         return self.ranks.leased()
 
     def stepped(self, version: int) -> None:
-        """See `agentrl.train.backends.base.Leasable`."""
+        """See `agentrl.train.backends.base.ShareableTrainer`."""
         self.version = version
 
     def release(self) -> None:
-        """See `agentrl.train.backends.base.Sharer`."""
+        """See `agentrl.train.backends.base.MemoryReleasing`."""
         self.ranks.call("release")
 
     def close(self) -> None:

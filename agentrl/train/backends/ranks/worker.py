@@ -1,9 +1,9 @@
 """The process of one rank: `python -m agentrl.train.backends.ranks.worker FD`, or `main` in a process that was forked.
 
-It receives its `Role`, then calls: (method, arguments) in, ("done", answer) or ("failed", error, traceback) out,
-over the connection whose file descriptor it inherits. `build` builds its part of a model, and frees an earlier one. A
-method that yields sends ("item", …) for each value. When the connection closes, the process ends: a trainer that died
-leaves no processes.
+It receives its `RankSettings`, then calls: (method, arguments) in, ("done", answer) or ("failed", error, traceback)
+out, over the connection whose file descriptor it inherits. `build` builds its part of a model, and frees an earlier
+one. A method that yields sends ("item", …) for each value. When the connection closes, the process ends: a trainer that
+died leaves no processes.
 
 Processes of their own rather than forks of this one or `multiprocessing`'s: Megatron's CPU redirection changes torch
 for good, and a spawned child would run the user's script again.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class RankSettings:
     """A rank's settings.
 
     Attributes:
@@ -63,7 +63,7 @@ class Role:
 class Builder(ABC):
     """Joins the ranks' process group when it is made, and builds this rank's part of a model."""
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, role: RankSettings) -> None:
         self.role = role
 
     @abstractmethod
@@ -85,7 +85,7 @@ def main(descriptor: int) -> None:
         while True:
             call = pickle.loads(pipe.recv_bytes())
             try:
-                if isinstance(call, Role):
+                if isinstance(call, RankSettings):
                     warnings.simplefilter("ignore")
                     custom_code.grant(call.code)
                     builder, answer = load(call.builder, "a builder of ranks")(call), None
@@ -111,7 +111,7 @@ def main(descriptor: int) -> None:
     os.killpg(0, signal.SIGKILL)  # helpers as well; and no destructors, which would wait for ranks that are gone
 
 
-def join(role: Role, *, gpus: bool) -> None:
+def join(role: RankSettings, *, gpus: bool) -> None:
     """Join the default process group: over NCCL (on AMD that is RCCL), each rank on a GPU of its own, or over gloo."""
     import torch
     import torch.distributed as dist
@@ -127,7 +127,7 @@ def join(role: Role, *, gpus: bool) -> None:
     )
 
 
-def store_of(role: Role) -> Any:
+def store_of(role: RankSettings) -> Any:
     """The rendezvous: the file, or the store of the process that started the ranks."""
     from torch import distributed as dist
 
@@ -149,6 +149,6 @@ def send_item(pipe: Connection, name: str, tensor: torch.Tensor) -> None:
 
 
 if __name__ == "__main__":
-    from agentrl.train.backends.ranks import worker  # under its own name, by which a `Role` arrives
+    from agentrl.train.backends.ranks import worker  # under its own name, by which a `RankSettings` arrives
 
     worker.main(int(sys.argv[1]))

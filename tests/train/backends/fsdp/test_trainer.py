@@ -16,7 +16,7 @@ from agentrl.config import AlgoConfig
 from agentrl.errors import ConfigError, InvalidInput, TrainerError
 from agentrl.overrides import validate
 from agentrl.train.algorithms.ppo import PpoConfig
-from agentrl.train.backends import Averager, Critic, Sharer, Trainer, make_trainer
+from agentrl.train.backends import Averager, Critic, MemoryReleasing, Trainer, make_trainer
 from agentrl.train.backends.fsdp.settings import FsdpConfig, ranks_of
 from agentrl.train.backends.fsdp.trainer import FsdpTrainer
 from agentrl.train.backends.torch import TorchTrainer
@@ -52,7 +52,7 @@ def test_two_ranks_are_one_process_and_what_they_saved_goes_on_under_one_and_thr
     folder = zoo.write("smollm2", tmp_path / "model")
     (folder / "tokenizer_config.json").write_text("{}")
     ours, theirs = make_trainer(folder, fsdp(2, offload_optimizer=True), ALGO), one_process(folder, ALGO)
-    assert isinstance(ours, Sharer)
+    assert isinstance(ours, MemoryReleasing)
     try:
         for step in range(3):
             forests = random_forests(step, old=False)

@@ -12,7 +12,7 @@ from torch import Tensor
 from agentrl.config import AlgoConfig
 from agentrl.train.algorithms.grpo import GrpoConfig
 from agentrl.train.backends.critic import ValueModel
-from agentrl.train.backends.megatron.layout import Layout, layout_of
+from agentrl.train.backends.megatron.layout import ParallelLayout, layout_of
 from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.forest import Forest
 from agentrl.train.packing import pack
@@ -57,7 +57,7 @@ def run(world: World, job: str, folder: Path, *args: Any, algo: AlgoConfig = CLI
     return found
 
 
-def sizes(layout: Layout) -> dict[str, Any]:
+def sizes(layout: ParallelLayout) -> dict[str, Any]:
     """A layout as the pool of workers wants it."""
     return {
         "tensor": layout.tensor,

@@ -70,9 +70,9 @@ def test_replayed_experts_are_those_of_the_first_pass(
     """With a rate that turns the routers over between epochs, the second pass goes other ways unless it replays."""
     algo = AlgoConfig(lr=0.3, epochs=2, max_grad_norm=1e9)
     found = {
-        mode: run(world, "steps", folders["qwen3_moe"], batches(1), algo=algo, moe={"replay": mode}, **layout)["rows"][
-            0
-        ]
+        mode: run(world, "steps", folders["qwen3_moe"], batches(1), algo=algo, moe={"routing_replay": mode}, **layout)[
+            "rows"
+        ][0]
         for mode in ("off", "forward")
     }
     loads = {mode: (row["moe/load_max"], row["moe/load_min"]) for mode, row in found.items()}
@@ -89,11 +89,15 @@ def test_experts_recorded_at_rollout_are_used(layout: dict[str, Any], folders: d
     forests = random_forests(0, old=False)
     for forest in forests:
         forest.routed_experts = torch.tensor([0, 1]).expand(len(forest), zoo.LAYERS - 1, 2).clone()
-    [row] = run(world, "steps", folders["qwen3_moe"], [forests], algo=ALGO, moe={"replay": "rollout"}, **layout)["rows"]
+    [row] = run(
+        world, "steps", folders["qwen3_moe"], [forests], algo=ALGO, moe={"routing_replay": "rollout"}, **layout
+    )["rows"]
     assert row["moe/load_min"] == 0
     assert row["moe/load_max"] == pytest.approx(4.0)  # two of eight experts carry all
     for forest in forests:
         assert forest.routed_experts is not None
         forest.routed_experts.fill_(-1)
-    [row] = run(world, "steps", folders["qwen3_moe"], [forests], algo=ALGO, moe={"replay": "rollout"}, **layout)["rows"]
+    [row] = run(
+        world, "steps", folders["qwen3_moe"], [forests], algo=ALGO, moe={"routing_replay": "rollout"}, **layout
+    )["rows"]
     assert row["moe/load_max"] < 3.9

@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 
 from agentrl.errors import InvalidInput
 from agentrl.train.backends.megatron.models.layouts import (
-    Columns,
     Gated,
     Grouped,
     Halves,
+    InputCut,
     Joint,
-    Layout,
+    ModelSizes,
+    OutputCut,
+    ParameterLayout,
     Piece,
-    Rows,
-    Sizes,
     Stacked,
     Whole,
     whole_shapes,
 )
 
-NO_SIZES = Sizes(heads=1, groups=1, head_dim=1, vocabulary=1)
+NO_SIZES = ModelSizes(heads=1, groups=1, head_dim=1, vocabulary=1)
 
 
 def covered(shards: list[list[Piece]], name: str) -> list[int]:
@@ -35,15 +35,17 @@ def covered(shards: list[list[Piece]], name: str) -> list[int]:
 
 @given(count=st.sampled_from([1, 2, 4, 8]), size=st.integers(1, 9), other=st.integers(1, 5))
 @settings(derandomize=True, deadline=None)
-@pytest.mark.parametrize("layout", [Rows("a"), Columns("a"), Gated("a", "b"), Halves("a")], ids=repr)
-def test_every_place_of_every_tensor_is_in_exactly_one_shard(layout: Layout, count: int, size: int, other: int) -> None:
-    local = (other, 2 * size) if isinstance(layout, Columns) else (2 * size, other)
+@pytest.mark.parametrize("layout", [OutputCut("a"), InputCut("a"), Gated("a", "b"), Halves("a")], ids=repr)
+def test_every_place_of_every_tensor_is_in_exactly_one_shard(
+    layout: ParameterLayout, count: int, size: int, other: int
+) -> None:
+    local = (other, 2 * size) if isinstance(layout, InputCut) else (2 * size, other)
     shards = layout.shards(local, count, NO_SIZES)
     shapes = whole_shapes(shards, local)
     assert len(shards) == count
     assert set(shapes) == set(layout.names())
     for name, shape in shapes.items():
-        dim = 1 if isinstance(layout, Columns) else 0
+        dim = 1 if isinstance(layout, InputCut) else 0
         assert covered(shards, name) == list(range(shape[dim]))
         assert shape[1 - dim] == other
     for pieces in shards:
@@ -61,7 +63,7 @@ def test_query_key_and_value_are_covered_whatever_the_number_of_ranks_and_groups
     groups: int, per_group: int, head_dim: int, count: int
 ) -> None:
     rows = groups * (per_group + 2) * head_dim
-    sizes = Sizes(heads=groups * per_group, groups=groups, head_dim=head_dim, vocabulary=1)
+    sizes = ModelSizes(heads=groups * per_group, groups=groups, head_dim=head_dim, vocabulary=1)
     layout = Grouped("q", "k", "v")
     if rows % count:
         with pytest.raises(InvalidInput, match="rows"):
@@ -78,14 +80,14 @@ def test_query_key_and_value_are_covered_whatever_the_number_of_ranks_and_groups
 
 
 def test_a_group_is_its_queries_its_key_and_its_value() -> None:
-    sizes = Sizes(heads=4, groups=2, head_dim=3, vocabulary=1)
+    sizes = ModelSizes(heads=4, groups=2, head_dim=3, vocabulary=1)
     first, second = Grouped("q", "k", "v").shards((12, 5), 2, sizes)
     assert first == [Piece("q", 0, 0, 6), Piece("k", 0, 0, 3), Piece("v", 0, 0, 3)]
     assert second == [Piece("q", 0, 6, 12), Piece("k", 0, 3, 6), Piece("v", 0, 3, 6)]
 
 
 def test_more_ranks_than_groups_cut_within_a_group() -> None:
-    sizes = Sizes(heads=4, groups=1, head_dim=3, vocabulary=1)
+    sizes = ModelSizes(heads=4, groups=1, head_dim=3, vocabulary=1)
     shards = Grouped("q", "k", "v").shards((9, 5), 2, sizes)
     assert shards == [
         [Piece("q", 0, 0, 9)],
@@ -116,8 +118,8 @@ def test_an_expert_is_a_layer_of_one_tensor_that_has_inputs_before_outputs(by_tu
 @settings(derandomize=True, deadline=None)
 def test_a_padded_vocabulary_has_the_real_rows_and_padding_behind_them(vocabulary: int, count: int) -> None:
     size = -(-vocabulary // count)
-    sizes = Sizes(heads=1, groups=1, head_dim=1, vocabulary=vocabulary)
-    shards = Rows("e", vocabulary=True).shards((size, 3), count, sizes)
+    sizes = ModelSizes(heads=1, groups=1, head_dim=1, vocabulary=vocabulary)
+    shards = OutputCut("e", vocabulary=True).shards((size, 3), count, sizes)
     assert covered(shards, "e") == list(range(vocabulary))
     assert sum(len(p) for pieces in shards for p in pieces if not p.name) == size * count - vocabulary
     assert [sum(map(len, pieces)) for pieces in shards] == [size] * count

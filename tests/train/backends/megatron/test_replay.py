@@ -101,7 +101,7 @@ def train_once(world: World, job: str, folder: Path, forests: list[Forest], repl
     """What a worker answers to a job of `work_replay`."""
     from transformers import AutoConfig
 
-    config = MegatronConfig.model_validate({"moe": {"replay": replay}})
+    config = MegatronConfig.model_validate({"moe": {"routing_replay": replay}})
     layout = layout_of(config, AutoConfig.from_pretrained(folder))
     given: tuple[Any, ...] = (str(folder), forests, config, layout, AlgoConfig(name="reinforce"))
     return world.run(f"{WORK}:{job}", *given, size=layout.ranks, **sizes(layout))[0]
@@ -158,7 +158,7 @@ def test_a_run_records_publishes_and_replays(tmp_path: Path) -> None:
         "calculator",
         model=str(folder),
         engine={"device": "cpu"},
-        trainer={"name": "megatron", "moe": {"replay": "rollout"}},
+        trainer={"name": "megatron", "moe": {"routing_replay": "rollout"}},
         algo={"name": "reinforce", "entropy_coef": 0.01},  # which trains on sessions that earned nothing, too
         steps=2,
         seed=0,
@@ -202,10 +202,13 @@ def forgetful(*_: Any) -> Forgetful:
 async def test_an_engine_that_records_no_experts_is_refused_by_name_and_closed(tmp_path: Path) -> None:
     path = f"{__name__}:forgetful"
     config = RunConfig.model_validate(
-        {"env": "calculator", "engine": path, "trainer": {"name": "megatron", "moe": {"replay": "rollout"}}}
+        {"env": "calculator", "engine": path, "trainer": {"name": "megatron", "moe": {"routing_replay": "rollout"}}}
     )
     folder = tiny.build(tmp_path / "tiny", TEXTS)
-    with Store(tmp_path / "s.db") as store, pytest.raises(ConfigError, match=f"replay=rollout: engine={path} does not"):
+    with (
+        Store(tmp_path / "s.db") as store,
+        pytest.raises(ConfigError, match=f"routing_replay=rollout: engine={path} does not"),
+    ):
         async with launch.player(config, factory("calculator"), folder, store):
             pass
     assert Forgetful.opened == Forgetful.closed
@@ -217,7 +220,7 @@ def test_a_model_without_experts_can_not_be_replayed(tmp_path: Path) -> None:
         agentrl.train(
             "calculator",
             engine={"device": "cpu"},
-            trainer={"name": "megatron", "moe": {"replay": "rollout"}},
+            trainer={"name": "megatron", "moe": {"routing_replay": "rollout"}},
             steps=1,
             run_dir=str(tmp_path / "run"),
         )

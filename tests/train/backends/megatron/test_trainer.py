@@ -196,7 +196,7 @@ def test_what_a_rank_raises_on_purpose_is_raised_as_what_it_was(folder: Path, tm
         ("qwen3_moe", {"expert_parallel": 4, "ranks": 2}, "not a multiple of pipeline x expert"),
         ("qwen3_moe", {"tensor_parallel": 2, "sequence_parallel": False}, "needs the sequence shared"),
         ("qwen3_moe", {"moe": {"capacity": 1.0, "dispatcher": "allgather"}}, "needs trainer.moe.dispatcher=alltoall"),
-        ("qwen3_moe", {"moe": {"capacity": 1.0, "replay": "forward"}}, "can't be replayed"),
+        ("qwen3_moe", {"moe": {"capacity": 1.0, "routing_replay": "forward"}}, "can't be replayed"),
         ("smollm2", {"sequence_parallel": True}, "trainer.tensor_parallel is 1"),
         ("smollm2", {"moe": {"z_loss": 0.1}}, "has no experts"),
         ("smollm2", {"dtype": "float16"}, "would underflow"),

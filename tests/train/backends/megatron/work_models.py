@@ -15,8 +15,8 @@ from torch import Tensor
 
 from agentrl.errors import AgentRLError
 from agentrl.train.backends.megatron import models
-from agentrl.train.backends.megatron.check import Comparison, check
-from agentrl.train.backends.megatron.models.reader import Reader
+from agentrl.train.backends.megatron.check import MegatronComparison, check
+from agentrl.train.backends.megatron.models.reader import TensorReader
 
 
 def built(
@@ -82,7 +82,7 @@ def loading_refusal(folder: str) -> tuple[str, str]:
     return "", "nothing was refused"
 
 
-def checked(folder: str, family: str | None) -> Comparison:
+def checked(folder: str, family: str | None) -> MegatronComparison:
     """What `check` finds, which makes groups of its own: no job can follow."""
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
@@ -135,7 +135,7 @@ def peaks(folder: str) -> dict[str, int]:
 
 def _most_while(do: Callable[[], None], own: Collection[int]) -> int:
     """The most bytes of new tensors that there were when a reader had just answered, while `do` ran."""
-    original, most = Reader.read, 0
+    original, most = TensorReader.read, 0
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         nonlocal most
@@ -144,11 +144,11 @@ def _most_while(do: Callable[[], None], own: Collection[int]) -> int:
         most = max(most, answer.nbytes + _new_bytes({*own, mapped}))
         return answer
 
-    Reader.read = watched  # type: ignore[method-assign]
+    TensorReader.read = watched  # type: ignore[method-assign]
     try:
         do()
     finally:
-        Reader.read = original  # type: ignore[method-assign]
+        TensorReader.read = original  # type: ignore[method-assign]
     return most
 
 

@@ -7,14 +7,16 @@ from typing import Any
 
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import InvalidInput
-from agentrl.train.backends.megatron.layout import Layout
+from agentrl.train.backends.megatron.layout import ParallelLayout
 from agentrl.train.backends.megatron.moe import routers
 from agentrl.train.backends.megatron.rank import Rank
 from agentrl.train.forest import Forest
 from tests.train.backends.megatron.work_train import Answer, answer, logprobs
 
 
-def routed(folder: str, forests: Sequence[Forest], config: TrainerConfig, layout: Layout, algo: AlgoConfig) -> Answer:
+def routed(
+    folder: str, forests: Sequence[Forest], config: TrainerConfig, layout: ParallelLayout, algo: AlgoConfig
+) -> Answer:
     """By forest: each trained token's log-probability, and by layer which experts each token went to, as a map."""
     rank = Rank(folder, config, layout, algo)
     seen: list[Any] = []
@@ -29,7 +31,9 @@ def routed(folder: str, forests: Sequence[Forest], config: TrainerConfig, layout
     return answer({"logps": logps, "maps": maps})
 
 
-def refused(folder: str, forests: Sequence[Forest], config: TrainerConfig, layout: Layout, algo: AlgoConfig) -> Answer:
+def refused(
+    folder: str, forests: Sequence[Forest], config: TrainerConfig, layout: ParallelLayout, algo: AlgoConfig
+) -> Answer:
     """What is said of each forest that does not fit the model."""
     rank, said = Rank(folder, config, layout, algo), []
     for forest in forests:

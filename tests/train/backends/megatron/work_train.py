@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agentrl.config import AlgoConfig, TrainerConfig
 from agentrl.errors import InvalidInput
-from agentrl.train.backends.megatron.layout import Layout
+from agentrl.train.backends.megatron.layout import ParallelLayout
 from agentrl.train.backends.megatron.rank import Rank
 from agentrl.train.backends.megatron.settings import MegatronConfig
 from agentrl.train.backends.ranks.balance import Share
@@ -60,7 +60,7 @@ def total(value: float) -> float:
 
 
 def gradients(
-    folder: str, forests: Sequence[Forest], config: TrainerConfig, layout: Layout, algo: AlgoConfig
+    folder: str, forests: Sequence[Forest], config: TrainerConfig, layout: ParallelLayout, algo: AlgoConfig
 ) -> Answer:
     """Loss, log-probabilities and gradients (by Hugging Face name) of a batch."""
     rank = Rank(folder, config, layout, algo)
@@ -74,7 +74,9 @@ def gradients(
     return answer({"loss": counted, "gradients": rank.gradients(), "logps": logps})
 
 
-def family(folder: str, forests: Sequence[Forest], config: TrainerConfig, layout: Layout, algo: AlgoConfig) -> Answer:
+def family(
+    folder: str, forests: Sequence[Forest], config: TrainerConfig, layout: ParallelLayout, algo: AlgoConfig
+) -> Answer:
     """Log-probabilities and gradients of a batch; and the weights as they were loaded."""
     rank = Rank(folder, config, layout, algo)
     weights = {name: tensor.clone() for name, tensor in rank.weights()}
@@ -89,7 +91,7 @@ def criticism(
     row: Tensor,
     start: float,
     config: TrainerConfig,
-    layout: Layout,
+    layout: ParallelLayout,
     algo: AlgoConfig,
 ) -> Answer:
     """Loss, values and gradients of a batch with a critic; and what its updates on the batch make of its head."""
@@ -106,7 +108,7 @@ def criticism(
 
 
 def steps(
-    folder: str, batches: Sequence[Sequence[Forest]], config: TrainerConfig, layout: Layout, algo: AlgoConfig
+    folder: str, batches: Sequence[Sequence[Forest]], config: TrainerConfig, layout: ParallelLayout, algo: AlgoConfig
 ) -> Answer:
     """Metrics of each step, and the weights after the last."""
     rank = Rank(folder, config, layout, algo, total_steps=len(batches))
@@ -115,7 +117,9 @@ def steps(
     return answer({"rows": rows, "weights": weights, "critic": critics(rank)})
 
 
-def memory(folder: str, forests: Sequence[Forest], config: TrainerConfig, layout: Layout, algo: AlgoConfig) -> Answer:
+def memory(
+    folder: str, forests: Sequence[Forest], config: TrainerConfig, layout: ParallelLayout, algo: AlgoConfig
+) -> Answer:
     """Bytes of the weights, gradients and optimizer state of each rank after a step, as storages of its tensors."""
     rank = Rank(folder, config, layout, algo)
     step(rank, forests)
@@ -183,7 +187,7 @@ def save(
     batches: Sequence[Sequence[Forest]],
     path: str,
     config: TrainerConfig,
-    layout: Layout,
+    layout: ParallelLayout,
     algo: AlgoConfig,
 ) -> Answer:
     """Learn from the first half of the batches, save, and learn from the rest: metrics of the second half."""
@@ -205,7 +209,7 @@ def resume(
     batches: Sequence[Sequence[Forest]],
     path: str,
     config: TrainerConfig,
-    layout: Layout,
+    layout: ParallelLayout,
     algo: AlgoConfig,
 ) -> Answer:
     """Go on from a checkpoint with the second half of the batches."""
@@ -219,7 +223,7 @@ def resume(
 def resumptions(
     jobs: Sequence[tuple[str, str | None, str | None, MegatronConfig]],
     batches: Sequence[Sequence[Forest]],
-    layout: Layout,
+    layout: ParallelLayout,
     algo: AlgoConfig,
 ) -> Any:
     """The weights after two steps of each job, that saves or goes on after the first; or why it was refused.
@@ -242,7 +246,7 @@ def resumptions(
             problem = None
         except InvalidInput as error:
             problem = str(error)
-        problem = next((told for told in rank.shared(problem) if told), None)
+        problem = next((told for told in rank.all_gather(problem) if told), None)
         if problem is None:
             if target is not None:
                 rank.save(target)

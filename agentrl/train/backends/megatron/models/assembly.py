@@ -46,7 +46,7 @@ from agentrl.train.backends.megatron.models.layers import (
     WideNorm,
     mark_shards,
 )
-from agentrl.train.backends.megatron.models.layouts import Sizes
+from agentrl.train.backends.megatron.models.layouts import ModelSizes
 from agentrl.train.backends.megatron.models.rotary import Rotary
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -146,9 +146,9 @@ def activation(hf: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return ACTIVATIONS[name]
 
 
-def sizes(hf: Any, config: TransformerConfig) -> Sizes:
+def sizes(hf: Any, config: TransformerConfig) -> ModelSizes:
     """What layouts must know of a model."""
-    return Sizes(
+    return ModelSizes(
         heads=config.num_attention_heads,
         groups=config.num_query_groups or config.num_attention_heads,
         head_dim=config.kv_channels or 0,

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrl.errors import InvalidInput, unknown_name
 from agentrl.registry import Registry
-from agentrl.train.backends.megatron.models.layouts import Layout
+from agentrl.train.backends.megatron.models.layouts import ParameterLayout
 from agentrl.train.backends.megatron.models.rotary import Rotary
 
 
@@ -32,7 +32,7 @@ class Family:
         outside: the same for what lies outside of layers.
         refuse: raises InvalidInput for what the family can't express; `build` calls it first.
         windows: how far along its path each layer's attention sees, None for all of it.
-        softcap: what attention's scores are capped at; see `agentrl.train.backends.attention.Plan`.
+        softcap: what attention's scores are capped at; see `agentrl.train.backends.attention.AttentionPlan`.
         pre_norms: what attention and MLP are given is normed.
         post_norms: attention and MLP outputs are normed before they are added.
         wide_norms: queries and keys are normed over all heads together; Megatron's `qk_layernorm` norms each head.
@@ -45,8 +45,8 @@ class Family:
     model_types: tuple[str, ...]
     settings: Callable[[Any], dict[str, Any]]
     rotary: Callable[[Any], Rotary | Sequence[Rotary | None]]
-    layer: Mapping[str, Layout]
-    outside: Mapping[str, Layout]
+    layer: Mapping[str, ParameterLayout]
+    outside: Mapping[str, ParameterLayout]
     refuse: Callable[[Any], None] = lambda hf: None
     windows: Callable[[Any], Sequence[int | None]] = lambda hf: [None] * hf.num_hidden_layers
     softcap: Callable[[Any], float | None] = lambda hf: None

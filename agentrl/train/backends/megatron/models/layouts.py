@@ -5,15 +5,15 @@ n holds? Loading reads these pieces and joins them; exporting puts them back whe
 from the same list, so a round trip is exact by construction, and a new family states names and no code.
 
     Whole      the same on every rank: norms, routers
-    Rows       cut along the output dimension: up-projections, the head
-    Columns    cut along the input dimension: down-projections
+    OutputCut  cut along the output dimension: up-projections, the head
+    InputCut   cut along the input dimension: down-projections
     Gated      gate and up, joined rank by rank: [gate_0; up_0], [gate_1; up_1], …
     Halves     the same, where one tensor holds gate above up
     Grouped    query, key and value, interleaved by key-value groups, then cut into equal intervals
     Joint      the same, where one tensor holds query above key above value
     Stacked    all experts in one tensor, transposed: each expert is a shard
 
-Embeddings are `Rows` with `vocabulary=True`: Megatron's vocabulary is padded to a multiple of the ranks, and
+Embeddings are `OutputCut` with `vocabulary=True`: Megatron's vocabulary is padded to a multiple of the ranks, and
 what lies beyond the real one is zero when loaded and dropped when exported.
 
 `Grouped` shards are intervals of the interleaved rows, so with more ranks than groups a shard may begin within
@@ -50,7 +50,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ModelSizes:
     """What a layout must know of the model besides the parameter's own shape."""
 
     heads: int
@@ -59,7 +59,7 @@ class Sizes:
     vocabulary: int
 
 
-class Layout(ABC):
+class ParameterLayout(ABC):
     """How a parameter is cut; subclasses are frozen dataclasses, whose string fields are the tensors' names."""
 
     precise: bool = False
@@ -85,31 +85,31 @@ class Layout(ABC):
         return tuple(value for value in vars(self).values() if isinstance(value, str))
 
     @abstractmethod
-    def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
+    def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
         """For each of `count` shards of shape `local`, its pieces in order; they lie along `dim` of the shard."""
 
 
 @dataclass(frozen=True)
-class Whole(Layout):
+class Whole(ParameterLayout):
     """The same on every rank."""
 
     name: str
     precise: bool = False
 
-    def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
-        """See `Layout`."""
+    def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
+        """See `ParameterLayout`."""
         return [[Piece(self.name, 0, 0, local[0])] for _ in range(count)]
 
 
 @dataclass(frozen=True)
-class Rows(Layout):
+class OutputCut(ParameterLayout):
     """Cut along the output dimension."""
 
     name: str
     vocabulary: bool = False
 
-    def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
-        """See `Layout`."""
+    def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
+        """See `ParameterLayout`."""
         size = local[0]
         real = sizes.vocabulary if self.vocabulary else size * count
         shards = []
@@ -123,26 +123,26 @@ class Rows(Layout):
 
 
 @dataclass(frozen=True)
-class Columns(Layout):
+class InputCut(ParameterLayout):
     """Cut along the input dimension."""
 
     name: str
 
-    def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
-        """See `Layout`."""
+    def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
+        """See `ParameterLayout`."""
         size = local[1]
         return [[Piece(self.name, 1, rank * size, (rank + 1) * size)] for rank in range(count)]
 
 
 @dataclass(frozen=True)
-class Gated(Layout):
+class Gated(ParameterLayout):
     """Gate and up-projection, joined rank by rank."""
 
     gate: str
     up: str
 
-    def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
-        """See `Layout`."""
+    def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
+        """See `ParameterLayout`."""
         size = local[0] // 2
         return [
             [Piece(name, 0, rank * size, (rank + 1) * size) for name in (self.gate, self.up)] for rank in range(count)
@@ -150,13 +150,13 @@ class Gated(Layout):
 
 
 @dataclass(frozen=True)
-class Halves(Layout):
+class Halves(ParameterLayout):
     """Gate above up in one tensor."""
 
     name: str
 
-    def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
-        """See `Layout`."""
+    def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
+        """See `ParameterLayout`."""
         size = local[0] // 2
         return [
             [Piece(self.name, 0, start, start + size) for start in (rank * size, (count + rank) * size)]
@@ -165,26 +165,26 @@ class Halves(Layout):
 
 
 @dataclass(frozen=True)
-class Grouped(Layout):
+class Grouped(ParameterLayout):
     """Query, key and value: for each key-value group its queries, its key, its value."""
 
     query: str
     key: str
     value: str
 
-    def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
-        """See `Layout`."""
+    def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
+        """See `ParameterLayout`."""
         return _grouped(((self.query, 0), (self.key, 0), (self.value, 0)), local[0], count, sizes)
 
 
 @dataclass(frozen=True)
-class Joint(Layout):
+class Joint(ParameterLayout):
     """Query above key above value in one tensor."""
 
     name: str
 
-    def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
-        """See `Layout`."""
+    def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
+        """See `ParameterLayout`."""
         key = sizes.heads * sizes.head_dim
         return _grouped(
             ((self.name, 0), (self.name, key), (self.name, key + sizes.groups * sizes.head_dim)), local[0], count, sizes
@@ -192,7 +192,7 @@ class Joint(Layout):
 
 
 @dataclass(frozen=True)
-class Stacked(Layout):
+class Stacked(ParameterLayout):
     """All experts in one tensor, [experts, inputs, outputs] or [experts, outputs].
 
     Attributes:
@@ -204,29 +204,29 @@ class Stacked(Layout):
     by_turns: bool = False
     stacked = True
 
-    def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
-        """See `Layout`; `local` is as the files have it."""
+    def shards(self, local: Shape, count: int, sizes: ModelSizes) -> list[list[Piece]]:
+        """See `ParameterLayout`; `local` is as the files have it."""
         return [[Piece(self.name, 0, expert, expert + 1)] for expert in range(count)]
 
     def filed(self, local: Shape) -> Shape:
-        """See `Layout`."""
+        """See `ParameterLayout`."""
         return (1, *reversed(local))
 
     def outward(self, shard: Tensor) -> Tensor:
-        """See `Layout`."""
+        """See `ParameterLayout`."""
         if self.by_turns:
             shard = shard.reshape(2, -1, *shard.shape[1:]).transpose(0, 1).flatten(0, 1)
         return (shard.t() if shard.dim() == 2 else shard)[None]
 
     def inward(self, part: Tensor) -> Tensor:
-        """See `Layout`."""
+        """See `ParameterLayout`."""
         shard = part[0].t() if part.dim() == 3 else part[0]
         if self.by_turns:
             shard = shard.reshape(-1, 2, *shard.shape[1:]).transpose(0, 1).flatten(0, 1)
         return shard
 
 
-def _grouped(parts: Sequence[tuple[str, int]], size: int, count: int, sizes: Sizes) -> list[list[Piece]]:
+def _grouped(parts: Sequence[tuple[str, int]], size: int, count: int, sizes: ModelSizes) -> list[list[Piece]]:
     """Query, key and value, each a tensor and where it begins there, interleaved by groups and cut into `count`."""
     per_group = sizes.heads // sizes.groups
     order = []

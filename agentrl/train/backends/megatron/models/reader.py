@@ -27,7 +27,7 @@ _MXFP4 = "_blocks"
 _BLOCK = (128, 128)
 
 
-class Reader:
+class TensorReader:
     """A folder's tensors; files are opened on first use, and closed together."""
 
     def __init__(self, folder: Path) -> None:
@@ -36,7 +36,7 @@ class Reader:
         self._stack = ExitStack()
         self._where = self._index()
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> TensorReader:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -26,8 +26,8 @@ from torch.nn import Parameter
 
 from agentrl.errors import InvalidInput
 from agentrl.train.backends.megatron.models.family import Family, read_config
-from agentrl.train.backends.megatron.models.layouts import Layout, Piece, Shape, whole_shapes
-from agentrl.train.backends.megatron.models.reader import Reader
+from agentrl.train.backends.megatron.models.layouts import ParameterLayout, Piece, Shape, whole_shapes
+from agentrl.train.backends.megatron.models.reader import TensorReader
 
 Read = Callable[[Tensor], Tensor | None]
 
@@ -36,7 +36,7 @@ _EXPERT = re.compile(r"^(.*\.experts)\.local_experts\.(\d+)\.(.*)$")
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Place:
+class _Place:
     """Where a parameter stands in the whole model: the order of export."""
 
     layer: int
@@ -45,17 +45,17 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class _Held:
     """A parameter's shard on this rank."""
 
-    place: Place
+    place: _Place
     tensor: Tensor
     index: int
     count: int
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class _Shard:
     """What the others know of it."""
 
     shape: Shape
@@ -72,7 +72,7 @@ def load(chunks: Sequence[GPTModel], folder: str | Path, family: Family) -> None
         InvalidInput: the folder lacks a tensor, has one of another shape, or one that the family does not know.
     """
     tables = _rows(family)
-    with Reader(Path(folder)) as reader, torch.no_grad():
+    with TensorReader(Path(folder)) as reader, torch.no_grad():
         for held in _held(chunks, family):
             layout = tables[held.place.row][1]
             local = layout.filed(tuple(held.tensor.shape))
@@ -109,14 +109,14 @@ def export(
         read: what to export in a parameter's place (such as its gradient), of the same shape; parameters for which
             it says None are left out, and so are buffers. It must say the same on all ranks.
     """
-    mine: dict[tuple[Place, int], Tensor] = {}
-    local: list[tuple[Place, Shard]] = []
+    mine: dict[tuple[_Place, int], Tensor] = {}
+    local: list[tuple[_Place, _Shard]] = []
     rank, tables = dist.get_rank(), _rows(family)
     for held in _held(chunks, family, buffers=read is None):
         tensor = held.tensor.detach() if read is None else read(held.tensor)
         if tensor is not None:
             mine[held.place, held.index] = tensor
-            local.append((held.place, Shard(tuple(tensor.shape), tensor.dtype, held.index, held.count, rank)))
+            local.append((held.place, _Shard(tuple(tensor.shape), tensor.dtype, held.index, held.count, rank)))
     for place, shards in sorted(_holders(local).items()):
         layout, first = tables[place.row][1], shards[0]
         wanted = first.dtype if dtype is None or layout.precise else dtype
@@ -164,7 +164,7 @@ def pieces(chunks: Sequence[GPTModel], family: Family, read: Read) -> Iterator[t
                     yield _named(piece.name, held.place), piece, part
 
 
-def _delivered(own: Tensor | None, shard: Shard, dtype: torch.dtype, to: int | None) -> Tensor | None:
+def _delivered(own: Tensor | None, shard: _Shard, dtype: torch.dtype, to: int | None) -> Tensor | None:
     """A shard, at whoever consumes; None elsewhere."""
     rank = dist.get_rank()
     if own is not None:
@@ -185,17 +185,17 @@ def _delivered(own: Tensor | None, shard: Shard, dtype: torch.dtype, to: int | N
     return None
 
 
-def _holders(local: list[tuple[Place, Shard]]) -> dict[Place, list[Shard]]:
+def _holders(local: list[tuple[_Place, _Shard]]) -> dict[_Place, list[_Shard]]:
     """Every parameter's shards in order, each at the lowest rank that holds it; from what each rank holds."""
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, local)
-    shards: dict[Place, dict[int, Shard]] = {}
+    shards: dict[_Place, dict[int, _Shard]] = {}
     for place, shard in (entry for rank in everyone for entry in rank):
         shards.setdefault(place, {}).setdefault(shard.index, shard)
     return {place: [found[i] for i in range(len(found))] for place, found in shards.items()}
 
 
-def _held(chunks: Sequence[GPTModel], family: Family, *, buffers: bool = True) -> Iterator[Held]:
+def _held(chunks: Sequence[GPTModel], family: Family, *, buffers: bool = True) -> Iterator[_Held]:
     """This rank's shards; of several ranks with the same one, each says so.
 
     Raises:
@@ -221,7 +221,7 @@ def _held(chunks: Sequence[GPTModel], family: Family, *, buffers: bool = True) -
             index, count = _shard(tensor, expert=is_expert is not None)
             if tables[row][1].stacked:
                 index, count, expert = expert, chunk.config.num_moe_experts, 0
-            yield Held(Place(order, row, expert), tensor, index, count)
+            yield _Held(_Place(order, row, expert), tensor, index, count)
 
 
 def _tensors(chunk: GPTModel, buffers: bool) -> Iterator[tuple[str, Tensor]]:
@@ -250,7 +250,7 @@ def _shard(tensor: Tensor, *, expert: bool) -> tuple[int, int]:
     return parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
 
 
-def _rows(family: Family) -> list[tuple[str, Layout, bool]]:
+def _rows(family: Family) -> list[tuple[str, ParameterLayout, bool]]:
     """A family's table as one list: name, layout, whether it lies outside of layers."""
     outside = [(name, layout, True) for name, layout in family.outside.items()]
     return outside + [(name, layout, False) for name, layout in family.layer.items()]
@@ -264,7 +264,7 @@ def _parts(pieces: list[Piece], shard: Tensor) -> Iterator[tuple[Piece, Tensor]]
         at += len(piece)
 
 
-def _named(template: str, place: Place) -> str:
+def _named(template: str, place: _Place) -> str:
     return template.format(layer=place.layer, expert=place.expert)
 
 

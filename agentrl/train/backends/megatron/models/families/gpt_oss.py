@@ -6,7 +6,7 @@ from typing import Any
 
 from agentrl.train.backends.megatron.models.families.llama import head_dim, rotary
 from agentrl.train.backends.megatron.models.family import Family, require, window_by_kind
-from agentrl.train.backends.megatron.models.layouts import Rows, Stacked, Whole
+from agentrl.train.backends.megatron.models.layouts import OutputCut, Stacked, Whole
 from agentrl.train.backends.megatron.models.tables import ATTENTION, LAYER, NORMS, OUTSIDE
 
 _EXPERTS = LAYER + "mlp.experts."
@@ -40,7 +40,7 @@ GPT_OSS = Family(
         **NORMS,
         **ATTENTION,
         "self_attention.linear_proj.bias": Whole(LAYER + "self_attn.o_proj.bias"),
-        "self_attention.core_attention.softmax_offset": Rows(LAYER + "self_attn.sinks"),
+        "self_attention.core_attention.softmax_offset": OutputCut(LAYER + "self_attn.sinks"),
         "mlp.router.weight": Whole(LAYER + "mlp.router.weight"),
         "mlp.router.bias": Whole(LAYER + "mlp.router.bias"),
         "mlp.experts.linear_fc1.weight": Stacked(_EXPERTS + "gate_up_proj", by_turns=True),

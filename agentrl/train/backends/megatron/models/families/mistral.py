@@ -6,7 +6,7 @@ from typing import Any
 
 from agentrl.train.backends.megatron.models.families.llama import head_dim, rotary
 from agentrl.train.backends.megatron.models.family import Family, require, window_everywhere
-from agentrl.train.backends.megatron.models.layouts import Columns, Gated, Whole
+from agentrl.train.backends.megatron.models.layouts import Gated, InputCut, Whole
 from agentrl.train.backends.megatron.models.tables import ATTENTION, LAYER, MLP, NORMS, OUTSIDE
 
 _BLOCK = LAYER + "block_sparse_moe."
@@ -47,7 +47,7 @@ MIXTRAL = Family(
         **ATTENTION,
         "mlp.router.weight": Whole(_BLOCK + "gate.weight"),
         "mlp.experts.linear_fc1.weight": Gated(_EXPERT + "w1.weight", _EXPERT + "w3.weight"),
-        "mlp.experts.linear_fc2.weight": Columns(_EXPERT + "w2.weight"),
+        "mlp.experts.linear_fc2.weight": InputCut(_EXPERT + "w2.weight"),
     },
     outside=OUTSIDE,
     refuse=lambda hf: require(hf, router_jitter_noise=0.0),
