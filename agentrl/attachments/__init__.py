@@ -89,8 +89,7 @@ def unrecorded(record: Record, attached: Mapping[str, bytes], tokens: int) -> Re
 
 
 def join(first: Mapping[str, bytes], last: Mapping[str, bytes], tokens: int) -> dict[str, bytes]:
-    """Return the attachments of a path that was recorded in two pieces, `tokens` tokens apart; see
-    `AttachmentKind.join`."""
+    """Return the attachments of a path that was recorded in two pieces, `tokens` tokens apart."""
     joined = (
         (name, KINDS.find(name).join(first.get(name), last.get(name), tokens)) for name in sorted({*first, *last})
     )
