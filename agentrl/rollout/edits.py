@@ -7,6 +7,7 @@ replaces, so the first line of a session has the measured one.
 
 from __future__ import annotations
 
+import fcntl
 import getpass
 import math
 import os
@@ -21,10 +22,10 @@ import orjson
 from agentrl.errors import ConfigError, InvalidInput, StoreError, unknown_name
 from agentrl.overrides import read_yaml
 from agentrl.rollout.stats import TaskScores, summarise
+from agentrl.sessions.edited import FILE as FILE
 from agentrl.sessions.store import Store
-from agentrl.types import Group
+from agentrl.types import Group, Session
 
-FILE = "edits.jsonl"
 KEY = "edits"
 """Under this key a result that was edited has its edits."""
 
@@ -76,7 +77,9 @@ def read(folder: Path) -> list[Edit]:
         raise StoreError(f"{str(folder / FILE)!r} is damaged: {error}") from None
 
 
-def add(folder: Path, session: str, score: float, why: str, who: str | None = None) -> Edit:
+def add(
+    folder: Path, session: str, score: float, why: str, who: str | None = None, *, was: float | None = None
+) -> Edit:
     """Change the score of a session of an evaluation.
 
     Args:
@@ -85,11 +88,12 @@ def add(folder: Path, session: str, score: float, why: str, who: str | None = No
         score: the new one.
         why: for the history.
         who: changes it; None is the user that this process runs as.
+        was: the score that they saw; None is whatever it is.
 
     Raises:
         ConfigError: the folder has no result of an evaluation.
         UnknownName: it has no such session.
-        InvalidInput: the score is no number, the session has none, or no reason is given.
+        InvalidInput: the score is no number, the session has none, no reason is given, or it was changed meanwhile.
     """
     if not (folder / "result.json").is_file():
         raise ConfigError(f"{str(folder)!r} has no result of an evaluation: scores of a training run were trained on")
@@ -105,13 +109,24 @@ def add(folder: Path, session: str, score: float, why: str, who: str | None = No
     if not group.scored or found.score is None:
         raise InvalidInput(f"session {session} has no score that counts ({found.status.value})")
     known = TaskScores.of(group)
-    was = next((edit.score for edit in reversed(read(folder)) if edit.session == session), found.score)
-    when = datetime.now(UTC).isoformat(timespec="seconds")
-    edit = Edit(session, known.task, known.digest, was, float(score), who or getpass.getuser(), why.strip(), when)
     file = os.open(folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     with os.fdopen(file, "ab", buffering=0) as out:
-        out.write(orjson.dumps(asdict(edit)) + b"\n")  # one write: two people's lines do not mix
+        fcntl.flock(out, fcntl.LOCK_EX)  # or two people's edits would replace the same score
+        before = next((edit.score for edit in reversed(read(folder)) if edit.session == session), found.score)
+        if was is not None and was != before:
+            raise InvalidInput(f"the score was changed from {was:g} to {before:g} meanwhile: load the page again")
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        edit = Edit(
+            session, known.task, known.digest, before, float(score), who or getpass.getuser(), why.strip(), when
+        )
+        out.write(orjson.dumps(asdict(edit)) + b"\n")
     return edit
+
+
+def editable(folder: Path, session: Session) -> bool:
+    """Whether `add` takes an edit of a session."""
+    scored = session.score is not None and bool(Group(session.group, session.task, [session]).scored)
+    return scored and (folder / "result.json").is_file()
 
 
 def shown(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Conditions on sessions as people write them: `score < 1 and (turns > 3 or data.level == "hard")`.
 
 The grammar is that of Python's expressions (`ast` reads them; nothing is run), of which comparisons, `in`, `is None`,
-`and`, `or`, `not` and brackets are taken. A name is a column of the summaries; `reward.NAME`, `data.FIELD` (of the
+`and`, `or`, `not` and brackets are taken. A name is a column of the summaries, or
+`measured`, the score before anybody edited it; `reward.NAME`, `data.FIELD` (of the
 task), `info.FIELD`, `counters.NAME` and `timings.NAME` are looked up, also as `reward["a name"]` and `data.steps[0]`.
 What a session does not have is None: no comparison holds for it but `is None`, `!=` and `not in`.
 """
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import InvalidInput, unknown_name
+from agentrl.sessions.edited import MEASURED, MEASURED_SCORE
 from agentrl.sessions.summary import COLUMNS
 
 LONGEST = 1000
@@ -126,10 +128,12 @@ def _value(node: ast.expr, text: str) -> Condition:
         raise InvalidInput(f"where={text!r}: {ast.unparse(node)} is no comparison, name or constant; write it {FORM}")
     if not path and place.id in COLUMNS:
         return Condition(f'"{place.id}"')
+    if not path and place.id == MEASURED:
+        return Condition(MEASURED_SCORE)
     if path and place.id in FIELDS:
         source, start = FIELDS[place.id]
         return Condition(f"json_extract({source}, ?)", (start + "".join(_step(each, text) for each in path),))
-    raise unknown_name("column", ast.unparse(node), [*COLUMNS, *(f"{name}.NAME" for name in FIELDS)])
+    raise unknown_name("column", ast.unparse(node), [*COLUMNS, MEASURED, *(f"{name}.NAME" for name in FIELDS)])
 
 
 def _step(name: str | int, text: str) -> str:

@@ -15,14 +15,16 @@ import orjson
 
 from agentrl.errors import InvalidInput, unknown_name
 from agentrl.sessions import expressions
+from agentrl.sessions.edited import MEASURED, MEASURED_SCORE
 from agentrl.sessions.summary import COLUMNS, SELECTED, Summary, summary_from
 
 Filters = Mapping[str, Any]
 """Column -> what it must be: a value, several (a list, tuple or set), None for absent, `Between`, `Contains`,
 or `Without`.
 
-Besides the summaries' columns there are `agent` (one of the session's), `tool` (one that it called), `reward/NAME`, and
-`where`: conditions in words (a list of them), which all hold; see `expressions`.
+Besides the summaries' columns there are `measured` (the score before anybody edited it), `agent` (one of the
+session's), `tool` (one that it called), `reward/NAME`, and `where`: conditions in words (a list of them), which all
+hold; see `expressions`.
 """
 WHERE = "where"
 OF_SESSION = {
@@ -160,10 +162,12 @@ def _expression(name: str) -> tuple[str, list[Any]]:
     """A column or a reward as SQL, with its parameters."""
     if name in COLUMNS:
         return f'"{name}"', []
+    if name == MEASURED:
+        return MEASURED_SCORE, []
     kind, _, reward = name.partition("/")
     if kind == "reward" and reward and '"' not in reward:
         return "json_extract(rewards, ?)", [f'$."{reward}"']
-    raise unknown_name("column", name, [*COLUMNS, *OF_SESSION, "reward/NAME", WHERE])
+    raise unknown_name("column", name, [*COLUMNS, MEASURED, *OF_SESSION, "reward/NAME", WHERE])
 
 
 def _value(value: Any) -> Any:

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import orjson
 
 from agentrl.errors import InvalidInput
-from agentrl.sessions import query, schema
+from agentrl.sessions import edited, query, schema
 from agentrl.sessions.query import Filters
 from agentrl.sessions.summary import Summary
 
@@ -77,6 +77,7 @@ def search(
     until, rows, searched = time.monotonic() + seconds, list[Summary](), 0
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
+            edited.show(db, path)
             while True:
                 page = query.find(db, filters or {}, sort, descending, BATCH, after)
                 holding = set(_holding(db, [row.id for row in page.rows], text))

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from agentrl import faults, formats
 from agentrl.errors import AgentRLError, InvalidInput, StoreError
-from agentrl.sessions import digests, integrity, query, schema, summary
+from agentrl.sessions import digests, edited, integrity, query, schema, summary
 from agentrl.sessions.codec import NODE_COLUMNS, digest, head_json, node_row, pack_ids, task_json
 from agentrl.sessions.incarnations import mark
 from agentrl.sessions.integrity import CountFile, Counts, checksum
@@ -59,6 +59,7 @@ class Store:
         formats.check_database(self.path, formats.STORE)
         self._lock = threading.RLock()
         self._count = CountFile(self.path)
+        self._read_only = read_only
         self._open_totals: dict[str, tuple[int, Totals]] = {}
         self.losses: Sequence[int] = ()
         name = f"file:{quote(self.path)}?mode=ro" if read_only else self.path
@@ -83,8 +84,6 @@ class Store:
                 with self._transaction(count=False):
                     schema.add_calls(self._db)
         self._compare()
-
-    # -------------------------------------------------------------------------------------- writing
 
     def save(self, session: Session, *, replace: bool = False, state: bytes | None = None) -> None:
         """Write a session: its head, and the nodes and step rewards that are not stored yet.
@@ -199,7 +198,7 @@ class Store:
     def ids(self, **filters: Any) -> list[str]:
         """The ids of the sessions that fit every filter (see `query.Filters`), in order."""
         where, values = query.condition({name: value for name, value in filters.items() if value is not None})
-        with self._lock, self._errors():
+        with self._querying():
             return [row[0] for row in self._db.execute(f"SELECT id FROM summaries WHERE {where} ORDER BY id", values)]
 
     def sessions(self, **filters: Any) -> Iterator[Session]:
@@ -209,7 +208,7 @@ class Store:
 
     def digests(self, **filters: Any) -> dict[str, str]:
         """Digests (`sessions.digests`) of the sessions that fit every filter, by id, in order."""
-        with self._lock, self._errors(), self._snapshot():
+        with self._querying(), self._snapshot():
             return digests.read_all(self._db, *query.condition(filters))
 
     def find(
@@ -234,7 +233,7 @@ class Store:
             UnknownName: there is no such column.
             InvalidInput: `limit` is out of range, or `after` did not come from a page.
         """
-        with self._lock, self._errors():
+        with self._querying():
             return query.find(self._db, filters or {}, sort, descending, limit, after)
 
     def counts(self, by: str = "status", filters: Filters | None = None) -> dict[Any, int]:
@@ -243,7 +242,7 @@ class Store:
         Raises:
             UnknownName: there is no such column.
         """
-        with self._lock, self._errors():
+        with self._querying():
             return query.counts(self._db, filters or {}, by)
 
     def mean_scores(self, by: str, filters: Filters | None = None) -> dict[Any, tuple[float, int]]:
@@ -252,7 +251,7 @@ class Store:
         Raises:
             UnknownName: there is no such column.
         """
-        with self._lock, self._errors():
+        with self._querying():
             return query.mean_scores(self._db, filters or {}, by)
 
     def close(self) -> None:
@@ -357,6 +356,13 @@ class Store:
             self._db.execute("COMMIT")
             if counts:
                 self._count.write(Counts(*counts))
+
+    @contextmanager
+    def _querying(self) -> Iterator[None]:
+        with self._lock, self._errors():
+            if self._read_only:
+                edited.show(self._db, self.path)
+            yield
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:

@@ -1,7 +1,8 @@
 """The viewer's HTTP interface: JSON for its own page.
 
 Handlers are plain functions, which run in threads: they read files and SQLite. What changes something is a POST of a
-small JSON object (`guard` says from whom): it starts a replay, or writes a note. A run's own files are only read.
+small JSON object (`guard` says from whom): it starts a replay, writes a note, or edits a score of an
+evaluation. A run's own files are only read.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from starlette.routing import Route
 
 from agentrl.errors import AgentRLError, Blame, InvalidInput, UnknownName
 from agentrl.overrides import validate
+from agentrl.rollout import edits
 from agentrl.sessions.search import search
 from agentrl.sessions.summary import Summary
 from agentrl.untrusted import read_json
@@ -36,6 +38,7 @@ from agentrl.viewer.notes import RUN, NoteChange, TaggedNote
 from agentrl.viewer.replay_process import ReplayRequest, Replays
 from agentrl.viewer.replayed import Replayed
 from agentrl.viewer.runs import Run, Runs
+from agentrl.viewer.scores import ScoreChange
 from agentrl.viewer.timeline import timeline
 
 PAGE = 200
@@ -179,6 +182,7 @@ class Viewer:
             "replay": replays,
             "note": note.json(),
             "edits": run.edits().get(found.session.id, []),
+            "editable": self._replays is not None and edits.editable(run.path, found.session),
             "writable": self._replays is not None,
         }
 
@@ -223,6 +227,12 @@ class Viewer:
         name = RUN if id_ is None else self._session(request).session.id
         return run.notes.put(name, validate(given, NoteChange)).json()
 
+    def score(self, request: Request, given: dict[str, Any]) -> Any:
+        """Change the score of a session (`id`) of an evaluation; what is given is a `ScoreChange`."""
+        run, session = self._run(request), self._session(request).session
+        change = validate(given, ScoreChange)
+        return asdict(edits.add(run.path, session.id, change.score, change.why, change.who, was=change.was))
+
     # ------------------------------------------------------------------------------------- lookups
 
     def _run(self, request: Request) -> Run:
@@ -249,9 +259,9 @@ class Viewer:
 
 def _rows(run: Run, summaries: list[Summary]) -> list[dict[str, Any]]:
     """A page of sessions with their notes, and the edits of their scores."""
-    notes, edits = run.notes.of([summary.id for summary in summaries]), run.edits()
+    notes, changed = run.notes.of([summary.id for summary in summaries]), run.edits()
     return [
-        {**asdict(row), "note": notes.get(row.id, TaggedNote()).json(), "edits": edits.get(row.id, [])}
+        {**asdict(row), "note": notes.get(row.id, TaggedNote()).json(), "edits": changed.get(row.id, [])}
         for row in summaries
     ]
 
@@ -293,6 +303,7 @@ def _changes(viewer: Viewer) -> list[Route]:
         Route("/api/replay", _taken(viewer.start_replay), methods=["POST"]),
         Route("/api/replay/cancel", _taken(viewer.cancel_replay), methods=["POST"]),
         Route("/api/note", _taken(viewer.note), methods=["POST"]),
+        Route("/api/score", _taken(viewer.score), methods=["POST"]),
     ]
 
 

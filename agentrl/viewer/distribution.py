@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from agentrl.sessions import schema
+from agentrl.sessions import edited, schema
 from agentrl.sessions.query import Filters, condition
 
 BINS = 12
@@ -50,6 +50,7 @@ def selected(path: Path, select: str, values: Sequence[Any] = ()) -> list[tuple[
     """
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
+            edited.show(db, path)
             return db.execute(select, values).fetchall()
     except sqlite3.Error as error:
         raise schema.failure(str(path), error) from error

@@ -18,7 +18,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from agentrl.errors import AgentRLError
 from agentrl.rollout import edits
-from agentrl.sessions import tree
+from agentrl.sessions import edited, tree
 from agentrl.sessions.query import Between, Filters
 from agentrl.sessions.summary import Summary
 from agentrl.train.panel import clock, short
@@ -83,7 +83,7 @@ def pages(run: Run) -> Iterator[tuple[str, bytes]]:
         for place, row in enumerate(found.rows, first):
             page, body = _page(f"{row.task} ({row.id})")
             _link(SubElement(body, "p"), f"../{name}", run.name)
-            _whole_session(body, store.load(row.id))
+            _whole_session(body, run, store.load(row.id))
             yield _session_name(place), _bytes(page)
         if after is None:
             break
@@ -245,7 +245,7 @@ def _sessions(body: Element, run: Run, rows: Sequence[dict[str, Any]]) -> None:
             if found:
                 _add(body, "h3", what)
             for id_ in found:
-                _session(body, run.store().load(id_))
+                _session(body, run, run.store().load(id_))
     except AgentRLError as error:
         _add(body, "p", error)
 
@@ -283,10 +283,10 @@ def _list(run: Run, rows: Sequence[Summary], lists: Sequence[str], number: int) 
     return _bytes(page)
 
 
-def _session(body: Element, session: Session) -> None:
+def _session(body: Element, run: Run, session: Session) -> None:
     """A session, folded: what it earned, and the beginning of its first path as a conversation."""
     box = SubElement(body, "details", {"class": "session"})
-    _add(box, "summary", f"{_ending(session)}: task {session.task.id} ({session.id})")
+    _add(box, "summary", f"{_ending(run, session)}: task {session.task.id} ({session.id})")
     _earned(box, session, CLIP)
     leaves = tree.leaves(session)
     path = tree.path(session, leaves[0].id) if leaves else []
@@ -298,9 +298,9 @@ def _session(body: Element, session: Session) -> None:
         _add(box, "p", f"Not shown: {', '.join(left)}.")
 
 
-def _whole_session(body: Element, session: Session) -> None:
+def _whole_session(body: Element, run: Run, session: Session) -> None:
     """A session with all its paths; each message is shown once, on the first path that has it."""
-    _add(body, "p", f"{_ending(session)}; {session.phase}, sample {session.sample}")
+    _add(body, "p", f"{_ending(run, session)}; {session.phase}, sample {session.sample}")
     _earned(body, session, CLIP_ALL)
     if session.task.data:
         folded = SubElement(body, "details")
@@ -320,8 +320,10 @@ def _whole_session(body: Element, session: Session) -> None:
             _message(body, node, CLIP_ALL)
 
 
-def _ending(session: Session) -> str:
-    score = "no score" if session.score is None else f"score {short(session.score)}"
+def _ending(run: Run, session: Session) -> str:
+    now = edited.scores(run.path).get(session.id)
+    measured = "no score" if session.score is None else f"score {short(session.score)}"
+    score = measured if now is None else f"score {short(now)} (edited; measured: {measured})"
     return f"{score}, {session.status.value}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ import agentrl
 from agentrl.cli import app
 from agentrl.errors import ConfigError, InvalidInput, StoreError, UnknownName
 from agentrl.rollout import edits
+from agentrl.sessions.search import search
 from agentrl.sessions.store import Store
 from agentrl.train.suite.results import read_results
 from agentrl.train.verify import verify
+from agentrl.viewer.difference import tasks as differing
+from agentrl.viewer.listing import Order, filters, matching
+from agentrl.viewer.replay_process import Replays
 from agentrl.viewer.report import report
 from agentrl.viewer.runs import run_at
-from tests.viewer.test_app import asked
+from tests.viewer.test_app import asked, client
 
 pytestmark = pytest.mark.slow
 
@@ -136,3 +141,64 @@ def test_only_sessions_of_an_evaluation_that_has_ended_are_edited(run: Path):
     (run / "result.json").unlink()
     with pytest.raises(ConfigError, match="has no result of an evaluation"):
         edits.add(run, of_task(run, "t0")[0], 1.0, "right")
+
+
+def test_filters_orders_counts_and_means_are_of_the_current_scores_and_measured_ones_keep_a_name(run: Path):
+    """Conditions were over measured scores, beside lists that showed the edited ones."""
+    first, second = of_task(run, "t0")
+    edits.add(run, first, 0.25, "almost", "Ann")
+    edits.add(run, first, 0.75, "nearly", "Ben")
+
+    def found(*words: str) -> list[tuple[str, float | None]]:
+        wanted = filters(run / "sessions.db", words)
+        return [(row.id, row.score) for row in matching(run / "sessions.db", wanted, Order("score", False, 9))]
+
+    assert found("where=score < 1") == [(second, 0.0), (first, 0.75)]
+    assert found("score=0.5..0.9") == found("where=measured == 0 and score > 0") == [(first, 0.75)]
+    assert sorted(found("measured=0..0")) == sorted([(first, 0.75), (second, 0.0)])
+    with Store(run / "sessions.db", read_only=True) as store:
+        assert store.mean_scores("task", {"task": "t0"}) == {"t0": (0.375, 2)}
+        assert store.load(first).score == 0.0, "what was measured stays"
+        edits.add(run, second, 1.0, "right", "Ann")
+        assert store.counts("score") == {0.75: 1, 1.0: 7}, "a store that is open sees what is edited meanwhile"
+        assert store.counts("measured") == {0.0: 2, 1.0: 6}
+    assert [row.score for row in search(run / "sessions.db", "What is 0", sort="score").rows] == [0.75, 1.0]
+
+
+def test_the_tasks_that_differ_and_the_pages_of_a_report_have_current_scores(run: Path, measured: Path):
+    edits.add(run, of_task(run, "t0")[0], 1.0, "right", "Ann")
+    _, changed = differing(run_at(measured), run_at(run))
+    assert [(each.task, each.scores) for each in changed] == [("t0", (0.0, 0.5))]
+    assert b"score 1 (edited; measured: score 0)" in report(run_at(run))
+
+
+async def test_the_viewers_page_changes_a_score_and_nobody_elses_does(run: Path):
+    session = of_task(run, "t0")[0]
+    asked_for: dict[str, Any] = {"params": {"run": "run", "id": session}}
+    sent = {"score": 0.5, "was": 0.0, "why": " half ", "who": "Ann"}
+    own = {"origin": "http://127.0.0.1"}
+    async with client(run, replays=Replays()) as viewer:
+        assert (await viewer.get("/api/session", **asked_for)).json()["editable"]
+        refused = [{}, {"origin": "http://evil.example"}, {**own, "sec-fetch-site": "cross-site"}]
+        for headers in refused:
+            assert (await viewer.post("/api/score", json=sent, headers=headers, **asked_for)).status_code == 403
+        for odd in ({"why": " "}, {"who": ""}, {"score": None}, {"more": 1}):
+            assert (await viewer.post("/api/score", json=sent | odd, headers=own, **asked_for)).status_code == 400
+        answer = await viewer.post("/api/score", json=sent, headers=own, **asked_for)
+        assert (answer.status_code, answer.json()["why"]) == (200, "half")
+        late = await viewer.post("/api/score", json=sent, headers=own, **asked_for)
+        assert (late.status_code, "meanwhile" in late.json()["error"]) == (400, True)
+    async with client(run, replays=Replays(), token="a" * 20) as viewer:
+        assert (await viewer.post("/api/score", json=sent, headers=own, **asked_for)).status_code == 401
+    async with client(run) as viewer:
+        assert (await viewer.post("/api/score", json=sent, headers=own, **asked_for)).status_code == 404
+        assert not (await viewer.get("/api/session", **asked_for)).json()["editable"]
+    assert [(edit.was, edit.score, edit.who) for edit in edits.read(run)] == [(0.0, 0.5, "Ann")]
+
+
+def test_edits_at_once_follow_each_other_in_the_history(run: Path):
+    session = of_task(run, "t0")[0]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: edits.add(run, session, number + 1.0, "odd", "Ann"), range(24)))
+    scores = [0.0, *(edit.score for edit in edits.read(run))]
+    assert [edit.was for edit in edits.read(run)] == scores[:-1]

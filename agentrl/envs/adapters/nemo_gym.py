@@ -53,6 +53,7 @@ class NemoGym(Env):
         steps: int = 30,
         done: bool = False,
         timeout: float = 60.0,
+        returns: tuple[float, float] = (0.0, 1.0),
     ) -> None:
         """Ask whether there is such a server.
 
@@ -63,11 +64,13 @@ class NemoGym(Env):
             steps: turns of an episode, at most.
             done: whether a tool's answer with a true field `done` ends the episode.
             timeout: seconds for each answer of the server.
+            returns: the least and the greatest reward that its verifier gives.
 
         Raises:
             ConfigError: there is no such file, or no such server.
         """
         self.url, self.timeout, self.max_turns, self._ends = source.rstrip("/"), timeout, steps, done
+        self.return_range = returns
         self.files = {"train": Path(path).expanduser(), "eval": Path(eval_path or path).expanduser()}
         for key, file in (("path", self.files["train"]), ("eval_path", self.files["eval"])):
             if not file.is_file():
@@ -109,7 +112,7 @@ class NemoGym(Env):
         """The request, without what the verifier reads."""
         return Task(id=task.id, data={PARAMS: task[PARAMS]})
 
-    @reward
+    @reward(range=(float("-inf"), float("inf")))
     async def verified(self, session: Session) -> float:
         """What the server's verifier gives."""
         excluded = session.excluded_nodes()
@@ -121,7 +124,11 @@ class NemoGym(Env):
             session.info["nemo_gym"] = kept
         if answer.get("mask_sample"):
             raise InfraError(f"{self._where}: its reward is no measurement: {answer.get('failure_reason')}")
-        return reward_value(answer.get("reward"), f"{self._where}, as the reward,")
+        given = reward_value(answer.get("reward"), f"{self._where}, as the reward,")
+        low, high = self.return_range
+        if not low <= given <= high:
+            raise EnvError(f"{self._where} gave the reward {given:g}: allowed: env.returns=[{low:g},{high:g}]")
+        return given
 
     async def close(self) -> None:
         """Close the connections."""

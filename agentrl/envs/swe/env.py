@@ -18,7 +18,7 @@ from agentrl.envs.base import Env, reward
 from agentrl.envs.rows import ENDINGS
 from agentrl.envs.sandboxes import Supplier, supplier
 from agentrl.envs.swe import building
-from agentrl.envs.swe.changes import Changes
+from agentrl.envs.swe.changes import Changes, PatchRefused
 from agentrl.envs.swe.choice import choose
 from agentrl.envs.swe.limits import EpisodeLimits, LimitMeter
 from agentrl.envs.swe.prebuilt import REWARD
@@ -51,6 +51,8 @@ class Swe(Env):
         layout: whose rows these are: auto, swebench, swegym, smith, r2e.
         image: their images' name, in place of what the layout says; {id} stands for the row's name.
         build: whether the images of a folder's tasks are built from their Dockerfiles, before they are first played.
+        fresh_tests: whether tests of Harbor's and Terminal-Bench's tasks run in a new sandbox, on what was changed in
+            the working directory, and not in the agent's own, as there.
         test_command: their tests' command, in place of what the layout says.
         difficulty: easy, medium or hard; without it all.
         tools: "all" is bash, an editor and submit; "bash" is one command in each answer, as mini-swe-agent works.
@@ -76,6 +78,7 @@ class Swe(Env):
         layout: str = "auto",
         image: str | None = None,
         build: bool = False,
+        fresh_tests: bool = False,
         test_command: str | None = None,
         difficulty: Literal["easy", "medium", "hard"] | None = None,
         tools: Literal["all", "bash"] = "all",
@@ -89,7 +92,7 @@ class Swe(Env):
     ) -> None:
         if build and (path is None or path.endswith(ENDINGS) or image is not None):
             raise ConfigError("env.build=true: allowed with env.path=FOLDER and without env.image, which names others")
-        self.backend, self.partial, self.build = sandbox, partial, build
+        self.backend, self.partial, self.build, self._fresh_tests = sandbox, partial, build, fresh_tests
         given = {"image": image, "test_command": test_command}
         options = tuple((key, value) for key, value in given.items() if value is not None)
         self._chosen = path, layout, options, difficulty
@@ -159,7 +162,7 @@ class Swe(Env):
 
     async def _begin(self, task: Task) -> RepositorySource:
         self._problem = SweTask.of(task)
-        self._source = source = source_of(self._problem)
+        self._source = source = source_of(self._problem, self._fresh_tests)
         await self._ensure_image(self._problem)
         await self._supplier.check(source.spec)
         await source.prove(self._supplier)
@@ -223,8 +226,7 @@ class Swe(Env):
         assert self._problem is not None
         assert self._source is not None
         try:
-            changes = await self._take_changes()
-            verdict = await self._judge(changes) if changes else None
+            changes, verdict = await self._tried()
         except AgentError as error:  # its tree can't be read, or its sandbox ran out of memory
             session.info["swe"] = {"note": str(error)}
             return 0.0
@@ -292,6 +294,23 @@ class Swe(Env):
     async def _reopen(self, source: RepositorySource, files: Snapshot) -> Sandbox:
         sandbox, _ = await self._supplier.acquire_restored(source.spec, files)
         return sandbox
+
+    async def _tried(self) -> tuple[Changes, Verdict | None]:
+        """What the agent changed, and the tests' verdict; None where it did nothing."""
+        source = self._source
+        if source is None or not source.in_place:
+            changes = await self._take_changes()
+            return changes, await self._judge(changes) if changes else None
+        if not self._used:
+            return {}, None
+        sandbox = await self._get_sandbox()
+        try:
+            changes = await source.changes(sandbox)
+        except PatchRefused:  # too much to be shown; the tests find it where it is
+            changes = {}
+        verdict = await source.judge(changes, sandbox)
+        await self._release_sandbox()
+        return changes, verdict
 
     async def _take_changes(self) -> Changes:
         if not self._used or self._source is None:

@@ -25,6 +25,7 @@ Files are text: a repository with binary files needs an image.
 
 from __future__ import annotations
 
+import base64
 import logging
 import re
 import shlex
@@ -236,9 +237,8 @@ def _foreign(folder: Path, settings: Mapping[str, Any], image: str | None, build
         )
     context = folder / "environment"
     named = image_of(context, folder.name) if build else image and image.replace("{id}", folder.name)
-    script = folder / "solution" / "solve.sh"
     try:
-        tests = dict(tree(folder / "tests"))
+        tests, solution = dict(tree(folder / "tests")), dict(tree(folder / "solution"))
     except InvalidInput as error:
         raise Unsupported(str(error)) from None
     return {
@@ -247,8 +247,21 @@ def _foreign(folder: Path, settings: Mapping[str, Any], image: str | None, build
         "workdir": environment.get("workdir") or workdir_of(context / "Dockerfile"),
         "tests": tests,
         "env": dict(_table(_table(settings, "verifier", folder), "env", folder)),
-        "solution_script": read_text(script) if script.is_file() else "",
+        "solution_script": _script(solution),
     }
+
+
+def _script(solution: Mapping[str, str]) -> str:
+    """The reference solution as one script; files beside solve.sh are put into /solution, as Harbor does."""
+    main = solution.get("solve.sh", "")
+    if len(solution) < 2 or not main:
+        return main
+    lines = []
+    for path, text in solution.items():
+        place = shlex.quote(f"/solution/{path}")
+        coded = base64.b64encode(text.encode()).decode()
+        lines.append(f"mkdir -p \"$(dirname {place})\" && base64 -d > {place} <<'END'\n{coded}\nEND")
+    return "\n".join([*lines, "bash /solution/solve.sh"])
 
 
 def workdir_of(dockerfile: Path) -> str:

@@ -152,7 +152,7 @@ async def judge(task: SweTask, changed: Changes, sandbox: Sandbox) -> ScoringRes
         await sandbox.exec(["xargs", "-0", "rm", "-f", "--"], stdin=removed)
     await sandbox.upload(write_tar({path: file for path, file in kept.items() if file is not None}), ".")
     if task.log_format == REWARD:
-        return await _reward(task, sandbox)
+        return await reward(task, sandbox)
     if note := await _put_tests(task, sandbox):
         return ScoringResult(dict.fromkeys(task.required, False), note)
     env = {**task.env, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -198,7 +198,7 @@ def variables(task: SweTask) -> dict[str, str]:
     return found
 
 
-async def _reward(task: SweTask, sandbox: Sandbox) -> ScoringResult:
+async def reward(task: SweTask, sandbox: Sandbox) -> ScoringResult:
     """Run Harbor's `tests/test.sh` and read what it writes into /logs/verifier: reward.json, or reward.txt."""
     await sandbox.upload(write_tar({path: File(text.encode()) for path, text in task.tests.items()}), "/tests")
     await sandbox.exec(["rm", "-rf", "/logs/verifier"])
@@ -206,10 +206,10 @@ async def _reward(task: SweTask, sandbox: Sandbox) -> ScoringResult:
     await sandbox.exec(["bash", "/tests/test.sh"], timeout=task.timeout, env=variables(task), limit=LOG_BYTES)
     try:
         rewards = await _rewards(sandbox)
-        reward = rewards[REWARD]
+        given = rewards[REWARD]
     except (ToolError, ValueError, LookupError) as error:
         return ScoringResult({REWARD: False}, f"test.sh wrote no reward: {error}")
-    return ScoringResult({REWARD: reward >= 1}, f"test.sh wrote {reward:g}", rewards=rewards)
+    return ScoringResult({REWARD: given >= 1}, f"test.sh wrote {given:g}", rewards=rewards)
 
 
 async def _rewards(sandbox: Sandbox) -> dict[str, float]:

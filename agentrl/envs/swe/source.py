@@ -22,6 +22,8 @@ class RepositorySource(Protocol):
     """What an episode does with its sandboxes."""
 
     spec: SandboxSpec
+    in_place: bool
+    """Whether `judge` runs in the agent's own sandbox, with all that was done there."""
 
     async def prove(self, supplier: Supplier) -> None:
         """Find out, once, what the task's tests should show; InvalidInput where it can't be scored."""
@@ -36,7 +38,7 @@ class RepositorySource(Protocol):
         ...
 
     async def judge(self, changes: Changes, sandbox: Sandbox) -> ScoringResult:
-        """Run the tests on the changes, in a sandbox that the agent has not seen."""
+        """Run the tests: on the changes in a sandbox that the agent has not seen, or `in_place`."""
         ...
 
     def patch(self, changes: Changes, limit: int) -> bytes:
@@ -58,6 +60,8 @@ class RepositorySource(Protocol):
 
 class CommitSource:
     """A repository that the task's commits make."""
+
+    in_place = False
 
     def __init__(self, task: SweTask) -> None:
         self.spec, self._task, self._base = SPEC, task, base_tree(task)
@@ -105,8 +109,9 @@ class CommitSource:
 class ImageSource:
     """A repository in the task's image."""
 
-    def __init__(self, task: SweTask) -> None:
+    def __init__(self, task: SweTask, fresh_tests: bool = False) -> None:
         self.spec, self._task = prebuilt.spec_of(task), task
+        self.in_place = task.log_format == prebuilt.REWARD and not fresh_tests
         self._before: prebuilt.Manifest = {}
 
     async def prove(self, supplier: Supplier) -> None:
@@ -115,7 +120,8 @@ class ImageSource:
 
     async def open(self, sandbox: Sandbox) -> None:
         """See `RepositorySource`."""
-        await prebuilt.prepare_repository(sandbox, self._task)
+        if not self.in_place:
+            await prebuilt.prepare_repository(sandbox, self._task)
         self._before = await prebuilt.manifest(sandbox)
 
     async def changes(self, sandbox: Sandbox) -> Changes:
@@ -124,6 +130,8 @@ class ImageSource:
 
     async def judge(self, changes: Changes, sandbox: Sandbox) -> ScoringResult:
         """See `RepositorySource`."""
+        if self.in_place:
+            return await prebuilt.reward(self._task, sandbox)
         return await prebuilt.judge(self._task, changes, sandbox)
 
     def state(self) -> list[tuple[bytes, int, bytes]]:
@@ -148,6 +156,6 @@ def _python(sandbox: Sandbox) -> str:
     return sys.executable if isinstance(sandbox, SubprocessSandbox) else "python3"
 
 
-def source_of(task: SweTask) -> RepositorySource:
-    """The source of a task's repository."""
-    return CommitSource(task) if task.image is None or task.commits else ImageSource(task)
+def source_of(task: SweTask, fresh_tests: bool = False) -> RepositorySource:
+    """The source of a task's repository; `fresh_tests`: tests that write a reward run in a sandbox of their own."""
+    return CommitSource(task) if task.image is None or task.commits else ImageSource(task, fresh_tests)

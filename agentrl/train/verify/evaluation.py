@@ -66,8 +66,8 @@ def _check_edits(run: Path, changed: Sequence[edits.Edit]) -> Check:
         for edit in changed:
             check.examined["edits"] += 1
             if edit.session not in scores:
-                rows = store.find({"id": edit.session}, limit=1).rows
-                scores[edit.session] = rows[0].score if rows else None
+                known = bool(store.ids(id=edit.session))
+                scores[edit.session] = store.load(edit.session).score if known else None
             if scores[edit.session] != edit.was:
                 check.faults.append(Discrepancy(edits.FILE, f"{edit}; but its score was {scores[edit.session]}"))
             scores[edit.session] = edit.score

@@ -3,6 +3,7 @@
 import { Conversation } from "./conversation.js";
 import { api, counted, h, link, short } from "./dom.js";
 import { Outline } from "./outline.js";
+import { scored } from "./scores.js";
 import { shown } from "./text.js";
 
 const MOST = 16;
@@ -40,7 +41,7 @@ async function showTogether(main, view, title, found, total) {
     if (paths[at].length) await conversation.show(paths[at], null, false);
     if (sessions.length > 1) card(conversation.element, paths[at][common])?.classList.add("parts");
     return h("section", { "aria-label": name }, h("h2", {}, h("a", { href: link(["run", run, "session", session.id]), "data-row": session.id }, `${several ? `${run}, ` : ""}sample ${session.sample}`),
-      h("span", { class: ["badge", session.status] }, session.status.replace("_", " ")), h("span", { class: "badge reward" }, `score ${short(session.score)}`)), conversation.element);
+      h("span", { class: ["badge", session.status] }, session.status.replace("_", " ")), h("span", { class: "badge reward" }, "score ", scored(session))), conversation.element);
   }));
   main.replaceChildren(h("div", { class: "head" }, h("h1", {}, title), h("span", { class: "quiet" }, sessions.length
     ? `${total > found.length ? `${found.length} of ${total}` : total} sessions of ${shown(sessions[0].task.id)}; the first ${common} messages are the same` : "has no sessions.")), h("div", { class: "together" }, columns));

@@ -6,6 +6,7 @@ import { readable, shown, tree as jsonTree } from "./text.js";
 import { notesCard } from "./notes.js";
 import { Outline } from "./outline.js";
 import { replaysCard } from "./replay.js";
+import { scoreCard, scored } from "./scores.js";
 import { sums } from "./timings.js";
 
 export async function showSession(main, view) {
@@ -27,7 +28,7 @@ export async function showSession(main, view) {
   const leaf = () => outline.leafBelow(chosen());
   const copies = [["json", "JSON"], ["openai", "OpenAI messages"], ["pytest", "pytest case"]].map(([as, title]) =>
     h("button", { type: "button", onclick: async () => copy(await api("copy", { run, id, as, node: leaf() }), as === "pytest" ? "test_session.py" : "session.json") }, title));
-  const facts = h("div"), replays = h("div"), notes = h("div", {}, notesCard({ run, id }, session.note, session.writable));
+  const facts = h("div"), replays = h("div"), edit = h("div"), notes = h("div", {}, notesCard({ run, id }, session.note, session.writable));
   const title = h("span"), place = h("span", { class: "quiet" });
   const tree = folded(view, [h("b", {}, "Tree"), place], outline.element);
   const side = h("section", { class: "card tree", "aria-label": "Tree" }, tree);
@@ -35,8 +36,16 @@ export async function showSession(main, view) {
 
   const drawReplays = () => replays.replaceChildren(...[replaysCard(view, session, (leaf) => select(leaf, true))].filter(Boolean));
 
+  function drawScore() {
+    edit.replaceChildren(...[scoreCard({ run, id }, session, async () => {
+      session = conversation.session = await api("session", { run, id }, view.signal);
+      draw();
+    })].filter(Boolean));
+  }
+
   function draw() {
     drawReplays();
+    drawScore();
     facts.replaceChildren(about(session, run));
     title.textContent = `Reward ${short(session.reward)}, task ${shown(session.task.id)}`;
     outline.draw(session);
@@ -47,7 +56,7 @@ export async function showSession(main, view) {
     h("div", { class: "head" }, h("h1", {}, shown(session.id)), h("span", { class: ["badge", session.status] }, session.status.replace("_", " ")),
       session.group ? h("a", { href: link(["run", run, "group", session.group]) }, "its group") : null, h("span", { class: "grow" }),
       h("span", { class: "quiet" }, "Copy as"), copies),
-    folded(view, title, facts, notes, replays), h("div", { class: "split" }, side, conversation.element));
+    folded(view, title, facts, edit, notes, replays), h("div", { class: "split" }, side, conversation.element));
   const goesOn = () => session.status === "open" || Boolean(session.replay.job && !session.replay.job.ended);
 
   async function refresh() {
@@ -82,7 +91,7 @@ function about(session) {
       h("dl", { class: "facts" }, fact("Task", shown(session.task.id)), fact("Environment", session.environment),
         fact("Phase", [session.phase, session.step === null ? null : `begun after ${counted(session.step, "step")}`].filter(Boolean).join(", ")),
         fact("Seed", session.seed)),
-      h("dl", { class: "facts" }, fact("Reward", short(session.reward)), session.score !== session.reward ? fact("Score", short(session.score)) : null,
+      h("dl", { class: "facts" }, fact("Reward", short(session.reward)), session.score !== session.reward || session.edits.length ? fact("Score", scored(session)) : null,
         session.edits.map((edit) => fact("Edited score", `${short(edit.was)} to ${short(edit.score)}, ${shown(edit.who)}, ${edit.when}: ${shown(edit.why)}`)),
         rewards.map(([name, value]) => fact(shown(name), short(value))),
         Object.entries(session.agent_rewards).map(([name, value]) => fact(`${shown(name)} (agent)`, short(value)))),

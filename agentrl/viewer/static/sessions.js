@@ -3,6 +3,7 @@
 import { api, copy, counted, duration, folded, h, link, short, svg, whenSeen } from "./dom.js";
 import { noteLine } from "./notes.js";
 import { resultCard } from "./result.js";
+import { scored } from "./scores.js";
 import { shown } from "./text.js";
 
 const PAGE = 100;
@@ -17,12 +18,6 @@ const NAMED = ["tool", "tag"]; // by others: shown as they are
 const RANGES = [["step", "Steps"], ["score", "Score"], ["turns", "Turns"], ["tokens", "Tokens"], ["version_max", "Version"]];
 const ANY = "any"; // the phase of all sessions; without one, a warm start's demonstrations are left out
 const OWN = new Set(["sort", "descending", "text"]);
-
-/** A session's score; of one that people edited the last, with the measured one beside it. */
-function scored(row) {
-  const edit = row.edits.at(-1);
-  return edit ? h("span", { title: `edited by ${shown(edit.who)}: ${shown(edit.why)}` }, short(edit.score), h("span", { class: "quiet" }, ` (measured ${short(row.score)})`)) : short(row.score);
-}
 
 export async function showSessions(main, view) {
   const { asked, run } = view;

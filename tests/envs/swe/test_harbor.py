@@ -196,6 +196,22 @@ def test_a_task_of_others_keeps_its_script_and_its_tests(tmp_path: Path) -> None
     assert (task.image, task.workdir) == ("my/hello:2", "/srv/code")
 
 
+def test_a_solution_has_the_files_that_stand_beside_it(tmp_path: Path) -> None:
+    """Published solutions apply a patch or copy a file of their own folder, by /solution or by where they are."""
+    folder = foreign(
+        tmp_path / "hello",
+        **{
+            "solution/solve.sh": 'cd "$(dirname "$0")" && cat "parts/a b" end\n',
+            "solution/parts/a b": "one $HOME 'two'\n",
+            "solution/end": "no newline",
+        },
+    )
+    script = harbor.read(folder, "any").solution_script
+    here = script.replace("/solution", str(tmp_path / "there"))
+    told = subprocess.run(["bash", "-c", here], capture_output=True, text=True, check=False)
+    assert (told.stdout, told.stderr) == ("one $HOME 'two'\nno newline", "")
+
+
 FOREIGN = {
     "task.toml": '[metadata]\ndifficulty = "unknown"\n[verifier]\nenv = { KEY = "${KEY}" }\n',
     "instruction.md": "Write hello.txt.\n",
