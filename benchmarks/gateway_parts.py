@@ -124,14 +124,14 @@ async def profile(model: Path, folder: Path, size: Size) -> None:
     """Where the CPU time of a turn goes; sessions are opened before."""
     found = folder / "looks.json"
     async with gateway(model, folder / "profile.db", module=(__name__, str(found))) as server:
-        for round_ in range(size.rounds + 1):
+        for warm in (False, True):
             sessions = [await ClientSession.open(server.url, 1000) for _ in range(size.profiled)]
             before = thread_times(server)
             with _looking(server, found) as counts:
                 for at in range(0, len(sessions), SIDE_BY_SIDE):
                     await asyncio.gather(*(speak(session, []) for session in sessions[at : at + SIDE_BY_SIDE]))
             after = thread_times(server)
-            if round_ == size.rounds:  # the ones before warm it up
+            if warm:
                 turns = len(sessions) * TURNS
                 names = ("event loops", "store's threads")
                 _print_profile(counts, *((after[name][0] - before[name][0]) / turns * 1e3 for name in names))
