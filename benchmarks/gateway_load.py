@@ -6,7 +6,9 @@ sent to the echo again, in rounds that alternate. Parts, each by its name (all b
 
     cpu     CPU time of the server's process per turn, histories of 1k tokens, one request at a time
     wait    p50 and p99 with 16 sessions side by side, 1k tokens
-    rate    turns a second at 64 sessions, with one worker and with two
+    rate    turns a second at 64 sessions, with one worker and with two, and what their threads wait for
+    profile where the CPU time of a turn goes, with 16 sessions side by side (`benchmarks.gateway_parts`)
+    floor   what the parts of a turn that it can't do without cost by themselves
     beside  p99.9 of a session of 1k tokens, alone and while 8 sessions of 128k tokens are under way
     large   how long a prompt of 10 MB takes to be refused, and the longest answer of /health meanwhile
     memory  the gateway's memory over 100,000 turns of sessions that are closed
@@ -20,119 +22,32 @@ sent to the echo again, in rounds that alternate. Parts, each by its name (all b
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import orjson
 
-from agentrl.models import resolve
-from agentrl.types import Message
-from benchmarks.gateway import Client, Wire
-from benchmarks.gateway_servers import MASTER_KEY, MODEL, Server, gateway, litellm, model_folder, own, renderer_of
+from benchmarks.gateway import Wire
+from benchmarks.gateway_clients import SIDE_BY_SIDE, TURNS, ClientSession, Size, echoed, speak
+from benchmarks.gateway_parts import floor as bare_costs
+from benchmarks.gateway_parts import print_floor, print_threads, profile, thread_times
+from benchmarks.gateway_servers import Server, gateway, litellm, model_folder, own
 from benchmarks.machine import machine
-from benchmarks.rendering import RESULT
 
-TURNS = 8
-"""Turns of a session, so that a history of 1k tokens stays one."""
-SIDE_BY_SIDE, MANY = 16, 64
-PARTS = ("cpu", "wait", "rate", "beside", "large", "memory")
-SMALL = ("cpu", "wait", "rate", "memory")
-
-
-@dataclass
-class Size:
-    """How much is measured."""
-
-    rounds: int = 5
-    memory_turns: int = 100_000
+MANY = 64
+PARTS = ("cpu", "wait", "rate", "profile", "floor", "beside", "large", "memory")
+ALONE = {"rate", "profile"}
+"""Parts that start servers of their own; they come first."""
+SMALL = ("cpu", "wait", "rate", "profile", "floor", "memory")
 
 
 SIZE = Size()
-
-
-# ---------------------------------------------------------------------------------------------- clients
-
-
-@dataclass
-class ClientSession:
-    """A session and its connection; `bodies` are the requests that it sent."""
-
-    wire: Wire
-    client: Client = field(default_factory=Client)
-    id: str = ""
-    key: str = ""
-    bodies: list[bytes] = field(default_factory=list)
-
-    @classmethod
-    async def open(cls, url: str, size: int) -> ClientSession:
-        """A session whose history has `size` tokens, all of them stored."""
-        session = cls(await Wire.open(url))
-        access = orjson.loads(await session.wire.post("/sessions", b"{}"))
-        session.id, session.key = access["id"], access["api_key"]
-        if not access["base_url"].startswith(f"{url}/"):  # it is one of several workers'
-            session.wire.writer.close()
-            session.wire = await Wire.open(access["base_url"].partition("/sessions")[0])
-        session.client.messages += [{"role": "user", "content": RESULT.text}] * (size // _filler_tokens())
-        await session.turn()
-        session.bodies.clear()
-        return session
-
-    @property
-    def path(self) -> str:
-        """Where its requests go."""
-        return f"/sessions/{self.id}/v1/chat/completions"
-
-    async def turn(self) -> float:
-        """One more turn; its seconds."""
-        body = self.client.body()
-        self.bodies.append(body)
-        began = time.perf_counter()
-        answer = await self.wire.post(self.path, body, self.key)
-        ended = time.perf_counter()
-        self.client.hear(answer)
-        return ended - began
-
-    async def close(self) -> None:
-        """Close the session, with a reward, and the connection."""
-        await self.wire.post(f"/sessions/{self.id}/close", b'{"reward": 1.0}', self.key)
-        self.wire.writer.close()
-
-
-@functools.cache
-def _filler_tokens() -> int:
-    return len(renderer_of(resolve(MODEL)).render([Message(role="user", content=RESULT.text)])[0])
-
-
-async def _echoed(server: Server, sessions: Sequence[ClientSession], together: bool) -> list[float]:
-    """The seconds that each of these sessions' bodies takes at the echo, or at another server."""
-    times: list[float] = []
-
-    async def one(session: ClientSession) -> None:
-        wire = await Wire.open(server.url)
-        for body in session.bodies:
-            began = time.perf_counter()
-            answer = await wire.post(server.path or session.path, body, MASTER_KEY)
-            assert server.path is None or b"tool_calls" in answer, answer[:300]
-            times.append(time.perf_counter() - began)
-        wire.writer.close()
-
-    if together:
-        await asyncio.gather(*map(one, sessions))
-    else:
-        for session in sessions:
-            await one(session)
-    return times
-
-
-async def _speak(session: ClientSession, times: list[float]) -> None:
-    times.extend([await session.turn() for _ in range(TURNS)])
 
 
 def _at(times: Sequence[float], share: float) -> float:
@@ -141,6 +56,11 @@ def _at(times: Sequence[float], share: float) -> float:
 
 async def cpu(gateway: Server, echo: Server) -> None:
     """CPU time of a turn, by the process's own clock."""
+    _print_cpu("one session at a time", *await _costs(gateway, echo))
+
+
+async def _costs(gateway: Server, echo: Server) -> tuple[list[float], list[float]]:
+    """CPU milliseconds of a turn and of an echo, in rounds."""
     ours, its = list[float](), list[float]()
     for round_ in range(10 * SIZE.rounds):
         sessions = [await ClientSession.open(gateway.url, 1000) for _ in range(8)]
@@ -150,13 +70,20 @@ async def cpu(gateway: Server, echo: Server) -> None:
                 await session.turn()
         used = gateway.cpu() - began
         began = echo.cpu()
-        await _echoed(echo, sessions, together=False)
+        await echoed(echo, sessions, together=False)
         if round_ >= SIZE.rounds:  # the first ones warm both up
             ours.append(used / (8 * TURNS) * 1e3)
             its.append((echo.cpu() - began) / (8 * TURNS) * 1e3)
         for session in sessions:
             await session.close()
-    _print_cpu("one session at a time", ours, its)
+    return ours, its
+
+
+async def floor(gateway: Server, echo: Server, model: Path, folder: Path) -> None:
+    """The gateway's turn against what its parts cost bare, in one run."""
+    ours, its = await _costs(gateway, echo)
+    assert gateway.engine is not None
+    print_floor(await bare_costs(model, gateway.engine, folder), its, ours)
 
 
 def _print_cpu(where: str, ours: Sequence[float], its: Sequence[float]) -> None:
@@ -178,8 +105,8 @@ async def wait(gateway: Server, echo: Server) -> None:
         for _ in range(5):
             sessions = [await ClientSession.open(gateway.url, 1000) for _ in range(SIDE_BY_SIDE)]
             began = gateway.cpu(), echo.cpu()
-            await asyncio.gather(*(_speak(session, mine) for session in sessions))
-            bare += await _echoed(echo, sessions, together=True)
+            await asyncio.gather(*(speak(session, mine) for session in sessions))
+            bare += await echoed(echo, sessions, together=True)
             cost[0] += gateway.cpu() - began[0]
             cost[1] += echo.cpu() - began[1]
             for session in sessions:
@@ -199,18 +126,21 @@ async def wait(gateway: Server, echo: Server) -> None:
     _print_cpu(f"{SIDE_BY_SIDE} sessions side by side", *used)
 
 
-async def rate(model: Path, folder: Path) -> None:
+async def rate(model: Path, folder: Path, size: Size) -> None:
     """Turns a second with many sessions, by the number of workers; the clients use the same cores."""
     for workers in (1, 2):
         async with gateway(model, folder / f"rate{workers}.db", workers) as server:
             assert server.engine is not None
             rates, costs, others = list[float](), list[float](), list[float]()
-            for round_ in range(SIZE.rounds + 1):
+            threads: tuple[Any, ...] = ()
+            for round_ in range(size.rounds + 1):
                 sessions = [await ClientSession.open(server.url, 1000) for _ in range(MANY)]
+                before = thread_times(server)
                 used, beside, began = server.cpu(), time.process_time() + server.engine.cpu(), time.perf_counter()
-                await asyncio.gather(*(_speak(session, []) for session in sessions))
+                await asyncio.gather(*(speak(session, []) for session in sessions))
                 if round_:
-                    rates.append(MANY * TURNS / (time.perf_counter() - began))
+                    threads = before, thread_times(server), time.perf_counter() - began
+                    rates.append(MANY * TURNS / threads[2])
                     costs.append((server.cpu() - used) / (MANY * TURNS) * 1e3)
                     others.append((time.process_time() + server.engine.cpu() - beside) / (MANY * TURNS) * 1e3)
                 for session in sessions:
@@ -220,6 +150,7 @@ async def rate(model: Path, folder: Path) -> None:
             print(f"{MANY} sessions, 1k tokens, workers={workers}: {numbers}")
             print(f"CPU ms per turn {cost:.2f}, of the clients and the inference server {other:.2f}:", end=" ")
             print(f"at most {2000 / (cost + other):.0f} turns/s with two cores for all of them", flush=True)
+            print_threads(*threads, MANY * TURNS, workers)
 
 
 def _ms(times: Sequence[float], share: float) -> str:
@@ -236,9 +167,9 @@ async def proxy(gateway: Server, echo: Server, other: Server) -> None:
         for name, server in servers.items():
             began, times = server.cpu(), list[float]()
             if server is gateway:
-                await asyncio.gather(*(_speak(session, times) for session in sessions))
+                await asyncio.gather(*(speak(session, times) for session in sessions))
             else:
-                times = await _echoed(server, sessions, together=True)
+                times = await echoed(server, sessions, together=True)
             if round_ >= SIZE.rounds:  # the first ones warm all of them up
                 used[name].append((server.cpu() - began) / (SIDE_BY_SIDE * TURNS) * 1e3)
                 waits[name] += times
@@ -262,7 +193,7 @@ async def beside(gateway: Server) -> None:
             await session.close()
         return times
 
-    async def speak(session: ClientSession) -> None:
+    async def go_on(session: ClientSession) -> None:
         while True:
             await session.turn()
             await asyncio.sleep(1.0)  # an agent's tool works for a while
@@ -270,7 +201,7 @@ async def beside(gateway: Server) -> None:
     await turns(200)
     alone = await turns(2000)
     sessions = [await ClientSession.open(gateway.url, 128_000) for _ in range(8)]
-    speaking = [asyncio.ensure_future(speak(session)) for session in sessions]
+    speaking = [asyncio.ensure_future(go_on(session)) for session in sessions]
     together = await turns(2000)
     for task in speaking:
         task.cancel()
@@ -336,14 +267,19 @@ async def measure(names: Sequence[str], python: str | None) -> None:
         model = model_folder(folder)
         gc.freeze()
         gc.disable()  # the clients' collector is nobody's business here
+        for name in names:
+            if name in ALONE:
+                await {"rate": rate, "profile": profile}[name](model, folder, SIZE)
+        if python is None and not set(names) - ALONE:
+            return
         async with gateway(model, folder / "load.db") as server, own("echo") as echo:
             for name in names:
                 match name:
                     case "cpu" | "wait":
                         await {"cpu": cpu, "wait": wait}[name](server, echo)
-                    case "rate":
-                        await rate(model, folder)
-                    case _:
+                    case "floor":
+                        await floor(server, echo, model, folder)
+                    case "beside" | "large" | "memory":
                         await {"beside": beside, "large": large, "memory": memory}[name](server)
             if python is not None:
                 async with litellm(python, name) as other:
@@ -354,7 +290,7 @@ def main() -> None:
     words, python = sys.argv[1:], None
     if small := "--small" in words:
         words.remove("--small")
-        SIZE.rounds, SIZE.memory_turns = 1, 2_400
+        SIZE.rounds, SIZE.memory_turns, SIZE.profiled = 1, 2_400, 32
     if "--litellm" in words:
         at = words.index("--litellm")
         python, words = words[at + 1], words[:at] + words[at + 2 :]

@@ -219,11 +219,13 @@ def own(*words: str) -> contextlib.AbstractAsyncContextManager[Server]:
 
 
 @contextlib.asynccontextmanager
-async def gateway(path: Path, store: Path, workers: int = 1) -> AsyncIterator[Server]:
-    """`agentrl serve` over a fleet of one inference server, once that is ready."""
+async def gateway(
+    path: Path, store: Path, workers: int = 1, module: Sequence[str] = ("agentrl",)
+) -> AsyncIterator[Server]:
+    """`agentrl serve` over a fleet of one inference server, once that is ready; `module` is what runs it."""
     async with own("inference", str(path)) as engine:
         words = [f"model={path}", "engine=sglang", f"engine.url={engine.url}", "engine.device=cpu", "port=0"]
-        async with started("-m", "agentrl", "serve", *words, f"store={store}", f"workers={workers}") as server:
+        async with started("-m", *module, "serve", *words, f"store={store}", f"workers={workers}") as server:
             wire = await Wire.open(server.url)
             while not _ready(await wire.post("/health", b"", method="GET")):  # noqa: ASYNC110 (it has no event for it)
                 await asyncio.sleep(0.1)

@@ -61,7 +61,7 @@ class EngineAccess:
         Args:
             policy: whose engine.
             request_id: the first request; see `Engine.generate`.
-            prompt: see `Admission.leased`.
+            prompt: its digest (`failing_requests.digest`).
             started: likewise.
             seconds: how long it may take to be admitted; None: as long as it takes.
 
@@ -70,7 +70,8 @@ class EngineAccess:
             AgentRLError: see `Engine.generate`; or the engine is gone.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
-        async with self._fleet(policy).admission.leased(request_id, prompt, deadline, started) as (member, ticket):
+        admission = self._fleet(policy).admission
+        async with admission.leased(request_id, lambda: prompt, deadline, started) as (member, ticket):
             if member.managed.reach is None:
                 raise NotReachable(f"{member.name} of policy {policy!r} can't be reached from other processes")
             yield EngineLease(member.name, member.start, member.engine.version(), ticket.single)
@@ -103,7 +104,7 @@ class EngineAccess:
     async def failed(self, policy: str, start: int, request_id: str, prompt: bytes, error: AgentRLError) -> None:
         """See `Admission.failed`."""
         watchdog.progress()
-        await self._fleet(policy).admission.failed(start, request_id, prompt, error)
+        await self._fleet(policy).admission.failed(start, request_id, lambda: prompt, error)
 
     # ------------------------------------------------------------------------------------- everything else
 

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from agentrl.cluster import Connection
@@ -96,14 +97,14 @@ class Leases:
         Raises:
             NotReachable: nothing was generated, and can't be like this.
         """
-        prompt, started = digest(input_ids), self._started.pop(request_id, None)
+        prompt, started = partial(digest, input_ids), self._started.pop(request_id, None)
         held = None if started is not None else self._take(policy, session_of(request_id))
         while True:
             ticket = Ticket(request_id)
             if held is None:
                 seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
                 held = HeldLease(self._connection(), policy)
-                held.following = self._spawn(held.follow(request_id, prompt, started, seconds))
+                held.following = self._spawn(held.follow(request_id, prompt(), started, seconds))
             held.ticket = ticket
             try:
                 await held.begun()
@@ -116,7 +117,7 @@ class Leases:
                     return
                 except AgentRLError as error:
                     self._report()
-                    asked = policy, held.lease.start, request_id, prompt, error
+                    asked = policy, held.lease.start, request_id, prompt(), error
                     await self._connection().call("failed", *asked, timeout=None)
             finally:
                 self._ended(held, request_id)

@@ -19,6 +19,7 @@ from agentrl.rollout.engines.connections import ConnectionPool, HttpConnection
 
 CONTROL_SECONDS = 300.0
 """For calls that may have to wait for a forward pass or for weights to be loaded."""
+_DONE = b"data: [DONE]"
 KEEP_ALIVE = "600"
 """Seconds after which a server of ours closes an idle connection: by then nobody uses it, however busy both are."""
 
@@ -82,8 +83,10 @@ class Http:
 
     async def events(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
-    ) -> AsyncGenerator[Any, None]:
-        """The JSON of each server-sent event that a POST answers; leaving the iterator closes the connection.
+    ) -> AsyncGenerator[list[Any], None]:
+        """The JSON of the server-sent events that a POST answers; leaving the iterator closes the connection.
+
+        Those that have come together are one list: a gateway that is busy has more of them at once.
 
         Raises:
             InvalidInput: the server says that the request is wrong (400, 422).
@@ -95,12 +98,12 @@ class Http:
                 if answer.status != 200:
                     _check(answer.status, await answer.whole(), where)
                 done = False
-                async with aclosing(_lines(answer)) as lines:  # to the very end, or the connection can't be used again
-                    async for line in lines:
-                        if line == b"data: [DONE]":
-                            done = True
-                        elif line.startswith(b"data:"):
-                            yield _json(faults.point("engine.response", line[5:]), where)
+                async with aclosing(_lines(answer)) as pieces:  # to the very end, or it can't be used again
+                    async for lines in pieces:
+                        done = done or _DONE in lines
+                        data = [line[5:] for line in lines if line.startswith(b"data:") and line != _DONE]
+                        if data:
+                            yield [_json(faults.point("engine.response", one), where) for one in data]
                 if done:
                     return
         except OSError as error:
@@ -112,15 +115,14 @@ class Http:
         self._connections.close()
 
 
-async def _lines(answer: HttpConnection) -> AsyncGenerator[bytes, None]:
-    """Lines as servers end them: not at all that Unicode takes for an end, since models write such things."""
+async def _lines(answer: HttpConnection) -> AsyncGenerator[list[bytes], None]:
+    """Lines as they come, ended as servers end them: models write other things that Unicode takes for an end."""
     rest = b""
     while piece := await answer.piece():
         *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line.removesuffix(b"\r")
+        yield [line.removesuffix(b"\r") for line in lines]
     if rest:
-        yield rest
+        yield [rest]
 
 
 def _check(status: int, content: bytes, where: str) -> None:

@@ -123,7 +123,9 @@ class SGLangEngine(ServerEngine):
         request.rid = self._next_id()
         before, start = len(request.token_ids), request.experts_from
         ended: dict[str, Any] | None = None
-        async with contextlib.aclosing(self.client.generate(self._body(request), routing(request))) as events:
+        incremental = self.info is None or self.info.incremental
+        stream = self.client.generate(self._body(request), routing(request), incremental)
+        async with contextlib.aclosing(stream) as events:
             async for event in events:
                 self.progress()
                 meta = event["meta_info"]
@@ -133,7 +135,7 @@ class SGLangEngine(ServerEngine):
                     request.queued = float(meta["queue_time"])
                 new = event.get("output_ids") or []
                 sampled, best = meta.get("output_token_logprobs") or [], meta.get("output_top_logprobs") or []
-                if self.info is not None and not self.info.incremental:
+                if not incremental:
                     had = len(request.token_ids) - before
                     new, sampled, best = new[had:], sampled[had:], best[had:]
                 logprobs = [entry[0] for entry in sampled]

@@ -28,14 +28,21 @@ class SGLangClient(Http):
     # ------------------------------------------------------------------------------------- generating
 
     async def generate(
-        self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+        self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None, incremental: bool = False
     ) -> AsyncGenerator[Any, None]:
-        """The events of `/generate` for one request; one that is an error is raised."""
-        async with contextlib.aclosing(self.events("/generate", {**body, "stream": True}, headers)) as events:
-            async for event in events:
-                if "error" in event:
-                    raise _failure(event["error"])
-                yield event
+        """The events of `/generate` for one request; one that is an error is raised.
+
+        Args:
+            body: the request.
+            headers: besides those of every request.
+            incremental: whether an event has the new tokens alone: those that came together are then `joined`.
+        """
+        async with contextlib.aclosing(self.events("/generate", {**body, "stream": True}, headers)) as pieces:
+            async for events in pieces:
+                for event in joined(events) if incremental else events:
+                    if "error" in event:
+                        raise _failure(event["error"])
+                    yield event
 
     async def generate_whole(self, body: Mapping[str, Any]) -> Any:
         """What `/generate` answers at the end, for one request or a batch of them."""
@@ -176,6 +183,39 @@ class SGLangClient(Http):
     async def resume_memory(self, tags: Sequence[str] | None = None) -> None:
         """Take the memory again; weights must be published anew."""
         await self.do("/resume_memory_occupation", {"tags": list(tags) if tags else None})
+
+
+_BY_TOKEN = ("output_token_logprobs", "output_top_logprobs")
+"""What an event tells of each of its tokens, besides their ids."""
+
+
+def joined(events: Sequence[Any]) -> Sequence[Any]:
+    """The same tokens in fewer events: consecutive ones of one weight version are one, with the last one's facts.
+
+    Errors stay by themselves, and so do events that do not tell of each of their tokens.
+    """
+    found: list[Any] = []
+    for event in events:
+        if found and _is_whole(event) and _is_whole(found[-1]) and _version(event) == _version(found[-1]):
+            before, meta = found[-1], event["meta_info"]
+            ids = [*(before.get("output_ids") or ()), *(event.get("output_ids") or ())]
+            both = {name: [*(before["meta_info"].get(name) or ()), *(meta.get(name) or ())] for name in _BY_TOKEN}
+            found[-1] = {**event, "output_ids": ids, "meta_info": {**meta, **both}}
+        else:
+            found.append(event)
+    return found
+
+
+def _version(event: Any) -> Any:
+    return event["meta_info"].get("weight_version")
+
+
+def _is_whole(event: Any) -> bool:
+    if not isinstance(event.get("meta_info"), dict):
+        return False
+    logprobs, best = (event["meta_info"].get(name) or () for name in _BY_TOKEN)
+    count = len(event.get("output_ids") or ())
+    return len(logprobs) == count and len(best) in (0, count)
 
 
 def _mapping(answer: Any, path: str) -> dict[str, Any]:

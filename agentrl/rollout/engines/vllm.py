@@ -109,8 +109,8 @@ class VLLMEngine(ServerEngine):
         narrowed = narrows(request.sampling)
         held: list[int] = []
         ended: dict[str, Any] | None = None
-        async with contextlib.aclosing(self.client.generate(self._body(request), routing(request))) as events:
-            async for event in events:
+        async with contextlib.aclosing(self.client.generate(self._body(request), routing(request))) as pieces:
+            async for event in (event async for events in pieces for event in events):
                 if "error" in event:
                     raise EngineError(f"vllm: {event['error']}")
                 self.progress()

@@ -26,8 +26,10 @@ class VLLMClient(Http):
 
     # ------------------------------------------------------------------------------------- generating
 
-    def generate(self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> AsyncGenerator[Any, None]:
-        """The events of the token route for one request."""
+    def generate(
+        self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[list[Any], None]:
+        """The events of the token route for one request, as they come together."""
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         return self.events("/inference/v1/generate", {**body, **stream}, headers)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.config import FleetConfig
 from agentrl.errors import AgentRLError, DeadlineExceeded, EngineError
-from agentrl.rollout.fleet.failing_requests import FailingRequests
+from agentrl.rollout.fleet.failing_requests import FailingRequests, Prompt
 from agentrl.rollout.fleet.member import Member, MemberState, is_engine_fault
 from agentrl.rollout.fleet.policy import Affinity
 from agentrl.rollout.fleet.roster import Roster
@@ -44,7 +44,7 @@ class Admission:
 
     @asynccontextmanager
     async def attempt(
-        self, request_id: str, prompt: bytes, deadline: float | None, started: int | None
+        self, request_id: str, prompt: Prompt, deadline: float | None, started: int | None
     ) -> AsyncIterator[Member]:
         """One attempt at a request, by the member that takes it.
 
@@ -62,7 +62,7 @@ class Admission:
 
     @asynccontextmanager
     async def leased(
-        self, request_id: str, prompt: bytes, deadline: float | None, started: int | None
+        self, request_id: str, prompt: Prompt, deadline: float | None, started: int | None
     ) -> AsyncIterator[tuple[Member, LeasedTicket]]:
         """A member for a request that another process makes, and what that process is to be told.
 
@@ -71,7 +71,7 @@ class Admission:
 
         Args:
             request_id: see `Engine.generate`.
-            prompt: its digest (`failing_requests.digest`).
+            prompt: returns its digest (`failing_requests.digest`).
             deadline: see `Engine.generate`.
             started: the version under which the turn lost an engine before; None where it has not.
         """
@@ -85,7 +85,7 @@ class Admission:
 
     @asynccontextmanager
     async def _admitted(
-        self, request_id: str, prompt: bytes, deadline: float | None, started: int | None
+        self, request_id: str, prompt: Prompt, deadline: float | None, started: int | None
     ) -> AsyncIterator[tuple[Member, bool]]:
         """The member that takes a request, and whether it is a last attempt, which is made alone."""
         failing = self._failing
@@ -109,7 +109,7 @@ class Admission:
         """A request's turn has come; whatever it did before is forgotten."""
         self._failing.forget(request_id, succeeded=True)
 
-    async def failed(self, start: int, request_id: str, prompt: bytes, error: AgentRLError) -> None:
+    async def failed(self, start: int, request_id: str, prompt: Prompt, error: AgentRLError) -> None:
         """Note a request's failure, and the engine's if it is; returns where another attempt may follow.
 
         Args:

@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 import orjson
 
@@ -25,6 +25,8 @@ REMEMBERED = 1024
 """Requests that failed, and prompts under which engines died; the oldest are forgotten first."""
 FORGIVEN_AFTER = 600.0
 """Seconds after which a prompt may be tried again."""
+Prompt = Callable[[], bytes]
+"""Returns a prompt's digest, which is computed where a request has failed: of a long path it takes milliseconds."""
 PAUSE = 0.05
 """Seconds before a failed request's second attempt; each further pause is twice as long."""
 
@@ -44,11 +46,12 @@ class FailingRequests:
         self._failed_on: OrderedDict[str, set[int]] = OrderedDict()
         self._alone = asyncio.Lock()
 
-    def key(self, request_id: str, prompt: bytes) -> bytes:
+    def key(self, request_id: str, prompt: Prompt) -> bytes:
         """What a request is known by: the digest of the prompt that it began with, whatever was sampled since."""
-        return self._prompts.get(request_id, prompt)
+        known = self._prompts.get(request_id)
+        return prompt() if known is None else known
 
-    def check(self, request_id: str, prompt: bytes) -> None:
+    def check(self, request_id: str, prompt: Prompt) -> None:
         """Refuse a request whose attempts are used up.
 
         Raises:
@@ -61,7 +64,7 @@ class FailingRequests:
                 f"other gets it for {FORGIVEN_AFTER:g} s"
             )
 
-    def is_last_attempt(self, request_id: str, prompt: bytes) -> bool:
+    def is_last_attempt(self, request_id: str, prompt: Prompt) -> bool:
         """Whether this is the last attempt of a request that engines died with."""
         return self._max_attempts > 1 and self._deaths_of(request_id, prompt) == self._max_attempts - 1
 
@@ -77,12 +80,12 @@ class FailingRequests:
         """The last attempt that `turn` began is over."""
         self._alone.release()
 
-    async def failed(self, request_id: str, prompt: bytes, engine: int, died: bool, why: str) -> None:
+    async def failed(self, request_id: str, prompt: Prompt, engine: int, died: bool, why: str) -> None:
         """Note a failed attempt, and pause before the next.
 
         Args:
             request_id: the request.
-            prompt: the digest of what its engine was given.
+            prompt: the digest of what its engine was given; see `digest`.
             engine: which engine (`Member.start`).
             died: whether it died, or lives and only refused.
             why: what it said.
@@ -90,7 +93,7 @@ class FailingRequests:
         Raises:
             EngineError: that was the last attempt.
         """
-        key = self._prompts.setdefault(request_id, prompt)
+        key = self._prompts[request_id] = self.key(request_id, prompt)
         if died:
             self._deaths.setdefault(key, {})[engine] = time.monotonic()
             self._deaths.move_to_end(key)
@@ -119,7 +122,9 @@ class FailingRequests:
         if succeeded and key is not None:
             self._deaths.pop(key, None)
 
-    def _deaths_of(self, request_id: str, prompt: bytes) -> int:
+    def _deaths_of(self, request_id: str, prompt: Prompt) -> int:
+        if not self._deaths:
+            return 0
         engines = self._deaths.get(self.key(request_id, prompt), {})
         oldest = time.monotonic() - FORGIVEN_AFTER
         return sum(at > oldest for at in engines.values())

@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from agentrl.config import FleetConfig
@@ -124,7 +125,7 @@ class Fleet(ManagedEngine):
         A turn whose engine was lost ends with `FinishReason.ABORT` and its tokens so far; going on with it, under the
         same `request_id`, continues it elsewhere.
         """
-        prompt, started = digest(input_ids), self._aborted.pop(request_id, None)
+        prompt, started = partial(digest, input_ids), self._aborted.pop(request_id, None)
         while True:
             ticket, succeeded = Ticket(request_id), False
             async with self.admission.attempt(request_id, prompt, deadline, started) as member:

@@ -7,6 +7,7 @@ reaches it. Programs send no Origin.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import socket
 from collections.abc import Iterable
@@ -26,8 +27,9 @@ class Hosts:
     def __init__(self, names: Iterable[str] = ()) -> None:
         own = {"localhost", socket.gethostname(), socket.getfqdn()}
         self._names = {name.lower().rstrip(".") for name in (*own, *names)}
+        self.has = functools.lru_cache(maxsize=64)(self._has)  # clients send the same one with each request
 
-    def has(self, host: str) -> bool:
+    def _has(self, host: str) -> bool:
         """Return whether a Host header names this server: an IP address can't be pointed elsewhere, a name can."""
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
         name = name.lower().rstrip(".").removeprefix("[").removesuffix("]")

@@ -28,6 +28,8 @@ META = {
     "weight_versions": [{"version": "0", "start": 0, "end": 1}, {"version": "1", "start": 1, "end": 2}],
 }
 EVENT = {"output_ids": [5, 6], "meta_info": META}
+EMPTY = {"output_ids": [], "meta_info": {"weight_version": "0", "output_token_logprobs": []}}
+"""What is joined with an event that comes together with it."""
 
 
 def places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -58,12 +60,15 @@ def require_sound(turn: Turn, vocab: int) -> None:
 
 
 @pytest.mark.slow
-async def test_an_event_that_is_wrong_anywhere_gives_a_sound_turn_or_an_engines_error(folder: Path) -> None:
+@pytest.mark.parametrize("before", [b"", piece(b"data: " + orjson.dumps(EMPTY) + b"\n\n")])
+async def test_an_event_that_is_wrong_anywhere_gives_a_sound_turn_or_an_engines_error(
+    before: bytes, folder: Path
+) -> None:
     """Tokens outside the vocabulary, probabilities above 1 and versions of other tokens were stored and trained on."""
     sent: dict[str, Any] = {}
 
     async def reply(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        writer.write(HEAD + piece(b"data: " + orjson.dumps(sent["event"]) + b"\n\n") + END)
+        writer.write(HEAD + before + piece(b"data: " + orjson.dumps(sent["event"]) + b"\n\n") + END)
 
     refused = 0
     async with fake(folder, reply) as (engine, _):

@@ -106,6 +106,27 @@ async def test_chunks_and_turn_are_those_that_the_server_sent(folder: Path) -> N
         assert body["sampling_params"]["logit_bias"] == {"4": 2.0}
 
 
+async def test_tokens_of_one_version_that_come_together_are_one_chunk(folder: Path) -> None:
+    best = [[[-0.5, 9, None]], [[-0.25, 8, None], [-2.0, 7, None]]]
+    sent = [event([5], output_top_logprobs=best[:1]), event([6], output_top_logprobs=best[1:])]
+    reply = says(*sent, event([7], version="1", output_top_logprobs=[[]]), event([], LENGTH, "1"), END)
+    async with fake(folder, reply) as (engine, _):
+        items = [item async for item in engine.generate("s/0", [1], Sampling(max_new_tokens=3, top_logprobs=1))]
+        assert [item.token_ids for item in items] == [(5, 6), (7,), (5, 6, 7)]
+        assert items[0].top_logprobs == (((9, -0.5),), ((8, -0.25),))
+        assert isinstance(items[2], Turn)
+        assert [(span.version, span.start, span.end) for span in items[2].versions] == [(0, 0, 2), (1, 2, 3)]
+
+
+async def test_events_that_do_not_tell_of_each_token_are_refused_though_their_sum_would_fit(folder: Path) -> None:
+    """Two events with three log-probabilities of three tokens, of which the first has two tokens and one of them."""
+    uneven = [event([5, 6], output_token_logprobs=[[-1.5, 5, None]])]
+    uneven += [event([7], LENGTH, output_token_logprobs=[[-1.5, 6, None], [-1.5, 7, None]])]
+    async with fake(folder, says(*uneven, END)) as (engine, _):
+        with pytest.raises(EngineError, match="2 tokens with 1 log-probabilities"):
+            await collect(engine.generate("s/0", [1], Sampling(max_new_tokens=3)))
+
+
 async def test_cumulative_chunks_of_any_server_are_passed_on_once(folder: Path) -> None:
     reply = says(event([5]), event([5, 6]), event([5, 6, 7], LENGTH), END)
     async with fake(folder, reply, incremental_streaming_output=False) as (engine, _):
