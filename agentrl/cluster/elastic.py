@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agentrl.cluster.base import Node
+from agentrl.cluster.base import Node, Resources
 
 LOOK_SECONDS = 5.0
 """How often the nodes are looked at."""
 
 
-def usable(nodes: Iterable[Node]) -> int:
-    """How many nodes new workers can be started on."""
-    return sum(node.alive and not node.draining for node in nodes)
+def usable(nodes: Iterable[Node], worker: Resources) -> int:
+    """How many nodes new workers can be started on that occupy so much each, were nothing else on them."""
+    return sum(node.alive and not node.draining and node.holds(worker) for node in nodes)
 
 
 def drained(nodes: Iterable[Node]) -> set[str]:

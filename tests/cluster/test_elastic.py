@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.cluster import Resources, Role, elastic, opened
+from agentrl.cluster import Resources, Role, elastic, moving, opened
 from agentrl.cluster.base import Node
 from agentrl.cluster.pool import Pool
 from agentrl.config import ClusterConfig
@@ -37,11 +37,26 @@ def test_a_run_has_between_its_first_number_and_the_most_and_no_node_gets_more_t
     assert elastic.wanted(count, most, before, now + 1) >= found
 
 
-def test_nodes_that_died_or_are_drained_take_no_new_workers() -> None:
-    here = Node("a", 1, 0)
+def test_nodes_that_died_or_are_drained_or_lack_what_a_worker_occupies_take_no_new_workers() -> None:
+    """A head without cores was counted: of workers on one node, another node brought half as many as it should."""
+    here = Node("a", 1, 0, {"spot": 1.0})
     nodes = [here, replace(here, name="b", alive=False), replace(here, name="c", draining=True)]
-    assert elastic.usable(nodes) == 1
+    lacking = [replace(here, name="d", cpus=0), replace(here, name="e", custom={})]
+    assert elastic.usable([*nodes, *lacking], Resources(cpus=1, custom={"spot": 1})) == 1
+    assert elastic.usable([*nodes, *lacking], Resources()) == 3
     assert elastic.drained(nodes) == {"c"}
+
+
+def test_workers_of_a_drained_node_fit_elsewhere_where_all_that_they_take_is_free() -> None:
+    rank, node = Resources(cpus=1, gpus=1, custom={"fast": 1}), Node("a", 8, 8, {"fast": 8})
+    free = moving.free_of(node, {"CPU": 2.0, "GPU": 1.0, "fast": 4.0, "memory": 9.0}, [rank])
+    assert (free.cpus, free.gpus, free.custom) == (3.0, 2, {"fast": 5.0})
+    assert moving.fit([free], rank, 2, 1)
+    assert not moving.fit([free], rank, 3, 1)
+    halves = [replace(free, name=name, gpus=1) for name in "ab"]
+    assert moving.fit(halves, rank, 2, 1)
+    assert not moving.fit(halves, rank, 2, 2)
+    assert not moving.fit([], rank, 1, 1)
 
 
 def drain(address: str, node: str) -> None:
