@@ -2,12 +2,10 @@
 
     python -m benchmarks.cluster_kills                      # 20 points
     python -m benchmarks.cluster_kills --points 4 --head    # its head instead: the run is resumed on another cluster
-    python -m benchmarks.cluster_kills --points 6 --agent examples/openai_agent/agent.py:agent    # a program plays
 
 The run is `calculator` with the tiny model, two engines, two environment workers and a trainer, on a head and two other
 nodes (raylets on this machine). Each seed chooses one of the other nodes, a point of the code (`agentrl.faults.POINTS`)
-and how often it must be reached before the node's raylet is killed. With `--agent` the sessions are those of a program
-beside the environment workers, and the points are those of its turns. The run has to go on by itself, with the
+and how often it must be reached before the node's raylet is killed. The run has to go on by itself, with the
 sessions (token for token), losses and weights of the run without faults on one machine, bit for bit, and each group
 trained once (`agentrl.train.ledger.faults`). With `--head` the raylet and the control store of the head are killed: the
 run has to end with a message that says so within `HEAD_SECONDS`, and after being resumed as above; nothing may be left
@@ -24,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,8 +44,6 @@ WORDS = (
 RAY = ("cluster=ray", "cluster.environments=2", "fleet.engines=2")
 POINTS = {"groups.taken": 4, "step.published": 4, "session.ended": 10, "trainer.step": 4, "weights.publish": 4}
 """Points that the driver reaches, and how often it surely does."""
-AGENT_POINTS = {"engine.reply": 6, "session.ended": 10, "groups.taken": 2, "step.published": 2}
-"""Within a turn (each worker counts its own replies), when a program has ended, before turns, and after a step's."""
 RUN_SECONDS, HEAD_SECONDS = 900.0, 60.0
 STORE = 80 << 20
 
@@ -102,16 +98,16 @@ def train(words: tuple[str, ...], log: Path, during: Any = lambda: None) -> tupl
     return process.returncode, log.read_text()
 
 
-def choose(seed: int, points: Mapping[str, int]) -> tuple[str, int, int]:
+def choose(seed: int) -> tuple[str, int, int]:
     """A point, how often it is reached before, and one of the two nodes."""
     chance = random.Random(seed)
-    point = chance.choice(list(points))
-    return point, chance.randint(1, points[point]), chance.randrange(2)
+    point = chance.choice(list(POINTS))
+    return point, chance.randint(1, POINTS[point]), chance.randrange(2)
 
 
-def lose_node(reference: Path, folder: Path, seed: int, agent: tuple[str, ...]) -> str:
+def lose_node(reference: Path, folder: Path, seed: int) -> str:
     """Kill a node under a run; what is wrong with how it ended, and what was on the node."""
-    point, nth, which = choose(seed, AGENT_POINTS if agent else POINTS)
+    point, nth, which = choose(seed)
     run, seen = folder / f"run-{seed}", ["nothing"]
     with nodes() as cluster:
         node = cluster.list_all_nodes()[1 + which]
@@ -125,7 +121,7 @@ def lose_node(reference: Path, folder: Path, seed: int, agent: tuple[str, ...]) 
             if not faults.fired(run):
                 seen[0] = roles(node, run) or seen[0]
 
-        words = (*WORDS, *agent, *RAY, f"cluster.address={cluster.address}", f"run_dir={run}", f"faults={plan}")
+        words = (*WORDS, *RAY, f"cluster.address={cluster.address}", f"run_dir={run}", f"faults={plan}")
         code, said = train(words, folder / f"{seed}.log", look)
     wrong = f"exit code {code}: {said[-1500:]}" if code else difference(reference, run) or "; ".join(ledger.faults(run))
     wrong = wrong or ("" if faults.fired(run) else "the fault did not fire")
@@ -133,7 +129,7 @@ def lose_node(reference: Path, folder: Path, seed: int, agent: tuple[str, ...]) 
     return wrong
 
 
-def lose_head(reference: Path, folder: Path, seed: int, agent: tuple[str, ...]) -> str:
+def lose_head(reference: Path, folder: Path, seed: int) -> str:
     """Kill the head under a run, and resume that on another cluster; what is wrong."""
     run, killed = folder / f"run-{seed}", [0.0]
     steps, plan = random.Random(seed).randint(1, STEPS - 1), folder / "plan.yaml"
@@ -148,7 +144,7 @@ def lose_head(reference: Path, folder: Path, seed: int, agent: tuple[str, ...]) 
                     os.kill(pid(cluster.head_node, kind), signal.SIGKILL)
                 killed[0] = time.monotonic()
 
-        words = (*WORDS, *agent, *RAY, f"cluster.address={cluster.address}", f"run_dir={run}", f"faults={plan}")
+        words = (*WORDS, *RAY, f"cluster.address={cluster.address}", f"run_dir={run}", f"faults={plan}")
         code, said = train(words, folder / f"{seed}.log", kill)
         took = time.monotonic() - killed[0]
         left = [described(one) for one in ours(run)]
@@ -171,17 +167,14 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=20)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--head", action="store_true")
-    parser.add_argument("--agent", help="FILE.py:FUNCTION of a program that plays")
     asked = parser.parse_args()
-    agent = (f"agent={asked.agent}",) if asked.agent else ()
     print(machine(), flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder, lose = Path(name), lose_head if asked.head else lose_node
-        code, said = train((*WORDS, *agent, f"run_dir={folder / 'reference'}"), folder / "reference.log")
+        code, said = train((*WORDS, f"run_dir={folder / 'reference'}"), folder / "reference.log")
         if code:
             sys.exit(f"the run without faults ended with {code}:\n{said[-3000:]}")
-        seeds = range(asked.first, asked.first + asked.points)
-        wrong = [lose(folder / "reference", folder, seed, agent) for seed in seeds]
+        wrong = [lose(folder / "reference", folder, seed) for seed in range(asked.first, asked.first + asked.points)]
     print(f"{wrong.count('')} of {asked.points} ended as they should")
     print(machine())
     sys.exit(any(wrong))

@@ -43,7 +43,9 @@ GONE_SECONDS = 120.0
 """How long nodes may take to end that nothing is on."""
 GROWS = ("cluster.max_environments=4", "fleet.max_engines=3", "cluster.resources.trainer.custom.away=1")
 """A run whose trainer is on one of the nodes that come and go, not on the head."""
+RESERVED = ("cluster.resources.trainer.cpus=1", "cluster.resources.engine.cpus=1")
 HEAD_ID = "f" * 51 + "00000"
+PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
 RAY_WORDS = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
@@ -88,7 +90,8 @@ def scale(reference: Path, folder: Path) -> str:
     """A run asks an autoscaler for nodes that it begins without; what is wrong."""
     run = folder / "run"
     with autoscaling(folder) as (address, temporary):
-        code, said = train((*WORDS, *RAY, f"cluster.address={address}", f"run_dir={run}"), folder / "run.log")
+        words = (*WORDS, *RAY, *RESERVED, f"cluster.address={address}", f"run_dir={run}")
+        code, said = train(words, folder / "run.log")
         if code:
             return f"exit code {code}: {said[-3000:]}"
         print(f"processes were on: {', '.join(sorted(places(run)))}")
@@ -115,7 +118,8 @@ def places(run: Path) -> set[str]:
 def autoscaling(folder: Path, cpus: int = 4, most: int = 3) -> Iterator[tuple[str, Path]]:
     """The address and folder of a cluster that has a head without cores, and gets nodes by what is asked for.
 
-    `ray.cluster_utils.AutoscalingCluster` is not used: it ends every Ray on the machine, and lacks its example.
+    `ray.cluster_utils.AutoscalingCluster` ends every Ray on the machine, and wants a file that the wheel lacks, as
+    `fake_multinode` does.
     """
     port, temporary = free_port(), Path("/tmp") / f"ray-{os.getpid()}"
     address = f"127.0.0.1:{port}"
@@ -123,9 +127,12 @@ def autoscaling(folder: Path, cpus: int = 4, most: int = 3) -> Iterator[tuple[st
         **{"cluster_name": "benchmark", "max_workers": most, "idle_timeout_minutes": IDLE_MINUTES},
         **{"upscaling_speed": 1.0, "auth": {}, "head_node_type": "ray.head.default"},
         "provider": {
-            **{"type": "fake_multinode", "gcs_address": address, "launch_multiple": True},
-            "head_node_id": HEAD_ID,
+            **{"type": "external", "module": PROVIDER, "gcs_address": address, "head_node_id": HEAD_ID},
+            **{"launch_multiple": True, "disable_node_updaters": True, "disable_launch_config_check": True},
         },
+        **{"setup_commands": [], "head_setup_commands": [], "worker_setup_commands": []},
+        **{"initialization_commands": [], "file_mounts": {}, "cluster_synced_files": []},
+        **{"head_start_ray_commands": [], "worker_start_ray_commands": []},
         "available_node_types": {
             "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
             "worker": {
