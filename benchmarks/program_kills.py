@@ -23,7 +23,7 @@ from benchmarks.crash_points import difference
 from benchmarks.machine import machine
 
 MOMENTS = ("before", "within", "after")
-MORE = ("warm_start.steps=80", "warm_start.demos=128", "warm_start.batch=16", "env.max_steps=4")
+MORE = ("warm_start.steps=300", "warm_start.demos=256", "warm_start.batch=16", "env.max_steps=4")
 """A policy that gets some rewards, and calls the program's tool: else there is nothing to learn, and one turn."""
 PROGRAM = """
 import asyncio, os, signal

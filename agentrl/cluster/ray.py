@@ -228,11 +228,13 @@ class RayCluster(Cluster):
 
     def _start(self, role: Role, strategy: Strategy, release: Release = None, node: str = "") -> Worker:
         log, wanted = self._log(role), role.resources
+        in_group = isinstance(strategy, PlacementGroupSchedulingStrategy)
         starter = (
             ray.remote(Starter)
             .options(
                 num_cpus=wanted.cpus,
                 num_gpus=wanted.gpus,
+                memory=None if in_group else bundle(wanted).get("memory"),  # what takes nothing goes anywhere in Ray
                 resources=dict(wanted.custom),
                 max_concurrency=_THREADS,
                 scheduling_strategy=strategy,

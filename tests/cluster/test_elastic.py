@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,12 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl import cluster
 from agentrl.cluster import Resources, Role, elastic, moving, opened
 from agentrl.cluster.base import Node
 from agentrl.cluster.pool import Pool
 from agentrl.config import ClusterConfig
 from agentrl.types import Session, Status, Task
 from tests.cluster.conftest import add_node, remove_node
+from tests.cluster.test_contract import COUNTER
 from tests.cluster.test_server import until
 
 LONG = 60.0
@@ -57,6 +60,17 @@ def test_workers_of_a_drained_node_fit_elsewhere_where_all_that_they_take_is_fre
     assert moving.fit(halves, rank, 2, 1)
     assert not moving.fit(halves, rank, 2, 2)
     assert not moving.fit([], rank, 1, 1)
+
+
+@pytest.mark.slow
+def test_workers_that_are_started_one_by_one_are_spread_also_where_they_reserve_nothing(ray_nodes: Any) -> None:
+    """Engines on CPUs went anywhere, and a node that had joined stayed without one."""
+    with opened(ClusterConfig(name="ray", address=ray_nodes.address), None):
+        workers = []
+        for _ in range(4):
+            workers.append(cluster.current().spawn(COUNTER))
+            workers[-1].wait_ready(LONG)
+        assert sorted(Counter(worker.node for worker in workers).values()) == [2, 2]
 
 
 def drain(address: str, node: str) -> None:
