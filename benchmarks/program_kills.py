@@ -23,12 +23,11 @@ from benchmarks.crash_points import difference
 from benchmarks.machine import machine
 
 MOMENTS = ("before", "within", "after")
-MORE = ("warm_start.steps=300", "warm_start.demos=256", "warm_start.batch=16", "env.max_steps=4")
+MORE = ("warm_start.steps=80", "warm_start.demos=128", "warm_start.batch=16", "env.max_steps=4")
 """A policy that gets some rewards, and calls the program's tool: else there is nothing to learn, and one turn."""
 PROGRAM = """
 import asyncio, os, signal
 from pathlib import Path
-import psutil
 from agentrl.imports import load
 
 solve = load({solver!r}, "an agent")
@@ -36,8 +35,11 @@ calls = 0
 
 
 def kill(moment):
-    below = [each.pid for each in psutil.Process().parents() if each.pid in {raylets!r}]
-    if moment != {moment!r} or calls < {nth} or not below or Path({mark!r}).exists():
+    if moment != {moment!r} or calls < {nth} or Path({mark!r}).exists():
+        return
+    log = Path(os.readlink("/proc/self/fd/1"))  # the worker's, which begins with its node's name
+    below = [pid for node, pid in {raylets!r}.items() if f"({{node}})" in log.read_text()[:200]]
+    if not below:
         return
     Path({mark!r}).write_text(f"{{moment}} call {{calls}} of its worker")
     os.kill(below[0], signal.SIGKILL)
@@ -63,7 +65,7 @@ async def agent(task, client):
 """
 
 
-def program(folder: Path, raylets: set[int], moment: str = "", nth: int = 0) -> str:
+def program(folder: Path, raylets: dict[str, int], moment: str = "", nth: int = 0) -> str:
     """The file of a program that kills its node at a moment, as a setting."""
     file, solver = folder / "agent.py", Path("examples/openai_agent/agent.py").absolute()
     values: dict[str, Any] = {"raylets": raylets, "moment": moment, "nth": nth, "mark": str(folder / "mark")}
@@ -76,7 +78,7 @@ def lose(reference: Path, folder: Path, moment: str, nth: int) -> str:
     folder.mkdir()
     run, mark = folder / "run", folder / "mark"
     with nodes() as cluster:
-        raylets = {pid(node) for node in cluster.list_all_nodes()[1:]}
+        raylets = {node.node_id[-6:]: pid(node) for node in cluster.list_all_nodes()[1:]}
         words = (*without_repeats(), program(folder, raylets, moment, nth), *RAY)
         code, said = train((*words, f"cluster.address={cluster.address}", f"run_dir={run}"), folder / "run.log")
     wrong = f"exit code {code}: {said[-1500:]}" if code else difference(reference, run) or "; ".join(ledger.faults(run))
@@ -100,7 +102,7 @@ def main() -> None:
     print(machine(), flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder, began = Path(name), time.monotonic()
-        words = (*without_repeats(), program(folder, set()), f"run_dir={folder / 'reference'}")
+        words = (*without_repeats(), program(folder, {}), f"run_dir={folder / 'reference'}")
         code, said = train(words, folder / "reference.log")
         if code:
             sys.exit(f"the run without faults ended with {code}:\n{said[-3000:]}")
