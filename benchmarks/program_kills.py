@@ -1,11 +1,12 @@
-"""The node on which an agent program plays is killed before, within or after a turn of the program's.
+"""The raylet below an agent program is killed before, within or after a turn of the program's.
 
     python -m benchmarks.program_kills                        # each moment once
     python -m benchmarks.program_kills --moments within --nth 1 5 9
 
 The run is that of `benchmarks.cluster_kills`, played by `examples/openai_agent`. The program itself kills the raylet of
 the node that it is on, at its worker's call number `nth`. The run has to go on by itself, with the sessions (token for
-token), losses and weights of the run on one machine without faults, bit for bit, and each group trained once.
+token), losses and weights of the run on one machine without faults, bit for bit, and each group trained once. How many
+sessions were generated again is printed: a worker may outlive its raylet for longer than so small a run takes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from agentrl.sessions.store import Store
 from agentrl.train import ledger
 from benchmarks.cluster_kills import RAY, WORDS, nodes, pid, train
 from benchmarks.crash_points import difference
@@ -83,8 +85,12 @@ def lose(reference: Path, folder: Path, moment: str, nth: int) -> str:
         code, said = train((*words, f"cluster.address={cluster.address}", f"run_dir={run}"), folder / "run.log")
     wrong = f"exit code {code}: {said[-1500:]}" if code else difference(reference, run) or "; ".join(ledger.faults(run))
     wrong = wrong or ("" if mark.exists() else "the node was not killed")
-    again = said.count("goes on elsewhere") + said.count("is lost")
-    print(f"{mark.read_text() if mark.exists() else moment}: {wrong or 'the same'}; {again} lines of loss", flush=True)
+    with Store(run / "sessions.db", read_only=True) as store:
+        again = sum(session.attempt > 0 for session in store.sessions(phase="train"))
+    print(
+        f"{mark.read_text() if mark.exists() else moment}: {wrong or 'the same'}; {again} sessions were generated again",
+        flush=True,
+    )
     return wrong
 
 
