@@ -85,12 +85,12 @@ def lose(reference: Path, folder: Path, moment: str, nth: int) -> str:
         code, said = train((*words, f"cluster.address={cluster.address}", f"run_dir={run}"), folder / "run.log")
     wrong = f"exit code {code}: {said[-1500:]}" if code else difference(reference, run) or "; ".join(ledger.faults(run))
     wrong = wrong or ("" if mark.exists() else "the node was not killed")
-    with Store(run / "sessions.db", read_only=True) as store:
-        again = sum(session.attempt > 0 for session in store.sessions(phase="train"))
-    print(
-        f"{mark.read_text() if mark.exists() else moment}: {wrong or 'the same'}; {again} sessions were generated again",
-        flush=True,
-    )
+    again = 0
+    if not code:
+        with Store(run / "sessions.db", read_only=True) as store:
+            again = sum(session.attempt > 0 for session in store.sessions(phase="train"))
+    tried = mark.read_text() if mark.exists() else moment
+    print(f"{tried}: {wrong or 'the same'}; {again} sessions were generated again", flush=True)
     return wrong
 
 
