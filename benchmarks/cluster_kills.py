@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,16 +49,16 @@ STORE = 80 << 20
 
 
 @contextmanager
-def nodes() -> Iterator[Any]:
-    """A cluster of a head and two other nodes."""
+def nodes(others: Sequence[dict[str, Any]] = ({}, {})) -> Iterator[Any]:
+    """A cluster of a head and other nodes, two of them or those with the settings that are given."""
     from ray.cluster_utils import Cluster
 
     small = {"num_cpus": 4, "object_store_memory": STORE, "include_dashboard": False}
     for left in (2, 1, 0):  # a raylet that is not up in 30 s, on a busy machine, is an error of Ray's
         cluster = Cluster()
         try:
-            for _ in range(3):
-                cluster.add_node(**small)
+            for more in ({}, *others):
+                cluster.add_node(**small, **more)
             break
         except Exception:
             cluster.shutdown()

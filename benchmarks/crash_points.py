@@ -212,9 +212,10 @@ def difference(one: Path, two: Path) -> str:
 
 
 def trained(store: Store) -> dict[tuple[str, int], Any]:
-    """The nodes of each trained session, whichever engine drew them, by group and sample: the last of its attempts."""
+    """The nodes of each trained session, but for who drew them when, by group and sample: the last of its attempts."""
     sessions = sorted(store.sessions(phase="train"), key=lambda session: session.attempt)
-    return {(s.group, s.sample): [replace(node, engines=()) for node in s.nodes] for s in sessions}
+    drawn: dict[str, Any] = {"engines": (), "reply_id": "", "timings": {}}  # a program's replies have random ids
+    return {(s.group, s.sample): [replace(node, **drawn) for node in s.nodes] for s in sessions}
 
 
 def disorder(run: Path) -> str:

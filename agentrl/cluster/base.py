@@ -146,6 +146,7 @@ class ClusterNode:
         draining: it is about to be taken away: what runs there may end its work, and nothing new is started there.
         gpu_memory: memory of each GPU in GiB; 0 where it is not known.
         host: the address under which other nodes reach it.
+        id: what the cluster itself calls it.
     """
 
     name: str
@@ -156,6 +157,12 @@ class ClusterNode:
     gpu_memory: float = 0.0
     host: str = ""
     draining: bool = False
+    id: str = ""
+
+    def holds(self, worker: Resources) -> bool:
+        """Whether it has what a worker occupies."""
+        custom = all(self.custom.get(name, 0.0) >= amount for name, amount in worker.custom.items())
+        return self.cpus >= worker.cpus and self.gpus >= worker.gpus and custom
 
 
 class RoleProcess(ABC):
@@ -307,6 +314,14 @@ class Cluster(ABC):
     @abstractmethod
     def nodes(self) -> list[ClusterNode]:
         """The machines, this one first."""
+
+    def occupied(self, kind: str) -> Resources:
+        """What each worker of a kind occupies; nothing where none runs."""
+        return Resources(cpus=0.0)
+
+    def movable(self, kind: str) -> bool:
+        """Whether workers of a kind are on nodes that are drained, and the others have all free that they take."""
+        return False
 
     @abstractmethod
     def close(self) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agentrl.cluster.base import ClusterNode
+from agentrl.cluster.base import ClusterNode, Resources
 
 LOOK_SECONDS = 5.0
 """Seconds between two looks at the nodes."""
 
 
-def usable(nodes: Iterable[ClusterNode]) -> int:
-    """Return the number of nodes that new workers can be started on."""
-    return sum(node.alive and not node.draining for node in nodes)
+def usable(nodes: Iterable[ClusterNode], worker: Resources) -> int:
+    """Return the number of nodes that new workers can be started on that occupy so much each, were nothing else on them."""
+    return sum(node.alive and not node.draining and node.holds(worker) for node in nodes)
 
 
 def drained(nodes: Iterable[ClusterNode]) -> set[str]:

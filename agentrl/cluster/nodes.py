@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Mapping
+from typing import Any
+
 from agentrl.cluster.base import ClusterNode, counted
+from agentrl.cluster.gpus import memory_of
+from agentrl.cluster.inventory import is_ours
 
 
 def node_name(host: str, number: str) -> str:
@@ -11,6 +16,19 @@ def node_name(host: str, number: str) -> str:
     The ids that Ray's local autoscaler gives differ in their end alone.
     """
     return f"{host} ({number[-6:]})"
+
+
+def nodes_of(table: Iterable[Mapping[str, Any]], draining: Container[str]) -> list[Node]:
+    """The nodes of Ray's table of them, given the ids of those that are drained."""
+    found = []
+    for row in table:
+        has = dict(row["Resources"])
+        cpus, gpus = has.pop("CPU", 0.0), int(has.pop("GPU", 0))
+        custom = {name: amount for name, amount in has.items() if is_ours(name)}
+        id, host = row["NodeID"], row["NodeManagerAddress"]
+        kept = {"gpu_memory": memory_of(has), "host": host, "draining": id in draining, "id": id}
+        found.append(Node(node_name(host, id), cpus, gpus, custom, row["Alive"], **kept))
+    return found
 
 
 def described(nodes: list[ClusterNode]) -> str:

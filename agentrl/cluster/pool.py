@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
 from agentrl import cluster
 from agentrl.cluster import Address, Role, Worker, elastic
+from agentrl.cluster.base import Node
 from agentrl.cluster.connection import Calling
+from agentrl.cluster.inventory import settled
 from agentrl.concurrency import in_thread
 from agentrl.errors import AgentRLError, DeadlineExceeded, InfraError, WorkerLost, WorkerTimeout, brief
 
@@ -81,8 +83,7 @@ class WorkerPool:
         for worker in self._under_way:
             self._watch(worker)
         if cluster.current().name != "local":
-            nodes = await in_thread(cluster.current().nodes)
-            self._following = asyncio.create_task(self._follow(elastic.usable(nodes)))
+            self._following = asyncio.create_task(self._follow(self._usable(await in_thread(cluster.current().nodes))))
 
     async def call(self, method: str, *arguments: Any, timeout: float | None) -> Any:
         """See `Workers.call`."""
@@ -146,6 +147,9 @@ class WorkerPool:
         for worker in [each for each in self._under_way if each.address == address]:
             self.give_up(worker, why)
 
+    def _usable(self, nodes: Sequence[Node]) -> int:
+        return elastic.usable(nodes, settled(self._role, cluster.current().resources).resources)
+
     def _watch(self, worker: Worker) -> None:
         """Have a worker replaced when it dies, also where no call of this process is under way."""
         loop = asyncio.get_running_loop()
@@ -198,7 +202,7 @@ class WorkerPool:
             nodes = await in_thread(cluster.current().nodes)
             drained = elastic.drained(nodes)
             self._leaving |= {worker for worker in self._under_way if worker.node in drained}
-            want = elastic.wanted(self._count, self._most, before, elastic.usable(nodes)) - self._given_up
+            want = elastic.wanted(self._count, self._most, before, self._usable(nodes)) - self._given_up
             for _ in range(want - len(self.nodes) - len(self._starting)):
                 self._start()
             for worker in [each for each in self._leaving if self.nodes and not self._under_way[each]]:

@@ -20,17 +20,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from agentrl.cluster import variables
+from agentrl.cluster import elastic, moving, variables
 from agentrl.cluster.assignment import Assignment
 from agentrl.cluster.base import Cluster, ClusterNode, Resources, Role, RoleProcess, Worker
 from agentrl.cluster.bundles import Bundles
 from agentrl.cluster.connection import Address, Connection, connect
-from agentrl.cluster.gpus import memory_of
 from agentrl.cluster.head import Head
-from agentrl.cluster.inventory import apply_settings, bundle, is_ours
+from agentrl.cluster.inventory import apply_settings, bundle
 from agentrl.cluster.joining import handlers_kept, in_a_line, require_answer, say_briefly
 from agentrl.cluster.local import LocalProcess
-from agentrl.cluster.nodes import described, node_name
+from agentrl.cluster.nodes import described, nodes_of
 from agentrl.cluster.placement import Demand, Wanted, place
 from agentrl.cluster.versions import require_same
 from agentrl.errors import AgentRLError, ConfigError, DeadlineExceeded, InfraError, brief, missing_extra
@@ -43,7 +42,7 @@ try:
     import ray
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
     from agentrl.cluster.ray_groups import create_group, demanded, gpus_of_trainer, in_bundle
     from agentrl.cluster.ray_starter import Starter
@@ -55,7 +54,7 @@ ANSWER_SECONDS = 10.0
 STARTS = 2
 """Attempts to start Ray on this machine before that is an error: where its node is not up in 30 s, it gives up."""
 Release = Callable[[], None] | None
-Strategy = str | PlacementGroupSchedulingStrategy
+Strategy = str | PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy
 _LOOK_SECONDS = 5.0
 _THREADS = 4
 _ray: Any = ray  # parts of it are not typed
@@ -169,6 +168,7 @@ class RayCluster(Cluster):
             logs.mkdir(parents=True, exist_ok=True)  # nodes on which it is missing then are refused
         self._reserved: tuple[PlacementGroup, Bundles] | None = None
         self._seen: list[ClusterNode] = []
+        self._together: dict[str, int] = {}
         self._ours, self._grows = not ray.is_initialized(), address is not None
         if self._ours:
             if address is not None:
@@ -194,18 +194,19 @@ class RayCluster(Cluster):
             self._require_room(role)
         if self._reserved is not None:
             group, bundles = self._reserved
-            if (number := bundles.take(role.kind, self._alive(), role.colocated)) is not None:
+            if (number := bundles.take(role.kind, self._usable(), role.colocated)) is not None:
                 role, release = bundles.started_in(number, role), partial(bundles.free, number)
                 return self._start(role, in_bundle(group, number), release, bundles.node(number))
-        return self._start(role, "SPREAD")
+        return self._start(role, self._strategy(role))
 
     def spawn_together(self, roles: Sequence[Role], together: int) -> list[Worker]:
         """Start roles in the places that were reserved, and those that find none there in a group of their own."""
         self._head.require()
+        self._together[roles[0].kind] = together
         placed = [apply_settings(role, self.resources) for role in roles]
         reserved = 0
         if self._reserved is not None:
-            room = self._reserved[1].available(placed[0].kind, together, self._alive())
+            room = self._reserved[1].available(placed[0].kind, together, self._usable())
             reserved = min(len(roles), room // together * together)
         rest = self._in_own_group(placed[reserved:], together) if reserved < len(roles) else []
         return [self.spawn(role) for role in roles[:reserved]] + rest
@@ -227,11 +228,13 @@ class RayCluster(Cluster):
 
     def _start(self, role: Role, strategy: Strategy, release: Release = None, node: str = "") -> Worker:
         log, wanted = self._log(role), role.resources
+        in_group = isinstance(strategy, PlacementGroupSchedulingStrategy)
         starter = (
             ray.remote(Starter)
             .options(
                 num_cpus=wanted.cpus,
                 num_gpus=wanted.gpus,
+                memory=None if in_group else bundle(wanted).get("memory"),  # what takes nothing goes anywhere in Ray
                 resources=dict(wanted.custom),
                 max_concurrency=_THREADS,
                 scheduling_strategy=strategy,
@@ -295,8 +298,9 @@ class RayCluster(Cluster):
             ConfigError: it was not; nothing is taken.
             InfraError: a node does not say which GPUs are the trainer's.
         """
-        ids = {node_name(node["NodeManagerAddress"], node["NodeID"]): node["NodeID"] for node in _ray.nodes()}
-        group = create_group(assignment, roles, members, ids, timeout, described(self.nodes()))
+        nodes = self.nodes()
+        ids = {node.name: node.id for node in nodes}
+        group = create_group(assignment, roles, members, ids, timeout, described(nodes))
         self._reserved = group, Bundles(assignment, members, gpus_of_trainer(group, assignment))
 
     def _gone(self, node: str) -> str:
@@ -308,13 +312,48 @@ class RayCluster(Cluster):
     def _alive(self) -> set[str]:
         return {node.name for node in self.nodes() if node.alive}
 
+    def _usable(self) -> set[str]:
+        return {node.name for node in self.nodes() if node.alive and not node.draining}
+
+    def _of_kind(self, kind: str) -> list[Worker]:
+        return [each for each in self._workers if each.role.kind == kind and not each.closed]
+
+    def occupied(self, kind: str) -> Resources:
+        """See `Cluster.occupied`."""
+        return next((each.role.resources for each in self._of_kind(kind)), super().occupied(kind))
+
+    def movable(self, kind: str) -> bool:
+        """See `Cluster.movable`; what they hold on the other nodes is free once they have ended."""
+        workers = self._of_kind(kind)
+        if not elastic.drained(self.nodes()) & {worker.node for worker in workers}:
+            return False
+        free = self._free(workers)
+        return moving.fit(free, workers[0].role.resources, len(workers), self._together.get(kind, 1))
+
+    def _free(self, ended: Sequence[Worker] = ()) -> list[Node]:
+        """The nodes that workers can be started on, with what is free there once these have ended."""
+        free, nodes = _state.available_resources_per_node(), self.nodes()
+        return [
+            moving.free_of(
+                node, free.get(node.id, {}), [each.role.resources for each in ended if each.node == node.name]
+            )
+            for node in nodes
+            if node.alive and not node.draining
+        ]
+
+    def _strategy(self, role: Role) -> Strategy:
+        """Ray's spreading, or the node with room that has fewest workers of the kind: Ray leaves new nodes empty."""
+        count = Counter(each.node for each in self._of_kind(role.kind))
+        nodes = [node for node in self._free() if node.holds(role.resources)]
+        if len({count[node.name] for node in nodes}) < 2:
+            return "SPREAD"
+        emptiest = min(nodes, key=lambda node: count[node.name])
+        return NodeAffinitySchedulingStrategy(emptiest.id, soft=True, _spill_on_unavailable=True)
+
     def _require_room(self, role: Role) -> None:
         wanted, nodes = role.resources, [node for node in self.nodes() if node.alive]
-        for node in nodes:
-            custom = all(node.custom.get(name, 0.0) >= amount for name, amount in wanted.custom.items())
-            if node.cpus >= wanted.cpus and node.gpus >= wanted.gpus and custom:
-                return
-        raise ConfigError(f"{role} needs {wanted}, and no node has as much: there is {described(nodes)}")
+        if not any(node.holds(wanted) for node in nodes):
+            raise ConfigError(f"{role} needs {wanted}, and no node has as much: there is {described(nodes)}")
 
     def nodes(self) -> list[ClusterNode]:
         """The machines that Ray knows, dead ones too, this one first; without an answering head as they were last seen.
@@ -323,17 +362,9 @@ class RayCluster(Cluster):
         """
         if not self._head.answers():
             return self._seen
-        found, draining = [], _state.get_draining_nodes()
-        for node in sorted(_ray.nodes(), key=lambda node: node["NodeManagerAddress"] != self.host):
-            has = dict(node["Resources"])
-            cpus, gpus = has.pop("CPU", 0.0), int(has.pop("GPU", 0))
-            custom = {name: amount for name, amount in has.items() if is_ours(name)}
-            name = node_name(node["NodeManagerAddress"], node["NodeID"])
-            alive, host, leaves = node["Alive"], node["NodeManagerAddress"], node["NodeID"] in draining
-            memory = memory_of(has)
-            found.append(ClusterNode(name, cpus, gpus, custom, alive, gpu_memory=memory, host=host, draining=leaves))
-        self._seen = found
-        return found
+        table = sorted(_ray.nodes(), key=lambda row: row["NodeManagerAddress"] != self.host)
+        self._seen = nodes_of(table, _state.get_draining_nodes())
+        return self._seen
 
     def close(self) -> None:
         """End every worker, and Ray where it was started here."""

@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from agentrl import cores, processes
-from agentrl.cluster import forking, guard, prefork
+from agentrl.cluster import forking, guard, prefork, segments
 from agentrl.errors import EngineError
 
 TAIL_LINES = 30
@@ -87,7 +87,7 @@ class ServerProcess:
         prefork_name: str | None = None,
     ) -> None:
         self.name, self.command = name, list(command)
-        self._keep = log is not None
+        self._keep, self._segments = log is not None, set[segments.Segment]()
         if log is None:
             handle, path = tempfile.mkstemp(prefix=f"agentrl-{name}-", suffix=".log")
             os.close(handle)
@@ -165,6 +165,7 @@ class ServerProcess:
                 f"{self.name} was not ready within {timeout:g} s (engine.start_timeout); "
                 f"the last lines of {self.log}:\n{self.tail()}"
             )
+        self._segments |= await asyncio.to_thread(segments.mapped, self.pid)
 
     def wait(self, seconds: float) -> int | None:
         """Wait for the server's end, and return its exit status; None where it still runs after `seconds`."""
@@ -173,10 +174,12 @@ class ServerProcess:
         return self.exit_status
 
     def kill(self) -> None:
-        """Kill the process group. Idempotent."""
+        """Kill the process group, and remove the shared memory that it leaves. Idempotent."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
+        segments.remove(self._segments)
+        self._segments.clear()
         processes.forget(self.pid)
         if self._process.stdin is not None:
             self._process.stdin.close()

@@ -3,7 +3,8 @@
     echo 'ranks: 4' > runs/NAME/trainer.yaml
 
 After the step that is under way a checkpoint is written, the trainer is closed, and another one with these settings
-continues from it; engines and sessions under way are not touched. The file is removed when it is read.
+continues from it; engines and sessions under way are not touched. The file is removed when it is read. Likewise a
+trainer whose node is drained goes on elsewhere, where others have room for it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl import cluster
+from agentrl.concurrency import in_thread
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.overrides import read_yaml, validate
 
 if TYPE_CHECKING:
     from agentrl.train.loop import Loop
+    from agentrl.train.recovery import Recovery
 
 FILE = "trainer.yaml"
 CHANGEABLE = ("ranks", "tensor_parallel", "pipeline_parallel", "expert_parallel", "context_parallel", "threads")
@@ -56,12 +60,17 @@ async def resize(loop: Loop, done: int) -> None:
         AgentRLError: neither could be started.
     """
     found, recovery = requested(loop.folder.path, loop.config, loop.display.warn), loop.recovery
-    if found is None or recovery is None or recovery.starts is None:
+    if recovery is None:
         return
-    await loop.recovering(done, partial(loop.save, done))
+    if found is None or recovery.starts is None:
+        alone = not loop.config.fleet.colocated  # else engines are on its GPUs
+        if alone and done < loop.config.steps and await in_thread(cluster.current().movable, "trainer"):
+            loop.display.say("the trainer is moved: its node is drained")
+            await _start_anew(loop, recovery, done)
+        return
     before, recovery.start = recovery.start, recovery.starts(found.trainer)
     try:
-        await loop.recovering(done, partial(loop.restart_trainer, done))
+        await _start_anew(loop, recovery, done)
     except ConfigError as error:
         loop.display.warn(f"the trainer goes on as it was: {error}")
         recovery.start = before
@@ -69,3 +78,11 @@ async def resize(loop: Loop, done: int) -> None:
         return
     loop.config = found
     loop.folder.change_settings(found, done)
+
+
+async def _start_anew(loop: Loop, recovery: Recovery, done: int) -> None:
+    """Have the trainer go on in other processes, from a checkpoint of now; it is none of the restarts after deaths."""
+    if not loop.saves_after(done):
+        await loop.recovering(done, partial(loop.save, done))
+    await loop.recovering(done, partial(loop.restart_trainer, done))
+    recovery.restarts -= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,12 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.cluster import Resources, Role, elastic, opened
+from agentrl import cluster
+from agentrl.cluster import Resources, Role, elastic, moving, opened
 from agentrl.cluster.base import ClusterNode
 from agentrl.cluster.pool import WorkerPool
 from agentrl.config import ClusterConfig
 from agentrl.types import Session, Status, Task
 from tests.cluster.conftest import add_node, remove_node
+from tests.cluster.test_contract import COUNTER
 from tests.cluster.test_server import until
 
 LONG = 60.0
@@ -37,11 +40,37 @@ def test_a_run_has_between_its_first_number_and_the_most_and_no_node_gets_more_t
     assert elastic.wanted(count, most, before, now + 1) >= found
 
 
-def test_nodes_that_died_or_are_drained_take_no_new_workers() -> None:
-    here = ClusterNode("a", 1, 0)
+def test_nodes_that_died_or_are_drained_or_lack_what_a_worker_occupies_take_no_new_workers() -> None:
+    """A head without cores was counted: of workers on one node, another node brought half as many as it should."""
+    here = ClusterNode("a", 1, 0, {"spot": 1.0})
     nodes = [here, replace(here, name="b", alive=False), replace(here, name="c", draining=True)]
-    assert elastic.usable(nodes) == 1
+    lacking = [replace(here, name="d", cpus=0), replace(here, name="e", custom={})]
+    assert elastic.usable([*nodes, *lacking], Resources(cpus=1, custom={"spot": 1})) == 1
+    assert elastic.usable([*nodes, *lacking], Resources()) == 3
     assert elastic.drained(nodes) == {"c"}
+
+
+def test_workers_of_a_drained_node_fit_elsewhere_where_all_that_they_take_is_free() -> None:
+    rank, node = Resources(cpus=1, gpus=1, custom={"fast": 1}), Node("a", 8, 8, {"fast": 8})
+    free = moving.free_of(node, {"CPU": 2.0, "GPU": 1.0, "fast": 4.0, "memory": 9.0}, [rank])
+    assert (free.cpus, free.gpus, free.custom) == (3.0, 2, {"fast": 5.0})
+    assert moving.fit([free], rank, 2, 1)
+    assert not moving.fit([free], rank, 3, 1)
+    halves = [replace(free, name=name, gpus=1) for name in "ab"]
+    assert moving.fit(halves, rank, 2, 1)
+    assert not moving.fit(halves, rank, 2, 2)
+    assert not moving.fit([], rank, 1, 1)
+
+
+@pytest.mark.slow
+def test_workers_that_are_started_one_by_one_are_spread_also_where_they_reserve_nothing(ray_nodes: Any) -> None:
+    """Engines on CPUs went anywhere, and a node that had joined stayed without one."""
+    with opened(ClusterConfig(name="ray", address=ray_nodes.address), None):
+        workers = []
+        for _ in range(4):
+            workers.append(cluster.current().spawn(COUNTER))
+            workers[-1].wait_ready(LONG)
+        assert sorted(Counter(worker.node for worker in workers).values()) == [2, 2]
 
 
 def drain(address: str, node: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from agentrl.train import ledger
 from agentrl.train.backends.worker import WorkerTrainer
 from agentrl.train.display import Display
 from tests.cluster.conftest import add_node, remove_node
+from tests.cluster.test_elastic import drain
 
 SETTINGS: dict[str, Any] = {
     "env": "calculator",
@@ -109,4 +111,46 @@ def test_nodes_that_are_killed_under_a_run_change_nothing_of_what_it_learns(
             remove_node(ray_nodes, node)
     assert len(faults.fired(tmp_path / "ray")) == len(planned)
     require_same(tmp_path / "ray", there, here)
+    assert list(ledger.faults(tmp_path / "ray")) == []
+
+
+class Drains(Display):
+    """Has the trainer's node drained once the first step is done."""
+
+    log: Path
+    address: str
+    ids: list[str]
+    asked = False
+
+    def step(self, metrics: Mapping[str, float], curve: float) -> None:
+        super().step(metrics, curve)
+        if "sessions/count" in metrics and not self.asked:  # not a step of the warm start
+            self.asked = True
+            self.ids.sort(key=lambda id: id[-6:] not in self.log.read_text().partition("\n")[0])
+            drain(self.address, self.ids[0])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_trainer_goes_on_elsewhere_when_its_node_is_drained_and_learns_the_same(
+    ray_nodes: Any, here: tuple[Path, Any], tmp_path: Path
+) -> None:
+    """It stayed until the node was taken away, and died with it."""
+    nodes = [add_node(ray_nodes, num_cpus=2, resources={"leaves": 1}) for _ in range(2)]
+    shown = StringIO()
+    display = Drains(Console(file=shown, width=500))
+    display.log, display.address = tmp_path / "ray" / "logs" / "trainer-0.log", ray_nodes.address
+    display.ids = [node.node_id for node in nodes]
+    resources = {"trainer": {"custom": {"leaves": 1}}}
+    cluster = {"name": "ray", "address": ray_nodes.address, "environments": 2, "resources": resources}
+    trainer = SETTINGS["trainer"] | {"max_restarts": 0}
+    try:
+        there = run(tmp_path / "ray", cluster=cluster, fleet={"engines": 2}, trainer=trainer, display=display)
+    finally:
+        for node in nodes:
+            remove_node(ray_nodes, node)
+    require_same(tmp_path / "ray", there, here)
+    assert "the trainer is moved: its node is drained" in shown.getvalue()
+    moved = (tmp_path / "ray" / "logs" / "trainer-1.log").read_text().partition("\n")[0]
+    assert display.ids[1][-6:] in moved
     assert list(ledger.faults(tmp_path / "ray")) == []

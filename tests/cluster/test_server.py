@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.cluster.segments import FOLDER
 from agentrl.cluster.server import ServerProcess, free_port
 from agentrl.errors import EngineError
+from tests.conftest import need
 
 PATIENCE = 60.0
 CHILD = (
@@ -146,3 +148,45 @@ def test_a_free_port_can_be_listened_on() -> None:
 
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", free_port()))
+
+
+MAPS = """
+import mmap, os, sys, time
+kept = []
+for name in sys.argv[1:]:
+    descriptor = os.open(name, os.O_RDWR | os.O_CREAT)
+    os.ftruncate(descriptor, 4096)
+    kept.append(mmap.mmap(descriptor, 4096))
+print("mapped", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_shared_memory_of_a_server_that_is_killed_is_removed_and_nobody_elses(tmp_path: Path) -> None:
+    """Each SGLang server that was killed left a file in /dev/shm."""
+    need(os.access(FOLDER, os.W_OK), "no /dev/shm")
+    own, shared, renewed, strange = (Path(FOLDER) / f"agentrl-test-{os.getpid()}-{number}" for number in range(4))
+    strange.write_bytes(b"x")
+    command = [sys.executable, "-c", MAPS]
+    log = tmp_path / "log"
+    server = Server("thing", [*command, str(own), str(shared), str(renewed)], log=log)
+
+    async def mapped() -> bool:
+        return "mapped" in log.read_text()
+
+    try:
+        asyncio.run(server.wait_ready(mapped, PATIENCE))
+        with subprocess.Popen([*command, str(shared)], stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            os.killpg(server.pid, signal.SIGKILL)
+            renewed.unlink()
+            renewed.write_bytes(b"y" * 10)
+            server.kill()
+            other.kill()
+        assert [each.exists() for each in (own, shared, renewed, strange)] == [False, True, True, True]
+    finally:
+        server.end()
+        for each in (own, shared, renewed, strange):
+            each.unlink(missing_ok=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from agentrl import cluster
 from agentrl.cluster import elastic
+from agentrl.cluster.base import Node
 from agentrl.concurrency import in_thread
 from agentrl.errors import InvalidInput
 from agentrl.rollout.fleet.fleet import Fleet
@@ -28,13 +29,17 @@ async def following_nodes(fleet: Fleet, make: Callable[[], Engine], most: int | 
         make: starts another one.
         most: how many there may be; None is as many as there are.
     """
-    before = elastic.usable(await in_thread(cluster.current().nodes))
+    before = _usable(await in_thread(cluster.current().nodes))
     following = asyncio.create_task(_follow(fleet, make, before, most))
     try:
         yield
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+
+
+def _usable(nodes: Sequence[Node]) -> int:
+    return elastic.usable(nodes, cluster.current().occupied("engine"))
 
 
 async def _follow(fleet: Fleet, make: Callable[[], Engine], before: int, most: int | None) -> None:
@@ -46,7 +51,7 @@ async def _follow(fleet: Fleet, make: Callable[[], Engine], before: int, most: i
             leaving = {name for name, member in fleet.engines.items() if member.managed.node in drained}
             staying = fleet.engines.keys() - leaving
             others = any(fleet.engines[name].state is MemberState.READY for name in staying)
-            want = elastic.wanted(count, most, before, elastic.usable(nodes))
+            want = elastic.wanted(count, most, before, _usable(nodes))
             for _ in range(want - len(staying)):
                 await fleet.add(lambda: asyncio.to_thread(make))
             for name in leaving - removing.keys() if others else ():
