@@ -1,0 +1,18 @@
+"""A server whose processes are forked from its first one; Python imports this at its start, by `servers.python`.
+
+SGLang spawns them, as CUDA wants it: each imports again what the first has, 11 CPU seconds and half a gigabyte, on a
+CPU for nothing. One test of `tests/cluster/test_servers.py` starts it as users do.
+"""
+
+import multiprocessing
+from typing import Any
+
+_set = multiprocessing.set_start_method
+
+
+def set_start_method(method: str, force: bool = False) -> Any:
+    """Fork where spawning is wanted."""
+    return _set("fork" if method == "spawn" else method, force)
+
+
+multiprocessing.set_start_method = set_start_method
