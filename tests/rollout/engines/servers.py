@@ -35,7 +35,7 @@ def python(name: str) -> str:
 def forking_python(name: str) -> str:
     """The same, in which SGLang forks its processes: it starts with half the CPU seconds and two thirds of the memory.
 
-    The tests of `tests/cluster/test_servers.py` start it as users do.
+    Those of `tests/cluster/test_servers.py` and `test_sglang_experts.py` start as users' do.
     """
     plain = python(name)
     return str(FORKED) if name == "sglang" else plain

@@ -1,7 +1,7 @@
 """A server whose processes are forked from its first one; Python imports this at its start, by `servers.python`.
 
 SGLang spawns them, as CUDA wants it: each imports again what the first has, 11 CPU seconds and half a gigabyte, on a
-CPU for nothing. One test of `tests/cluster/test_servers.py` starts it as users do.
+CPU for nothing. Those of `tests/cluster/test_servers.py` and `test_sglang_experts.py` start as users' do.
 """
 
 import multiprocessing
