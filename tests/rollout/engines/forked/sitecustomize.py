@@ -5,14 +5,13 @@ CPU for nothing. Those of `tests/cluster/test_servers.py` and `test_sglang_exper
 """
 
 import multiprocessing
-from typing import Any
 
 _set = multiprocessing.set_start_method
 
 
-def set_start_method(method: str, force: bool = False) -> Any:
+def set_start_method(method: str | None, force: bool = False) -> None:
     """Fork where spawning is wanted."""
-    return _set("fork" if method == "spawn" else method, force)
+    _set("fork" if method == "spawn" else method, force)
 
 
 multiprocessing.set_start_method = set_start_method
