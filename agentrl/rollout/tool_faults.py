@@ -25,6 +25,7 @@ class ToolFaults:
 
     def __init__(self) -> None:
         self._playing: set[_Attempts] = set()
+        self._failed: set[Attempts] = set()  # of these, what other sessions are compared with
         self._alone = 0
 
     @contextmanager
@@ -36,11 +37,16 @@ class ToolFaults:
             yield attempts
         finally:
             self._playing.remove(attempts)
+            self._failed.discard(attempts)
             self.settle()
+
+    def failed(self, attempts: Attempts) -> None:
+        """Note that the infrastructure failed an attempt of theirs."""
+        self._failed.add(attempts)
 
     def ended(self, session: Session) -> None:
         """Note how an attempt at any session ended."""
-        for attempts in self._playing:
+        for attempts in self._failed:
             attempts.compare(session)
 
     def found_alone(self) -> None:
@@ -55,8 +61,8 @@ class ToolFaults:
 
     def settle(self) -> None:
         """Let nobody wait where all wait."""
-        if all(attempts.waiting is not None for attempts in self._playing):
-            for attempts in self._playing:
+        if len(self._failed) == len(self._playing) and all(one.waiting is not None for one in self._failed):
+            for attempts in self._failed:
                 attempts.settle()
 
 
@@ -76,10 +82,11 @@ class _Attempts:
     def lost(self, session: Session) -> None:
         """Note an attempt that the infrastructure failed."""
         self._lost.append(session)
+        self._faults.failed(self)
 
     def compare(self, session: Session) -> None:
         """Note where another session shows that the infrastructure works which this one failed by."""
-        if self._lost and _clears(session, self._lost[0]):
+        if _clears(session, self._lost[0]):
             self._others_answered = True
             self.settle()
 

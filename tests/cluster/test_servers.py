@@ -92,7 +92,7 @@ def test_a_run_publishes_to_a_server_on_another_node_by_which_environment_worker
             "place_timeout": 60.0,
             "environments": 1,
         },
-        engine=servers.config(name, threads=1).model_dump(exclude_unset=True),
+        engine=servers.config(name, threads=1, python=servers.python(name)).model_dump(exclude_unset=True),
         weights={"transport": transport},
         warm_start={"steps": 0},
         eval={"tasks": 1},

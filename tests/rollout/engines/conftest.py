@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ pytest.importorskip("transformers")
 import torch
 
 from agentrl.config import EngineConfig
+from agentrl.errors import AgentRLError
 from agentrl.models import tiny
 from agentrl.rollout.engines.local import LocalEngine
+from tests.conftest import need
 
 TEXTS = [
     f"<|im_start|>user\nwhat is {n} + {n * n}?<|im_end|>\n<|im_start|>assistant\n{n + n * n}<|im_end|>\n"
@@ -33,6 +36,29 @@ def model(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+@pytest.fixture(scope="session")
+def smollm() -> Path:
+    """A real model of 135 million weights, in thirty layers."""
+    from agentrl import models
+
+    try:
+        return models.resolve("smollm2-135m")
+    except AgentRLError as error:
+        need(False, str(error))
+        raise
+
+
+def two_layers_of(model: Path, folder: Path) -> Path:
+    """Its first two layers: real weights, the whole vocabulary, and a fraction of the work."""
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(model, num_hidden_layers=2).save_pretrained(folder)
+    for file in model.iterdir():
+        if not (folder / file.name).exists():
+            shutil.copy(file, folder)
+    return folder
 
 
 @pytest.fixture

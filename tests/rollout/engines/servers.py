@@ -15,6 +15,7 @@ from tests.conftest import need
 from tests.suite.schedule import kept
 
 ROOT = Path(__file__).resolve().parents[3]
+FORKED = Path(__file__).parent / "forked" / "sglang_python.sh"
 START_SECONDS = 900.0
 """A loaded machine of two cores takes minutes for what a quiet one does in 40 s."""
 ATTACHED = {
@@ -31,10 +32,25 @@ def python(name: str) -> str:
     return str(path)
 
 
+def forking_python(name: str) -> str:
+    """The same, in which SGLang forks its processes: it starts with half the CPU seconds and two thirds of the memory.
+
+    Those of `tests/cluster/test_servers.py` and `test_sglang_experts.py` start as users' do.
+    """
+    plain = python(name)
+    return str(FORKED) if name == "sglang" else plain
+
+
 def config(name: str, **settings: Any) -> EngineConfig:
     """A server's settings: on the CPU, in float32, in its own environment."""
     remote.ATTACH_SECONDS = START_SECONDS
-    given = {"device": "cpu", "python": python(name), "start_timeout": START_SECONDS, **ATTACHED[name], **settings}
+    given = {
+        "device": "cpu",
+        "python": forking_python(name),
+        "start_timeout": START_SECONDS,
+        **ATTACHED[name],
+        **settings,
+    }
     return ServerConfig(name=name, **given)
 
 

@@ -11,22 +11,21 @@ import pytest
 import torch
 
 from agentrl.config import EngineConfig
-from agentrl.errors import AgentRLError
 from agentrl.models.tokenizers import load_tokenizer
 from agentrl.rollout.engines.contract import CHECKS, EngineSubject, check_engine
 from agentrl.rollout.engines.local import LocalEngine
 from agentrl.types import Chunk, Engine, Sampling, Turn
-from tests.conftest import need
-from tests.rollout.engines.conftest import reference
+from tests.rollout.engines.conftest import reference, two_layers_of
 
-OF_THE_MODEL = (
+OF_ITS_DEPTH = ("logprobs_are_those_of_scoring", "prefixes_are_reused")
+"""What thirty layers may add up to more than two."""
+OF_ITS_WIDTH = (
     "stop_strings_end_a_turn",
-    "logprobs_are_those_of_scoring",
     "greedy_takes_the_most_probable",
     "other_requests_change_nothing",
-    "prefixes_are_reused",
     "publications_are_whole",
 )
+"""What its tokenizer, its 49,152 tokens and the shapes of its products decide, in each layer alike."""
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -47,23 +46,21 @@ async def test_the_contract_is_kept_with_two_threads_as_well(folder: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_smollm2_keeps_the_numbers_and_the_text_of_the_contract() -> None:
+@pytest.mark.parametrize(("layers", "names"), [(30, OF_ITS_DEPTH), (2, OF_ITS_WIDTH)], ids=["whole", "two layers"])
+async def test_smollm2_keeps_the_numbers_and_the_text_of_the_contract(
+    layers: int, names: Sequence[str], smollm: Path, tmp_path: Path
+) -> None:
     """What depends on a model's size, weights and tokenizer; the rest is the same code as under a tiny model."""
     from transformers import AutoModelForCausalLM
 
-    from agentrl import models
-
-    try:
-        path = models.resolve("smollm2-135m")
-    except AgentRLError as error:
-        need(False, str(error))
+    path = smollm if layers == 30 else two_layers_of(smollm, tmp_path / "model")
     config = EngineConfig(max_batch=4, max_context=112, device="cpu")
     plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     engine = LocalEngine(path, config)
     weights = lambda: plain.state_dict().items()  # noqa: E731
     subject = EngineSubject(engine, load_tokenizer(path), reference(plain), weights, samples=400, requests=2)
     try:
-        for name in OF_THE_MODEL:
+        for name in names:
             await CHECKS[name](subject)
     finally:
         await engine.close()

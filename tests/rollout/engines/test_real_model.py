@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM
 
 import agentrl
-from agentrl import models
-from agentrl.errors import AgentRLError
 from agentrl.train.backends.torch import TorchTrainer
 from agentrl.train.fidelity import agreement, random_sessions
 from tests.conftest import need
 from tests.rollout.engines import servers
+from tests.rollout.engines.conftest import two_layers_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 BOUND = 1e-4
@@ -28,23 +25,8 @@ BOUND = 1e-4
 
 
 @pytest.fixture(scope="module")
-def smollm() -> Path:
-    try:
-        return models.resolve("smollm2-135m")
-    except AgentRLError as error:
-        need(False, str(error))
-        raise
-
-
-@pytest.fixture(scope="module")
 def two_layers(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first two of its thirty layers: real weights, a vocabulary of 49,152, and a quarter of the memory."""
-    folder = tmp_path_factory.mktemp("models") / "smollm2-two-layers"
-    AutoModelForCausalLM.from_pretrained(smollm, num_hidden_layers=2).save_pretrained(folder)
-    for file in smollm.iterdir():
-        if not (folder / file.name).exists():
-            shutil.copy(file, folder)
-    return folder
+    return two_layers_of(smollm, tmp_path_factory.mktemp("models") / "smollm2-two-layers")
 
 
 @contextmanager

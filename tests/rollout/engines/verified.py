@@ -51,7 +51,7 @@ def train(engine: dict[str, Any], model: Path, run: Path, **settings: Any) -> No
 
 def attached(name: str, url: str) -> dict[str, Any]:
     """The engine's section for a server that runs, and one more that is started beside it."""
-    return {"name": name, "url": url, "device": "cpu", "python": servers.python(name), **servers.ATTACHED[name]}
+    return {"name": name, "url": url, "device": "cpu", "python": servers.forking_python(name), **servers.ATTACHED[name]}
 
 
 def check_run(name: str, url: str, folder: Path, tmp_path: Path) -> None:
