@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a live panel on a terminal (see `train.panel`), plain lines anywhere else.
+"""A run's display while it runs: a live panel on a terminal (see `train.panel`), plain lines anywhere else.
 
 Other lines may quote models, tools and logs, so they are printed without markup and escape sequences.
 """

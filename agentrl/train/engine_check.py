@@ -36,7 +36,7 @@ in bfloat16; float16 has three bits more."""
 OPERATIONS = {"cpu": 3e11, "cuda": 3e14}
 """Floating-point operations that the prompt may cost each side: a few seconds."""
 MAX_COLOCATED_TOKENS = 1024
-"""Where engines and the trainer share a GPU, and the trainer has only a part of its memory."""
+"""The limit where engines and the trainer share a GPU, and the trainer has only a part of its memory."""
 MAX_SEGMENTS, MIN_SEGMENT = 8, 32
 """Into how many segments a prompt is divided at most, and the fewest tokens of one."""
 
@@ -61,11 +61,11 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether every segment is within the bound."""
+        """True where every segment is within the bound."""
         return all(mean <= self.bound for mean in self.means)
 
     def fault(self) -> str:
-        """The error message."""
+        """Return the error message."""
         size = self.tokens // len(self.means)
         first = next(number for number, mean in enumerate(self.means) if not mean <= self.bound)
         where = f"tokens {first * size} to {(first + 1) * size}" if len(self.means) > 1 else "it"
@@ -165,7 +165,7 @@ def _bound(factor: float, trainer: str, engine: str, loaded: Loaded | None) -> f
 
 
 def prompt_length(config: RunConfig, text: Any, context: int) -> int:
-    """How many tokens: as many as time, the engine's context and the trainer's budget allow, unless it is set."""
+    """Return a number of tokens, unless set as many as time, the engine's context and the trainer's budget allow."""
     if config.weights.start_tokens is not None:
         return min(config.weights.start_tokens, context)
     devices = {

@@ -160,7 +160,7 @@ class Forest:
 
     @property
     def trained(self) -> int:
-        """How many tokens are trained."""
+        """The number of trained tokens."""
         return int((self.weight > 0).sum())
 
     def rows(self) -> Rows:
@@ -292,7 +292,7 @@ def _require(field: str, holds: Tensor, problem: str) -> None:
 
 
 def sequence_count(forests: Sequence[Forest]) -> int:
-    """How many sequences a batch has, where it was packed with them."""
+    """Return the number of sequences of a batch, where it was packed with them."""
     return next((len(f.sequences.length) for f in forests if f.sequences is not None), 0)
 
 

@@ -28,7 +28,7 @@ from agentrl.types import Node, Session
 from agentrl.types.branches import outcome, path_weights
 
 Step = Literal["token", "turn"]
-"""What takes one step of the recursion, and of the discount."""
+"""The step of the recursion, and of the discount."""
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ class _Members:
 def updates_of(
     groups: Sequence[Group], credit: Credit, config: AlgoConfig, seed: int
 ) -> dict[str, tuple[Membership, ...]]:
-    """Which update each group is a part of, by its id, in each epoch: one of at most `config.minibatches`.
+    """Return each group's update in each epoch, by its id: one of at most `config.minibatches`.
 
     There are fewer where fewer groups have a trained token; one, with nothing to train, where none has.
 
@@ -119,7 +119,6 @@ def _units(groups: Sequence[Group], credit: Credit, home: Mapping[str, int]) -> 
 
 
 def _trained(group: Group, credit: Credit) -> int:
-    """The group's trained tokens."""
     return sum(_tokens(group, credit.shares).values())
 
 
@@ -144,12 +143,12 @@ def _dealt(units: Sequence[_Members], most: int, rng: random.Random) -> list[_Me
 
 
 def _unevenness(parts: Sequence[_Members]) -> int:
-    """How many more trained tokens the largest part has than the smallest."""
+    """The difference in trained tokens between the largest part and the smallest."""
     return max(part.tokens for part in parts) - min(part.tokens for part in parts)
 
 
 def _counts(groups: Sequence[Group], credit: Credit, home: Mapping[str, int]) -> list[float]:
-    """What each group adds to the batch's denominator; where credit doesn't say, what its loss weighs."""
+    """Each group's part of the batch's denominator; where credit doesn't say, its loss's weight."""
     if credit.counts is not None:
         left = dict(credit.counts)
         return [left.pop(group.id, 0.0) for group in groups]  # once, where groups have one id

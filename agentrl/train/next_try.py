@@ -1,4 +1,4 @@
-"""What to try next, where a run's held-out reward did not rise."""
+"""Advice on what to try next, where a run's held-out reward did not rise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def next_try(
     rows: Sequence[Metrics],
     tops: Collection[float],
 ) -> str:
-    """Why the held-out reward did not rise, as far as the run shows, and the command of a run that may.
+    """Say why the held-out reward did not rise, as far as the run shows, and the command of a run that may.
 
     Args:
         config: the run's.

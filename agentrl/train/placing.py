@@ -1,4 +1,4 @@
-"""What a run asks of a cluster's nodes: the same for a dry run as for places that are taken before it starts."""
+"""A run's request to a cluster's nodes: the same for a dry run as for places that are taken before it starts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run asks for.
+    """A run's request.
 
     Attributes:
         roles: what a worker of each role occupies.
@@ -70,7 +70,7 @@ class Asked:
 
 
 def split_of(config: RunConfig, model: Any, nodes: Sequence[Node]) -> Split:
-    """How the trainer's ranks share the model.
+    """Return how the trainer's ranks share the model.
 
     Args:
         config: the run's.
@@ -90,7 +90,7 @@ def split_of(config: RunConfig, model: Any, nodes: Sequence[Node]) -> Split:
 
 
 def asked(config: RunConfig, split: Split, nodes: Sequence[Node]) -> Asked:
-    """What a run asks of nodes; engines that run already (`fleet.urls`, `engine.url`) ask for nothing."""
+    """Return a run's request to nodes; engines that run already (`fleet.urls`, `engine.url`) ask for nothing."""
     engine, trainer = config.engine, config.trainer
     attached = config.fleet.urls or getattr(engine, "url", None)
     by_nodes = isinstance(engine, ServerConfig)  # the others are told their device

@@ -1,4 +1,4 @@
-"""What a run leaves to be run again by (`rerun=`), and the comparison of steps and weights with it.
+"""A run's record for running it again (`rerun=`), and the comparison of steps and weights with it.
 
 `starts.jsonl` has a line for each process that trained in the folder: the step it began at, the machine (kind of CPU,
 cores, threads of engine and trainer), versions, its settings, and the identity of its data (`data_identity`). Groups,
@@ -114,7 +114,7 @@ def write_start(config: RunConfig, folder: RunFolder, trainer: Trainer, display:
 
 
 def machine(config: RunConfig, model: Path, trainer: Trainer) -> dict[str, Any]:
-    """What numbers may depend on besides seeds and settings."""
+    """Return what numbers may depend on besides seeds and settings."""
     engines = divided(config.engine, config.fleet, model)
     users = os.environ[cores.VARIABLE] if cores.set_by_user() else None
     return {
@@ -130,7 +130,7 @@ def machine(config: RunConfig, model: Path, trainer: Trainer) -> dict[str, Any]:
 
 
 def differences(run: Path, own: Mapping[str, Any]) -> list[str]:
-    """What is otherwise on this machine than where a run was recorded, and what changed during the run."""
+    """List what differs on this machine from where a run was recorded, and what changed during the run."""
     file = run / STARTS
     starts = [orjson.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
     found = []

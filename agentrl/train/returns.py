@@ -303,6 +303,6 @@ def _deviation(returns: Sequence[Rows]) -> float:
 
 
 def _all_equal(returns: Sequence[Rows]) -> bool:
-    """Whether at every turn all returns are the same, but for rounding."""
+    """True where at every turn all returns are the same, but for rounding."""
     rows = [row for each in returns for row in each]
     return all(max(column) - min(column) < SAME for column in zip(*rows, strict=True))

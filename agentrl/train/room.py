@@ -136,7 +136,7 @@ def _chosen(env: Env, split: str, source: Iterable[Any]) -> Iterator[Task]:
 
 
 def _places(source: Sequence[Any]) -> list[int]:
-    """Which tasks are opened: those with most data first."""
+    """The tasks that are opened: those with most data first."""
     if len(source) <= EXAMINED:
         return [*range(len(source))]
     began, sizes = time.monotonic(), dict[int, int]()

@@ -1,4 +1,4 @@
-"""Which sequences the trained tokens of a batch belong to, for terms that are functions of a whole sequence.
+"""The sequences of a batch's trained tokens, for terms that are functions of a whole sequence.
 
 A sequence is a turn (the trained tokens of one node) or a path: the trained tokens from a root to a leaf, one sequence
 for each leaf, so that a session with several branches or several roots has several. On a path a copy of a turn

@@ -72,7 +72,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Learned:
-    """What became of a batch: metrics, the algorithm's state, the trainer's version, and the seconds of each phase."""
+    """A batch's result: metrics, the algorithm's state, the trainer's version, and the seconds of each phase."""
 
     metrics: dict[str, float]
     algorithm: Mapping[str, Any]
@@ -109,7 +109,7 @@ class SessionRole:
         self._kept.add(session)
 
     def _losses(self) -> list[int]:
-        """See `Store.losses`; the run's process has written them before the first session begins."""
+        """The store's losses; the run's process has written them before the first session begins."""
         with suppress(FileNotFoundError):
             found: list[int] = orjson.loads((self._folder / LOSSES).read_bytes())
             return found
@@ -165,7 +165,7 @@ class SessionRole:
             os.unlink(pending)
 
     async def digests(self, filters: Mapping[str, Any]) -> dict[str, str]:
-        """See `Learner.digests`."""
+        """Return digests of the sessions that pass the filters."""
         return await asyncio.to_thread(digests, self._folder, **filters)
 
     def close(self) -> None:
@@ -240,7 +240,7 @@ async def holding(config: RunConfig, store: Store, *, trains: bool) -> AsyncIter
 
 
 def raised(found: Learned | AgentRLError) -> Learned:
-    """What became of a batch; an error is raised."""
+    """Return a batch's result, or raise its error."""
     if isinstance(found, AgentRLError):
         raise found
     return found
@@ -263,7 +263,7 @@ class DistantLearning:
     part: Part
 
     async def learn(self, batch: Batch) -> dict[str, float]:
-        """See `Learner.learn`.
+        """Train on a batch and return the metrics.
 
         Raises:
             TrainerError: the trainer died, or the session worker, while a step was under way.
@@ -292,11 +292,11 @@ class DistantLearning:
         return learned.metrics
 
     async def record(self) -> None:
-        """See `Learner.record`."""
+        """Write what only the learner has of the last batch into the run's record."""
         await self._call("record")
 
     async def digests(self, **filters: Any) -> dict[str, str]:
-        """See `Learner.digests`."""
+        """Return digests of the sessions that pass the filters."""
         found: dict[str, str] = await self._call("digests", filters)
         return found
 

@@ -30,7 +30,7 @@ Values = dict[NodeKey, list[float]]
 def compute_values(
     critic: Critic, groups: Sequence[Group], config: CriticConfig, token_budget: int, seed: int = 0
 ) -> Values:
-    """What the critic says of the state before each trainable token of the scored sessions, 0 at other tokens.
+    """Compute the critic's value before each trainable token of the scored sessions, 0 at other tokens.
 
     That is its value, or with `normalize_returns` the normalised one.
 

@@ -35,7 +35,7 @@ class DapoConfig(GrpoConfig):
 
 
 class Dapo(Grpo):
-    """See the module."""
+    """DAPO: the module describes it."""
 
     name = "dapo"
     settings = DapoConfig

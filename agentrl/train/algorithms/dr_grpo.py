@@ -21,7 +21,7 @@ class DrGrpoConfig(GrpoConfig):
 
 
 class DrGrpo(Grpo):
-    """See the module."""
+    """Dr. GRPO: the module describes it."""
 
     name = "dr_grpo"
     settings = DrGrpoConfig

@@ -22,7 +22,7 @@ class GrpoConfig(PolicyGradientConfig):
 
 
 class Grpo(PolicyGradient):
-    """See the module."""
+    """GRPO: the module describes it."""
 
     name = "grpo"
     settings = GrpoConfig

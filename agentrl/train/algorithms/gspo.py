@@ -19,7 +19,7 @@ class GspoConfig(GrpoConfig):
 
 
 class Gspo(Grpo):
-    """See the module."""
+    """GSPO: the module describes it."""
 
     name = "gspo"
     settings = GspoConfig

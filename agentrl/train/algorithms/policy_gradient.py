@@ -38,7 +38,7 @@ class UnclippedConfig(PolicyGradientConfig):
 
 
 class PolicyGradient(Algorithm):
-    """See the module.
+    """A base for algorithms with a choice of policy loss.
 
     Attributes:
         group_size: the fewest sessions of a group that give a signal.
@@ -84,13 +84,13 @@ class PolicyGradient(Algorithm):
 
     @property
     def summand(self) -> Summand | None:
-        """The policy loss's."""
+        """The policy loss's sum over sequences."""
         return self.policy_loss.summand
 
     def mark(self, forests: Sequence[Forest]) -> None:
-        """The policy loss's."""
+        """Mark tokens for the policy loss."""
         self.policy_loss.mark(forests)
 
     def loss(self, tokens: Tokens) -> Tensor:
-        """The policy loss's."""
+        """Compute the policy loss."""
         return self.policy_loss(tokens)

@@ -39,7 +39,7 @@ class PpoConfig(GrpoConfig, CriticConfig):
 
 
 class Ppo(Grpo):
-    """See the module; the loss is `Grpo`'s."""
+    """PPO, with the loss of `Grpo`."""
 
     name = "ppo"
     settings = PpoConfig

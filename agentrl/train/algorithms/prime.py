@@ -40,7 +40,7 @@ class PrimeConfig(PolicyGradientConfig, RewardModelConfig):
 
 
 class Prime(PolicyGradient):
-    """See the module. All scored sessions are trained on: where outcomes are equal, process rewards may differ."""
+    """PRIME. All scored sessions are trained on: where outcomes are equal, process rewards may differ."""
 
     name = "prime"
     settings = PrimeConfig
@@ -57,7 +57,7 @@ class Prime(PolicyGradient):
     config: PrimeConfig
 
     def credit(self, groups: Sequence[Group], values: Mapping[NodeKey, Sequence[float]] | None = None) -> Credit:
-        """See the module.
+        """Compute the credit.
 
         Args:
             groups: those that were selected, in any order.

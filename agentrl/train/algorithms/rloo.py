@@ -15,7 +15,7 @@ from agentrl.types import Group
 
 
 class Rloo(PolicyGradient):
-    """See the module."""
+    """RLOO: the module describes it."""
 
     name = "rloo"
     settings = UnclippedConfig

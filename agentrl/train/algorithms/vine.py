@@ -37,7 +37,7 @@ class VineConfig(GrpoConfig):
 
 
 class Vine(Grpo):
-    """See the module; the loss is `Grpo`'s."""
+    """VinePPO, with the loss of `Grpo`."""
 
     name = "vine"
     settings = VineConfig

@@ -31,7 +31,7 @@ from agentrl.models.reach import Reach, reach_of, rescale_queries
 from agentrl.train.forest import Forest
 
 NAME = "agentrl_forest"
-"""What models are configured with (`attn_implementation`)."""
+"""The attention's name in a model's configuration (`attn_implementation`)."""
 
 MIN_BLOCK, MAX_BLOCK = 64, 1024
 """Bounds of how many queries share their keys on a CPU.
@@ -114,11 +114,11 @@ class BlockPlan:
 
     @property
     def depth(self) -> Tensor:
-        """See `Plan`."""
+        """The number of tokens above each token on its path."""
         return torch.from_numpy(self.position)
 
     def within(self, reach: Reach | None) -> BlockPlan:
-        """See `Plan`; made at its first use."""
+        """The plan of a layer with that reach; made at its first use."""
         if reach is None or reach.tokens > self.position.max():
             return self
         if reach not in self.narrower:
@@ -189,7 +189,7 @@ class BlockPlan:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """See `Plan`."""
+        """Compute attention."""
         heads, dim = query.shape[1], query.shape[-1]
         attend = F.scaled_dot_product_attention
         if softcap is not None or sinks is not None:
@@ -215,7 +215,7 @@ class BlockPlan:
 
 
 def block_for(depth: float) -> int:
-    """How many queries share their keys in a row of that mean depth: see MIN_BLOCK."""
+    """Return how many queries share their keys in a row of that mean depth: see MIN_BLOCK."""
     return min(MAX_BLOCK, max(MIN_BLOCK, 1 << round(math.log2(max(depth, 1.0) / 2 + 1))))
 
 
@@ -282,7 +282,7 @@ def forest_attention(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every layer; `forest_plan` comes through the model's keyword arguments.
+    """Attend within a forest; transformers calls it in each layer and passes `forest_plan` from the model's arguments.
 
     `s_aux` are a layer's sinks.
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Computing(Protocol):
-    """Computes with forests."""
+    """Computation on forests, without learning."""
 
     version: int
     """The weights' policy version; `step` increments it."""
@@ -51,7 +51,7 @@ class Computing(Protocol):
 
 @runtime_checkable
 class Rewarder(Computing, Protocol):
-    """What has a reward model where the phase's algorithm needs one; other trainers refuse such algorithms."""
+    """A trainer with a reward model where the phase's algorithm needs one; other trainers refuse such algorithms."""
 
     def token_rewards(self, forests: Sequence[Forest]) -> list[Tensor]:
         """For each forest the process reward of every trained token, [T], 0 elsewhere."""
@@ -60,7 +60,7 @@ class Rewarder(Computing, Protocol):
 
 @runtime_checkable
 class Critic(Computing, Protocol):
-    """What has a critic where the phase's algorithm needs one; other trainers refuse such algorithms."""
+    """A trainer with a critic where the phase's algorithm needs one; other trainers refuse such algorithms."""
 
     def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
         """For each forest the value of the state before every trained token, [T], 0 elsewhere.
@@ -72,12 +72,12 @@ class Critic(Computing, Protocol):
 
 @runtime_checkable
 class Trainer(Computing, Protocol):
-    """Learns from forests."""
+    """A trainer of the policy, from forests."""
 
     threads: int | None
     """CPU threads of each of its processes; None where the environment, or a GPU, decides."""
     deterministic: bool
-    """Whether the same steps on the same forests give the same weights, bit for bit, in another process too."""
+    """The same steps on the same forests give the same weights, bit for bit, in another process too."""
 
     def begin(self, algo: AlgoConfig, total_steps: int) -> None:
         """Begin a phase (warm start, reinforcement learning): fresh optimizer, schedule and, if wanted, reference."""
@@ -135,7 +135,7 @@ class TrainerConnection(Computing, Protocol):
 
 
 class TrainerAccess(Protocol):
-    """How another process reaches a trainer: picklable, and valid until the trainer's next `begin` or `load`."""
+    """Another process's way to a trainer: picklable, and valid until the trainer's next `begin` or `load`."""
 
     def open(self) -> TrainerConnection:
         """Connect to the trainer's processes.
@@ -160,7 +160,7 @@ class Leasable(Trainer, Protocol):
     """
 
     def access(self) -> TrainerAccess | None:
-        """What the other process needs; None where only this one reaches the trainer's processes."""
+        """Return another process's way to the trainer; None where only this one reaches the trainer's processes."""
         ...
 
     def leased(self) -> AbstractContextManager[None]:

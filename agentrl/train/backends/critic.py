@@ -129,7 +129,7 @@ class ValueModel:
             optimizer.steps += 1
 
     def state(self) -> dict[str, Any]:
-        """All that resuming needs."""
+        """Return all that resuming needs."""
         return {
             "head": to_cpu(self.head.state_dict()),
             "trunk": None if self.trunk is None else to_cpu(self.trunk.state_dict()),

@@ -20,7 +20,7 @@ from agentrl.models.reach import Reach
 from agentrl.train.forest import Forest
 
 COMPILED_SHAPES = 256
-"""How many shapes may be compiled: about 40 padded lengths, each with and without windows and other variants of layers.
+"""The most shapes that are compiled: about 40 padded lengths, each with and without windows and other variants.
 Beyond torch's own limit of 8 it would run uncompiled, and dense."""
 
 FLEX_BLOCK = 128
@@ -42,11 +42,11 @@ class FlexPlan:
 
     @property
     def depth(self) -> Tensor:
-        """See `Plan`."""
+        """The number of tokens above each token on its path."""
         return self.position
 
     def within(self, reach: Reach | None) -> FlexPlan:
-        """See `Plan`; made at its first use."""
+        """The plan of a layer with that reach; made at its first use."""
         if reach is None or reach.tokens >= self.longest:
             return self
         if reach not in self.narrower:
@@ -63,7 +63,7 @@ class FlexPlan:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """See `Plan`."""
+        """Compute attention."""
         options: dict[str, Any] = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
         if softcap is not None:
             options["score_mod"] = functools.partial(_capped, softcap=softcap)
@@ -142,7 +142,7 @@ def flex_mask(
 
 
 def _ordered(dense: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks each query block sees, and their numbers first in each row: [1, 1, N], [1, 1, N, K]."""
+    """The number of blocks that each query block sees, and their numbers first in each row: [1, 1, N], [1, 1, N, K]."""
     indices = torch.argsort(dense.int(), dim=-1, descending=True, stable=True)
     return dense.sum(-1).int()[None, None], indices.int()[None, None].contiguous()
 

@@ -29,7 +29,7 @@ NEVER = -1e30
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """How a model transforms its head's outputs into logits.
+    """The transformation of a model's head outputs into logits.
 
     Attributes:
         scale: what they are multiplied with.
@@ -48,7 +48,7 @@ class Logits:
         return cls(scale / divisor, getattr(text, "final_logit_softcapping", None))
 
     def __call__(self, outputs: Tensor) -> Tensor:
-        """The logits, in float32."""
+        """Return the logits, in float32."""
         logits = outputs.float()
         if self.scale != 1.0:
             logits = logits * self.scale
@@ -118,7 +118,7 @@ def token_logps(
 
 
 def chunk_on(device: torch.device) -> int:
-    """How many logits one chunk holds on a device."""
+    """Return the most logits of one chunk on a device."""
     return GPU_CHUNK_ELEMENTS if device.type == "cuda" else CHUNK_ELEMENTS
 
 
@@ -190,8 +190,6 @@ def vocabulary_logps(
 
 
 class _Head(torch.autograd.Function):
-    """See `vocabulary_logps`."""
-
     @staticmethod
     def forward(
         ctx: Any,

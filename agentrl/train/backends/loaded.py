@@ -116,7 +116,7 @@ class Loaded:
 
     @property
     def passed(self) -> bool:
-        """Whether the loaded weights compute what the folder's do."""
+        """True where the loaded weights compute what the folder's do."""
         return not self.not_compared and self.logp <= self.bound
 
     def __str__(self) -> str:
@@ -280,7 +280,7 @@ def _compare(
 
 
 def _first_that_differs(trainer: Computes, forest: Forest, want: LayerOutputs, rough: LayerOutputs | None) -> str:
-    """Which layer is the first to differ from transformers' by more than the bound."""
+    """The first layer that differs from transformers' by more than the bound."""
     if not isinstance(trainer, Layered) or not want.layers:
         return "its layers' outputs can't be compared"
     ours = trainer.layer_outputs(forest)
@@ -304,7 +304,7 @@ def _relative_difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 def _rows(folder: Path, forest: Forest, dtype: str, device: str) -> LayerOutputs:
-    """What transformers' eager model computes in a precision."""
+    """The outputs of transformers' eager model in a precision."""
     with _eager(folder, getattr(torch, dtype), device) as model:
         return compute_layer_outputs(model, forest, device)
 
@@ -350,7 +350,7 @@ def free_memory(device: str) -> int:
 
 
 def _digest(folder: Path, files: Sequence[Path], depends: Sequence[str]) -> str:
-    """What the comparison depends on."""
+    """A digest of all that the comparison depends on."""
     digest = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=16)
     for word in (transformers.__version__, torch.__version__, custom_code.digest(folder), *depends):
         digest.update(word.encode())

@@ -1,4 +1,4 @@
-"""What a trainer is as a plug-in: its settings, how one is made, and what can be checked before there is a model."""
+"""Trainers as plug-ins: settings, a factory, and what can be checked before there is a model."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TrainerPlugin:
             torch_device(config.device, "trainer.device")
 
     def proves(self, config: Any) -> bool:
-        """Whether architecture and loaded weights are compared with what transformers computes, before training."""
+        """Return whether architecture and loaded weights are compared with transformers' outputs before training."""
         return False
 
     def prove(self, config: Any, path: Path, model: str, context: int | None) -> None:
@@ -82,7 +82,7 @@ class TrainerPlugin:
         """
 
     def replays_experts(self, config: Any) -> bool:
-        """Whether training needs the routed experts that the engine recorded."""
+        """Return whether training needs the routed experts that the engine recorded."""
         return False
 
 

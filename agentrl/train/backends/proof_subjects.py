@@ -1,4 +1,4 @@
-"""What is proved: the trainers and the local engine, on a small random model of an architecture.
+"""The subjects of a proof: the trainers and the local engine, on a small random model of an architecture.
 
 The torch trainer computes log-probabilities and gradient of a forest. The Megatron trainer does so on the run's ranks
 in the run's layout, or without a run on one rank, and returns the gradient's norm only. The local engine computes the
@@ -71,7 +71,7 @@ class Proof:
 
     @property
     def passed(self) -> bool:
-        """Whether it computes what transformers computes."""
+        """True where the subject computes what transformers computes."""
         if self.untested or self.fault:
             return False
         return self.logp <= self.logp_bound and (self.gradient is None or self.gradient <= self.gradient_bound)

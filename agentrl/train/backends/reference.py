@@ -1,4 +1,4 @@
-"""What plain transformers computes for a small random forest: every path as a row of its own."""
+"""A small random forest in plain transformers: every path as a row of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How layers with a state along the row compute a forest (`agentrl.models.mixers`).
+"""The computation of a forest in layers with a state along the row (`agentrl.models.mixers`).
 
 A forest's tokens form segments: runs of consecutive tokens without a branch. A layer computes a segment from its
 parent segment's final state: inner segments level by level, those of one length in one call; then all leaves, whose
@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What one call of a layer computes.
+    """One call of a layer.
 
     Attributes:
         parts: their numbers.
@@ -63,7 +63,7 @@ class Schedule:
 
 
 class StateSchedule:
-    """See `agentrl.models.mixers.Plan`; one forest's, prepared at its first use."""
+    """One forest's plan for layers with a state (`agentrl.models.mixers.Plan`); prepared at its first use."""
 
     def __init__(self, forest: Forest) -> None:
         self.end, self.device = forest.end.tolist(), forest.end.device
@@ -79,7 +79,7 @@ class StateSchedule:
         return schedule(paths(self.end), len(self.end), self.device)
 
     def __call__(self, mixer: Mixer, hidden: Tensor) -> Tensor:
-        """See `agentrl.models.mixers.Plan`."""
+        """Compute a layer with the state of each path."""
         plan = self.by_segments if mixer.continues else self.by_paths
         outputs, ends = list[Tensor](), dict[int, tuple[State, int]]()
         for call in plan.calls:

@@ -63,7 +63,7 @@ def computing(method: Callable[..., T]) -> Callable[..., T]:
 
 
 class TorchTrainer(Learner[Batch]):
-    """See `agentrl.train.backends.base.Trainer`.
+    """The trainer of `trainer=torch`.
 
     Args:
         path: a Hugging Face folder.
@@ -74,7 +74,7 @@ class TorchTrainer(Learner[Batch]):
     """
 
     processes = 1
-    """How many share this machine's cores in computing the same steps."""
+    """The number of processes that share this machine's cores in computing the same steps."""
     reduce: Callable[[Sequence[Tensor]], None] | None = None
     """Sums the gradients of a critic's head over them; see `ValueModel`."""
 
@@ -156,7 +156,7 @@ class TorchTrainer(Learner[Batch]):
         return metrics
 
     def joined(self, learned: Learned) -> Learned:
-        """A step as all processes took it."""
+        """Combine a step over all processes."""
         return learned
 
     def whole(self, compute: Callable[[], T]) -> T:
@@ -165,7 +165,7 @@ class TorchTrainer(Learner[Batch]):
 
     @torch.no_grad()
     def score_reference(self, batches: Sequence[Batch]) -> None:
-        """See `Learner`."""
+        """Set the batches' reference log-probabilities."""
         assert self.reference is not None
         with self.reference.exchanged():
             for batch in batches:
@@ -173,23 +173,23 @@ class TorchTrainer(Learner[Batch]):
 
     @torch.no_grad()
     def score_old(self, batches: Sequence[Batch], meter: Meter) -> None:
-        """See `Learner`."""
+        """Keep each batch's log-probabilities from before the first update."""
         for batch in batches:
             self.keep_old(self._score(batch), batch.rows, meter)
 
     def average_reference(self, decay: float) -> None:
-        """See `Learner`."""
+        """Average the reference with the policy."""
         assert self.reference is not None
         self.reference.move_towards(decay)
 
     @torch.no_grad()
     def sum_sequences(self, batches: Sequence[Batch], sums: Tensor) -> None:
-        """See `Learner`."""
+        """Add sums over the batches' sequences."""
         for batch in batches:
             add_sums(self.algorithm, sums, self._score(batch), batch.rows, self.version)
 
     def accumulate(self, batches: Sequence[Batch], meter: Meter, *, first: bool) -> float:
-        """See `Learner`."""
+        """Add up the gradients of an update and return its loss."""
         return sum(self.backward(batch, meter, first=first) for batch in batches)
 
     def prepare(self, forest: Forest) -> Batch:
@@ -254,7 +254,7 @@ class TorchTrainer(Learner[Batch]):
         return [layer[0, : len(forest)] for layer in layers]
 
     def fit(self, critic: ValueModel, batches: Sequence[Batch]) -> Meter:
-        """See `Learner`: a trunk of the critic's own is trained with it; the policy's is only read, once."""
+        """Train the critic, with a trunk of its own; the policy's is only read, once."""
         trunk = critic.trunk
         if trunk is not None:
             return critic.fit(self.value_updates(batches, lambda batch: [(self._states(trunk, batch), batch.rows)]))
@@ -338,7 +338,7 @@ class TorchTrainer(Learner[Batch]):
         return self._named_weights({})
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Averager.averaged_weights`."""
+        """Yield the averaged weights."""
         if self.average is None:
             raise InvalidInput("the trainer keeps no average of its weights: trainer.average_decay is none")
         return self._named_weights(self.average.state_dict())
@@ -375,7 +375,7 @@ class TorchTrainer(Learner[Batch]):
         self._untrained.write(folder, self._side_files)
 
     def release(self) -> None:
-        """See `Sharer`: what torch keeps for later allocations."""
+        """Release the memory that torch keeps for later allocations."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

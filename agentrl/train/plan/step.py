@@ -23,7 +23,7 @@ SESSION_BYTES = 16
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device and its links do each second; the defaults are an H100's data sheet (SXM, dense bfloat16).
+    """The speed of a device and its links, per second; the defaults are an H100's data sheet (SXM, dense bfloat16).
 
     Attributes:
         tflops: arithmetic, in 10^12 operations.
@@ -122,7 +122,7 @@ class StepTime:
 
     @property
     def overlaps(self) -> bool:
-        """Whether sessions are generated while the trainer learns."""
+        """True where sessions are generated while the trainer learns."""
         return self.alone < float("inf")
 
     @property

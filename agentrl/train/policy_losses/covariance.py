@@ -78,7 +78,7 @@ class ClipCov(Clipped):
         tokens.mark(tokens.some_of(inside, _count(self.config.share, tokens)))
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """See the class."""
+        """Compute each token's loss."""
         loss = super().__call__(tokens)
         tokens.metrics["policy/covariance_fraction"] = tokens.marked.float()
         return loss.masked_fill(tokens.marked, 0.0)
@@ -122,7 +122,7 @@ class KlCov(PolicyLoss):
         tokens.mark(above | tokens.some_of(covariance == least, count - int(above.sum())))
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """See the class."""
+        """Compute each token's loss."""
         penalty = self.config.beta * (tokens.logp - tokens.old_logp).abs()
         tokens.metrics["policy/covariance_fraction"] = tokens.marked.float()
         return penalty * tokens.marked - tokens.ratio * tokens.advantage
@@ -143,7 +143,7 @@ class _BatchTokens:
         return sum(map(len, self.places))
 
     def covariance(self) -> NDArray[np.float64]:
-        """See the module: [N]. Means are rounded once, so they don't depend on the order of tokens."""
+        """The covariance, [N]. Means are rounded once, so they don't depend on the order of tokens."""
         logp, plus = self._of("behaviour_logp"), self._of("advantage")
         advantage = plus + self._of("advantage_minus")
         if not len(self):

@@ -137,7 +137,7 @@ def compare(before: Results, after: Results, alpha: float = ALPHA, *, accept_cha
 
 
 def changed_data(before: Results, after: Results) -> Iterator[str]:
-    """How the data of parts that both results have differs, in words."""
+    """Say how the data of parts that both results have differs."""
     for name in [name for name in after.parts if name in before.parts]:
         one, other = before.parts[name], after.parts[name]
         known = [identity.read(part.get(identity.KEY) or {}) for part in (one, other)]

@@ -32,7 +32,7 @@ class StoredTasks:
     evaluated: dict[int, list[tuple[str, int, bytes]]] = field(default_factory=dict)
 
     def add(self, session: Session) -> None:
-        """Another session."""
+        """Add a session to what is checked."""
         content = identity.content(session.task)
         if session.phase == "train":
             self.groups.setdefault(session.group, content)
@@ -45,7 +45,7 @@ class Reader(Protocol):
     """Is given each stored session once, so that all is read once."""
 
     def add(self, session: Session) -> None:
-        """Another session."""
+        """Add a session to what is checked."""
         ...
 
 

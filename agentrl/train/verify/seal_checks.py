@@ -26,7 +26,7 @@ OTHER = "is not what was written"
 
 @dataclass
 class Sealed:
-    """What the seals of a run say.
+    """The content of a run's seals.
 
     Attributes:
         run: the folder.
@@ -72,7 +72,7 @@ class Sealed:
 
     @property
     def whole(self) -> bool:
-        """Whether the run has been sealed from its beginning on."""
+        """True where the run has been sealed from its beginning on."""
         return any(seal.start.anew for seal in self.seals if seal.start)
 
 
@@ -271,7 +271,7 @@ def _checkpoint(sealed: Sealed, folder: Path, check: Check) -> Iterator[str]:
 
 
 def _other(sealed: Sealed, found: str) -> str:
-    """Whose files these are, in words."""
+    """Say whose files these are."""
     names = [
         name for name, known in sealed.checkpoints.items() if any(found in (each.files, each.trainer) for each in known)
     ]

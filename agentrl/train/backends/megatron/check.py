@@ -50,7 +50,7 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether logits agree and every tensor is exported unchanged."""
+        """True where logits agree and every tensor is exported unchanged."""
         return self.difference < BOUND and not self.changed
 
     def rows(self) -> list[tuple[str, str, str]]:
@@ -154,7 +154,7 @@ def _known_names(folder: Path, family: Family, hf: Any) -> int:
 
 
 def _reference(hf: Any, folder: Path, seed: int) -> tuple[Tensor, Tensor]:
-    """What transformers computes for some tokens, of a random model that it leaves in the folder."""
+    """The logits of transformers for some tokens, of a random model that it leaves in the folder."""
     import torch
     from transformers.utils import logging
 

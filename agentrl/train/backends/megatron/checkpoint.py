@@ -176,7 +176,6 @@ class Checkpoints:
         return wanted
 
     def _restore(self, policy: Path) -> None:
-        """Load the optimizer's state."""
         kinds = self.rank.optimizer.kinds()
         wanted: dict[str, ShardedBase] = {}
         places: list[tuple[torch.nn.Parameter, str]] = []

@@ -35,7 +35,7 @@ class MegatronPlugin(TrainerPlugin):
         return super().make(path, config, algo, **more)
 
     def proves(self, config: MegatronConfig) -> bool:
-        """Unless `trainer.proof=false`."""
+        """Return True unless `trainer.proof=false`."""
         return config.proof
 
     def prove(self, config: MegatronConfig, path: Path, model: str, context: int | None) -> None:
@@ -45,7 +45,7 @@ class MegatronPlugin(TrainerPlugin):
         proof.require_family(path, model, config.family)
 
     def replays_experts(self, config: MegatronConfig) -> bool:
-        """With `trainer.moe.replay=rollout`."""
+        """Return True with `trainer.moe.replay=rollout`."""
         return config.moe.replay == "rollout"
 
 

@@ -56,7 +56,7 @@ def _own_tokens(micro: Micro, hidden: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Rank(Learner[Micro]):
-    """See the module's docstring; Megatron's parallel state must be initialised in the same layout.
+    """A rank's learner; Megatron's parallel state must be initialised in the same layout.
 
     Args:
         folder: a Hugging Face folder.
@@ -127,17 +127,17 @@ class Rank(Learner[Micro]):
         return together.metrics() | metrics(routed, len(micros) * learned.epochs, self.layout.data, sharing)
 
     def known_sums(self, batches: Sequence[Micro]) -> bool:
-        """See `Learner`."""
+        """Return whether all sums over sequences are 0 before a batch's first update, on all ranks."""
         return all(self.shared(super().known_sums(batches)))
 
     def score_reference(self, batches: Sequence[Micro]) -> None:
-        """See `Learner`."""
+        """Set the batches' reference log-probabilities."""
         assert self.reference is not None
         with self.reference.exchanged():
             self._score(batches, "ref_logp")
 
     def score_old(self, batches: Sequence[Micro], meter: Meter) -> None:
-        """See `Learner`."""
+        """Keep each batch's log-probabilities from before the first update."""
 
         def use(micro: Micro, heads: passes.Heads) -> Tensor:
             logp, _ = heads.logps()
@@ -147,12 +147,12 @@ class Rank(Learner[Micro]):
         passes.run(self.chunks, batches, use, learn=False, before=self.routers.before)
 
     def average_reference(self, decay: float) -> None:
-        """See `Learner`; each rank has its part of both."""
+        """Average this rank's part of the reference with the policy's."""
         assert self.reference is not None
         self.reference.move_towards(decay)
 
     def sum_sequences(self, batches: Sequence[Micro], sums: Tensor) -> None:
-        """See `Learner`: ranks that hold the same rows count once."""
+        """Add sums over sequences of all ranks: those that hold the same rows count once."""
 
         def use(micro: Micro, heads: passes.Heads) -> Tensor:
             logp, _ = heads.logps()
@@ -164,11 +164,11 @@ class Rank(Learner[Micro]):
         dist.all_reduce(sums, group=self.control)
 
     def accumulate(self, batches: Sequence[Micro], meter: Meter, *, first: bool) -> float:
-        """See `Learner`."""
+        """Add up the gradients of an update and return its loss."""
         return self.backward(batches, meter, first=first)
 
     def fit(self, critic: ValueModel, batches: Sequence[Micro]) -> Meter:
-        """See `Learner`; hidden states are computed once."""
+        """Train the critic; hidden states are computed once."""
         read: dict[int, list[tuple[Tensor, Rows]]] = {}
 
         def use(micro: Micro, heads: passes.Heads) -> Tensor:
@@ -179,7 +179,7 @@ class Rank(Learner[Micro]):
         return critic.fit(self.value_updates(batches, lambda micro: read.get(id(micro), [])))
 
     def division(self) -> Division:
-        """How batches are divided."""
+        """Return how batches are divided over ranks."""
         multiple = self.layout.pipeline if self.layout.interleave > 1 else 1
         return Division(tuple(self.shared(parallel_state.get_data_parallel_rank())), self.width, multiple)
 
@@ -283,7 +283,7 @@ class Rank(Learner[Micro]):
         passes.run(self.chunks, micros, use, learn=False, before=self.routers.before)
 
     def _entries(self, micros: Sequence[Micro], name: str) -> list[Entry] | None:
-        """What `_score` wrote, of all ranks, on rank 0."""
+        """The entries that `_score` wrote, of all ranks, on rank 0."""
         found = [
             (m.work.origin, (m.rows.target + m.work.offset).cpu(), getattr(m.rows, name).cpu())
             for m in micros
@@ -323,7 +323,7 @@ class Rank(Learner[Micro]):
         return self.checkpoints.load(Path(path))
 
     def release(self) -> None:
-        """See `agentrl.train.backends.base.Sharer`: what torch keeps for later allocations."""
+        """Release the memory that torch keeps for later allocations."""
         torch.cuda.empty_cache()
 
     def finish_saving(self) -> None:
@@ -347,7 +347,7 @@ class Rank(Learner[Micro]):
 
     @property
     def is_reporting_rank(self) -> bool:
-        """Whether this rank reports: the last stage has the losses, the same on all its tensor ranks."""
+        """True on the rank that reports: the last stage has the losses, the same on all its tensor ranks."""
         last: bool = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
         return last and parallel_state.get_tensor_model_parallel_rank() == 0
 

@@ -70,7 +70,7 @@ class MegatronConfig(ParameterConfig):
 
     @property
     def shares_state(self) -> bool:
-        """Whether data-parallel ranks share the optimizer's state: plain gradient descent has none, Muon's is whole."""
+        """True where data-parallel ranks share the optimizer's state: gradient descent has none, Muon's is whole."""
         return self.distributed_optimizer and self.optimizer == "adam"
 
     @model_validator(mode="after")

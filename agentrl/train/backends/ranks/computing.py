@@ -22,7 +22,7 @@ from agentrl.train.forest import Forest, token_counts
 
 
 class RankComputing:
-    """See `agentrl.train.backends.base.Computing` and `Critic`.
+    """Computation on ranks, with a critic.
 
     Attributes:
         ranks: what is called.
@@ -59,7 +59,7 @@ class RankComputing:
 
 
 class RankConnection(RankComputing):
-    """See `agentrl.train.backends.base.TrainerConnection` and `Critic`.
+    """A connection to the trainer's ranks, with a critic.
 
     Args:
         access: of the process that started the ranks.
@@ -76,13 +76,13 @@ class RankConnection(RankComputing):
         self.ranks = ConnectedRanks(access.addresses, access.timeout)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to all ranks."""
         self.ranks.close()
 
 
 @dataclass(frozen=True)
 class RankAccess:
-    """See `agentrl.train.backends.base.TrainerAccess`.
+    """Another process's way to the ranks.
 
     Attributes:
         addresses: of each rank.

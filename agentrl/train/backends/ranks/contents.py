@@ -51,7 +51,7 @@ def checksum(tensor: Tensor) -> str:
 
 
 def sums(weights: Iterable[tuple[str, Tensor]]) -> Sums:
-    """The record of weights."""
+    """Return a record of the weights."""
     return {name: (list(w.shape), str(w.dtype).removeprefix("torch."), checksum(w)) for name, w in weights}
 
 

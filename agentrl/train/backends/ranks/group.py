@@ -112,7 +112,7 @@ class Ranks:
 
     @property
     def alive(self) -> bool:
-        """Whether the ranks run."""
+        """True while the ranks run."""
         return bool(self._pipes)
 
     def call(self, method: str, *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What ranks computed, put together."""
+"""Results of ranks, put together."""
 
 from __future__ import annotations
 

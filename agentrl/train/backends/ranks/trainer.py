@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class RankTrainer(RankComputing):
-    """See `agentrl.train.backends.base.Trainer`; a subclass refuses settings, and says how ranks are built.
+    """A trainer on ranks; a subclass refuses settings, and says how ranks are built.
 
     Args:
         path: a Hugging Face folder.
@@ -152,7 +152,7 @@ class RankTrainer(RankComputing):
         self.version = self.ranks.call("load", str(Path(path).absolute()))
 
     def access(self) -> RankAccess | None:
-        """See `agentrl.train.backends.base.Leasable`; ranks beside this process are reached by it alone."""
+        """Return another process's way to the ranks; None for ranks that only this process reaches."""
         if not isinstance(self.ranks, PlacedRanks):
             return None
         return RankAccess(
@@ -160,16 +160,16 @@ class RankTrainer(RankComputing):
         )
 
     def leased(self) -> AbstractContextManager[None]:
-        """See `agentrl.train.backends.base.Leasable`."""
+        """Let only the other process call the ranks meanwhile."""
         assert isinstance(self.ranks, PlacedRanks)
         return self.ranks.leased()
 
     def stepped(self, version: int) -> None:
-        """See `agentrl.train.backends.base.Leasable`."""
+        """Take note of the version up to which the other process has taken steps."""
         self.version = version
 
     def release(self) -> None:
-        """See `agentrl.train.backends.base.Sharer`."""
+        """Give back the memory that computing needed."""
         self.ranks.call("release")
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ class RankTrainer(RankComputing):
 
 
 def gpus_of(config: TrainerConfig) -> int:
-    """How many GPUs there are, here or on the cluster's nodes; where there is one, ranks compute on them.
+    """Return the number of GPUs, here or on the cluster's nodes; where there is one, ranks compute on them.
 
     Raises:
         ConfigError: `trainer.device` asks for the other kind.

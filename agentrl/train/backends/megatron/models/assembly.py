@@ -77,7 +77,7 @@ COMMON: dict[str, Any] = {
     "moe_router_bias_update_rate": 0.0,
     "moe_router_dtype": "fp32",
 }
-"""What all families share; a family's settings come after it, and the trainer's last."""
+"""The settings that all families share; a family's come after these, and the trainer's last."""
 
 
 def build(family: Family, hf: Any, **settings: Any) -> list[GPTModel]:
@@ -135,7 +135,7 @@ def transformer_config(family: Family, hf: Any, **settings: Any) -> TransformerC
 
 
 def activation(hf: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What an MLP's gate goes through.
+    """Return the activation of an MLP's gate.
 
     Raises:
         InvalidInput: a function that is not known here.
@@ -147,7 +147,7 @@ def activation(hf: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def sizes(hf: Any, config: TransformerConfig) -> Sizes:
-    """What layouts must know of a model."""
+    """Return the sizes of a model that layouts depend on."""
     return Sizes(
         heads=config.num_attention_heads,
         groups=config.num_query_groups or config.num_attention_heads,

@@ -1,4 +1,4 @@
-"""How one Megatron parameter is cut from Hugging Face tensors, under any number of shards.
+"""Layouts: how one Megatron parameter is cut from Hugging Face tensors, under any number of shards.
 
 A layout answers one question: which pieces of which tensors, in which order, make up the shard that rank r of
 n holds? Loading reads these pieces and joins them; exporting puts them back where they came from. Both follow
@@ -51,7 +51,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a layout must know of the model besides the parameter's own shape."""
+    """The sizes of the model that a layout depends on, besides the parameter's own shape."""
 
     heads: int
     groups: int
@@ -60,24 +60,24 @@ class Sizes:
 
 
 class Layout(ABC):
-    """How a parameter is cut; subclasses are frozen dataclasses, whose string fields are the tensors' names."""
+    """A way to cut a parameter; subclasses are frozen dataclasses, whose string fields are the tensors' names."""
 
     precise: bool = False
     """Stays in its own precision on export, whatever the others are converted to."""
 
     stacked: bool = False
-    """Whether experts are shards of one tensor, and not each a tensor of its own."""
+    """True where experts are shards of one tensor, and not each a tensor of its own."""
 
     def filed(self, local: Shape) -> Shape:
         """The shape of a shard as the files have it."""
         return local
 
     def outward(self, shard: Tensor) -> Tensor:
-        """A shard as the files have it."""
+        """Return a shard as the files have it."""
         return shard
 
     def inward(self, part: Tensor) -> Tensor:
-        """What of the files is a shard, as Megatron has it."""
+        """Return the shard, as Megatron has it, from its part of the files."""
         return part
 
     def names(self) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ class Whole(Layout):
     precise: bool = False
 
     def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
-        """See `Layout`."""
+        """List each shard's pieces."""
         return [[Piece(self.name, 0, 0, local[0])] for _ in range(count)]
 
 
@@ -109,7 +109,7 @@ class Rows(Layout):
     vocabulary: bool = False
 
     def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
-        """See `Layout`."""
+        """List each shard's pieces."""
         size = local[0]
         real = sizes.vocabulary if self.vocabulary else size * count
         shards = []
@@ -129,7 +129,7 @@ class Columns(Layout):
     name: str
 
     def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
-        """See `Layout`."""
+        """List each shard's pieces."""
         size = local[1]
         return [[Piece(self.name, 1, rank * size, (rank + 1) * size)] for rank in range(count)]
 
@@ -142,7 +142,7 @@ class Gated(Layout):
     up: str
 
     def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
-        """See `Layout`."""
+        """List each shard's pieces."""
         size = local[0] // 2
         return [
             [Piece(name, 0, rank * size, (rank + 1) * size) for name in (self.gate, self.up)] for rank in range(count)
@@ -156,7 +156,7 @@ class Halves(Layout):
     name: str
 
     def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
-        """See `Layout`."""
+        """List each shard's pieces."""
         size = local[0] // 2
         return [
             [Piece(self.name, 0, start, start + size) for start in (rank * size, (count + rank) * size)]
@@ -173,7 +173,7 @@ class Grouped(Layout):
     value: str
 
     def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
-        """See `Layout`."""
+        """List each shard's pieces."""
         return _grouped(((self.query, 0), (self.key, 0), (self.value, 0)), local[0], count, sizes)
 
 
@@ -184,7 +184,7 @@ class Joint(Layout):
     name: str
 
     def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
-        """See `Layout`."""
+        """List each shard's pieces."""
         key = sizes.heads * sizes.head_dim
         return _grouped(
             ((self.name, 0), (self.name, key), (self.name, key + sizes.groups * sizes.head_dim)), local[0], count, sizes
@@ -205,21 +205,21 @@ class Stacked(Layout):
     stacked = True
 
     def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
-        """See `Layout`; `local` is as the files have it."""
+        """List each shard's pieces; `local` is as the files have it."""
         return [[Piece(self.name, 0, expert, expert + 1)] for expert in range(count)]
 
     def filed(self, local: Shape) -> Shape:
-        """See `Layout`."""
+        """Return a shard's shape as the files have it."""
         return (1, *reversed(local))
 
     def outward(self, shard: Tensor) -> Tensor:
-        """See `Layout`."""
+        """Return a shard as the files have it."""
         if self.by_turns:
             shard = shard.reshape(2, -1, *shard.shape[1:]).transpose(0, 1).flatten(0, 1)
         return (shard.t() if shard.dim() == 2 else shard)[None]
 
     def inward(self, part: Tensor) -> Tensor:
-        """See `Layout`."""
+        """Return the shard as Megatron has it."""
         shard = part[0].t() if part.dim() == 3 else part[0]
         if self.by_turns:
             shard = shard.reshape(-1, 2, *shard.shape[1:]).transpose(0, 1).flatten(0, 1)
@@ -240,7 +240,7 @@ def _grouped(parts: Sequence[tuple[str, int]], size: int, count: int, sizes: Siz
 
 
 def _interval(order: list[Piece], start: int, stop: int) -> Iterator[Piece]:
-    """What of the joined pieces lies between two places."""
+    """The parts of the joined pieces between two places."""
     at = 0
     for piece in order:
         first, last = max(start - at, 0), min(stop - at, len(piece))

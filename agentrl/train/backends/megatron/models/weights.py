@@ -37,7 +37,7 @@ _EXPERT = re.compile(r"^(.*\.experts)\.local_experts\.(\d+)\.(.*)$")
 
 @dataclass(frozen=True, order=True, slots=True)
 class Place:
-    """Where a parameter stands in the whole model: the order of export."""
+    """A parameter's place in the whole model: the order of export."""
 
     layer: int
     row: int
@@ -56,7 +56,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What the others know of it."""
+    """A parameter's description for the other ranks."""
 
     shape: Shape
     dtype: torch.dtype
@@ -147,7 +147,7 @@ def named_parameters(chunks: Sequence[GPTModel], family: Family) -> Iterator[tup
 
 
 def pieces(chunks: Sequence[GPTModel], family: Family, read: Read) -> Iterator[tuple[str, Piece, Tensor]]:
-    """Where this rank's shards lie in Hugging Face tensors: the name, the piece of it, and that part of the shard.
+    """Yield, for each shard of this rank, the Hugging Face tensor's name, the piece of it, and that part of the shard.
 
     Args:
         chunks: this rank's.
