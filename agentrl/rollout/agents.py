@@ -60,7 +60,7 @@ class OpenSession(Protocol):
 
     @property
     def address(self) -> Address:
-        """Where the program reaches it."""
+        """The address at which the program reaches the session."""
         ...
 
     async def broken(self) -> None:
@@ -203,7 +203,7 @@ def _unbounded() -> Any:
 
 
 def environment(task: Task, address: Address) -> dict[str, str]:
-    """A command's environment variables."""
+    """Return a command's environment variables."""
     return {
         "OPENAI_BASE_URL": address.base_url,
         "OPENAI_API_KEY": address.api_key,
@@ -289,7 +289,7 @@ async def play(
 
 
 async def _unless(failure: Awaitable[None], work: Awaitable[T]) -> T:
-    """What the work results in; a failure that comes first is raised, once the work is cancelled and has ended."""
+    """Return the work's result; a failure that comes first is raised, once the work is cancelled and has ended."""
     tasks = (asyncio.ensure_future(work), asyncio.ensure_future(failure))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -107,7 +107,7 @@ class DistantEngine:
         return found
 
     async def health(self) -> Health:
-        """The engine's."""
+        """Return the engine's health."""
         found: Health = await self._calls.connection.call("health", self._policy, timeout=HEALTH_SECONDS)
         return found
 
@@ -120,11 +120,11 @@ class DistantEngine:
         raise EngineError("weights are published by the run's process")
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
-        """See `publish`."""
+        """Refuse: the run's process pauses its engines."""
         raise EngineError("engines are paused by the run's process")
 
     async def resume(self) -> None:
-        """See `publish`."""
+        """Refuse: the run's process resumes its engines."""
         raise EngineError("engines are resumed by the run's process")
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ from agentrl.types import Session
 STORE_SECONDS = 600.0
 """Seconds that storing a session may take; then the worker is given up."""
 ATTEMPTS = 3
-"""How many session workers a session may be sent to, where each is lost."""
+"""The most session workers that a session is sent to, where each is lost."""
 
 
 class DistantRecorder:

@@ -57,7 +57,7 @@ Left = tuple[float, float] | None
 
 @dataclass(frozen=True)
 class EnginePolicy:
-    """What plays an agent by an engine of the run's process.
+    """A policy that plays an agent by an engine of the run's process.
 
     Attributes:
         policy: the policy's name.
@@ -179,7 +179,6 @@ class EnvironmentRole:
         return self._program
 
     async def _partner(self, agent: str, given: EnginePolicy) -> Partner:
-        """What plays an agent by an engine of the run's process."""
         if given.policy not in self._frozen:
             own = self._config.policies[self._config.agents[agent]]
             model, renderer = own.model, self._policy.renderer
@@ -258,7 +257,7 @@ class InWorkers:
         return session
 
     async def _other(self, policy: Policy) -> OtherWeights | None:
-        """What workers are told of the policy that plays; None: it is the trained one."""
+        """The policy's description for workers; None: it is the trained one."""
         engine = policy.engine
         if policy.name == self._trained or engine is None:
             return None
@@ -266,7 +265,7 @@ class InWorkers:
         return OtherWeights(policy.name, await asyncio.to_thread(lambda: engine.capabilities))
 
     async def _by_engine(self, partners: Partners, session: Session) -> ByEngine:
-        """Which of the run's engines play in a session."""
+        """The run's engines that play in a session."""
         played = {agent: partner.plays(session) for agent, partner in partners.items()}
         return {
             agent: await self._engine_policy(*found) for agent, found in played.items() if found and found[0].engine

@@ -63,7 +63,7 @@ def group_seed(run_seed: int, phase: str, number: int) -> int:
 
 @dataclass(frozen=True)
 class Deadline:
-    """When a group's sessions end: so many seconds after its beginning, `at` in `time.monotonic()`."""
+    """The end of a group's sessions: so many seconds after its beginning, `at` in `time.monotonic()`."""
 
     seconds: float
     at: float

@@ -1,4 +1,4 @@
-"""What plays agents in the trained policy's place: models, earlier versions of it, rules, and APIs.
+"""Policies that play agents in the trained one's place: models, earlier versions of it, rules, and APIs.
 
 `policies.NAME` says what a policy is, `agents.AGENT=NAME` whom it plays. Nothing that it writes is trained on: what a
 model generated is stored untrainable, and messages of rules and APIs have no tokens at all.
@@ -140,7 +140,7 @@ class Function:
 
 
 def script(name: str, rules: str) -> Actor:
-    """What acts by a policy of rules: `expert`, `demonstrator`, `noop`, or a function's import path.
+    """Return an actor by rules: `expert`, `demonstrator`, `noop`, or a function's import path.
 
     Raises:
         UnknownName: there is no such function.

@@ -81,7 +81,7 @@ class PastVersions:
         return self.folder / f"step-{version:06d}"
 
     def due(self, step: int) -> bool:
-        """Whether the weights after `step` steps are kept."""
+        """Return whether the weights after `step` steps are kept."""
         return step % self.config.every == 0
 
     async def begin(self, step: int, export: Callable[[Path], None]) -> None:

@@ -110,7 +110,7 @@ class PromptReceiver:
 
 
 def common(one: array[int], other: array[int]) -> int:
-    """How many tokens two prompts begin with together."""
+    """Return how many tokens two prompts begin with together."""
     shorter = min(len(one), len(other))
     if one[:shorter] == other[:shorter]:
         return shorter

@@ -111,7 +111,7 @@ class RerunStream(Stream):
 
     @property
     def recording(self) -> Recording:
-        """What is run again."""
+        """The recording that is run again."""
         assert isinstance(self.rollouts, RerunRollouts)
         return self.rollouts.recording
 

@@ -37,7 +37,7 @@ from agentrl.types import (
 
 @dataclass(frozen=True)
 class Recording:
-    """What a run is rerun by.
+    """A run's recording, for a rerun.
 
     Attributes:
         trained: the groups that each step (from 1) trained, in order.
@@ -53,7 +53,7 @@ class Recording:
     play: bool = True
 
     def substituted(self, session: Session) -> bool:
-        """Whether a session is not played again: its end, or an answer in it, was decided by the clock or a failure."""
+        """Return whether a session is not played again: the clock or a failure decided its end, or an answer."""
         ends = [(session.status, session.error), *((branch.status, branch.error) for branch in session.branches)]
         late = any(status is Status.TRUNCATED and "took longer than" in (error or "") for status, error in ends)
         late = late or session.counters.get("branch/late", 0) > 0 or not answered(session)
@@ -86,7 +86,7 @@ class RerunEngine(ManagedEngine):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The engine's."""
+        """The promises of the engine."""
         return self.inner.capabilities
 
     async def generate(
@@ -217,15 +217,15 @@ class RerunEngine(ManagedEngine):
         self._changed.set()
 
     async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """The engine's."""
+        """Return the engine's log-probabilities."""
         return await self.inner.score(input_ids, temperature)
 
     async def scores(self, input_ids: Sequence[int], temperature: float = 1.0) -> dict[str, list[float]]:
-        """Those of all engines."""
+        """Return the log-probabilities of all engines."""
         return await managed(self.inner).scores(input_ids, temperature)
 
     async def checksums(self) -> dict[str, str]:
-        """Those of all engines."""
+        """Return the checksums of all engines."""
         return await managed(self.inner).checksums()
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
@@ -237,11 +237,11 @@ class RerunEngine(ManagedEngine):
         await self.inner.resume()
 
     def version(self) -> int:
-        """The engine's."""
+        """Return the engine's version."""
         return self.inner.version()
 
     async def health(self) -> Health:
-        """The engine's."""
+        """Return the engine's health."""
         return await self.inner.health()
 
     async def start(self) -> None:
@@ -262,5 +262,5 @@ class RerunEngine(ManagedEngine):
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """The number of tokens that both begin with."""
     return next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))

@@ -115,7 +115,7 @@ def checked(config: ServeConfig) -> Path:
 
 
 def tls_of(config: ServeConfig) -> Tls | None:
-    """What HTTPS is served with; None where it is HTTP.
+    """Return the TLS of HTTPS; None where it is HTTP.
 
     Raises:
         ConfigError: the files can't be read, or are no certificate and its key.

@@ -117,7 +117,7 @@ class Worker:
 
     @property
     def running(self) -> bool:
-        """Whether its process is running."""
+        """True while the worker's process is running."""
         return self._process is not None and self._process.returncode is None
 
     async def keep(self) -> None:

@@ -30,7 +30,7 @@ class Slots:
 
     @property
     def waiting(self) -> int:
-        """Sessions that wait for one."""
+        """The number of sessions that wait for a slot."""
         return sum(not future.done() for _, _, future in self._waiting)
 
     def oldest(self) -> float:

@@ -1,4 +1,4 @@
-"""What every engine checks before it takes a request, in the same words: sampling parameters and token ids."""
+"""Checks of a request, the same in every engine and in the same words: sampling parameters and token ids."""
 
 from __future__ import annotations
 

@@ -147,11 +147,11 @@ class Connection(asyncio.Protocol):
     # -------------------------------------------------------------------------- what the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The server has accepted."""
+        """Note that the server has accepted."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """More has come."""
+        """Parse the bytes that arrived."""
         if not self._headed:
             self._head_bytes += len(data)
         try:
@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
     # ----------------------------------------------------------------------------- what the parser calls
 
     def on_message_begin(self) -> None:
-        """An answer begins."""
+        """Begin an answer."""
         if not self._asked:
             raise BrokenConnection("the server sent what nothing asked for")
 
@@ -214,7 +214,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether the server keeps it, and has sent nothing that no request asked for."""
+        """True while the server keeps the connection, and has sent nothing that no request asked for."""
         return self._broken is None and not self._transport.is_closing()
 
     async def ask(self, request: bytes) -> None:
@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
             await self._more()
 
     async def piece(self) -> bytes:
-        """What has come of the answer's body since the last call, once something has; empty at its end.
+        """Return the answer's body since the last call, once there is some; empty at its end.
 
         Raises:
             BrokenConnection: it breaks off.
@@ -251,5 +251,5 @@ class Connection(asyncio.Protocol):
         return b"".join(pieces)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._transport.abort()

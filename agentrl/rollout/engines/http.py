@@ -108,7 +108,7 @@ class Http:
         raise EngineError(f"{where}: the stream broke off")
 
     async def close(self) -> None:
-        """Hang up. Idempotent."""
+        """Close the connections; idempotent."""
         self._connections.close()
 
 

@@ -1,4 +1,4 @@
-"""Where a request's pieces arrive, its deadline among them: a timer for each request, not for each wait."""
+"""A request's inbox for its pieces, its deadline among them: a timer for each request, not for each wait."""
 
 from __future__ import annotations
 

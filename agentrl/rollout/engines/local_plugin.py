@@ -34,7 +34,7 @@ class LocalPlugin(EnginePlugin):
     settings = LocalConfig
 
     def in_process(self, config: EngineConfig) -> bool:
-        """Unless `engine.process=own`."""
+        """Return True unless `engine.process=own`."""
         return not (isinstance(config, LocalConfig) and config.process == "own")
 
     def transport(self, config: EngineConfig) -> str:
@@ -65,7 +65,7 @@ class LocalPlugin(EnginePlugin):
             torch_device(config.device, "engine.device")
 
     def proves(self, config: LocalConfig) -> bool:
-        """Unless `engine.proof=false`."""
+        """Return True unless `engine.proof=false`."""
         return config.proof
 
 

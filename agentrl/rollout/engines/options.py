@@ -51,7 +51,7 @@ def command_line(options: Mapping[str, OptionValue]) -> list[str]:
 def merged(
     ours: Mapping[str, OptionValue], users: Mapping[str, OptionValue], owned: Mapping[str, str]
 ) -> dict[str, OptionValue]:
-    """Our choices with the user's above them.
+    """Merge our options with the user's, which win.
 
     Args:
         ours: the engine's options.
@@ -71,7 +71,7 @@ def merged(
 
 
 def platform(config: EngineConfig) -> Platform:
-    """Where the server will run; `engine.device=auto` goes by what the kernel offers."""
+    """Return the server's platform; `engine.device=auto` goes by what the kernel offers."""
     if config.device == "cpu":
         return "cpu"
     if Path("/dev/kfd").exists():

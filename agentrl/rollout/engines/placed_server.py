@@ -28,7 +28,7 @@ from agentrl.rollout.engines.server_settings import ServerConfig
 OUTPUT = "/dev/stdout"
 """The role's own output, as a file."""
 ANSWER_SECONDS = 30.0
-"""How long the role may take to answer."""
+"""Seconds that the role may take to answer."""
 
 
 class ServerRole:
@@ -113,7 +113,7 @@ class PlacedServer:
         )
 
     async def wait_ready(self, probe: Callable[[], Awaitable[bool]], timeout: float) -> None:
-        """See `Server.wait_ready`; being placed on a node is a part of it.
+        """Wait until the server is placed on a node and ready.
 
         Raises:
             ConfigError, MissingExtra: the node can't run the server.
@@ -148,11 +148,11 @@ class PlacedServer:
         return error if isinstance(error, EngineError) else EngineError(str(error))
 
     def kill(self) -> None:
-        """Kill its processes."""
+        """Kill the server's processes."""
         self.worker.kill()
 
     async def close(self) -> None:
-        """End it. Idempotent."""
+        """End the server; idempotent."""
         await self.worker.close()
 
 

@@ -1,4 +1,4 @@
-"""What engines in other processes have in common: their server, admission, and open requests.
+"""The common part of engines in other processes: their server, admission, and open requests.
 
 Subclasses implement how a server is started and called. This class has what must not differ between them:
 when requests are admitted, what a pause does to those that run, how a deadline, a client that left, a dead
@@ -33,9 +33,9 @@ from agentrl.types import Capabilities, Chunk, FinishReason, Health, PauseMode, 
 
 logger = logging.getLogger(__name__)
 ATTACH_SECONDS = 60.0
-"""How long a server that runs already may take to answer."""
+"""Seconds that a server that runs already may take to answer."""
 ABORT_SECONDS = 5.0
-"""How long aborted requests have to come back by themselves."""
+"""Seconds for aborted requests to come back by themselves."""
 _DEAD_SECONDS = 2.0  # between a broken connection and the process's end
 
 
@@ -112,7 +112,7 @@ class RemoteEngine(ManagedEngine, ABC):
 
     @property
     def attached(self) -> bool:  # type: ignore[override]
-        """Whether the server was running before."""
+        """True where the server was running before."""
         return self.server is None
 
     def kill(self) -> None:
@@ -122,7 +122,7 @@ class RemoteEngine(ManagedEngine, ABC):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this engine can promise."""
+        """The promises of this engine."""
         return self._capabilities
 
     async def start(self) -> None:
@@ -207,7 +207,7 @@ class RemoteEngine(ManagedEngine, ABC):
 
     @property
     def _admits(self) -> bool:
-        """Whether requests need not wait."""
+        """True where requests need not wait."""
         return self._started and not self._closed and self._gate.is_set()
 
     async def _admitted_before(self, deadline: float | None, request_id: str) -> None:
@@ -297,7 +297,7 @@ class RemoteEngine(ManagedEngine, ABC):
         return True
 
     async def resume(self) -> None:
-        """Generate again."""
+        """Resume generation."""
         await self.start()
         await self._resume()
         self._paused = None
@@ -333,7 +333,7 @@ class RemoteEngine(ManagedEngine, ABC):
         self._version = version
 
     async def health(self) -> Health:
-        """Whether the server answers, and its requests in progress; never waits on generation."""
+        """Return whether the server answers, and its requests in progress; never waits on generation."""
         detail = ""
         if self._closed:
             detail = "closed"

@@ -1,4 +1,4 @@
-"""What engines over inference servers share besides `remote`: how one is started or attached to, and checked.
+"""The common part of engines over inference servers besides `remote`: start or attach, and checks.
 
 A server is a class of constants (name, packages, versions) and a few methods: its command, environment and options,
 what it says about itself, and how it generates, scores, pauses and loads.
@@ -31,12 +31,12 @@ from agentrl.types import Capabilities, PauseMode, Tokenizer
 
 HOST = "127.0.0.1"
 _ROUNDING = 1e-2
-"""How far above 0 a log-probability may be: servers compute them in low precision."""
+"""The most that a log-probability may be above 0: servers compute them in low precision."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server says about itself.
+    """A server's description of itself.
 
     Attributes:
         max_context: tokens of its longest path; None: it does not say.
@@ -64,7 +64,7 @@ class ServerReach:
     info: ServerInfo
 
     async def open(self) -> Reached:
-        """See `Reach`."""
+        """Connect to the server."""
         from agentrl.rollout.engines import make_engine
 
         engine: Any = await asyncio.to_thread(make_engine, self.config, self.path)
@@ -74,7 +74,7 @@ class ServerReach:
 
 
 class Client(Protocol):
-    """What both clients have."""
+    """The common part of both clients."""
 
     url: str
 
@@ -173,7 +173,7 @@ class ServerEngine(RemoteEngine):
 
     @abstractmethod
     def _command(self) -> list[str]:
-        """What follows `python -m`, up to the address and the options."""
+        """The command after `python -m`, up to the address and the options."""
 
     @abstractmethod
     def _environment(self) -> dict[str, str]:
@@ -193,7 +193,7 @@ class ServerEngine(RemoteEngine):
 
     @abstractmethod
     def _deterministic(self) -> bool:
-        """Whether a server of ours on this platform keeps to seeds."""
+        """True where a server of ours on this platform keeps to seeds."""
 
     def _max_context(self) -> int:
         """Tokens of the longest path that the model allows."""

@@ -115,7 +115,7 @@ class SGLangEngine(ServerEngine):
 
     @staticmethod
     def _wanted(sampling: Sampling, matched: Any) -> bool:
-        """Whether a stop is one that was requested; a grammar ends with the tokenizer's end token."""
+        """True where a stop was requested; a grammar ends with the tokenizer's end token."""
         return matched in sampling.stop_token_ids or matched in sampling.stop or sampling.json_schema is not None
 
     async def _stream(self, request: OpenRequest) -> dict[str, Any]:
@@ -249,7 +249,7 @@ class SGLangEngine(ServerEngine):
 
     @property
     def receiver(self) -> Receiver:
-        """By SGLang's own calls."""
+        """The receiver by SGLang's own calls."""
         return SGLangReceiver(self.client)
 
 

@@ -282,7 +282,7 @@ class VLLMReceiver(EngineReceiver):
         await self.client.release_memory(2 if "weights" in tags else 1)
 
     async def wake(self, tags: Sequence[str]) -> None:
-        """`/wake_up`, which takes all of it."""
+        """Call `/wake_up`, which takes all memory again."""
         await self.client.resume_memory()
 
 

@@ -20,7 +20,7 @@ __all__ = ["asleep", "divided", "elastic", "has_publisher", "make_engines", "sta
 
 
 def make_engines(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfig, base: Path) -> Engine:
-    """What a run generates with: one engine in this process as it is, anything else as a fleet.
+    """Return a run's engine: one engine in this process as it is, anything else as a fleet.
 
     A server is put into a fleet even where it is alone: it is watched there, and started anew if it dies.
 
@@ -43,7 +43,7 @@ def make_engines(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfi
 
 
 def has_publisher(engine: EngineConfig, fleet: FleetConfig, weights: WeightsConfig) -> bool:
-    """Whether engines get their weights from a publisher, and not, as a single one in this process, as they are."""
+    """Return whether engines get their weights from a publisher; a single one in this process gets them as they are."""
     return not (ENGINES.find(engine.name).in_process(engine) and fleet.engines == 1 and is_direct(weights, engine))
 
 

@@ -1,4 +1,4 @@
-"""Which member of a fleet takes a request, and when, and what follows where it fails; also for other processes."""
+"""Admission to a fleet: the member that takes a request, when, and what follows a failure; also for other processes."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Fleet(ManagedEngine):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What every engine can promise."""
+        """The promises of every engine."""
         return self._capabilities
 
     @property
@@ -83,7 +83,7 @@ class Fleet(ManagedEngine):
 
     @property
     def lost(self) -> int:
-        """How often an engine was lost."""
+        """The number of engines lost so far."""
         return self._roster.lost
 
     async def start(self) -> None:
@@ -154,7 +154,7 @@ class Fleet(ManagedEngine):
         return {name: scored for name, scored in zip(ready, found, strict=True) if scored is not None}
 
     async def _scored(self, member: Member, input_ids: Sequence[int], temperature: float) -> list[float] | None:
-        """What an engine answers; None where it fails, or hangs for `weights.timeout` seconds and is given up."""
+        """The engine's answer; None where it fails, or hangs for `weights.timeout` seconds and is given up."""
         try:
             async with asyncio.timeout(self.publisher.timeout):
                 return await member.engine.score(input_ids, temperature)
@@ -247,7 +247,7 @@ class Fleet(ManagedEngine):
                 await self._roster.lose(member, f"it did not pause: {error}")
 
     async def resume(self) -> None:
-        """Generate again."""
+        """Resume generation."""
         for member in self._running():
             try:
                 await member.resume(None)
@@ -299,7 +299,7 @@ class Fleet(ManagedEngine):
         return self.admission.version
 
     async def health(self) -> Health:
-        """Whether any engine takes requests, how many all have open (leases too), and what is wrong with the others."""
+        """Return whether any engine takes requests, all open ones (leases too), and what is wrong with the others."""
         members = self._roster.members.values()
         usable = self._roster.in_state(State.READY, State.DRAINING)
         wrong = [f"{m.name} {m.state.value}: {m.reason}" for m in members if m.name not in usable]
@@ -310,6 +310,6 @@ class Fleet(ManagedEngine):
         return Health(ok=bool(usable) and not self._roster.closed, running=running, detail=detail, gone=gone)
 
     async def close(self) -> None:
-        """Close every engine. Idempotent."""
+        """Close every engine; idempotent."""
         await self._roster.close()
         await self.publisher.close()

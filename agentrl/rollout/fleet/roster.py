@@ -141,11 +141,11 @@ class Roster:
 
     @property
     def gone(self) -> bool:
-        """Whether all members were given up."""
+        """True where all members were given up."""
         return all(member.state is State.STOPPED for member in self.members.values())
 
     def reasons(self) -> str:
-        """Why no member is left, each reason once."""
+        """Say why no member is left, each reason once."""
         reasons: dict[str, list[str]] = {}
         for member in self.members.values():
             reasons.setdefault(brief(member.reason), []).append(member.name)
@@ -246,7 +246,7 @@ class Roster:
         await self.set(member, State.STOPPED)
 
     def _restarts(self, member: Member) -> int:
-        """How often to restart an engine. One that never started fails again for the same reason.
+        """The number of restarts of an engine. One that never started fails again for the same reason.
 
         It gets a second start all the same (its port may have been taken meanwhile), unless it is a server that runs
         already: waiting for that one has failed.

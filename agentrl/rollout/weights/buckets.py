@@ -21,7 +21,7 @@ from torch import Tensor
 T = TypeVar("T")
 
 Named = tuple[str, Tensor]
-"""(Hugging Face name, tensor)."""
+"""The Hugging Face name, and the tensor."""
 
 Convert = Callable[[Iterable[Named]], Iterable[Named]]
 """Converts weights before they are sent: another precision, a quantised form."""

@@ -28,7 +28,7 @@ _KEPT = ("embed_tokens", "lm_head", "norm", ".gate.weight")
 
 @dataclass(frozen=True, slots=True)
 class Fp8Blocks:
-    """Which tensors become FP8, and in what blocks.
+    """The tensors that become FP8, and their blocks.
 
     Attributes:
         block: rows and columns that share a scale.
@@ -57,7 +57,7 @@ class Fp8Blocks:
         return cls((rows, columns), tuple(settings.get("modules_to_not_convert") or ()))
 
     def applies(self, name: str, tensor: Tensor) -> bool:
-        """Whether this tensor is one that the checkpoint format quantises."""
+        """Return whether this tensor is one that the checkpoint format quantises."""
         linear = tensor.ndim == 2 and name.endswith(".weight") and tensor.is_floating_point()
         return linear and not any(part in name for part in (*_KEPT, *self.keep))
 

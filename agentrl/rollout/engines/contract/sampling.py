@@ -158,7 +158,7 @@ async def conversations(subject: Subject, order: Sequence[int], together: int) -
 
 
 async def other_requests_change_nothing(subject: Subject) -> None:
-    """Where determinism is promised: the same tokens, bit-equal log-probabilities in any order, beside any request."""
+    """Check a promise of determinism: the same tokens, bit-equal log-probabilities in any order, beside any request."""
     if not subject.engine.capabilities.deterministic:
         return
     order = list(range(subject.requests))

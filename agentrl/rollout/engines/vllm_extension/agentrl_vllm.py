@@ -54,7 +54,7 @@ class Worker:
 
 
 def _inputs(layer: Any) -> int:
-    """How many numbers a layer takes; its matrix may have gone."""
+    """The number of a layer's inputs; its matrix may have gone."""
     if layer.weight.numel():
         return int(layer.weight.shape[1])
     return int(getattr(layer, "input_size_per_partition", None) or layer.input_size)

@@ -40,7 +40,7 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release everything. Idempotent."""
+        """Release everything; idempotent."""
         ...
 
 

@@ -104,7 +104,7 @@ class DistributedTransport:
         groups.send(self._group, flat.cuda() if self.backend == "nccl" else flat.cpu(), self.timeout)
 
     def _is_joined(self, receivers: Mapping[str, Receiver]) -> bool:
-        """Whether the group exists, with exactly these engines."""
+        """True where the group exists, with exactly these engines."""
         return self._group is not None and self._receivers == dict(receivers)
 
     async def _join_group(self, receivers: Mapping[str, Receiver]) -> None:
@@ -143,7 +143,7 @@ class DistributedTransport:
         return None
 
     async def close(self) -> None:
-        """Destroy the group."""
+        """Destroy the process group."""
         await self._dissolve_group()
 
 

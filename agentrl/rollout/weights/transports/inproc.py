@@ -15,7 +15,7 @@ from agentrl.rollout.weights.transports.base import Sent, each
 
 
 class InprocTransport:
-    """`Engine.publish` of every engine."""
+    """A transport by each engine's own `Engine.publish`."""
 
     stages_weights = False
 
@@ -23,7 +23,7 @@ class InprocTransport:
         self._weights: Iterable[Named] = ()
 
     async def stage(self, weights: Iterable[Named], version: int) -> None:
-        """Nothing to prepare."""
+        """Keep the weights: there is nothing to prepare."""
         self._weights = weights
 
     async def send(self, receivers: Mapping[str, Receiver], commit: LoadCommit) -> Sent:
@@ -35,4 +35,4 @@ class InprocTransport:
         return None
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""

@@ -66,7 +66,7 @@ class IpcTransport:
         return None
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 def serialise(bucket: Bucket) -> tuple[str, list[Named]]:
