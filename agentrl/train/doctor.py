@@ -255,6 +255,5 @@ def _problems(node: Node, found: Equipment | BaseException, config: DoctorConfig
 
 
 def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """The links that are measured."""
     pairs = [(one, other) for one in names for other in names if one != other]
     return pairs if len(pairs) <= MOST_PAIRS else list(zip(names, [*names[1:], names[0]], strict=True))

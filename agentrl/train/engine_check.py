@@ -1,4 +1,4 @@
-"""Before the first step: do the run's own engines compute what the trainer computes, on a prompt of some length?
+"""A check before the first step that the run's engines compute what the trainer does, on a prompt of some length.
 
 The comparison after each publication (`probe`) is short, since it runs at every step. It can't find errors that grow
 with length (a different sliding window, rotary scaling, a quantised KV cache). So every engine scores one long prompt
@@ -29,10 +29,10 @@ from agentrl.train.probe import path_forest, prompt
 from agentrl.types import Engine
 
 FLOOR = 2e-3
-"""Of the bound, in nats: what two implementations in float32 may differ by."""
+"""The least bound, in nats: what two implementations in float32 may differ by."""
 TYPICAL = {"bfloat16": 0.1, "float16": 0.02}
-"""In nats: transformers' own mean error on random tokens, for where it was not measured. SmolLM2-135M has 0.04 to 0.1
-in bfloat16; float16 has three bits more."""
+"""Transformers' own mean error on random tokens, in nats, for where it was not measured.
+SmolLM2-135M has 0.04 to 0.1 in bfloat16; float16 has three bits more."""
 OPERATIONS = {"cpu": 3e11, "cuda": 3e14}
 """Floating-point operations that the prompt may cost each side: a few seconds."""
 MAX_COLOCATED_TOKENS = 1024

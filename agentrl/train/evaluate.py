@@ -162,7 +162,7 @@ def resolved(config: RunConfig) -> RunConfig:
 
 Opened = AbstractAsyncContextManager[tuple[Rollouts, Actor | Program]]
 RolloutsOf = Callable[[RunConfig, Store], Opened]
-"""Opens the rollouts of an evaluation by a policy that is loaded, and says who acts in them."""
+"""A function that opens the rollouts of an evaluation by a policy that is loaded, and names their actor."""
 
 
 @asynccontextmanager

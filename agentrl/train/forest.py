@@ -28,7 +28,7 @@ from agentrl.train.sequences import Sequences
 PAIRS = ("predictor", "target")
 """The fields that hold pairs; all other tensors hold one entry per token."""
 WIDE = ("critic_view", "routed_experts")
-"""Those whose entries are arrays of numbers."""
+"""Fields whose entries are arrays of numbers."""
 
 
 class Membership(NamedTuple):

@@ -210,7 +210,7 @@ class Links:
 
 
 def links_of(config: ClusterConfig, nodes: Sequence[Node], most: int) -> Links:
-    """From where a run with these settings calls its gateways; at most `most` of the links between nodes.
+    """Return the links by which a run calls its gateways; at most `most` of those between nodes.
 
     Raises:
         ConfigError: no node has what a worker takes.

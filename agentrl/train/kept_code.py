@@ -138,7 +138,6 @@ def _digest(files: Mapping[str, bytes]) -> str:
 
 
 def _contents(copies: Path) -> dict[str, bytes]:
-    """The copies in a folder, by their paths in it."""
     return {file.relative_to(copies).as_posix(): file.read_bytes() for file in sorted(copies.rglob(f"*{ENDING}"))}
 
 
@@ -152,7 +151,6 @@ def _gone(run: Path, name: str, known: Mapping[str, str]) -> str | None:
 
 
 def _copies(run: Path, known: Mapping[str, str]) -> Path:
-    """The folder of a file's copy and its helpers'."""
     return run / FOLDER / known["file"].partition("/")[0]
 
 

@@ -93,7 +93,6 @@ async def train_run(config: RunConfig, display: Display) -> TrainResult:
 
 
 def _hung(config: RunConfig, display: Display, seconds: float, file: Path) -> None:
-    """The run made no progress for so many seconds."""
     display.warn(f"no progress for {seconds:g} s (watchdog.timeout); where everything stands is in {file}")
     if config.watchdog.end:
         end = threading.Timer(config.grace + ENDING, interrupt.end_process, (128 + signal.SIGTERM,))

@@ -143,7 +143,6 @@ def build_forest(
 
 
 def _ends(part: Part, starts: NDArray[np.int64]) -> list[int]:
-    """The end of each segment's subtree."""
     ends = [int(end) for end in starts[1:]]
     for i in reversed(range(len(ends))):
         if part.parents[i] >= 0:

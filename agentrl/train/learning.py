@@ -104,7 +104,7 @@ class Learning:
         return signal | learned
 
     async def record(self) -> None:
-        """Nothing: the batch's evidence has it."""
+        """Do nothing: the batch's evidence has the record."""
 
     async def digests(self, **filters: Any) -> dict[str, str]:
         """Return digests of the sessions that pass the filters."""

@@ -27,8 +27,9 @@ from agentrl.train.forest import Membership
 from agentrl.types import Group
 
 DEALS = 8
-"""Of so many the most even one is taken. With 16 groups in 4 parts, their sizes log-normal by 0.7, the largest part has
-then 14 % of the mean more than the smallest; it would be 37 % with one deal, and 11 % with twice as many."""
+"""The number of deals, of which the most even one is taken. With 16 groups in 4 parts, their sizes log-normal by
+0.7, the largest part has then 14 % of the mean more than the smallest; it would be 37 % with one deal, and 11 %
+with twice as many."""
 
 
 @dataclass(slots=True)
@@ -85,7 +86,6 @@ def told(metrics: Mapping[str, float], config: AlgoConfig) -> str:
 
 
 def _home(groups: Sequence[Group]) -> dict[str, int]:
-    """The index of each session's group."""
     home: dict[str, int] = {}
     for index, session in ((index, session) for index, group in enumerate(groups) for session in group.sessions):
         if home.setdefault(session.id, index) != index:
@@ -123,7 +123,6 @@ def _trained(group: Group, credit: Credit) -> int:
 
 
 def _tokens(group: Group, shares: Mapping[NodeKey, object]) -> dict[NodeKey, int]:
-    """The trained tokens of each node of a group."""
     found: dict[NodeKey, int] = {}
     for session in group.sessions:
         ends = session.partly_used()

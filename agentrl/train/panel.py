@@ -49,7 +49,7 @@ class Progress:
     unit: str = ""
     began: float = field(default_factory=time.monotonic)
     detail: Callable[[], str] = str
-    """The current text beside it."""
+    """The current text beside the bar."""
 
     def __post_init__(self) -> None:
         self._first = self.done

@@ -46,7 +46,7 @@ class Asked:
     colocated: int | None = None
 
     def wanted(self, memory: float = 0.0) -> Wanted:
-        """For the placement; `memory` is what a trainer's rank needs on its GPU, in GiB.
+        """Return the request for the placement; `memory` is what a trainer's rank needs on its GPU, in GiB.
 
         Raises:
             ConfigError: engines are to be on the trainer's GPUs, and one of both has none.

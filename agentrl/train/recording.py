@@ -38,7 +38,7 @@ from agentrl.types import Engine, Session
 BY_TIME = ("time/", "idle/", "throughput/", "stream/", "groups/", "resumed/", "signal/")
 """Metrics that depend on speed, on groups that were discarded or left out, or on interruptions: not compared."""
 EVALUATED = "eval/mean"
-"""In the rows of steps that were evaluated: a process's last step is not, since the run is evaluated after it."""
+"""The metric of steps that were evaluated: a process's last step is not, since the run is evaluated after it."""
 UNLIMITED = {"turn_timeout": 1e8, "timeout": 1e9, "group_deadline": None, "max_replaced": 0}
 """Rollout settings of a rerun: nothing is ended by the clock, and no group is replaced that the recording trained."""
 
@@ -186,7 +186,6 @@ def _row_check(run: Path) -> Any:
 
 
 def _cpu() -> str:
-    """The CPU's model, as the system names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -27,7 +27,7 @@ from agentrl.types import MAIN, Message, Session, Task
 EXAMINED = 16
 """Tasks of a split that are opened."""
 SECONDS = 1.0
-"""After so long no further one is."""
+"""Seconds after which no further task is opened."""
 MEASURED = 10_000
 """Tasks whose data is measured, evenly spread."""
 _log = logging.getLogger(__name__)

@@ -189,7 +189,7 @@ class RunFolder:
         return folder
 
     def go_on(self, start: int = 0) -> None:
-        """Once all is loaded: restore the folder's state after the step `start`."""
+        """Restore the folder's state after the step `start`, once all is loaded."""
         self.drop_after(start)
         if self.checkpoint is None or start == step_of(self.checkpoint):
             (self.path / STREAM).unlink(missing_ok=True)  # of steps that are taken otherwise

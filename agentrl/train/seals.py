@@ -234,7 +234,7 @@ class Seals:
         self._load().add(seal, digest(line))
 
     def _grown(self, coming: Mapping[str, bytes] | None) -> Lines:
-        """By file how many lines it will have, and the digest of those that no seal has yet."""
+        """By file the number of lines that it will have, and the digest of those that no seal has yet."""
         known, grown = self._load(), dict[str, tuple[int, str]]()
         for name in FILES:
             data = known.unsealed(self.run / name) + (coming or {}).get(name, b"")
@@ -282,7 +282,6 @@ class _Known:
     model: str = ""
 
     def add(self, seal: Seal, line: str) -> None:
-        """Another seal, and the digest of its line."""
         self.last, self.step = line, max(self.step, seal.step)
         self.lines |= {name: count for name, (count, _) in seal.lines.items()}
         if seal.start:

@@ -87,7 +87,7 @@ class Sequences:
         return dataclasses.replace(self, token=token[keep], **pairs)
 
     def to(self, device: torch.device | str) -> Sequences:
-        """The same on a device."""
+        """Return the sequences on a device."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return Sequences(**{name: tensor.to(device) for name, tensor in fields.items() if tensor is not None})
 

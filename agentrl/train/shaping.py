@@ -145,7 +145,7 @@ def format_penalty(session: Session, node: int, shaping: ShapingConfig) -> float
 
 
 def length_rewards(groups: Sequence[Group]) -> dict[str, float]:
-    """By session: 0.5 - (its length - the group's shortest) / (longest - shortest), at most 0 unless its score is > 0.
+    """Return 0.5 - (length - group's shortest) / (longest - shortest) by session, at most 0 unless its score is > 0.
 
     Kimi k1.5 (arXiv:2501.12599, section 2.3.3); 0 where all are of one length.
     """

@@ -31,7 +31,7 @@ class Stamp(NamedTuple):
 
     temperature: float = 1.0
     version: int = -1
-    """The policy's; -1 where no engine sampled it."""
+    """The policy's version; -1 where no engine sampled it."""
     view: tuple[float, ...] = ()
     """A centralised critic's input besides the path; empty where there is none."""
 

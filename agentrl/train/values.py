@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agentrl.train.forest import Forest
 
 Values = dict[NodeKey, list[float]]
-"""For each token of a node a number, such as the value of the state before it, by session and node."""
+"""A number for each token of a node, such as the value of the state before it, by session and node."""
 
 
 def compute_values(

@@ -222,7 +222,7 @@ class Algorithm:
         self.adaptive.update(self.config, metrics)
 
     def snapshot(self) -> dict[str, Any]:
-        """All that changes from step to step, as JSON: `state`, and what `adaptive` holds."""
+        """Return all that changes from step to step, as JSON: `state`, and what `adaptive` holds."""
         return {"own": self.state(), "adaptive": self.adaptive.state()}
 
     def load_snapshot(self, snapshot: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ class DapoConfig(GrpoConfig):
 
 
 class Dapo(Grpo):
-    """DAPO: the module describes it."""
+    """The DAPO algorithm."""
 
     name = "dapo"
     settings = DapoConfig

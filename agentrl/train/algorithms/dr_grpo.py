@@ -21,7 +21,7 @@ class DrGrpoConfig(GrpoConfig):
 
 
 class DrGrpo(Grpo):
-    """Dr. GRPO: the module describes it."""
+    """The Dr. GRPO algorithm."""
 
     name = "dr_grpo"
     settings = DrGrpoConfig

@@ -80,7 +80,7 @@ class Gigpo(Grpo):
 
 
 def step_returns(session: Session, gamma: float) -> Iterator[tuple[int, State, float, float]]:
-    """For each path and each of its trainable turns: the turn, its state, its discounted return, and the path's weight.
+    """Yield for each path and each of its trainable turns: the turn, its state, discounted return, and path weight.
 
     Returns are discounted turn by turn. A path of a forked session weighs what it is of the session, any other 1.
     """

@@ -22,7 +22,7 @@ class GrpoConfig(PolicyGradientConfig):
 
 
 class Grpo(PolicyGradient):
-    """GRPO: the module describes it."""
+    """The GRPO algorithm."""
 
     name = "grpo"
     settings = GrpoConfig

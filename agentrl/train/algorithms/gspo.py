@@ -19,7 +19,7 @@ class GspoConfig(GrpoConfig):
 
 
 class Gspo(Grpo):
-    """GSPO: the module describes it."""
+    """The GSPO algorithm."""
 
     name = "gspo"
     settings = GspoConfig

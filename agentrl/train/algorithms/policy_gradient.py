@@ -66,7 +66,7 @@ class PolicyGradient(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        """By the class and the policy loss."""
+        """The needs of the class and the policy loss."""
         return Needs(
             critic=self.critic,
             reward_model=self.reward_model,
@@ -79,7 +79,7 @@ class PolicyGradient(Algorithm):
 
     @property
     def affine(self) -> bool:
-        """As the policy loss is."""
+        """True where the policy loss is affine."""
         return self.policy_loss.affine
 
     @property

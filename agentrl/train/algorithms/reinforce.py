@@ -27,7 +27,7 @@ class ReinforceConfig(UnclippedConfig):
 
 
 class Reinforce(PolicyGradient):
-    """REINFORCE: the module describes it."""
+    """The REINFORCE algorithm."""
 
     name = "reinforce"
     settings = ReinforceConfig

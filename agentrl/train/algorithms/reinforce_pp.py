@@ -36,7 +36,7 @@ class ReinforcePp(PolicyGradient):
 
 
 class ReinforcePpBaseline(ReinforcePp):
-    """The same after each return is compared with its group's mean."""
+    """REINFORCE++ on returns less their group's mean."""
 
     name = "reinforce_pp_baseline"
     about = About(

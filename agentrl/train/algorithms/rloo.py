@@ -15,7 +15,7 @@ from agentrl.types import Group
 
 
 class Rloo(PolicyGradient):
-    """RLOO: the module describes it."""
+    """The RLOO algorithm."""
 
     name = "rloo"
     settings = UnclippedConfig

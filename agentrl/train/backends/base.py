@@ -45,7 +45,7 @@ class Computing(Protocol):
         ...
 
     def logprobs(self, forests: Sequence[Forest], *, reference: bool = False) -> list[Tensor]:
-        """For each forest the log-probability of every trained token, [T], 0 elsewhere."""
+        """Return each forest's log-probabilities of trained tokens, [T], 0 elsewhere."""
         ...
 
 
@@ -54,7 +54,7 @@ class Rewarder(Computing, Protocol):
     """A trainer with a reward model where the phase's algorithm needs one; other trainers refuse such algorithms."""
 
     def token_rewards(self, forests: Sequence[Forest]) -> list[Tensor]:
-        """For each forest the process reward of every trained token, [T], 0 elsewhere."""
+        """Return each forest's process rewards of trained tokens, [T], 0 elsewhere."""
         ...
 
 
@@ -63,7 +63,7 @@ class Critic(Computing, Protocol):
     """A trainer with a critic where the phase's algorithm needs one; other trainers refuse such algorithms."""
 
     def values(self, forests: Sequence[Forest], start: float = 0.0) -> list[Tensor]:
-        """For each forest the value of the state before every trained token, [T], 0 elsewhere.
+        """Return each forest's values of the states before trained tokens, [T], 0 elsewhere.
 
         At its first call in a phase, a critic predicts `start` everywhere.
         """
@@ -118,7 +118,7 @@ class Averager(Trainer, Protocol):
     """A trainer that may keep a moving average of its weights (`average_decay`)."""
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """As `weights`, of the average.
+        """Yield the averaged weights, as `weights` does.
 
         Raises:
             InvalidInput: it keeps none.
@@ -164,7 +164,7 @@ class Leasable(Trainer, Protocol):
         ...
 
     def leased(self) -> AbstractContextManager[None]:
-        """Meanwhile only the other process calls the trainer.
+        """Let only the other process call the trainer meanwhile.
 
         Where the block raises, the trainer is ended, because it is not known what it computed last. The error gets a
         note of each of the trainer's processes that has ended by itself.

@@ -53,7 +53,7 @@ class ValueHead(nn.Module):
         return _values(states, seen, self.weight, self.view, self.bias)
 
     def fixed(self, states: Tensor, seen: Tensor | None = None) -> Tensor:
-        """The same; a gradient reaches the hidden states and not the head."""
+        """Return the values for a gradient that reaches the hidden states and not the head."""
         view = None if self.view is None else self.view.detach()
         return _values(states, seen, self.weight.detach(), view, self.bias.detach())
 

@@ -22,7 +22,7 @@ from agentrl.train.forest import Rows
 CHUNK_ELEMENTS = 1 << 24
 """Logits of one chunk: 64 MB in float32, several times that with what softmax keeps."""
 GPU_CHUNK_ELEMENTS = 1 << 26
-"""The same on a GPU, where each chunk reads and writes the whole gradient of the head."""
+"""`CHUNK_ELEMENTS` on a GPU, where each chunk reads and writes the whole gradient of the head."""
 NEVER = -1e30
 """The logit of a padded vocabulary's entries: finite, so that 0 * logit is 0."""
 
@@ -41,7 +41,7 @@ class Logits:
 
     @classmethod
     def of(cls, config: Any) -> Logits:
-        """As a transformers configuration says: Cohere multiplies by `logit_scale`, Granite has a divisor."""
+        """Read a transformers configuration: Cohere multiplies by `logit_scale`, Granite has a divisor."""
         text = config.get_text_config()
         scale = getattr(text, "logit_scale", None) or 1.0
         divisor = getattr(text, "logits_scaling", None) or 1.0
@@ -123,7 +123,7 @@ def chunk_on(device: torch.device) -> int:
 
 
 def _precision(head: Any, states: Tensor) -> torch.dtype | None:
-    """In which precision a head that is a plain matrix is computed; None: it is none, or of another precision."""
+    """The precision of a head that is a plain matrix; None: it is none, or of another precision."""
     if type(head) is not nn.Linear or getattr(head, "bias", None) is not None:
         return None
     kind = states.device.type

@@ -19,7 +19,7 @@ SCALE = "match_rms_adamw"
 """Updates are as large as AdamW's (Moonlight, arXiv:2502.16982), so one learning rate suits both."""
 
 Updates = Mapping[Tensor, tuple[Tensor, float]]
-"""Of each parameter: what to orthogonalise, spread as the parameter is, and the learning rate."""
+"""Each parameter's matrix to orthogonalise, spread as the parameter is, and the learning rate."""
 
 
 def orthogonal_step(update: Tensor, lr: float) -> Tensor:

@@ -299,11 +299,9 @@ class TorchTrainer(Learner[Batch]):
         return found
 
     def _states(self, trunk: nn.Module, batch: Batch) -> Tensor:
-        """The hidden states that predict each row: [P, d]."""
         return self.whole(lambda: self._hidden(trunk, batch)[batch.rows.predictor])
 
     def _hidden(self, trunk: nn.Module, batch: Batch) -> Tensor:
-        """The last hidden states: [T, d]."""
         set_plan(trunk, batch.states)
         with self._precision():
             out = trunk(input_ids=batch.token_ids, position_ids=batch.position, use_cache=False, forest_plan=batch.plan)
@@ -311,7 +309,6 @@ class TorchTrainer(Learner[Batch]):
         return hidden
 
     def _logps(self, model: nn.Module, hidden: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of each row: [P], [P]."""
         with self._precision():
             head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
             return token_logps(head, before_head(model)(hidden), rows, shape=self.logits)

@@ -239,13 +239,12 @@ def _sizes(total: int) -> list[int]:
 
 
 def _fsdp_splits(total: int) -> Iterator[tuple[Split, Numbers]]:
-    """Ways of sharing the model among data-parallel ranks."""
     for ranks in _sizes(total):
         yield from ((Split(data=ranks), numbers) for numbers in _numbers("fsdp"))
 
 
 def _numbers(trainer: Literal["megatron", "fsdp"]) -> Iterator[Numbers]:
-    """With and without recomputation, and with the optimizer's state in the CPU's memory."""
+    """Numbers with and without recomputation, and with the optimizer's state in the CPU's memory."""
     for recompute in (False, True):
         yield Numbers(trainer, recompute=recompute)
     yield Numbers(trainer, recompute=True, offloaded=True)
@@ -279,7 +278,6 @@ def _splits(shape: Shape, total: int, largest: int) -> Iterator[tuple[Split, Num
 
 
 def _nothing(shape: Shape, config: PlanConfig, nodes: Sequence[Node]) -> str:
-    """Say why no layout fits."""
     total, largest = sum(node.gpus for node in nodes), max((node.gpus for node in nodes), default=0)
     if not total:
         return "the cluster has no GPU; `agentrl train … dry_run=true` says what a run takes on CPUs"

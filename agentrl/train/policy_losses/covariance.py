@@ -151,7 +151,7 @@ class _BatchTokens:
         return (logp - math.fsum(logp) / len(self)) * (advantage - math.fsum(advantage) / len(self))
 
     def some_of(self, candidates: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
-        """At most `count` of the candidates, [N]: those with the lowest hashes."""
+        """Choose at most `count` of the candidates, [N]: those with the lowest hashes."""
         index = np.flatnonzero(candidates)
         if len(index) > count:
             named = [(forest, int(i)) for forest, place in zip(self.forests, self.places, strict=True) for i in place]
@@ -161,7 +161,6 @@ class _BatchTokens:
         return chosen
 
     def mark(self, chosen: NDArray[np.bool_]) -> None:
-        """Set `Forest.marked` of every forest; chosen: [N]."""
         ends = np.cumsum([len(place) for place in self.places], dtype=np.intp)
         for forest, place, part in zip(self.forests, self.places, np.split(chosen, ends)[:-1], strict=True):
             marked = forest.weight.new_zeros(len(forest)).bool()

@@ -226,7 +226,7 @@ def _path(session: Session, turn: int) -> tuple[Session, Node, int]:
 
 
 def _settings(config: RunConfig, session: Session) -> RunConfig:
-    """Those that the session was generated with, for one engine and no limits of other sessions' making.
+    """The settings that the session was generated with, for one engine and no limits of other sessions' making.
 
     Raises:
         ConfigError: the session was not the model's own.

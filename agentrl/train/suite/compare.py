@@ -30,7 +30,7 @@ class Change:
 
     @property
     def difference(self) -> float:
-        """By how much the second is better; what the order of a sum's terms decides is no difference."""
+        """The second's gain over the first; what the order of a sum's terms decides is no difference."""
         found = self.after - self.before
         return found if abs(found) > ROUNDING else 0.0
 
@@ -174,7 +174,7 @@ def _part(name: str, first: Sequence[Mapping[str, Any]], second: Sequence[Mappin
 
 
 def _scores(scores: Sequence[Mapping[str, Any]]) -> Iterator[tuple[tuple[str, str], Sequence[float]]]:
-    """By id and data, the scores of each task that has any."""
+    """The scores of each task that has any, by id and data."""
     for task in scores:
         if task["scores"]:
             yield (task["task"], task["digest"]), task["scores"]

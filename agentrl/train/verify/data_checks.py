@@ -1,4 +1,4 @@
-"""Is each task what its number says? One index is one task as long as the data is the same (`envs.identity`)."""
+"""A check that each task is what its number says: one index is one task as long as the data is (`envs.identity`)."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Recorded:
         return max((int(row["step"]) for row in self.rows), default=0)
 
     def settings(self, step: int) -> RunConfig:
-        """Those that a step (from 1) was taken with."""
+        """Return the settings that a step (from 1) was taken with."""
         return next((config for after, config in reversed(self.starts) if after < step), self.starts[0][1])
 
     def is_sealed(self, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""Is each file what it was when the run wrote it (`train.seals`)? Nothing but digests is compared here."""
+"""A check that each file is as the run wrote it (`train.seals`). Nothing but digests is compared here."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ OTHERWISE = "messages of users that the tokenizer writes otherwise"
 MARKUP = ("<", "[")
 """The beginnings of a format's own text, which is taken out of a message's."""
 LONGEST = 500
-"""Characters of a word before markup within it."""
+"""The most characters of a word before markup within it."""
 SPLITS = 8
 """The most pieces of markup within a word: without a bound, one text would take as long as somebody likes."""
 _BETWEEN = re.compile(r"[\s\ufffd]+")
@@ -65,7 +65,6 @@ class Texts:
 
 
 def _words(text: str) -> str:
-    """A text without what is between its words."""
     return _BETWEEN.sub("", text)
 
 

@@ -67,7 +67,6 @@ def load(rank: FsdpRank, path: Path) -> None:
 
 
 def _settings(rank: FsdpRank) -> dict[str, str]:
-    """The settings that the tensors depend on, besides the model."""
     return {"trainer.optimizer": rank.config.optimizer}
 
 

@@ -113,7 +113,7 @@ class ForestAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no 
         return out.reshape(length, 1, -1)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
-        """In the form of Megatron's checkpoints."""
+        """Return the state in the form of Megatron's checkpoints."""
         return make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True),
             prefix,

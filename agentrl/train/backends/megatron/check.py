@@ -1,4 +1,4 @@
-"""Does a model family compute the same on Megatron as in transformers? Tested on a tiny random model of its kind.
+"""A test that a model family computes the same on Megatron as in transformers, on a tiny random model.
 
 The configuration is shrunk but keeps the architecture: biases, norms, tied embeddings, grouped heads, how
 positions are scaled, how experts are chosen. transformers makes a random model of it and computes logits;

@@ -142,7 +142,6 @@ class Checkpoints:
             self._around = None
 
     def _settings(self) -> dict[str, str]:
-        """The settings that the tensors depend on, besides the model."""
         config = self.rank.config
         frozen = {"trainer.freeze": ", ".join(config.freeze)} if config.freeze else {}
         return {"trainer.dtype": config.dtype, "trainer.optimizer": config.optimizer, **frozen}

@@ -21,7 +21,7 @@ from agentrl.train.backends.parameters import rate_factor, require_matches
 
 EMBEDDING = "embedding.word_embeddings.weight"
 Factors = Mapping[Parameter, float]
-"""Of the learning rate, by parameter; 1 for those that are not in it."""
+"""The factor of the learning rate, by parameter; 1 for those that are missing."""
 
 
 def rate_factors(models: Sequence[Any], family: Family, config: ParameterConfig) -> Factors:

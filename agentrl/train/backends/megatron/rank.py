@@ -299,7 +299,7 @@ class Rank(Learner[Micro]):
         return export(self.models, self.family, to=0, dtype=dtype)
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The same of the average; the policy has its weights back at the end."""
+        """Yield the averaged weights; the policy has its weights back at the end."""
         if self.average is None:
             raise InvalidInput("the trainer keeps no average of its weights: trainer.average_decay is none")
         with self.average.exchanged():

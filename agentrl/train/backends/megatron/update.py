@@ -173,7 +173,7 @@ class Update:
 
 @contextlib.contextmanager
 def _without(parameters: Sequence[Parameter]) -> Iterator[None]:
-    """Meanwhile Megatron leaves these out of its optimizers."""
+    """Leave these parameters out of Megatron's optimizers meanwhile."""
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:

@@ -163,7 +163,6 @@ def _overload(plan: Sequence[Sequence[_Load]], update: Update) -> _Load | None:
 
 
 def _filled(plan: Sequence[Sequence[Work]], multiple: int) -> list[list[Work]]:
-    """The plan with fillers: of each update, then of none."""
     updates = [work.forest.updates for rank in plan for work in rank]
     members = {(epoch, member.place): member for each in updates for epoch, member in enumerate(each)}
     epochs = max(map(len, updates), default=0)

@@ -29,10 +29,10 @@ ELEMENTS = 1 << 22
 """Elements of a tensor at a time: a checksum takes 24 bytes for each."""
 
 Gather = Callable[[Any], list[Any]]
-"""Of one value from every rank, in their order, on every rank."""
+"""A function that gathers one value from every rank, in their order, on every rank."""
 
 Sums = dict[str, tuple[list[int], str, str]]
-"""By name: shape, type, checksum."""
+"""Shape, type and checksum by name."""
 
 
 def checksum(tensor: Tensor) -> str:

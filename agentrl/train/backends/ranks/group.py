@@ -269,7 +269,6 @@ class Ranks:
 
 
 def _python(environment: Mapping[str, str], descriptor: int) -> subprocess.Popen[bytes]:
-    """A rank as a new Python."""
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", WORKER, str(descriptor)],
         stdin=subprocess.DEVNULL,

@@ -105,7 +105,7 @@ class RankTrainer(RankComputing):
         self._algorithm = make_algorithm(algo)
 
     def allowed(self, algo: AlgoConfig) -> AlgoConfig:
-        """The same settings.
+        """Return the settings as they are; subclasses refuse some.
 
         Raises:
             ConfigError: they need what this trainer does not have.
@@ -127,12 +127,12 @@ class RankTrainer(RankComputing):
         return self.ranks.stream("weights")
 
     def averaged_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The same of their average; see `Averager.averaged_weights`."""
+        """Yield the averaged weights; see `Averager.averaged_weights`."""
         return self.ranks.stream("averaged_weights")
 
     @property
     def save_weights(self) -> Save | None:
-        """Has rank 0 write weights on its node; None where ranks are beside this process."""
+        """The function that has rank 0 write weights on its node; None where ranks are beside this process."""
         return self._save_weights if isinstance(self.ranks, PlacedRanks) else None
 
     def _save_weights(

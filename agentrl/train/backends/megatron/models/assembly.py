@@ -1,4 +1,4 @@
-"""From a configuration to this rank's part of a Megatron model.
+"""The assembly of this rank's part of a Megatron model from a configuration.
 
 Sizes of the parallel groups are read from Megatron's own parallel state, which must be initialised; so a
 model can't be built for another layout than the one that runs. Weights are not initialised: `weights.load` fills
@@ -56,7 +56,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
 }
-"""By the names that configurations have for them (transformers.activations)."""
+"""Activations by their names in configurations (transformers.activations)."""
 
 COMMON: dict[str, Any] = {
     "normalization": "RMSNorm",

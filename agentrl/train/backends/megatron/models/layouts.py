@@ -69,7 +69,7 @@ class Layout(ABC):
     """True where experts are shards of one tensor, and not each a tensor of its own."""
 
     def filed(self, local: Shape) -> Shape:
-        """The shape of a shard as the files have it."""
+        """Return the shape of a shard as the files have it."""
         return local
 
     def outward(self, shard: Tensor) -> Tensor:
@@ -86,12 +86,12 @@ class Layout(ABC):
 
     @abstractmethod
     def shards(self, local: Shape, count: int, sizes: Sizes) -> list[list[Piece]]:
-        """For each of `count` shards of shape `local`, its pieces in order; they lie along `dim` of the shard."""
+        """List the pieces of each of `count` shards of shape `local`, in order; they lie along `dim` of the shard."""
 
 
 @dataclass(frozen=True)
 class Whole(Layout):
-    """The same on every rank."""
+    """A parameter that is the same on every rank."""
 
     name: str
     precise: bool = False
@@ -240,7 +240,6 @@ def _grouped(parts: Sequence[tuple[str, int]], size: int, count: int, sizes: Siz
 
 
 def _interval(order: list[Piece], start: int, stop: int) -> Iterator[Piece]:
-    """The parts of the joined pieces between two places."""
     at = 0
     for piece in order:
         first, last = max(start - at, 0), min(stop - at, len(piece))
