@@ -23,7 +23,7 @@ class ModelActor:
         self.sampling = sampling
 
     def greedy(self) -> ModelActor:
-        """The same at temperature 0."""
+        """Return the actor at temperature 0."""
         return ModelActor(replace(self.sampling, temperature=0.0))
 
     async def act(self, conversation: Conversation, env: Env, turn: int, deadline: float) -> Node:

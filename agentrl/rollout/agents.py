@@ -64,7 +64,7 @@ class OpenSession(Protocol):
         ...
 
     async def broken(self) -> None:
-        """Until the session can't go on; does not return otherwise.
+        """Wait until the session can't go on; does not return otherwise.
 
         Raises:
             Departed: it is run again, and a recorded request does not come.
@@ -323,7 +323,6 @@ async def _tail(stream: asyncio.StreamReader) -> str:
 
 
 async def _end_group(process: asyncio.subprocess.Process) -> None:
-    """Send the group's remaining processes SIGTERM, then SIGKILL."""
     for number, seconds in ((signal.SIGTERM, KILL_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)

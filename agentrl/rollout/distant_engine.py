@@ -101,7 +101,7 @@ class DistantEngine:
                     return
 
     async def score(self, input_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """Log-probability of each token given those before it."""
+        """Return the log-probability of each token given those before it."""
         connection = self._calls.connection
         found: list[float] = await connection.call("score", self._policy, list(input_ids), temperature, timeout=None)
         return found
@@ -112,7 +112,7 @@ class DistantEngine:
         return found
 
     def version(self) -> int:
-        """Unknown here: each turn says which version generated it."""
+        """Return 0: each turn says which version generated it."""
         return 0
 
     async def publish(self, weights: Any, version: int) -> None:

@@ -37,7 +37,7 @@ class DistantRecorder:
         await self._call("begin", replace(session, nodes=[]), state)
 
     def update(self, session: Session, state: bytes | None = None) -> None:
-        """Nothing: what comes in between is sent with the session's end."""
+        """Do nothing: what comes in between is sent with the session's end."""
 
     async def end(self, session: Session) -> None:
         """Store a session as it ended; raises as `resume` does."""

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 OVERTIME = 60.0
 """Seconds after which a session's worker is given up, beyond those of its episode and as many for its rewards."""
 CPUS = 1.0
-"""Of Ray's logical CPUs, for each environment worker."""
+"""Ray's logical CPUs for each environment worker."""
 Left = tuple[float, float] | None
 """A group's deadline: its seconds in all, and those that are left."""
 
@@ -73,7 +73,7 @@ class EnginePolicy:
 
 
 ByEngine = Mapping[str, EnginePolicy]
-"""Such policies of a session, by agent; of all other agents the worker knows itself who plays them."""
+"""Such policies of a session, by agent; the worker knows who plays all other agents."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,6 @@ class InWorkers:
         return found
 
     async def _stored(self, rollouts: Rollouts, session: Session) -> Session:
-        """Store a session whose worker can't."""
         session.started = session.ended = time.time()
         if session.attempt:
             session.count("infra_retries", session.attempt)
@@ -303,7 +302,7 @@ async def in_workers(
     gateways: Pool | None = None,
     holding: Holding | None = None,
 ) -> AsyncIterator[Rollouts]:
-    """The same rollouts, played by `cluster.environments` workers; as they are where there are none.
+    """Open rollouts played by `cluster.environments` workers; the given ones where there are none.
 
     Args:
         config: the run's.

@@ -11,7 +11,7 @@ from agentrl.registry import Registry
 from agentrl.types import GREEDY, Group, Status
 
 Measure = Callable[[Group], float]
-"""Of a finished group: as a filter, whether to train on it; as a priority, which goes first, the largest."""
+"""A number of a finished group: as a filter, whether to train on it; as a priority, which goes first, the largest."""
 
 
 def signal(group: Group) -> float:

@@ -1,4 +1,4 @@
-"""At which turns a session is forked (`rollout.branch`): rules by name, an import path, or a function of one's own.
+"""Rules that say at which turns a session is forked (`rollout.branch`): by name, import path, or a function.
 
 A rule sees what was there before the turn, and nothing of what came of it: neither rewards nor how a session ended. So
 a fork does not depend on what is sampled at it: the session's own turn and its other continuations are equally likely,
@@ -110,7 +110,7 @@ class EntropyConfig(BranchConfig):
 
 
 class Entropy(ForkRule):
-    """After turns that the policy was uncertain in."""
+    """A fork after turns that the policy was uncertain in."""
 
     settings = EntropyConfig
     config: EntropyConfig

@@ -38,7 +38,7 @@ from agentrl.types import Capabilities, Sampling, Session, Status
 
 logger = logging.getLogger(__name__)
 CPUS = 1.0
-"""Of Ray's logical CPUs, for each gateway worker."""
+"""Ray's logical CPUs for each gateway worker."""
 CALL_SECONDS = 60.0
 """Seconds that a worker may take to open a session, and to end it; then it is given up."""
 
@@ -108,7 +108,7 @@ class GatewayRole:
                     del self._sessions[session.id]
 
     async def finish(self, session_id: str, status: Status, error: str | None) -> Session:
-        """End the session and return it."""
+        """End the session and return its record."""
         return await self._sessions[session_id].finish(status, error)
 
     async def _served(self) -> LocalGateway:
@@ -173,7 +173,7 @@ class DistantSession:
         await asyncio.shield(self._watching)
 
     async def finish(self, status: Status, error: str | None) -> Session:
-        """End the session and return it."""
+        """End the session and return its record."""
         found: Session = await self._worker.call("finish", self._id, status, error, timeout=CALL_SECONDS)
         return found
 

@@ -95,7 +95,7 @@ class LocalSession:
         await asyncio.shield(self._failed)
 
     async def finish(self, status: Status, error: str | None) -> Session:
-        """End the session and return it."""
+        """End the session and return its record."""
         await self.end(status, error)
         if self._failed.done():  # the program's failed request may have ended it first
             self._failed.result()
@@ -110,7 +110,7 @@ class LocalSession:
 
 
 def listening_place(where: GatewayConfig) -> tuple[str, str, Tls | None]:
-    """Of a gateway of this process: the address that it binds to, the name that programs use, and its certificate.
+    """Return a gateway's address to bind to, the name that programs use, and its certificate.
 
     Raises:
         ConfigError: the certificate can't be used.

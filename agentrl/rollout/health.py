@@ -100,7 +100,6 @@ def failures(sessions: Sequence[Session]) -> str:
 
 
 def _kinds(failed: Sequence[Session]) -> str:
-    """Count failed sessions by the way they failed, in words."""
     kinds = Counter(INVALID.get(invalid(session)) or session.status.name for session in failed)
     return ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
 
@@ -191,7 +190,7 @@ class Health:
         return self._streaks[kind]
 
     def _lasting(self, kind: str, lasts: bool) -> int:
-        """For how many steps a condition has lasted, where that is to be reported; else 0."""
+        """The steps for which a condition has lasted, where that is to be reported; else 0."""
         streak = self._streak(kind, lasts)
         return streak if streak in _REPORTED else 0
 

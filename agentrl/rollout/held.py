@@ -192,7 +192,7 @@ def calls_of(session: Session) -> ToolCalls:
 
 
 def usage(sessions: Iterable[Session]) -> Usage:
-    """The tokens of all of the sessions, as an API counts them."""
+    """Return the tokens of all of the sessions, as an API counts them."""
     known = ((session, _facts(session)) for session in sessions)
     return sum((facts.usage if facts else usage_of(session) for session, facts in known), Usage())
 

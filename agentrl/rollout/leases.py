@@ -29,7 +29,7 @@ T = TypeVar("T")
 ANSWER_SECONDS = 60.0
 """Seconds that the run's process may take to answer a question about a lease."""
 REPORT_SECONDS = 5.0
-"""Between two reports that tokens came from an engine."""
+"""Seconds between two reports that tokens came from an engine."""
 GRACE = 1.0
 """Seconds in which a request that is to be aborted may end by itself, since its engine was told so first."""
 KEPT_SECONDS = 60.0
@@ -162,7 +162,7 @@ class Leases:
 
     @contextmanager
     def session(self, session: str) -> Iterator[None]:
-        """While a session lasts: what it has kept is given back in the end."""
+        """Hold a session; what it has kept is given back in the end."""
         try:
             yield
         finally:

@@ -35,7 +35,7 @@ SCRIPTS: Mapping[str, Actor] = {"expert": EXPERT, "demonstrator": DEMONSTRATOR, 
 
 @asynccontextmanager
 async def open_partners(config: RunConfig, start: Path | None, folder: Path) -> AsyncIterator[Partners]:
-    """For each agent that a policy of `config.policies` plays what plays it; all is closed in the end.
+    """Open what plays each agent that a policy of `config.policies` plays; all is closed in the end.
 
     Args:
         config: the run's.

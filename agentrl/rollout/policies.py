@@ -47,7 +47,7 @@ class Policy:
 
     @property
     def version(self) -> int:
-        """The version that its engine generates with: how often weights were published to it."""
+        """The version that the engine generates with: how often weights were published."""
         return 0 if self.engine is None else self.engine.version()
 
     def turn_generator(self, limits: RolloutConfig) -> TurnGenerator:
@@ -68,7 +68,7 @@ class Partner(Protocol):
 
     @property
     def policies(self) -> Sequence[Policy]:
-        """Those that it plays by, with their engines."""
+        """The policies that play, with their engines."""
         ...
 
     def plays(self, session: Session) -> tuple[Policy, Actor] | None:
@@ -94,7 +94,7 @@ class Fixed:
 
 
 Partners = Mapping[str, Partner]
-"""By the agent that each plays."""
+"""Partners by the agent that each plays."""
 
 
 @asynccontextmanager

@@ -50,7 +50,7 @@ class RerunRollouts(Rollouts):
 
     @staticmethod
     def of(rollouts: Rollouts, recording: Recording) -> RerunRollouts:
-        """The same, for a rerun."""
+        """Return the rollouts for a rerun."""
         own = {item.name: getattr(rollouts, item.name) for item in fields(rollouts) if item.init}
         return RerunRollouts(**own, recording=recording)
 

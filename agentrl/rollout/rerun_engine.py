@@ -187,7 +187,7 @@ class RerunEngine(ManagedEngine):
         same(where, node.logprobs[at:], logprobs, at - opening, "log-probability")
 
     async def _reach(self, version: int, where: str) -> None:
-        """Until the engine has a version."""
+        """Wait until the engine has a version."""
         while self.inner.version() < version:
             await self._wait()
         if self.inner.version() > version:
@@ -205,7 +205,7 @@ class RerunEngine(ManagedEngine):
             raise self._error
 
     def fail(self, error: BaseException) -> None:
-        """A session failed: whoever waits for its tokens fails with it."""
+        """Fail whoever waits for a failed session's tokens."""
         self._error = self._error or error
         self._changed.set()
 

@@ -141,7 +141,7 @@ class Worker:
             )
 
     async def _run(self) -> int:
-        """Run it to its end; cancelling this ends it."""
+        """Run the worker to its end; cancelling this ends the worker."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", __name__),
             stdin=asyncio.subprocess.PIPE,

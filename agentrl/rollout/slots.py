@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 
 class Slots:
-    """At most `count` sessions at once.
+    """Slots for at most `count` sessions at once.
 
     Of those that wait the one with the lowest priority number goes first, and of equals the one that came first. With
     a group's number as the priority the oldest group ends first.

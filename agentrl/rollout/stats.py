@@ -133,7 +133,7 @@ class TaskScores:
 
     @classmethod
     def of(cls, group: Group) -> TaskScores:
-        """Those of a group's sessions."""
+        """Return the scores of a group's sessions."""
         task = group.task
         try:
             data = json.dumps(task.data, sort_keys=True, default=str).encode()

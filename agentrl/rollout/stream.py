@@ -368,7 +368,7 @@ class Stream:
         self._discard_stale()
 
     def carry_over(self, store: Store, version: int) -> None:
-        """After `restore`: let groups that were in progress go on from what the store has of them.
+        """Let groups that were in progress go on from what the store has of them, after `restore`.
 
         Args:
             store: the run's.

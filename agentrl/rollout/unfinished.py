@@ -135,7 +135,6 @@ class LeftSessions:
                 return
 
     def _keep(self, row: Summary) -> None:
-        """Keep the newest attempt at a session."""
         known = self._found.get((row.group, row.sample))
         if known is None or known.attempt < row.attempt:
             self._found[row.group, row.sample] = row

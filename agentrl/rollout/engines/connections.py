@@ -140,7 +140,6 @@ class Connection(asyncio.Protocol):
         self._begin()
 
     def _begin(self) -> None:
-        """Nothing of an answer has come."""
         self._body, self._head_bytes = bytearray(), 0
         self._headed = self._framed = self._ended = self._kept = False
 
@@ -165,7 +164,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing comes any more, which ends an answer whose length was not said."""
+        """End an answer whose length was not said: nothing comes any more."""
         self._ended = self._ended or (self._headed and not self._framed)
         self._broken = self._broken or BrokenConnection("the server hung up")
         self._wake()
@@ -202,7 +201,7 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     async def _more(self) -> None:
-        """Until more has come than what has been looked at.
+        """Wait until more has come than what has been looked at.
 
         Raises:
             BrokenConnection: nothing does, or not HTTP.

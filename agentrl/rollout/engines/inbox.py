@@ -13,7 +13,7 @@ from agentrl.errors import DeadlineExceeded
 
 @contextmanager
 def ended_by(deadline: float | None, inbox: asyncio.Queue[Any], request_id: str) -> Iterator[None]:
-    """Meanwhile, once the deadline has passed, a `DeadlineExceeded` arrives behind what had come before.
+    """Put a `DeadlineExceeded` behind what had come before, once the deadline has passed.
 
     Args:
         deadline: in seconds of `time.monotonic()`; None is none.

@@ -207,7 +207,7 @@ class LocalEngine(ManagedEngine):
 
     @property
     def receiver(self) -> Receiver:
-        """By `publish`, with a checksum."""
+        """The receiver by `publish`, with a checksum."""
         return EngineReceiver(self, self.checksum)
 
     async def checksum(self) -> str:

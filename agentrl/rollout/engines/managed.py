@@ -50,12 +50,12 @@ class ManagedEngine:
         return EngineReceiver(self._engine)
 
     async def scores(self, input_ids: Sequence[int], temperature: float = 1.0) -> dict[str, list[float]]:
-        """`Engine.score` by name, of every engine behind it."""
+        """Return `Engine.score` by name, of every engine behind it."""
         engine = self._engine
         return {engine.capabilities.name: await engine.score(input_ids, temperature)}
 
     async def checksums(self) -> dict[str, str]:
-        """By name, of every engine behind it, its own digest of its weights; '' where it has none."""
+        """Return each engine's own digest of its weights, by name; '' where it has none."""
         return {self._engine.capabilities.name: await self.receiver.checksum()}
 
     async def sleep(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:

@@ -1,4 +1,4 @@
-"""From typed settings to a server's command line, and what is required of the interpreter that runs it.
+"""A server's command line from typed settings, and the demands on the interpreter that runs it.
 
 A server has hundreds of options and they change with every version, so `engine.server.*` passes them on by their
 own names instead of listing them again: types are checked here, names by the server's own parser, whose message

@@ -12,7 +12,7 @@ from torch import Tensor
 DECODE_ROWS = 4
 """Query rows for each key-value head of a decoding token, at least."""
 SHARED_ROWS = 16
-"""Query rows of decoding tokens that are multiplied with one row's keys together: a multiple of this."""
+"""Query rows of decoding tokens that are multiplied with one row's keys together are a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True)

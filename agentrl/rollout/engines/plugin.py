@@ -62,7 +62,7 @@ class EnginePlugin:
         return "disk"
 
     def beside_trainer(self, config: Any) -> Any:
-        """Its settings for a run that trains while it generates."""
+        """Return its settings for a run that trains while it generates."""
         return config
 
     def ranks(self, config: Any) -> int:
@@ -70,7 +70,7 @@ class EnginePlugin:
         return 1
 
     def sleeping(self, config: Any) -> Any:
-        """Its settings for `fleet.colocated`: engines give their GPU memory back and take it again.
+        """Return its settings for `fleet.colocated`: engines give their GPU memory back and take it again.
 
         Raises:
             ConfigError: it can't do that.
@@ -137,7 +137,7 @@ class ServerPlugin(FactoryPlugin):
             options.check_version(options.interpreter(config), self.packages, *self.supported)
 
     def ranks(self, config: ServerConfig) -> int:
-        """As the server's own options say."""
+        """Return the ranks in the server's own options."""
         found = 1
         for names in self.rank_options:
             values = (config.server.get(name, config.server.get(name.replace("_", "-"))) for name in names)

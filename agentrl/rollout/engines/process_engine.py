@@ -101,7 +101,7 @@ class ProcessEngine(ManagedEngine):
             raise error if isinstance(error, EngineError) else EngineError(str(error)) from None
 
     async def start(self) -> None:
-        """Until the model is loaded; whatever comes first calls it, so it need not be called.
+        """Wait until the model is loaded; whatever comes first calls it, so it need not be called.
 
         Raises:
             ConfigError: the settings do not suit the model.
@@ -183,7 +183,7 @@ class ProcessEngine(ManagedEngine):
 
     @property
     def receiver(self) -> Receiver:
-        """By folders, with a checksum."""
+        """The receiver by folders, with a checksum."""
         return _FolderReceiver(self)
 
     async def checksum(self) -> str:

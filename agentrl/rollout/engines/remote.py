@@ -126,7 +126,7 @@ class RemoteEngine(ManagedEngine, ABC):
         return self._capabilities
 
     async def start(self) -> None:
-        """Until the server is ready; the first request calls it, so it need not be called.
+        """Wait until the server is ready; the first request calls it, so it need not be called.
 
         Raises:
             EngineError: it died or took longer than `engine.start_timeout`; the log's tail is in the message.
@@ -151,7 +151,7 @@ class RemoteEngine(ManagedEngine, ABC):
             self._started = True
 
     async def _attach(self) -> None:
-        """Until a server that was running before is ready; it may just be very busy."""
+        """Wait until a server that was running before is ready; it may just be very busy."""
         end = time.monotonic() + ATTACH_SECONDS
         while not await self._probe():
             if time.monotonic() > end:
@@ -207,7 +207,6 @@ class RemoteEngine(ManagedEngine, ABC):
 
     @property
     def _admits(self) -> bool:
-        """True where requests need not wait."""
         return self._started and not self._closed and self._gate.is_set()
 
     async def _admitted_before(self, deadline: float | None, request_id: str) -> None:
@@ -221,7 +220,7 @@ class RemoteEngine(ManagedEngine, ABC):
             raise DeadlineExceeded(f"request {request_id!r} was not admitted before its deadline") from None
 
     async def _admitted(self) -> None:
-        """Until the server runs and is not paused."""
+        """Wait until the server runs and is not paused."""
         if not self._started or self._closed:
             await self.start()
         self._waiting += 1

@@ -137,7 +137,6 @@ class Runner:
 
     @torch.inference_mode()
     def _shapes(self, config: Any, stateful: set[int]) -> dict[int, LayerShape]:
-        """The shapes of each attention layer."""
         found, zero = Shapes(), torch.zeros(1, 1, dtype=torch.long, device=self.device)
         set_plan(self.model, lambda mixer, hidden: hidden)
         try:

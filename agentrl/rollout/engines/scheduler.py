@@ -176,7 +176,6 @@ class Scheduler:
         request.row = -1
 
     def _compact(self, rows: int) -> None:
-        """Move the running requests to the first rows."""
         for row in sorted(self.running, reverse=True):
             free = next((at for at in range(rows) if at not in self.running), None)
             if free is None or free > row:
@@ -217,7 +216,6 @@ class Scheduler:
         return self._score(logits[count:], scored) + self._sample(logits[:count], [r for r, _ in sampled])
 
     def _moving(self) -> list[Request]:
-        """The running requests that may continue."""
         return [r for r in self.running.values() if not self.frozen or r.sampling is None]
 
     def _decoding_rows(self, decode: list[Request]) -> int:

@@ -152,7 +152,7 @@ class ServerEngine(RemoteEngine):
 
     @property
     def reach(self) -> Reach | None:
-        """By the server's address, unless that is this machine's alone and other processes are on others."""
+        """The server's address, unless that is this machine's alone and other processes are on others."""
         url, server = self.client.url, self.server
         alone = is_loopback(urlsplit(url).hostname or "") and self.config.url is not None
         if self.info is None or (alone and cluster.current().name != "local"):
@@ -196,11 +196,9 @@ class ServerEngine(RemoteEngine):
         """True where a server of ours on this platform keeps to seeds."""
 
     def _max_context(self) -> int:
-        """Tokens of the longest path that the model allows."""
         return self.facts.context
 
     def _cache_block(self) -> int:
-        """Tokens that are cached together."""
         return 1
 
     # ---------------------------------------------------------------------------------------- starting

@@ -166,7 +166,6 @@ class SGLangEngine(ServerEngine):
         request.note_versions(spans, whole=meta["finish_reason"].get("type") != "abort")
 
     def _add_experts(self, request: OpenRequest, start: int | None, meta: dict[str, Any]) -> None:
-        """Take the routed experts that came with a request's end."""
         data = meta.get("routed_experts")
         if data is None or start is None or self.facts.experts is None:
             return

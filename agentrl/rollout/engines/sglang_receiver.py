@@ -48,7 +48,7 @@ class SGLangReceiver:
         await self.client.update_from_disk(str(folder), commit.version, flush=commit.flush)
 
     async def load_tensors(self, weights: Iterable[tuple[str, Any]], commit: LoadCommit) -> None:
-        """Not supported: the server is in another process."""
+        """Refuse: the server is in another process."""
         raise ConfigError("engine=sglang can't take weights.transport=inproc; allowed: disk, distributed, ipc")
 
     async def load_bucket(self, payloads: Sequence[str], commit: LoadCommit | None) -> None:

@@ -136,7 +136,7 @@ class VLLMEngine(ServerEngine):
         return _turn(request, ended)
 
     async def _take_scored(self, request: OpenRequest, sampled: list[int]) -> None:
-        """Tokens that were sampled from less than the vocabulary, with the log-probabilities that they have in it."""
+        """Take tokens that were sampled from less than the vocabulary, with their log-probabilities in it."""
         if sampled:
             temperature = request.sampling.temperature or 1.0
             path, start = [*request.ids, *sampled], len(request.ids)
@@ -261,7 +261,7 @@ class VLLMEngine(ServerEngine):
 
     @property
     def receiver(self) -> Receiver:
-        """By vLLM's own reload, checksums and sleep mode."""
+        """The receiver by vLLM's own reload, checksums and sleep mode."""
         return VLLMReceiver(self, self.client)
 
 

@@ -46,7 +46,7 @@ class Admission:
     async def attempt(
         self, request_id: str, prompt: bytes, deadline: float | None, started: int | None
     ) -> AsyncIterator[Member]:
-        """One attempt at a request, by the member that takes it.
+        """Make one attempt at a request, by the member that takes it.
 
         An engine's failure ends the block, without an error where another attempt may follow. Arguments are those of
         `leased`.

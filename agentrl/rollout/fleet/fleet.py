@@ -87,7 +87,7 @@ class Fleet(ManagedEngine):
         return self._roster.lost
 
     async def start(self) -> None:
-        """Until every engine is ready, or has been given up; what comes first need not wait for that.
+        """Wait until every engine is ready, or has been given up; what comes first need not wait for that.
 
         Raises:
             EngineError: none could be started.
@@ -109,7 +109,7 @@ class Fleet(ManagedEngine):
         await self._roster.drain(name)
 
     async def remove(self, name: str) -> None:
-        """Drain an engine, close it and forget it."""
+        """Drain an engine, close and forget it."""
         await self._roster.remove(name)
 
     # -------------------------------------------------------------------------------------- generating
@@ -148,7 +148,7 @@ class Fleet(ManagedEngine):
         raise EngineError(f"no engine scored a prompt of {len(input_ids)} tokens (fleet.max_attempts)")
 
     async def scores(self, input_ids: Sequence[int], temperature: float = 1.0) -> dict[str, list[float]]:
-        """The same by every engine that is in use, to compare them; one that fails meanwhile is left out."""
+        """Return `score` by every engine that is in use, to compare them; one that fails meanwhile is left out."""
         ready = self._roster.in_state(State.READY)
         found = await asyncio.gather(*(self._scored(member, input_ids, temperature) for member in ready.values()))
         return {name: scored for name, scored in zip(ready, found, strict=True) if scored is not None}

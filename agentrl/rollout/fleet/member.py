@@ -98,7 +98,7 @@ class Member:
 
     @contextlib.contextmanager
     def serving(self, ticket: Ticket) -> Iterator[Set[int]]:
-        """Meanwhile a request, or a lease, is open here; yields the versions that the engine has had, which grow."""
+        """Hold a request, or a lease, open here; yields the versions that the engine has had, which grow."""
         if not self.open:
             self.progressed()
         known = self.versions  # a successor's are others

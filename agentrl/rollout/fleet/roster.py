@@ -103,7 +103,7 @@ class Roster:
             await self.changed.wait_for(lambda: not member.open or member.state is not State.DRAINING)
 
     async def remove(self, name: str) -> None:
-        """Drain an engine, close it and forget it."""
+        """Drain an engine, close and forget it."""
         await self.drain(name)
         member = self.members.pop(name)
         del self._makers[name]
@@ -120,7 +120,7 @@ class Roster:
         return {name: member for name, member in self.members.items() if member.state in states}
 
     async def wait(self, *states: State) -> None:
-        """Until a member is in one of these states.
+        """Wait until a member is in one of these states.
 
         Raises:
             EngineError: none ever will be: all of them were given up.
@@ -170,7 +170,6 @@ class Roster:
         self._spawn(self._watch(member))
 
     async def _bring_up(self, member: Member) -> None:
-        """Bring a new engine to the fleet's version and into use."""
         try:
             await member.managed.start()
             async with self.moving:
@@ -197,7 +196,7 @@ class Roster:
             await self.lose(member, wrong)
 
     async def report_failure(self, member: Member, error: AgentRLError, request: bytes) -> None:
-        """After a failed request: start the engine anew, or let it try again where it seems healthy.
+        """Start the engine anew after a failed request, or let it try again where it seems healthy.
 
         One request that fails over and over is no evidence against an engine that generates a probe's token.
         """

@@ -33,7 +33,7 @@ class DifficultyConfig(SamplerConfig):
 
 
 class Difficulty(Sampler):
-    """Of a few random tasks the one whose success is the most uncertain."""
+    """Draws a few random tasks and takes the one whose success is the most uncertain."""
 
     settings = DifficultyConfig
     results = True

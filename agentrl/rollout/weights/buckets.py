@@ -124,7 +124,7 @@ def cast(weights: Iterable[Named], dtype: torch.dtype) -> Iterator[Named]:
 
 
 def prefetch(items: Iterable[T], depth: int = 1) -> Iterator[T]:
-    """The same items, read by a thread that is up to `depth` of them ahead.
+    """Yield the same items, read by a thread that is up to `depth` of them ahead.
 
     All items are read by that one thread, so sources that communicate (a sharded model's gathers) run their
     calls in order. Closing the iterator ends the thread at the next item.

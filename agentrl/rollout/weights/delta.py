@@ -1,4 +1,4 @@
-"""Deltas: only what changed since the last publication is sent; a replica patches its checkpoint with it.
+"""Deltas: only what changed since the last publication is sent; a replica patches its checkpoint with a delta.
 
 An update at a small learning rate leaves most bfloat16 weights exactly as they were, and those that change are
 scattered everywhere. So tensors are compared in blocks of 65,536 elements, and a changed block is sent as

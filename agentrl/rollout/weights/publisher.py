@@ -45,7 +45,7 @@ class Target(Protocol):
 
     @property
     def receiver(self) -> Receiver:
-        """Its end of a publication."""
+        """The receiver of a publication."""
         ...
 
     async def pause(self, mode: PauseMode) -> None:

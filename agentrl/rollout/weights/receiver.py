@@ -142,7 +142,7 @@ class EngineReceiver:
         raise self._unsupported("distributed")
 
     async def leave(self) -> None:
-        """It is in no group."""
+        """Do nothing: the engine is in no group."""
 
     async def end(self) -> None:
         """Do nothing: there is nothing to finish."""
@@ -161,7 +161,7 @@ class EngineReceiver:
             raise EngineError(f"the engine is not healthy: {health.detail}")
 
     async def sleep(self, tags: Sequence[str]) -> None:
-        """Nothing: it shares the trainer's memory."""
+        """Do nothing: the engine shares the trainer's memory."""
 
     async def wake(self, tags: Sequence[str]) -> None:
         """Do nothing: nothing was released."""

@@ -11,7 +11,7 @@ import hashlib
 from typing import Any
 
 ROWS = 256
-"""Of a matrix, read back at a time."""
+"""Rows of a matrix that are read back at a time."""
 
 
 class Worker:

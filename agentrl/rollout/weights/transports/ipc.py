@@ -42,7 +42,7 @@ class IpcTransport:
         self._weights: Iterable[Named] = ()
 
     async def stage(self, weights: Iterable[Named], version: int) -> None:
-        """Nothing to prepare: the weights stay where they are."""
+        """Keep the weights where they are."""
         self._weights = weights
 
     async def send(self, receivers: Mapping[str, Receiver], commit: LoadCommit) -> Sent:
