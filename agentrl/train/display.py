@@ -105,7 +105,7 @@ class Display:
             self.say(step_line(self._phase, self._label, curve, metrics, PLAIN_WIDTH))
 
     def seconds_left(self) -> float:
-        """Seconds until the phase's last step has ended, at the rate so far; 0 where that is unknown."""
+        """Return the seconds until the phase's last step has ended, at the rate so far; 0 where that is unknown."""
         return self._phase.seconds_left() if self._phase else 0.0
 
     @contextmanager

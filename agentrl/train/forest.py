@@ -79,7 +79,7 @@ class Rows:
         return int(self.target.numel())
 
     def take(self, index: Tensor) -> Rows:
-        """Some of the rows, in ascending order: their indices, or a mask."""
+        """Return some of the rows, in ascending order: their indices, or a mask."""
         place = torch.full((len(self),), -1, device=self.target.device)
         place[index] = torch.arange(int(place[index].numel()), device=place.device)
         return self._changed(lambda tensor: tensor[index], lambda sequences: sequences.moved(place))

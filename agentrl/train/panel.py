@@ -55,7 +55,7 @@ class Progress:
         self._first = self.done
 
     def seconds_left(self) -> float:
-        """Seconds left, at the rate so far; 0 where that is unknown."""
+        """Return the seconds left, at the rate so far; 0 where that is unknown."""
         if not self._first < self.done < self.total:
             return 0.0
         return (time.monotonic() - self.began) / (self.done - self._first) * (self.total - self.done)
@@ -224,7 +224,7 @@ def short(value: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as h:mm:ss, without hours where there are none."""
+    """Return seconds as h:mm:ss, without hours where there are none."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -83,7 +83,7 @@ def credit_of(
     judge: Callable[[Sequence[Session]], Found],
     across: Callable[[Found], Found] | None = None,
 ) -> Credit:
-    """Credit from what each group's sessions say of their turns.
+    """Return the credit from each group's sessions' evidence on their turns.
 
     Args:
         groups: see `group_relative`, and there what becomes of a group without signal.
@@ -224,7 +224,7 @@ def of_sessions(found: Found, sessions: Sequence[Session]) -> Found:
 
 
 def changed(found: Found, change: Callable[[float], float]) -> Found:
-    """Every advantage, changed by a function."""
+    """Return the advantages, each changed by a function."""
     return {
         key: [[*map(change, a)] if isinstance(a, Sequence) else change(a) for a in each] for key, each in found.items()
     }

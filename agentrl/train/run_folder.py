@@ -286,7 +286,7 @@ class RunFolder:
         self.trackers = Trackers(about, kinds, warn)
 
     def metrics(self) -> list[Metrics]:
-        """All rows so far; a torn last line is left out."""
+        """Return all rows so far; a torn last line is left out."""
         file = self.path / "metrics.jsonl"
         lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
         try:

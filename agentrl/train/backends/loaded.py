@@ -74,7 +74,7 @@ LEVELS = (2, 0)
 
 
 class Computes(Protocol):
-    """Whatever gives log-probabilities of forests, as trainers do."""
+    """A source of forests' log-probabilities, such as a trainer."""
 
     def logprobs(self, forests: Sequence[Forest]) -> list[Tensor]:
         """Return each forest's log-probabilities of trained tokens, [T], 0 elsewhere."""

@@ -76,7 +76,7 @@ class RowResults:
 
 
 def paths_to_leaves(forest: Forest) -> list[Tensor]:
-    """Every path from a root to a leaf, as indices."""
+    """Return every path from a root to a leaf, as indices."""
     index = torch.arange(len(forest))
     return [index[(index <= leaf) & (forest.end > leaf)] for leaf in index[forest.end == index + 1].tolist()]
 

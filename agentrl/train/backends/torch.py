@@ -328,7 +328,7 @@ class TorchTrainer(Learner[Batch]):
     # -------------------------------------------------------------------------- weights and folders
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter once, by the name that files have for it; tied ones by the name they are stored by.
+        """Yield every parameter once, by the name that files have for it; tied ones by the name they are stored by.
 
         Where transformers has a layer's experts in one tensor, each expert is yielded by itself.
         """

@@ -36,7 +36,7 @@ USED = ("env.", "engine.", "sandbox.", "rewards.", "policies.")
 
 
 class ReplayConfig(Section):
-    """What `agentrl replay` takes."""
+    """The settings of `agentrl replay`."""
 
     turn: PositiveInt
     """The turn that is generated again, from 1; those before it on its path are the recorded ones."""

@@ -42,7 +42,7 @@ class StoredTasks:
 
 
 class Reader(Protocol):
-    """Is given each stored session once, so that all is read once."""
+    """A check that is given each stored session once, so that all is read once."""
 
     def add(self, session: Session) -> None:
         """Add a session to what is checked."""

@@ -1,4 +1,4 @@
-"""Are the texts of turns, and of users' messages, what their tokens say?
+"""A check that the texts of turns, and of users' messages, are what their tokens say.
 
 No parser runs again: it may have been mended since. A text has to be in what its node's tokens decode to, word by word
 and in order, whatever a format writes around it and between its parts. So an added, changed or exchanged word is found,

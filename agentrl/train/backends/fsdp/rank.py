@@ -112,7 +112,7 @@ class FsdpRank(TorchTrainer):
         return [entry for part in self.everyones(own) for entry in part]
 
     def everyones(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank."""
+        """Return every rank's value, on every rank."""
         everyone: list[Any] = [None] * self.processes
         dist.all_gather_object(everyone, value, group=self.control)
         return everyone

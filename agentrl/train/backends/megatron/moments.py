@@ -44,7 +44,7 @@ def parameters(part: Any) -> Iterator[Parameter]:
 
 
 def whole(part: Any, *, adam: bool) -> Iterator[tuple[Parameter, State]]:
-    """Every parameter's state, at the first of the data-parallel ranks that share it; the others may get none.
+    """Yield every parameter's state, at the first of the data-parallel ranks that share it; others may get none.
 
     Collective among those ranks. State must exist (`Update.materialise`).
 

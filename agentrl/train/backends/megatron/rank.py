@@ -184,7 +184,7 @@ class Rank(Learner[Micro]):
         return Division(tuple(self.shared(parallel_state.get_data_parallel_rank())), self.width, multiple)
 
     def prepare(self, share: Share) -> list[Micro]:
-        """This rank's micro-batches of its share."""
+        """Return this rank's micro-batches of its share."""
         if not share.works:
             return []
         layout, gpu = self.layout, device().type == "cuda"
@@ -352,13 +352,13 @@ class Rank(Learner[Micro]):
         return last and parallel_state.get_tensor_model_parallel_rank() == 0
 
     def gathered(self, value: Any) -> list[Any] | None:
-        """Every rank's value, on rank 0."""
+        """Return every rank's value, on rank 0."""
         everyone: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
         dist.gather_object(value, everyone, 0, group=self.control)
         return everyone
 
     def shared(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank."""
+        """Return every rank's value, on every rank."""
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, value, group=self.control)
         return everyone

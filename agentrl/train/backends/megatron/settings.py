@@ -11,7 +11,7 @@ from agentrl.train.backends.parameter_settings import ParameterConfig
 
 
 class MoeConfig(Section):
-    """How a mixture of experts is balanced during training."""
+    """The settings of a mixture of experts' balance during training."""
 
     aux_loss: NonNegativeFloat = 0.0
     """Weight of the load-balancing loss over a micro-batch (Switch Transformers, arXiv 2101.03961)."""

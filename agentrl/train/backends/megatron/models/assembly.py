@@ -81,7 +81,7 @@ COMMON: dict[str, Any] = {
 
 
 def build(family: Family, hf: Any, **settings: Any) -> list[GPTModel]:
-    """This rank's chunks of the model, one unless the pipeline is interleaved. Weights are not set; see `load`.
+    """Build this rank's chunks of the model, one unless the pipeline is interleaved. Weights are not set; see `load`.
 
     Args:
         family: from `family_of`.

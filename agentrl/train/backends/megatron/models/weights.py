@@ -135,7 +135,7 @@ def export(
 
 
 def named_parameters(chunks: Sequence[GPTModel], family: Family) -> Iterator[tuple[Parameter, int, tuple[str, ...]]]:
-    """This rank's parameters, each with its layer and the Hugging Face tensors that it is cut from.
+    """Yield this rank's parameters, each with its layer and the Hugging Face tensors that it is cut from.
 
     Embeddings are in layer -1; what is behind the layers is in the one after the last.
     """
