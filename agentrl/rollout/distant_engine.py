@@ -116,7 +116,7 @@ class DistantEngine:
         return 0
 
     async def publish(self, weights: Any, version: int) -> None:
-        """Weights go to engines from the run's process."""
+        """Refuse: weights go to engines from the run's process."""
         raise EngineError("weights are published by the run's process")
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:

@@ -179,7 +179,7 @@ class DistantSession:
 
 
 def longest(config: RunConfig) -> float:
-    """Seconds that a session may wait for gateway workers: until another one has started, its opening and its end."""
+    """Return the seconds a session may wait for gateway workers: until another has started, its opening and its end."""
     return config.cluster.start_timeout + 2 * CALL_SECONDS if config.cluster.gateways else 0.0
 
 

@@ -69,7 +69,7 @@ class Deadline:
     at: float
 
     def left(self) -> float:
-        """Seconds until then, negative afterwards."""
+        """Return the seconds until then, negative afterwards."""
         return self.at - time.monotonic()
 
 

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServeConfig(Section):
-    """What `agentrl serve` takes."""
+    """The settings of `agentrl serve`."""
 
     model: Annotated[ModelConfig, NAMED]
     """A known model or a Hugging Face folder."""

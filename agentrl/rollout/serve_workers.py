@@ -121,7 +121,7 @@ class Worker:
         return self._process is not None and self._process.returncode is None
 
     async def keep(self) -> None:
-        """Run it, and restart it when it ends, until cancelled.
+        """Run the worker, and restart it when it ends, until cancelled.
 
         Raises:
             InfraError: it ends repeatedly.

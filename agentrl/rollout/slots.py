@@ -34,7 +34,7 @@ class Slots:
         return sum(not future.done() for _, _, future in self._waiting)
 
     def oldest(self) -> float:
-        """Seconds since the oldest session under way began; 0 where there is none."""
+        """Return the seconds since the oldest session under way began; 0 where there is none."""
         return time.monotonic() - min(self._begun.values()) if self._begun else 0.0
 
     @asynccontextmanager

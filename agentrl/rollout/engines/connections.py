@@ -106,7 +106,7 @@ class Connections:
         return connection
 
     def close(self) -> None:
-        """Hang up, also where a request is under way; idempotent."""
+        """Close all connections, also where a request is under way; idempotent."""
         self._closed = True
         for connection in (*self._idle, *self._busy):
             connection.close()
@@ -190,7 +190,7 @@ class Connection(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
-        """All of it has come."""
+        """Note that the whole answer has come."""
         if self._headed:
             self._ended, self._asked = True, False
 
@@ -243,7 +243,7 @@ class Connection(asyncio.Protocol):
         return piece
 
     async def whole(self) -> bytes:
-        """All of the answer's body; see `piece`."""
+        """Return the whole body of the answer; see `piece`."""
         pieces = []
         while piece := await self.piece():
             pieces.append(piece)

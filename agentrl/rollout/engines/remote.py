@@ -70,7 +70,7 @@ class RemoteEngine(ManagedEngine, ABC):
 
     @abstractmethod
     async def _probe(self) -> bool:
-        """Whether the server is ready."""
+        """Return whether the server is ready."""
 
     @abstractmethod
     async def _check_server(self) -> None:
@@ -94,7 +94,7 @@ class RemoteEngine(ManagedEngine, ABC):
 
     @abstractmethod
     async def _alive(self) -> bool:
-        """Whether the server answers, without waiting on generation."""
+        """Return whether the server answers, without waiting on generation."""
 
     @abstractmethod
     async def _close_client(self) -> None:

@@ -115,7 +115,7 @@ class Member:
         self.progress = time.monotonic()
 
     def succeeded(self, turns: int = 1) -> None:
-        """Turns ended: what failed before does not count."""
+        """Note that turns ended: what failed before does not count."""
         self.failed_requests.clear()
         self.failures, self.turns = 0, self.turns + turns
 

@@ -162,11 +162,11 @@ class LeasedTicket(Ticket):
         self.told.put_nowait(error)
 
     def recall(self) -> None:
-        """Have it given back after the request under way."""
+        """Have the lease given back after the request under way."""
         self.told.put_nowait(PauseMode.DRAIN)
 
     def abort(self) -> None:
-        """Have it given back with the tokens so far of the request under way."""
+        """Have the lease given back with the tokens so far of the request under way."""
         self.told.put_nowait(PauseMode.ABORT)
 
     def set_version(self, version: int) -> None:

@@ -55,12 +55,12 @@ class Bucket:
         return [list(tensor.shape) for tensor in self.tensors]
 
     def flat(self) -> Tensor:
-        """All tensors' bytes, uint8 [nbytes], in order without gaps."""
+        """Return all tensors' bytes, uint8 [nbytes], in order without gaps."""
         return torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in self.tensors])
 
 
 class Save(Protocol):
-    """Has the process that holds weights write them (`snapshot.write_snapshot`), so that they need not come here."""
+    """A function by which the process that holds weights writes them (`snapshot.write_snapshot`), not this one."""
 
     def __call__(self, folder: Path, base: Path, limit: int, convert: Convert | None = None) -> Shapes:
         """Write a folder that this process sees as well; returns the shapes of what was written.

@@ -101,7 +101,7 @@ def quantise(weight: Tensor, block: Sequence[int] = (128, 128)) -> tuple[Tensor,
 
 
 def converted(weights: Iterable[Named], dtype: torch.dtype, blocks: Fp8Blocks | None) -> Iterator[Named]:
-    """Weights as engines load them: quantised where the model's folder is, and the rest in `dtype`."""
+    """Convert weights as engines load them: quantised where the model's folder is, and the rest in `dtype`."""
     if blocks is None:
         return cast(weights, dtype)
     return blocks(weights, partial(cast, dtype=dtype))

@@ -78,7 +78,7 @@ class Receiver(Protocol):
         ...
 
     async def end(self) -> None:
-        """All buckets have been sent."""
+        """End the update: all buckets have been sent."""
         ...
 
     async def flush(self) -> None:

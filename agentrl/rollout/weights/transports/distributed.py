@@ -137,7 +137,7 @@ class DistributedTransport:
             await asyncio.to_thread(groups.leave, group)
 
     def folder(self) -> Path | None:
-        """None: nothing is on a disk."""
+        """Return None: nothing is on a disk."""
         return None
 
     async def close(self) -> None:

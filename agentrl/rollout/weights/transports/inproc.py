@@ -31,7 +31,7 @@ class InprocTransport:
         return await each(receivers, lambda receiver: receiver.load_tensors(self._weights, commit))
 
     def folder(self) -> Path | None:
-        """None: nothing is on a disk."""
+        """Return None: nothing is on a disk."""
         return None
 
     async def close(self) -> None:

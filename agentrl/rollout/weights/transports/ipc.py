@@ -62,7 +62,7 @@ class IpcTransport:
         return errors
 
     def folder(self) -> Path | None:
-        """None: nothing is on a disk."""
+        """Return None: nothing is on a disk."""
         return None
 
     async def close(self) -> None:
