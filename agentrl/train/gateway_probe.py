@@ -232,7 +232,6 @@ def links_of(config: ClusterConfig, nodes: Sequence[Node], most: int) -> Links:
 
 
 def _with_room(role: str, own: Resources, config: ClusterConfig, nodes: Sequence[Node]) -> list[str]:
-    """The nodes that have what a worker of a role takes."""
     takes = reserved(role, own, config.resources)
     found = [
         node.name

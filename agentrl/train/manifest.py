@@ -144,7 +144,6 @@ def digest(path: Path, *, flush: bool = False) -> str:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """The files that a folder's manifest records."""
     whole = json.loads((folder / NAME).read_text())
     formats.MANIFEST.check(whole, folder / NAME)
     files: dict[str, Any] = whole["files"]

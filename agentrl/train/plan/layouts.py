@@ -251,7 +251,6 @@ def _numbers(trainer: Literal["megatron", "fsdp"]) -> Iterator[Numbers]:
 
 
 def _splits(shape: Shape, total: int, largest: int) -> Iterator[tuple[Split, Numbers]]:
-    """Ways of sharing the model among ranks that Megatron takes."""
     tensors = [each for each in POWERS if each <= largest]
     experts = POWERS if shape.num_experts else (1,)
     for ranks, tensor, pipeline, context, expert in itertools.product(

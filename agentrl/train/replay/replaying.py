@@ -173,7 +173,6 @@ async def replay(
 
 
 def _require_secrets(run: Path, recorded: Recorded) -> None:
-    """Refuse a run whose replay needs a secret."""
     if lacking := sorted(name for name in recorded.secrets if name.startswith(USED)):
         raise ConfigError(f"{run}: {lacking[0]} is a secret, which is not recorded: the session can't be replayed")
 

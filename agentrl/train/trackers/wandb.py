@@ -69,7 +69,6 @@ class WandB(Tracker):
 
 
 def _logged_in(settings: Any) -> bool:
-    """True where wandb would find a key without asking for one."""
     if settings.api_key or settings.identity_token_file:
         return True
     try:

@@ -209,7 +209,6 @@ def _versions(sealed: Sealed, check: Check) -> Iterator[Fault]:
 
 
 def _logprobs(sealed: Sealed) -> Iterator[Fault]:
-    """Faults of the trainer's log-probabilities."""
     known = {seal.step: seal.files[LOGPROBS] for seal in sealed.seals if LOGPROBS in seal.files}
     for step, digest_ in known.items():
         try:
@@ -271,7 +270,6 @@ def _checkpoint(sealed: Sealed, folder: Path, check: Check) -> Iterator[str]:
 
 
 def _other(sealed: Sealed, found: str) -> str:
-    """Say whose files these are."""
     names = [
         name for name, known in sealed.checkpoints.items() if any(found in (each.files, each.trainer) for each in known)
     ]

@@ -232,7 +232,6 @@ class Checkpoints:
 
 
 def _like(sharded: ShardedTensor | ShardedTensorFactory, kind: str, tensor: Tensor) -> ShardedBase:
-    """A tensor that is sharded as a weight is."""
     if isinstance(sharded, ShardedTensorFactory):
         return replace(sharded, key=f"optimizer.{kind}.{sharded.key}", data=tensor)
     return replace(sharded, key=f"optimizer.{kind}.{sharded.key}", data=tensor, dtype=tensor.dtype)

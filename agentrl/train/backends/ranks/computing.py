@@ -52,7 +52,6 @@ class RankComputing:
         return per_token(forests, self._shared("values", forests, start) if forests else [])
 
     def _shared(self, method: str, forests: Sequence[Forest], *more: Any) -> Any:
-        """Call a method of every rank with its share of a batch."""
         shares = self._division.shares(forests)
         given = {id(share): (share, *more) for share in shares}
         return self.ranks.call_each(method, [given[id(share)] for share in shares])

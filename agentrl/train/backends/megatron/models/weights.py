@@ -257,7 +257,6 @@ def _rows(family: Family) -> list[tuple[str, Layout, bool]]:
 
 
 def _parts(pieces: list[Piece], shard: Tensor) -> Iterator[tuple[Piece, Tensor]]:
-    """Each piece with the part of the shard that it fills."""
     at = 0
     for piece in pieces:
         yield piece, shard.narrow(piece.dim, at, len(piece))
