@@ -168,7 +168,6 @@ class EnvironmentRole:
         return Rollouts(make_env, self._policy, config.rollout, config.seed, partners, views=config.views)
 
     async def _served(self) -> ServedProgram:
-        """The run's agent program and its gateway."""
         if self._program is None:
             workers = None if self._gateways is None else DistantPool(self._gateways)
             if workers is not None:
@@ -264,7 +263,6 @@ class InWorkers:
         return OtherWeights(policy.name, await asyncio.to_thread(lambda: engine.capabilities))
 
     async def _by_engine(self, partners: Partners, session: Session) -> ByEngine:
-        """The run's engines that play in a session."""
         played = {agent: partner.plays(session) for agent, partner in partners.items()}
         return {
             agent: await self._engine_policy(*found) for agent, found in played.items() if found and found[0].engine

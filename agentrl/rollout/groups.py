@@ -331,7 +331,6 @@ class Rollouts:
     async def _play_until(
         self, session: Session, actor: Actor | Program, deadline: Deadline | None, restored: Restored | None
     ) -> Session:
-        """Play a session until its end or its group's deadline."""
         if deadline is None:
             return await self._play(session, actor, None, restored)
         if deadline.left() <= 0:

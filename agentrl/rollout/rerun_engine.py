@@ -187,7 +187,6 @@ class RerunEngine(ManagedEngine):
         same(where, node.logprobs[at:], logprobs, at - opening, "log-probability")
 
     async def _reach(self, version: int, where: str) -> None:
-        """Wait until the engine has a version."""
         while self.inner.version() < version:
             await self._wait()
         if self.inner.version() > version:
@@ -262,5 +261,4 @@ class RerunEngine(ManagedEngine):
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """The number of tokens that both begin with."""
     return next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))

@@ -200,7 +200,6 @@ class Evaluation:
         return f" ({said})" if said else ""
 
     def _lost(self) -> str:
-        """Say why fewer sessions count than were generated."""
         unrewarded = self.generated - self.sessions - self.infra_errors - sum(self.invalid.values())
         kinds = {"lost to infrastructure": self.infra_errors, "without a reward": unrewarded}
         kinds |= {INVALID[name]: number for name, number in self.invalid.items()}

@@ -114,7 +114,6 @@ class Connections:
 
 
 def _written(headers: Mapping[str, str]) -> str:
-    """Header fields as they are sent."""
     for name, value in headers.items():
         if "\n" in value or "\r" in value:
             raise ValueError(f"the header {name} would end within its value")

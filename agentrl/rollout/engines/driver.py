@@ -41,7 +41,6 @@ def stand_in() -> Path:
 
 
 def _installed() -> bool:
-    """True where the loader finds a driver by itself."""
     with contextlib.suppress(OSError):
         ctypes.CDLL(LIBRARY)
         return True

@@ -187,7 +187,6 @@ class VLLMEngine(ServerEngine):
             await self.client.abort([request.rid])
 
     async def _scored(self, ids: list[int], temperature: float, start: int = 1) -> list[float]:
-        """Log-probabilities of the tokens from `start` on."""
         if temperature == 1.0 and len(ids) < self.capabilities.max_context:
             found = (await self._score(ids))[start - 1 :]
         else:
